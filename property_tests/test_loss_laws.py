@@ -72,6 +72,7 @@ def batches(draw: st.DrawFn) -> TrainingBatch:
 
 def inputs(batch: TrainingBatch, **changes: Tensor) -> LossInputs:
     assert batch.values is not None and batch.old_logprobs is not None and batch.advantages is not None
+    assert batch.rollout_logprobs is not None
     tensors = {
         "logprobs": batch.values,
         "old_logprobs": batch.old_logprobs,

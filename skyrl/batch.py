@@ -36,8 +36,9 @@ class TrainingBatch:
     loss_mask: Tensor
     """(B, L) bool: true where the policy sampled the token. Never true at column 0."""
 
-    rollout_logprobs: Tensor
-    """(B, L) float32: the engine's log-probability of the token when it was sampled."""
+    rollout_logprobs: Tensor | None
+    """(B, L) float32: the engine's log-probability of the token when it was sampled. None where the engine was not
+    asked for them."""
 
     rewards: Tensor
     """(B, L) float32: reward credited to the token; a row's sum is its return."""

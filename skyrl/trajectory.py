@@ -111,7 +111,7 @@ class Trajectory:
 
     rollout_logprobs: tuple[float, ...]
     """The engine's log-probability of each token under the tempered distribution it was drawn from, in nats; 0 where
-    `loss_mask` is 0."""
+    `loss_mask` is 0. Empty where `sampling_params.logprobs` is none."""
 
     weight_versions: tuple[int, ...]
     """Version of the weights that produced each token."""

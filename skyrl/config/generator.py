@@ -57,8 +57,8 @@ class SamplingParams(BaseConfig):
     0: off. The learner does not know of it, so ratios are off by it."""
 
     logprobs: Literal[0, 1] | None = 1
-    """The engine returns the log-probability of each drawn token: 0 and 1 both mean just that one. None: none, which
-    rules out corrections and losses that need them."""
+    """The engine returns the log-probability of each drawn token: 0 and 1 both mean just that one. None: none are kept,
+    which rules out losses that need them, and leaves `policy/rollout_train_logprobs_abs_diff` out."""
 
     stop: tuple[str, ...] | None = field(default=None, validator=no_empty_text)
     """Texts that end a completion; they stay in it. None: only tokens end it."""

@@ -83,11 +83,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
         Unimplemented(f"trainer.{model}.megatron_config.lora_config", "adapters under Megatron")
         for model in ("policy", "ref")
     ),
-    # rollouts
-    Unimplemented("generator.sampling_params.logprobs", "engines that leave log-probabilities out", (0, 1), "warning"),
-    Unimplemented(
-        "generator.eval_sampling_params.logprobs", "engines that leave log-probabilities out", (0, 1), "warning"
-    ),
     # engines
     Unimplemented(_ENGINE + "override_existing_update_group", "engines of others"),
 )

@@ -52,6 +52,7 @@ def drawn(body: Fields, ours: SamplingParams, *, fixed: bool, lengths: tuple[str
     longest = next((count for count in tokens if count is not None), ours.max_generate_length)
     differing = {name: value for name, value in wanted.items() if value != getattr(ours, name)}
     changes: dict[str, Any] = {"stop": stop or ours.stop, "stop_token_ids": stop_ids or ours.stop_token_ids}
+    changes["logprobs"] = 0  # any request may ask for those of its tokens
     if fixed:
         longest = min(longest, ours.max_generate_length)
     else:

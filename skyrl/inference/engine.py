@@ -70,7 +70,7 @@ class GenerationRequest:
 
 @frozen(kw_only=True)
 class Completion:
-    """One sample. `token_ids`, `logprobs` and `weight_versions` have the same length."""
+    """One sample. `token_ids`, `weight_versions` and, where they are asked for, `logprobs` have the same length."""
 
     token_ids: tuple[int, ...]
     """Sampled tokens; the last one is the end-of-sequence token when that is what ended it."""
@@ -81,7 +81,8 @@ class Completion:
     logprobs: tuple[float, ...]
     """Natural-log probability of each token under the distribution it was drawn from, before top-p, top-k and min-p cut
     it. It is the tempered softmax that the learner scores with, unless penalties or `min_new_tokens` change the logits;
-    then it is the softmax of the changed ones, without the tokens that cannot be drawn."""
+    then it is the softmax of the changed ones, without the tokens that cannot be drawn. Empty where
+    `SamplingParams.logprobs` is None."""
 
     weight_versions: tuple[int, ...]
     stop_reason: StopReason
@@ -90,6 +91,11 @@ class Completion:
 def temperature_of(sampling: SamplingParams) -> float:
     """The sampling temperature, unitless; 0 takes the likeliest token."""
     return 0.0 if sampling.greedy else sampling.temperature
+
+
+def asked_logprobs(sampling: SamplingParams, logprobs: tuple[float, ...]) -> tuple[float, ...]:
+    """The log-probabilities that a completion carries: these, or none where none are asked for."""
+    return () if sampling.logprobs is None else logprobs
 
 
 def longest_completion(sampling: SamplingParams, prompt_length: int, max_model_len: int) -> int:

@@ -15,7 +15,7 @@ from attrs import frozen
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import NonFiniteError, WeightSyncError
 from skyrl.inference import stop_strings
-from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.inference.engine import Completion, GenerationRequest, SampleKey, asked_logprobs
 
 LEAST_LOGPROB = -9000.0
 """vLLM writes -9999 for NaN and for minus infinity, which JSON has no words for."""
@@ -82,7 +82,7 @@ def completion(drawn: Drawn, asked: Asked, tokenizer: ChatTokenizer) -> Completi
     return Completion(
         token_ids=drawn.token_ids,
         text=text,
-        logprobs=drawn.logprobs,
+        logprobs=asked_logprobs(sampling, drawn.logprobs),
         weight_versions=_versions(drawn, asked),
         stop_reason="stop" if drawn.finish == "stop" else "length",
     )

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from attrs import evolve
 from transformers import PreTrainedModel
 
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -29,7 +30,7 @@ from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, apply_adapter
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
-from skyrl.inference.engine import Completion, GenerationRequest, InFlight, longest_completion
+from skyrl.inference.engine import Completion, GenerationRequest, InFlight, asked_logprobs, longest_completion
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.kept_prefixes import MOST_BYTES
 from skyrl.inference.rows import Job
@@ -96,7 +97,8 @@ class TorchEngine:
             return (nothing,) * len(request.keys)
         jobs = self._jobs(request, limit)
         await self._scheduler.complete(jobs)
-        return tuple(job.completions[index] for job in jobs for index in range(len(job.keys)))
+        drawn = (job.completions[index] for job in jobs for index in range(len(job.keys)))
+        return tuple(evolve(each, logprobs=asked_logprobs(request.sampling, each.logprobs)) for each in drawn)
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
         """Returns when nothing is running. Requests made from now on, and those still waiting, wait for `resume`."""

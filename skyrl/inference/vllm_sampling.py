@@ -15,7 +15,7 @@ from skyrl.config.engines import BACKENDS
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.engine import Completion, SampleKey, temperature_of
+from skyrl.inference.engine import Completion, SampleKey, asked_logprobs, temperature_of
 from skyrl.inference.vllm_backend import Output
 from skyrl.tree.names import nearest
 
@@ -68,7 +68,7 @@ def sampling_arguments(
         "seed": sample_seed(key) & (2**63 - 1),  # -1 would mean none to vLLM
         "stop": list(sampling.stop or ()),
         "stop_token_ids": sorted(ends),
-        "logprobs": 0,  # that of the drawn token alone
+        "logprobs": None if sampling.logprobs is None else 0,  # that of the drawn token alone
         "flat_logprobs": True,
         "detokenize": bool(sampling.stop) or "bad_words" in more,
         "skip_special_tokens": False,  # `<|im_end|>` can be a stop text
@@ -79,7 +79,7 @@ def sampling_arguments(
 def completion(output: Output, key: SampleKey, sampling: SamplingParams, tokenizer: ChatTokenizer) -> Completion:
     """Convert vLLM's finished `CompletionOutput`. Raises `NonFiniteError` for non-finite log-probabilities."""
     ids = tuple(output.token_ids)
-    logprobs = tuple(map(float, output.logprobs.logprobs)) if ids else ()
+    logprobs = tuple(map(float, output.logprobs.logprobs)) if ids and output.logprobs is not None else ()
     if not all(map(math.isfinite, logprobs)):
         place = next(place for place, value in enumerate(logprobs) if not math.isfinite(value))
         raise NonFiniteError(
@@ -94,7 +94,7 @@ def completion(output: Output, key: SampleKey, sampling: SamplingParams, tokeniz
         text=stop_strings.text_of(
             tokenizer, ids, (sampling.stop or ()) if stopped else (), least=sampling.min_new_tokens
         ),
-        logprobs=logprobs,
+        logprobs=asked_logprobs(sampling, logprobs),
         weight_versions=versions_of_tokens(output.weight_versions or (), len(ids)),
         stop_reason="stop" if output.finish_reason == "stop" else "length",
     )

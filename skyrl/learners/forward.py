@@ -125,11 +125,13 @@ def compute_logprobs(
     found, *spread = layout.join(columns).unbind(1)
     if not learns:
         return Outputs(values=batch.place(found))
-    distance = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
+    numbers = {"policy_entropy": spread[0].detach()}
+    if batch.rollout_logprobs is not None:
+        numbers["rollout_train_logprobs_abs_diff"] = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
     return Outputs(
         values=batch.place(found),
         entropy=batch.place(spread[0]),
-        numbers={"policy_entropy": spread[0].detach(), "rollout_train_logprobs_abs_diff": distance},
+        numbers=numbers,
     )
 
 

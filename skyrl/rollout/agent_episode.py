@@ -61,7 +61,7 @@ class AgentEpisode(Episode):
         if not branches:
             said = f"{self._who('the agent for')} asked the policy nothing, so that there is nothing to train on"
             raise EpisodeError(Failure(kind="raised", reason=said))
-        *earlier, self._transcript = map(_transcript, branches)
+        *earlier, self._transcript = (self._row(branch) for branch in branches)
         self._earlier = [transcript.step() for transcript in earlier]
         last = branches[-1][-1].completion
         match self._agent.config.reward:
@@ -80,14 +80,13 @@ class AgentEpisode(Episode):
         reason: StopReason = "length" if played.cut_off else last.stop_reason
         return self._trajectory(reason)
 
-
-def _transcript(branch: Sequence[Turn]) -> Transcript:
-    """A branch as a row: tokens that another branch has trained on already belong to the prompt."""
-    transcript = Transcript(branch[0].prompt_ids)
-    for turn in branch:
-        transcript.place(turn.prompt_ids[len(transcript.input_ids) :])
-        transcript.sample(turn.completion)
-    return transcript
+    def _row(self, branch: Sequence[Turn]) -> Transcript:
+        """A branch as a row: tokens that another branch has trained on already belong to the prompt."""
+        transcript = self._transcript.anew(branch[0].prompt_ids)
+        for turn in branch:
+            transcript.place(turn.prompt_ids[len(transcript.input_ids) :])
+            transcript.sample(turn.completion)
+        return transcript
 
 
 def _answer(returned: Returned | None, last: str) -> str:

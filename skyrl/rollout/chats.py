@@ -102,7 +102,7 @@ class WholeHistory:
         ids = evolve(self._template, tools=turn.tools).history(turn.prompt, turn.said)
         before = transcript.input_ids
         if not self._join or ids[: len(before)] != before:
-            return Transcript(ids)
+            return transcript.anew(ids)
         transcript.place(ids[len(before) :])
         return transcript
 

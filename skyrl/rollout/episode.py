@@ -62,7 +62,7 @@ class Episode:
         self.key = key
         self._context, self._prompt, self._make = context, prompt, make
         self._env: Env | None = None
-        self._transcript = Transcript(prompt.token_ids)
+        self._transcript = Transcript(prompt.token_ids, with_logprobs=context.sampling.logprobs is not None)
         self._earlier: list[TokenRow] = []
         self._begun_with: Sequence[Message] = prompt.messages
         self._said: list[Message] = []
@@ -86,7 +86,7 @@ class Episode:
             kwargs = config.chat_template_kwargs
             template = Template(tokenizer=self._context.tokenizer, arguments=kwargs, tools=tools)
             with self._readable("starting on"):
-                self._transcript = Transcript(template.start(messages))
+                self._transcript = self._transcript.anew(template.start(messages))
         return self._request(self.key)
 
     async def play(self, completion: Completion) -> Trajectory:

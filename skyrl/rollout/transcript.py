@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion
@@ -12,14 +13,19 @@ from skyrl.trajectory import TokenRow, TurnReward
 class Transcript:
     """Grows turn by turn. Sampled tokens are kept as the engine gave them; nothing is tokenized a second time."""
 
-    def __init__(self, prompt_ids: tuple[int, ...]) -> None:
-        self.prompt_ids = prompt_ids
+    def __init__(self, prompt_ids: tuple[int, ...], *, with_logprobs: bool = True) -> None:
+        """Without log-probabilities, those of the engine are left out of the row."""
+        self.prompt_ids, self._with_logprobs = prompt_ids, with_logprobs
         self.response_ids: list[int] = []
         self.sampled: list[int] = []
         """1 for each token of the response that the policy sampled, 0 for the others."""
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.rewards: list[TurnReward] = []
+
+    def anew(self, prompt_ids: tuple[int, ...]) -> Transcript:
+        """An empty transcript of another prompt, with or without log-probabilities as this one."""
+        return Transcript(prompt_ids, with_logprobs=self._with_logprobs)
 
     @property
     def input_ids(self) -> tuple[int, ...]:
@@ -28,22 +34,23 @@ class Transcript:
 
     def sample(self, completion: Completion) -> None:
         """A turn of the policy. Raises `RunError` for an answer of the engine that is not whole."""
-        _refuse_broken(completion)
+        _refuse_broken(completion, with_logprobs=self._with_logprobs)
         self.response_ids += completion.token_ids
         self.sampled += [1] * len(completion.token_ids)
-        self.logprobs += completion.logprobs
+        self.logprobs += completion.logprobs if self._with_logprobs else ()
         self.versions += completion.weight_versions
 
     def place(self, token_ids: tuple[int, ...]) -> None:
         """Append tokens of the environment or the template; their version is that of the turn before them."""
         self.response_ids += token_ids
         self.sampled += [0] * len(token_ids)
-        self.logprobs += [0.0] * len(token_ids)
+        self.logprobs += [0.0] * len(token_ids) if self._with_logprobs else []
         self.versions += [self.versions[-1] if self.versions else 0] * len(token_ids)
 
     def withdraw(self, count: int) -> None:
         """Remove the newest tokens, which the conversation continues without; their reward moves to the one before."""
-        for column in (self.response_ids, self.sampled, self.logprobs, self.versions):
+        columns: tuple[list[Any], ...] = (self.response_ids, self.sampled, self.versions)
+        for column in (*columns, *([self.logprobs] if self._with_logprobs else [])):
             del column[len(column) - count :]
         last = len(self.response_ids) - 1
         self.rewards = [TurnReward(token=min(turn.token, last), reward=turn.reward) for turn in self.rewards]
@@ -64,9 +71,9 @@ class Transcript:
         self.rewards.append(TurnReward(token=len(self.response_ids) - 1, reward=reward))
 
 
-def _refuse_broken(completion: Completion) -> None:
+def _refuse_broken(completion: Completion, *, with_logprobs: bool) -> None:
     count = len(completion.token_ids)
-    if not count == len(completion.logprobs) == len(completion.weight_versions):
+    if count != len(completion.weight_versions) or (with_logprobs and count != len(completion.logprobs)):
         raise RunError(
             f"the engine gave {count} tokens with {len(completion.logprobs)} log-probabilities and "
             f"{len(completion.weight_versions)} weight versions: they have to be as many"

@@ -77,5 +77,5 @@ def _record(prompt: Prompt, number: int, completion: Completion) -> dict[str, An
         "response": completion.text,
         "stop_reason": completion.stop_reason,
         "response_ids": list(completion.token_ids),
-        "logprob": sum(completion.logprobs),
+        "logprob": sum(completion.logprobs) if completion.logprobs else None,
     }

@@ -38,7 +38,8 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         input_ids[index, :prompt] = _array(row.prompt_ids, "q")
         input_ids[index, prompt:length] = _array(row.response_ids, "q")
         loss_mask[index, prompt:length] = _array(row.loss_mask, "?")
-        logprobs[index, prompt:length] = _array(row.rollout_logprobs, "f")
+        if len(row.rollout_logprobs):
+            logprobs[index, prompt:length] = _array(row.rollout_logprobs, "f")
         _credit(rewards[index], row)
     cut_off = [trajectory.stop_reason != "stop" for trajectory in trajectories]
     if not loss_mask.any() and all(cut_off):
@@ -50,7 +51,7 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         input_ids=torch.from_numpy(input_ids),
         lengths=torch.tensor(lengths),
         loss_mask=torch.from_numpy(loss_mask),
-        rollout_logprobs=torch.from_numpy(logprobs),
+        rollout_logprobs=torch.from_numpy(logprobs) if any(len(row.rollout_logprobs) for row in rows) else None,
         rewards=torch.from_numpy(rewards),
         groups=torch.from_numpy(numbers),
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),

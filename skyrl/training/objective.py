@@ -142,7 +142,7 @@ class PolicyObjective:
             batch.loss_mask,
             logprobs=logprobs,
             old_logprobs=logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs,
-            rollout_logprobs=batch.rollout_logprobs,
+            rollout_logprobs=logprobs.detach() if batch.rollout_logprobs is None else batch.rollout_logprobs,
             advantages=batch.advantages,
         )
 

@@ -78,7 +78,8 @@ def _tokens(table: TokenTable, number: int) -> list[Token]:
     ids = table.columns["response_ids"][number]
 
     def column(name: str) -> Sequence[Any]:
-        return table.columns[name][number] if name in table.columns else [None] * len(ids)
+        given: Sequence[Any] = table.columns[name][number] if name in table.columns else ()
+        return given or [None] * len(ids)  # a run that keeps no log-probabilities has empty lists
 
     named = zip(
         ids,

@@ -90,6 +90,7 @@ def batch_tensors(case: Case, _: Any) -> Result:
     def of_answers(values: Tensor) -> Tensor:
         return to_the_right(values)[:, -int(answers.max()) :]
 
+    assert batch.rollout_logprobs is not None
     return {
         "sequences": torch.where(to_the_right(inside), to_the_right(batch.input_ids), case["inputs"]["pad_token_id"]),
         "attention_mask": to_the_right(inside),

@@ -115,6 +115,7 @@ class _OneWeight:
         return [("weight", (2,), "float32")]
 
     async def score(self, batch: TrainingBatch) -> Tensor:
+        assert batch.rollout_logprobs is not None
         return batch.rollout_logprobs - 0.005
 
 

@@ -54,6 +54,7 @@ VALUES: Mapping[str, Any] = {
     "max_generate_length": 3,
     "max_tokens": 17,
     "temperature": 0.5,
+    "logprobs": None,
     "repetition_penalty": 1.5,
     "frequency_penalty": 1.0,
     "stop": list("abcdefghijklmnopqrstuvwxyz"),

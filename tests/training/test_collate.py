@@ -43,6 +43,7 @@ def test_rows_are_prompt_answer_and_padding_with_every_number_on_its_token() -> 
     assert batch.input_ids.tolist() == [[5, 6, 7, 8], [5, 6, 9, 0], [4, 3, 2, 1]]
     assert batch.lengths.tolist() == [4, 3, 4]
     assert batch.loss_mask.int().tolist() == [[0, 0, 1, 1], [0, 0, 1, 0], [0, 1, 1, 1]]
+    assert batch.rollout_logprobs is not None
     torch.testing.assert_close(batch.rollout_logprobs[0], torch.tensor([0.0, 0.0, -0.7, -0.8]))
     assert batch.rewards.tolist() == [[0, 0, 0, 1.0], [0, 0, 0, 0], [0, 0, 0, 0.5]]
     assert batch.groups.tolist() == [0, 0, 1]
@@ -98,6 +99,7 @@ def test_the_largest_ids_and_the_bits_of_log_probabilities_arrive() -> None:
     batch = collate([group(one)])
     assert batch.input_ids.tolist() == [[2**31, 5, 2**40, 1]]
     assert batch.loss_mask.tolist() == [[False, False, True, False]]
+    assert batch.rollout_logprobs is not None
     assert batch.rollout_logprobs[0, 2] == torch.tensor(-0.1)
 
 

@@ -47,6 +47,7 @@ def test_an_answer_that_is_not_trained_on_is_in_no_statistic() -> None:
 def test_the_kl_penalty_is_taken_from_each_token_and_its_weight_is_kept() -> None:
     algorithm = AlgorithmConfig(use_kl_in_reward=True, use_kl_loss=False, kl_loss_coef=0.5, kl_estimator_type="k1")
     batch = batch_of()
+    assert batch.rollout_logprobs is not None
     ref = batch.rollout_logprobs - 0.2  # k1 is 0.2 at every token
     shaping = reward_shaping(algorithm)
     rewards, said = shaping(batch.given(old_logprobs=batch.rollout_logprobs, ref_logprobs=ref))

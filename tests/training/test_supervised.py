@@ -38,7 +38,8 @@ def test_rows_are_padded_and_their_learned_tokens_selected() -> None:
     assert batch.loss_mask.tolist() == [[False, True, True], [False, True, False]]
     assert (batch.lengths.tolist(), batch.groups.tolist()) == ([3, 2], [0, 1])
     assert (batch.token_weights, batch.answer_lengths) == (None, None)
-    assert not batch.rewards.any() and not batch.rollout_logprobs.any()
+    assert not batch.rewards.any()
+    assert batch.rollout_logprobs is not None and not batch.rollout_logprobs.any()
 
 
 def test_weights_are_kept_where_they_are_not_all_one() -> None:

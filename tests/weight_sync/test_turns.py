@@ -249,5 +249,6 @@ def test_rows_hold_prompt_and_completion_with_the_engines_numbers() -> None:
     batch = rows([((1, 2), answer(-0.5, -0.25)), ((3,), answer(-1.0))])
     assert batch.input_ids.tolist() == [[1, 2, 7, 8], [3, 7, 0, 0]]
     assert batch.loss_mask.int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
+    assert batch.rollout_logprobs is not None
     assert batch.rollout_logprobs.tolist() == [[0.0, 0.0, -0.5, -0.25], [0.0, -1.0, 0.0, 0.0]]
     assert (batch.lengths.tolist(), batch.groups.tolist()) == ([4, 2], [0, 1])

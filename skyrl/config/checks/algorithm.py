@@ -111,6 +111,20 @@ def the_engines_logprobs_are_compared_with_others(run: SkyRLTrainConfig) -> Iter
         )
 
 
+def the_engine_returns_what_the_loss_reads(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Losses that compare with the engine need its log-probabilities; corrections have them returned by a rule."""
+    algorithm = run.trainer.algorithm
+    reads = algorithm.old_logprobs == "engine" or loss_facts(algorithm).reads_rollout_logprobs is not False
+    if reads and run.generator.sampling_params.logprobs is None:
+        reader = "old_logprobs" if algorithm.old_logprobs == "engine" else "policy_loss_type"
+        yield Problem(
+            path="generator.sampling_params.logprobs",
+            message=f"is none, and trainer.algorithm.{reader} = {getattr(algorithm, reader)} may read the engine's "
+            "log-probabilities",
+            hint="leave it out, or set 1",
+        )
+
+
 def correction_bounds_leave_something(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A lower bound lies below the upper one."""
     yield from run.trainer.algorithm.off_policy_correction.problems_at("trainer.algorithm.off_policy_correction")
@@ -163,6 +177,7 @@ ALGORITHM_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     advantages_are_normalized_once,
     corrections_suit_the_loss,
     the_engines_logprobs_are_compared_with_others,
+    the_engine_returns_what_the_loss_reads,
     correction_bounds_leave_something,
     whole_answers_have_equal_shares,
     remax_compares_raw_rewards,
