@@ -16,6 +16,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch exports them
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from skyrl.errors import ProcessError
 from skyrl.models.context_parallel import ContextGroup
@@ -64,11 +65,14 @@ class Ranks:
         _members += 1
 
     def leave(self) -> None:
-        """Take back one `join`; the last one ends the process group."""
+        """Take back one `join`; the last one ends the process group. torch keeps what it worked out about distributed
+        tensors, with meshes of groups that are gone by then: an equal mesh of other groups would get those.
+        """
         global _members
         _members -= 1
         if not _members:
             dist.destroy_process_group()
+            _clear_sharding_prop_cache()
 
     def mesh(self, device: torch.device, *, shard_size: int = -1, tensor: int = 1) -> DeviceMesh:
         """Dimensions `replicate`, `shard` and `tensor`: `tensor` consecutive ranks cut matrices among them; the ranks
