@@ -131,8 +131,8 @@ async def test_the_engines_own_probabilities_may_be_the_old_ones() -> None:
     world = World(others=False, epochs=2, mini=2, algorithm=AlgorithmConfig(old_logprobs="engine"))
     await world.trainer.step()
     assert "policy scores 4" not in world.calls
-    old = world.policy.seen[0].old_logprobs
-    assert old is not None and torch.equal(old, world.policy.seen[0].rollout_logprobs)
+    old, sampled = world.policy.seen[0].old_logprobs, world.policy.seen[0].rollout_logprobs
+    assert old is not None and sampled is not None and torch.equal(old, sampled)
 
 
 async def test_a_mini_batch_without_a_token_is_not_learned_from_and_is_counted() -> None:
