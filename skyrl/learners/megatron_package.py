@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 import warnings
 from types import ModuleType
@@ -17,6 +18,7 @@ def import_megatron(module: str, field: str = "trainer.strategy") -> ModuleType:
     """A module of ours that needs Megatron-core. Raises `UserError`, which names `field`, if that is not installed."""
     # of what it does without (Transformer Engine, Apex), of its own defaults, and of old names that it calls
     warnings.filterwarnings("ignore", module=r"megatron\.")
+    logging.getLogger("megatron").setLevel(logging.WARNING)  # it lists every parameter
     warnings.filterwarnings("ignore", message=r"`torch\.distributed", category=FutureWarning)
     try:
         return importlib.import_module(module)
