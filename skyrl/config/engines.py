@@ -105,9 +105,10 @@ class InferenceEngineConfig(BaseConfig):
 
     weight_sync_backend: Literal["nccl", "gloo", "disk", "delta", "none"] = field(default="nccl", metadata=FREE)
     """How new weights travel to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
-    shared) or gloo, as files in the run's folder, or as files of differences. none: they do not, for evaluation and
-    generation by servers that have their own. Left out, it is gloo without CUDA and disk for servers that run already;
-    nothing travels within one process."""
+    shared) or gloo, or as files in the run's folder: disk writes all of them, delta those that changed, where engines
+    keep a copy of the others in the memory of their host. none: they do not, for evaluation and generation by servers
+    that have their own. Left out, it is gloo without CUDA and disk for servers that run already; nothing travels within
+    one process."""
 
     logprob_parity_bound: float | None = field(default=None, validator=positive, metadata=FREE)
     """Largest mean absolute difference, in nats, between the log-probabilities of an engine and of the learner on fixed
@@ -191,7 +192,7 @@ class EngineBackend:
     """How an adapter (LoRA) reaches it alone; empty where the engine gets the weights that the adapter is merged into.
     """
 
-    transports: tuple[str, ...] = ("gloo", "disk")
+    transports: tuple[str, ...] = ("gloo", "disk", "delta")
     """Values of `weight_sync_backend` by which weights reach it in another process."""
 
     repeats_on_a_cpu: bool = False
@@ -250,7 +251,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
         adapters="files",
         sleeps=True,
         shares_prefixes=True,
-        transports=("nccl", "gloo", "disk"),
+        transports=("nccl", "gloo", "disk", "delta"),
         head_sizes_on_a_cpu=True,
         sampling_arguments=_VLLM_SAMPLING,
         as_server="http",
@@ -269,7 +270,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
         adapters="files",
         is_started_by_the_run=False,
         shares_prefixes=True,
-        transports=("disk",),
+        transports=("disk", "delta"),
         sampling_arguments=_VLLM_SAMPLING,
     ),
     "sglang": EngineBackend(

@@ -26,7 +26,7 @@ from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.rules import RULES
 from skyrl.config.run_kind import RunKind
 from skyrl.config.sizes import sizes_of
-from skyrl.config.unimplemented import UNIMPLEMENTED, UNIMPLEMENTED_VALUES
+from skyrl.config.unimplemented import UNIMPLEMENTED
 from skyrl.tree.classes import fields_of
 
 RL = RunKind(
@@ -53,7 +53,6 @@ RL = RunKind(
     ),
     effects=EFFECTS,
     unimplemented=UNIMPLEMENTED,
-    unimplemented_values=UNIMPLEMENTED_VALUES,
     sizes=sizes_of,
     trainer="trainer",
     model="trainer.policy.model",

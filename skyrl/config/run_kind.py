@@ -38,9 +38,6 @@ class RunKind:
     unimplemented: tuple[Unimplemented, ...]
     """Paths that no component of this version reads."""
 
-    unimplemented_values: tuple[Unimplemented, ...] = ()
-    """Paths that components read, with values that none of this version reads."""
-
     sizes: Callable[[Any], Sizes]
     """How many ranks and engines a resolved tree asks for."""
 
@@ -74,9 +71,8 @@ class RunKind:
     @property
     def all_checks(self) -> tuple[Check[Any], ...]:
         """The checks, and those that refuse what is not implemented."""
-        tables = (*self.unimplemented, *self.unimplemented_values)
         root: Any = self.root
-        return (*self.checks, *(_refusal(entry, root) for entry in tables))
+        return (*self.checks, *(_refusal(entry, root) for entry in self.unimplemented))
 
     @property
     def unimplemented_paths(self) -> tuple[str, ...]:

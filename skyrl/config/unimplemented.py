@@ -87,11 +87,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     Unimplemented(_ENGINE + "override_existing_update_group", "engines of others"),
 )
 
-UNIMPLEMENTED_VALUES: tuple[Unimplemented, ...] = (
-    Unimplemented(_ENGINE + "weight_sync_backend", "sending the differences alone", ("nccl", "gloo", "disk", "none")),
-)
-"""Fields that components read, with values that none does yet."""
-
 
 def _is_among(value: object, runs: tuple[Any, ...]) -> bool:
     return any(value == able and type(value) is type(able) for able in runs)

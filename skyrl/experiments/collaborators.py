@@ -46,6 +46,7 @@ from skyrl.weight_sync.adapter_transport import (
 from skyrl.weight_sync.canary import Canary, canary_prompts
 from skyrl.weight_sync.transports import (
     BroadcastTransport,
+    DeltaTransport,
     FolderTransport,
     NativeTransport,
     SharedTransport,
@@ -172,13 +173,16 @@ def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> 
     if sends_adapters_alone(run):
         return _adapter_road(run, rendezvous)
     if not starts_engines(run):
-        return FolderTransport(folder.absolute(), dtype=dtype)
+        files = DeltaTransport if engine.weight_sync_backend == "delta" else FolderTransport
+        return files(folder.absolute(), dtype=dtype)
     if run.trainer.placement.executor == "in_process":
         alone = "async_engine" in backend_of(engine).fields and engine.async_engine  # it computes in a child process
         return FolderTransport(folder, dtype=dtype) if alone else SharedTransport()
     match engine.weight_sync_backend:
         case "disk":
             return FolderTransport(folder, dtype=dtype)
+        case "delta":
+            return DeltaTransport(folder, dtype=dtype)
         case "nccl":
             together = run.trainer.placement.colocate_all  # a GPU is no two members of an NCCL group
             return NativeTransport(

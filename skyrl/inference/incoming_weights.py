@@ -10,7 +10,7 @@ Bytes are compared with the digest that was sent along before the engine sees th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,6 +90,54 @@ class Folder:
             raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
 
 
+DeltaFiles = Mapping[str, Mapping[str, str]]
+"""File name -> the weights that are current in it -> their digests. A weight is current in one file."""
+
+_HELD: dict[str, dict[str, tuple[str, Tensor]]] = {}
+"""Folder -> weight -> digest and value, as this process last received it: the base that a delta is applied to."""
+
+
+@frozen(kw_only=True)
+class Delta:
+    """Weights in files of a shared folder to which each version adds those that changed.
+
+    A weight whose digest is that of the version which this process holds is taken from memory, any other one is read:
+    a process that holds another base, or none, reads all of them.
+    """
+
+    path: str = field(validator=instance_of(str))
+    files: DeltaFiles
+    weights: tuple[WeightInfo, ...]
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        return nullcontext(verified(self._values(), self.weights))
+
+    def _values(self) -> Iterator[tuple[str, Tensor, str]]:
+        for gone in [path for path in list(_HELD) if not Path(path).is_dir()]:
+            _HELD.pop(gone, None)
+        held = _HELD.setdefault(self.path, {})
+        for file, digests in self.files.items():
+            wanted: dict[str, str] = {}
+            for name, digest in digests.items():
+                found = held.pop(name, None)  # what turns out to be damaged is not held any longer
+                if found is None or found[0] != digest:
+                    wanted[name] = digest
+                    continue
+                yield name, found[1], digest
+                held[name] = found
+            for name, tensor in self._read(file, wanted) if wanted else ():
+                yield name, tensor, wanted[name]
+                held[name] = wanted[name], tensor
+
+    def _read(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        try:
+            with safe_open(Path(self.path) / file, framework="pt") as stored:
+                for name in names:
+                    yield name, stored.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
+
+
 @frozen(kw_only=True)
 class Broadcast:
     """Weights that the learner sends to every engine at once, over gloo."""
@@ -140,10 +188,10 @@ class Native:
         )
 
 
-RemoteWeights = Folder | Broadcast | Native
+RemoteWeights = Folder | Delta | Broadcast | Native
 """Sets of weights that travel between processes."""
 
-_KINDS: dict[str, type[RemoteWeights]] = {"folder": Folder, "broadcast": Broadcast, "native": Native}
+_KINDS: dict[str, type[RemoteWeights]] = {"folder": Folder, "delta": Delta, "broadcast": Broadcast, "native": Native}
 
 
 def as_plain(incoming: RemoteWeights) -> dict[str, Any]:
@@ -157,6 +205,8 @@ def from_plain(plain: Mapping[str, Any]) -> RemoteWeights:
     try:
         members = {name: value for name, value in plain.items() if name != "kind"}
         members["weights"] = tuple(_info(**info) for info in plain["weights"])
+        if "files" in members:
+            members["files"] = {_file_name(file): _texts(digests) for file, digests in plain["files"].items()}
         if "group" in members:
             members["group"] = TransferGroup(**plain["group"])
         return _KINDS[plain["kind"]](**members)
@@ -164,6 +214,20 @@ def from_plain(plain: Mapping[str, Any]) -> RemoteWeights:
         raise WeightSyncError(
             f"new weights were announced in a form that is not skyrl's ({type(error).__name__}: {error})"
         ) from error
+
+
+def _file_name(name: object) -> str:
+    """The name of a file as it came. Raises `ValueError` for one that leaves the folder."""
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        raise ValueError(f"no name of a file: {name!r}")
+    return name
+
+
+def _texts(digests: Mapping[str, object]) -> dict[str, str]:
+    """Digests by name as they came. Raises `ValueError` for anything but texts."""
+    if not all(isinstance(each, str) for pair in digests.items() for each in pair):
+        raise ValueError("digests of weights are texts")
+    return {name: str(each) for name, each in digests.items()}
 
 
 def _info(name: object, shape: Sequence[object], dtype: object) -> WeightInfo:

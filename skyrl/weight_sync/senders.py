@@ -6,7 +6,7 @@ A sender runs where the weights are gathered, in the process of the learner's fi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from attrs import frozen
 from safetensors.torch import save_file
 from torch import Tensor
 
-from skyrl.inference.incoming_weights import as_bytes, digest
+from skyrl.inference.incoming_weights import DeltaFiles, as_bytes, digest
 from skyrl.inference.transfer_group import TransferGroup
 
 Weights = Iterator[tuple[str, Tensor]]
@@ -56,6 +56,44 @@ class FolderSender:
             save_file(bucket, file)
             digests = {name: digest(tensor) for name, tensor in bucket.items()}
             file.with_suffix(".json").write_text(json.dumps(digests), encoding="utf-8")
+
+
+@frozen(kw_only=True)
+class DeltaSender:
+    """Writes the weights that differ from a base version; `skyrl.inference.incoming_weights.Delta` reads them."""
+
+    path: str
+    """A folder that holds the files of the base."""
+
+    dtype: str
+
+    prefix: str
+    """Begins the names of new files; no earlier file has it."""
+
+    base: DeltaFiles
+    """What the folder held after the last transfer; empty to write all weights."""
+
+    def __call__(self, weights: Weights) -> dict[str, dict[str, str]]:
+        """The files of the new version: those of the base, as far as weights are current in them, and new ones."""
+        known = {name: (file, digest) for file, digests in self.base.items() for name, digest in digests.items()}
+        files: dict[str, dict[str, str]] = {}
+        for number, bucket in enumerate(buckets(self._changed(weights, known, files), self.dtype)):
+            file = f"{self.prefix}-{number:05}.safetensors"
+            save_file(bucket, Path(self.path) / file)
+            files[file] = {name: digest(tensor) for name, tensor in bucket.items()}
+        return files
+
+    def _changed(
+        self, weights: Weights, known: Mapping[str, tuple[str, str]], files: dict[str, dict[str, str]]
+    ) -> Weights:
+        """Those of another digest than `known`, rounded; the others are entered in `files` under their old file."""
+        for name, tensor in weights:
+            rounded = tensor.detach().to("cpu", getattr(torch, self.dtype)).contiguous()
+            file, before = known.get(name, ("", ""))
+            if before == digest(rounded):
+                files.setdefault(file, {})[name] = before
+            else:
+                yield name, rounded
 
 
 def buckets(weights: Weights, dtype: str, bucket_bytes: int = BUCKET_BYTES) -> Iterator[dict[str, Tensor]]:

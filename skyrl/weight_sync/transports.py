@@ -7,25 +7,31 @@ version.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
+import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.incoming_weights import Broadcast, Folder, Native, Shared, WeightInfo
+from skyrl.inference.incoming_weights import Broadcast, Delta, Folder, Native, Shared, WeightInfo
 from skyrl.inference.transfer_group import TransferGroup
 from skyrl.processes.together import gather_or_cancel
 from skyrl.weight_sync.native import NativeSender
-from skyrl.weight_sync.senders import BroadcastSender, FolderSender
+from skyrl.weight_sync.senders import BroadcastSender, DeltaSender, FolderSender
 
 R = TypeVar("R")
+
+_MOST_STORED = 2.0
+"""Bytes of the files of a delta, as a multiple of those of all weights, beyond which all weights are written anew."""
 
 
 class WeightSource(Protocol):
@@ -148,6 +154,51 @@ class FolderTransport:
                 await client.load_weights([incoming] * len(client.in_service), version)
         except OSError as error:
             raise WeightSyncError(f"the weights cannot be written to {self._path}: {error}") from error
+
+
+class DeltaTransport:
+    """The learner writes the weights that changed since the last transfer, engines read those that they do not hold.
+
+    Rounded to bfloat16, a weight that the optimizer hardly moves, and every frozen one, is the same as before. Each
+    process that receives keeps a copy of all weights in the memory of its host.
+    """
+
+    def __init__(self, path: Path, *, dtype: str) -> None:
+        """`path`: a folder that learner and engines see under this name. What an earlier run left in its `delta` is
+        removed.
+        """
+        self._path, self._dtype = path / "delta", dtype
+        self._base: dict[str, dict[str, str]] | None = None
+        self._numbers = count()
+
+    async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        infos = _infos(await source.metadata(), self._dtype)
+        try:
+            base = await asyncio.to_thread(self._prepare, infos)
+            sender = DeltaSender(path=str(self._path), dtype=self._dtype, prefix=f"{next(self._numbers):06}", base=base)
+            self._base = await source.stream(sender, dtype=self._dtype)
+            incoming = Delta(path=str(self._path), files=self._base, weights=infos)
+            await client.load_weights([incoming] * len(client.in_service), version)
+            await asyncio.to_thread(self._remove_others, self._base)
+        except OSError as error:
+            raise WeightSyncError(f"the weights cannot be written to {self._path}: {error}") from error
+
+    def _prepare(self, infos: Sequence[WeightInfo]) -> dict[str, dict[str, str]]:
+        """The base of the next version: empty where there is none, and where its files take twice the space of all
+        weights, because weights that did not change keep those beside them.
+        """
+        if self._base is None:
+            shutil.rmtree(self._path, ignore_errors=True)
+        self._path.mkdir(parents=True, exist_ok=True)
+        base = self._base or {}
+        stored = sum((self._path / file).stat().st_size for file in base)
+        whole = sum(math.prod(info.shape) * getattr(torch, info.dtype).itemsize for info in infos)
+        return base if stored <= _MOST_STORED * whole else {}
+
+    def _remove_others(self, files: Mapping[str, object]) -> None:
+        for file in self._path.iterdir():
+            if file.name not in files:
+                file.unlink()
 
 
 def _infos(metadata: Sequence[tuple[str, tuple[int, ...], str]], dtype: str) -> tuple[WeightInfo, ...]:

@@ -23,6 +23,7 @@ from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.transports import (
     BroadcastTransport,
+    DeltaTransport,
     FolderTransport,
     SharedTransport,
     TransferRendezvous,
@@ -33,7 +34,7 @@ from tests.weight_sync.held import HeldModel, Weights
 
 CANARY = Canary(prompts=tuple(prompts(40, 7)), temperature=1.0, bound=1e-4)
 R = TypeVar("R")
-TRANSPORTS = ("shared", "broadcast", "folder")
+TRANSPORTS = ("shared", "broadcast", "folder", "delta")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,8 @@ def transport(request: pytest.FixtureRequest, store: TCPStore, tmp_path: Path) -
             return BroadcastTransport(TransferRendezvous("127.0.0.1", store.port, timeout=20), dtype="float32")
         case "folder":
             return FolderTransport(tmp_path / "weights", dtype="float32")
+        case "delta":
+            return DeltaTransport(tmp_path / "weights", dtype="float32")
         case _:
             return SharedTransport()
 
@@ -106,7 +109,7 @@ async def test_a_missing_tensor_is_refused_and_the_old_weights_serve_on(
     await door.close()
 
 
-@pytest.mark.parametrize("transport", ["broadcast", "folder"], indirect=True)
+@pytest.mark.parametrize("transport", ["broadcast", "folder", "delta"], indirect=True)
 async def test_a_flipped_byte_is_refused_and_the_old_weights_serve_on(
     transport: WeightTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.transports import (
     BroadcastTransport,
+    DeltaTransport,
     FolderTransport,
     NativeTransport,
     SharedTransport,
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("vllm_roads")
 
 CONFIG = InferenceEngineConfig(model_dtype="float32", async_engine=False, max_num_seqs=16)
 CANARY = Canary(prompts=tuple(prompts(140, 133)), temperature=1.0, bound=1e-4)
-TRANSPORTS = ("shared", "broadcast", "folder", "native")
+TRANSPORTS = ("shared", "broadcast", "folder", "delta", "native")
 MODELS = [
     ("qwen2", True),
     ("qwen3", False),
@@ -66,6 +67,8 @@ def transport(name: str, store: TCPStore, folder: Path) -> WeightTransport:
             return BroadcastTransport(place, dtype="float32")
         case "folder":
             return FolderTransport(folder / "weights", dtype="float32")
+        case "delta":
+            return DeltaTransport(folder / "weights", dtype="float32")
         case "native":
             from tests.weight_sync import gloo_transfer
 

@@ -18,7 +18,7 @@ _ENGINE = "generator.inference_engine"
 
 
 def adapters_have_a_road_to_the_engines(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """An adapter travels as a whole; files of differences hold whole weights."""
+    """An adapter travels as a whole; delta compares whole weights."""
     engine = run.generator.inference_engine
     if run.trainer.policy.model.lora.rank == 0:
         return

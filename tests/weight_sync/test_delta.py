@@ -1,0 +1,199 @@
+"""Weights of which only those that changed travel: which ones are written, read, held and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from skyrl.errors import WeightSyncError
+from skyrl.inference import incoming_weights
+from skyrl.inference.incoming_weights import Delta, as_plain, from_plain, weight_info
+from skyrl.weight_sync.senders import DeltaSender
+from skyrl.weight_sync.transports import DeltaTransport
+from tests.weight_sync.held import Weights
+
+R = TypeVar("R")
+Values = dict[str, float]
+
+SIZE = 1024
+"""Numbers of a weight: 4 KiB, beside which the header of a file is small."""
+
+
+class Numbers:
+    """A learner of named vectors, each of `SIZE` equal numbers."""
+
+    def __init__(self, **values: float) -> None:
+        self.values: Values = values
+
+    def weights(self) -> Weights:
+        return ((name, torch.full((SIZE,), value)) for name, value in self.values.items())
+
+    async def stream(self, consume: Callable[[Weights], R], **settings: Any) -> R:
+        return consume(self.weights())
+
+    async def metadata(self, **settings: Any) -> list[tuple[str, tuple[int, ...], str]]:
+        return [(name, (SIZE,), "float32") for name in self.values]
+
+
+class Receiver:
+    """An engine in service that notes what it is given, and which files it opened for it."""
+
+    in_service = (None,)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.received: Values = {}
+        self.read: list[str] = []
+        self.fails = False
+        original = Delta._read
+
+        def noted(delta: Delta, file: str, names: Any) -> Any:
+            self.read += names
+            return original(delta, file, names)
+
+        monkeypatch.setattr(Delta, "_read", noted)
+
+    async def load_weights(self, incoming_sets: list[Delta], version: int) -> None:
+        if self.fails:
+            raise WeightSyncError("not now")
+        self.read = []
+        (incoming,) = incoming_sets
+        with incoming.open() as weights:
+            self.received = {name: tensor[0].item() for name, tensor in weights}
+
+    def restart(self) -> None:
+        incoming_weights._HELD.clear()
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Receiver:
+    monkeypatch.setattr(incoming_weights, "_HELD", {})
+    return Receiver(monkeypatch)
+
+
+async def send(transport: DeltaTransport, learner: Any, receiver: Any) -> None:
+    await transport.send(learner, receiver, 1)
+
+
+def stored(folder: Path) -> list[list[str]]:
+    """Names in each file, in the order in which the files were written."""
+    found = []
+    for path in sorted((folder / "delta").iterdir()):
+        with safe_open(path, framework="pt") as file:
+            found.append(sorted(file.keys()))
+    return found
+
+
+async def test_only_the_weights_that_changed_are_written_and_read(tmp_path: Path, receiver: Receiver) -> None:
+    learner, transport = Numbers(a=1.0, b=2.0, c=3.0), DeltaTransport(tmp_path, dtype="float32")
+    await send(transport, learner, receiver)
+    assert sorted(receiver.read) == ["a", "b", "c"]
+    learner.values["b"] = 5.0
+    await send(transport, learner, receiver)
+    assert receiver.read == ["b"]
+    assert receiver.received == {"a": 1.0, "b": 5.0, "c": 3.0}
+    assert stored(tmp_path) == [["a", "b", "c"], ["b"]]
+
+
+async def test_a_change_that_rounding_removes_does_not_travel(tmp_path: Path, receiver: Receiver) -> None:
+    learner, transport = Numbers(a=1.0, b=1.0), DeltaTransport(tmp_path, dtype="bfloat16")
+    await send(transport, learner, receiver)
+    learner.values = {"a": 1.0 + 2**-10, "b": 1.0 + 2**-7}  # bfloat16 has 7 bits after the point
+    await send(transport, learner, receiver)
+    assert receiver.read == ["b"]
+    assert receiver.received == {"a": 1.0, "b": 1.0 + 2**-7}
+
+
+async def test_a_receiver_that_does_not_hold_the_base_gets_whole_weights(tmp_path: Path, receiver: Receiver) -> None:
+    learner, transport = Numbers(a=1.0, b=2.0), DeltaTransport(tmp_path, dtype="float32")
+    await send(transport, learner, receiver)
+    learner.values["b"] = 5.0
+    receiver.restart()
+    await send(transport, learner, receiver)
+    assert sorted(receiver.read) == ["a", "b"]
+    assert receiver.received == {"a": 1.0, "b": 5.0}
+
+
+async def test_a_receiver_that_missed_a_version_reads_what_it_lacks(tmp_path: Path, receiver: Receiver) -> None:
+    learner, transport = Numbers(a=1.0, b=2.0, c=3.0), DeltaTransport(tmp_path, dtype="float32")
+    await send(transport, learner, receiver)
+    learner.values["a"], receiver.fails = 4.0, True
+    with pytest.raises(WeightSyncError, match="not now"):
+        await send(transport, learner, receiver)
+    learner.values["b"], receiver.fails = 5.0, False
+    await send(transport, learner, receiver)
+    assert sorted(receiver.read) == ["a", "b"]
+    assert receiver.received == {"a": 4.0, "b": 5.0, "c": 3.0}
+
+
+async def test_a_weight_that_was_damaged_in_memory_is_refused_and_then_read_again(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    learner, transport = Numbers(a=1.0, b=2.0), DeltaTransport(tmp_path, dtype="float32")
+    await send(transport, learner, receiver)
+    incoming_weights._HELD[str(tmp_path / "delta")]["a"][1][2] = 7.0
+    with pytest.raises(WeightSyncError, match="a was changed on its way"):
+        await send(transport, learner, receiver)
+    await send(transport, learner, receiver)
+    assert receiver.read == ["a"]
+    assert receiver.received == {"a": 1.0, "b": 2.0}
+
+
+async def test_files_go_when_no_weight_is_current_in_them(tmp_path: Path, receiver: Receiver) -> None:
+    learner, transport = Numbers(a=1.0, b=2.0), DeltaTransport(tmp_path, dtype="float32")
+    for value in (5.0, 6.0, 7.0):
+        learner.values["b"] = value
+        await send(transport, learner, receiver)
+    assert stored(tmp_path) == [["a", "b"], ["b"]]
+
+
+async def test_all_weights_are_written_anew_when_the_files_have_grown_to_twice_their_size(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    learner, transport = Numbers(**dict.fromkeys("abcdefgh", 0.0)), DeltaTransport(tmp_path, dtype="float32")
+    for version, changed in enumerate(("abcdefgh", "bcdefgh", "cdefgh")):
+        learner.values |= dict.fromkeys(changed, version + 1.0)
+        await send(transport, learner, receiver)
+    assert [len(names) for names in stored(tmp_path)] == [8, 7, 6]  # 21 weights, and 8 are current
+    learner.values["h"] = 9.0
+    await send(transport, learner, receiver)
+    assert stored(tmp_path) == [list("abcdefgh")]
+    assert receiver.read == ["h"]
+    assert receiver.received == learner.values
+
+
+async def test_what_a_run_that_was_killed_left_behind_is_removed(tmp_path: Path, receiver: Receiver) -> None:
+    learner = Numbers(a=1.0)
+    await send(DeltaTransport(tmp_path, dtype="float32"), learner, receiver)
+    (tmp_path / "delta" / "000007-00000.safetensors").write_bytes(b"half a file")
+    await send(DeltaTransport(tmp_path, dtype="float32"), learner, receiver)
+    assert stored(tmp_path) == [["a"]]
+
+
+async def test_a_file_that_was_changed_is_refused(tmp_path: Path, receiver: Receiver) -> None:
+    files = DeltaSender(path=str(tmp_path), dtype="float32", prefix="0", base={})(Numbers(a=1.0).weights())
+    path = tmp_path / "0-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    infos = (weight_info("a", torch.zeros(SIZE)),)
+    with (
+        pytest.raises(WeightSyncError, match="a was changed on its way"),
+        Delta(path=str(tmp_path), files=files, weights=infos).open() as weights,
+    ):
+        list(weights)
+
+
+def test_a_delta_travels_as_plain_data() -> None:
+    delta = Delta(path="/a", files={"0.safetensors": {"a": "12"}}, weights=(weight_info("a", torch.zeros(SIZE)),))
+    assert from_plain(as_plain(delta)) == delta
+
+
+@pytest.mark.parametrize("files", [{"../0": {}}, {"": {"a": "1"}}, {"0": 3}, ["0"], {"0": {"a": 3}}])
+def test_files_of_another_folder_or_form_are_refused(files: object) -> None:
+    with pytest.raises(WeightSyncError, match="in a form that is not skyrl's"):
+        from_plain({"kind": "delta", "path": "/a", "files": files, "weights": ()})
