@@ -214,6 +214,12 @@ class PolicyConfig(BaseConfig):
     Divides the number of ranks, of attention heads, and of key and value heads; needs a plan of transformers for the
     model. 1: matrices are whole. Under Megatron: `tensor_model_parallel_size` instead."""
 
+    expert_parallel_size: int = field(default=1, validator=positive)
+    """Consecutive ranks that hold different experts of a mixture of experts (GShard, arXiv:2006.16668): tokens travel
+    to them and back, and no layer is gathered whole. Divides the number of ranks and of experts; under FSDP, with
+    `fsdp_size = -1` and `tensor_parallel_size = 1`. 1: every rank computes all experts for its tokens. Under Megatron:
+    `megatron_config.expert_model_parallel_size` instead."""
+
     use_torch_compile: bool = False
     """Compute log-probabilities and entropy from logits by `torch.compile`, in updates: fewer passes over the table of
     tokens x vocabulary, and less memory for it. The first updates wait for the compiler, which on a CPU needs g++ or
@@ -259,6 +265,9 @@ class CriticConfig(BaseConfig):
     tensor_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that hold a part of every large matrix each, as of the policy. 1: matrices are whole."""
 
+    expert_parallel_size: int = field(default=1, validator=positive)
+    """Consecutive ranks that hold different experts, as of the policy. 1: every rank computes all of them."""
+
     use_dropout: bool = False
     """Train with the dropout that the critic's configuration names; off while scoring. As the policy's. Refused with
     `trainer.algorithm.value_clip`, which compares with values that were computed without."""
@@ -282,6 +291,9 @@ class RefConfig(BaseConfig):
 
     tensor_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that hold a part of every large matrix each, as of the policy. 1: matrices are whole."""
+
+    expert_parallel_size: int = field(default=1, validator=positive)
+    """Consecutive ranks that hold different experts, as of the policy. 1: every rank computes all of them."""
 
     fsdp_config: FSDPConfig = FSDPConfig()
     """Sharding under FSDP."""

@@ -23,12 +23,13 @@ from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
 from skyrl.learners.data_parallel import DataParallel
-from skyrl.learners.gradients import clip, divide, sum_over
+from skyrl.learners.gradients import clip, divide, is_on_experts, sum_over
 from skyrl.learners.moving import HOST
-from skyrl.learners.ranks import REPLICATE, SHARD, TENSOR
+from skyrl.learners.ranks import EXPERT, REPLICATE, SHARD, TENSOR
 from skyrl.learners.schedule import make_optimizer
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
 from skyrl.learners.strategy import ModelSource, StrategyContext
+from skyrl.models.expert_parallel import refuse_unspreadable, spread
 from skyrl.models.naming import named_weights, tied_names
 from skyrl.models.onednn import compute_with_onednn
 from skyrl.models.tensor_parallel import cut, refuse_uncuttable
@@ -61,6 +62,7 @@ class Fsdp2(DataParallel):
             DTYPES[config.mixed_precision.param_dtype] if config.mixed_precision else context.compute_dtype
         )
         self._partial: list[str] = []
+        self._expert_parallel = context.expert_parallel
         self.model: nn.Module = self._shard(source, config, context) if self._sharded else source.load(context.device)
         if self._device == HOST:
             compute_with_onednn(self.model)
@@ -104,6 +106,8 @@ class Fsdp2(DataParallel):
         if self._partial:
             sum_over(self._mesh.get_group(TENSOR), [self.model.get_parameter(name) for name in self._partial])
         learning = [each for group in self.optimizer.param_groups for each in group["params"]]
+        if self._expert_parallel > 1:  # FSDP2 averaged over the ranks with the same experts, not over all ranks
+            divide((each for each in learning if is_on_experts(each)), self._expert_parallel)
         if self._loss_scale is not None:
             divide(learning, self._loss_scale.value)
         found = clip(learning, self._max_grad_norm)
@@ -178,6 +182,8 @@ class Fsdp2(DataParallel):
         if self._tensor_parallel > 1:
             refuse_uncuttable(model, self._tensor_parallel, self._ranks.size, context.tensor_parallel_field)
             self._partial = cut(model, self._mesh[TENSOR])
+        if self._expert_parallel > 1:
+            self._spread_experts(model, config, context)
         complete = source.load(HOST) if self._ranks.rank == 0 else None
         ties = tied_names(model)
         _shard_modules(model, config, self._fsdp_options(config))
@@ -191,6 +197,13 @@ class Fsdp2(DataParallel):
         if complete is not None and hasattr(complete, "generation_config"):
             model.generation_config = complete.generation_config
         return model
+
+    def _spread_experts(self, model: nn.Module, config: FSDPConfig, context: StrategyContext) -> None:
+        """Each rank has some of the experts, sharded over the ranks that have the same."""
+        refuse_unspreadable(model, self._expert_parallel, self._ranks.size, context.expert_parallel_field)
+        mesh = self._ranks.expert_mesh(self._device, self._expert_parallel)
+        for experts in spread(model, mesh[EXPERT]):
+            fully_shard(experts, **self._fsdp_options(config) | {"mesh": mesh[SHARD]})
 
     def _fsdp_options(self, config: FSDPConfig) -> dict[str, Any]:
         offload = CPUOffloadPolicy(pin_memory=self._device.type == "cuda") if config.cpu_offload else OffloadPolicy()

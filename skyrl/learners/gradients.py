@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from skyrl.learners.ranks import EXPERT
+
 
 def mesh_of(tensor: Tensor) -> DeviceMesh | None:
     """The ranks that a tensor is spread over; None for a plain one."""
@@ -56,6 +58,12 @@ def sum_over(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> No
     dist.all_reduce(together, group=group)
     for each, summed in zip(own, together.split([each.numel() for each in own]), strict=True):
         each.copy_(summed.view(each.shape))
+
+
+def is_on_experts(parameter: Tensor) -> bool:
+    """Whether it belongs to experts that are spread over ranks."""
+    mesh = mesh_of(parameter)
+    return mesh is not None and EXPERT in (mesh.mesh_dim_names or ())
 
 
 def divide(parameters: Iterable[nn.Parameter], factor: float) -> None:

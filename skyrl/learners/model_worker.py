@@ -76,6 +76,8 @@ class ModelWorker:
             tensor_parallel=sizes.tensor,
             tensor_parallel_field=joined(config_path, "tensor_parallel_size"),
             section_field=config_path,
+            expert_parallel=section.expert_parallel_size,
+            expert_parallel_field=joined(config_path, "expert_parallel_size"),
             strategy_field=trainer_field(table, "strategy"),
         )
         self._loss_scale = context.loss_scale

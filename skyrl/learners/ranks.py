@@ -27,6 +27,9 @@ from skyrl.planning.replicas import Replicas
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 """Names of the dimensions of a device mesh, in its order."""
 
+EXPERT = "expert"
+"""Name of the last dimension of the mesh of experts, behind `shard`."""
+
 _members = 0
 """Roles of this process that are in its process group."""
 
@@ -88,6 +91,13 @@ class Ranks:
         sizes = {REPLICATE: copies // shard, SHARD: shard, TENSOR: tensor}
         kept = {name: size for name, size in sizes.items() if name == SHARD or size > 1}
         return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+
+    def expert_mesh(self, device: torch.device, experts: int) -> DeviceMesh:
+        """Dimensions `shard` and `expert`: `experts` consecutive ranks hold different experts; those that hold the same
+        shard them. Raises ValueError if the size does not divide the number of ranks.
+        """
+        copies = self._divided(experts, "expert_parallel_size")
+        return init_device_mesh(device.type, (copies, experts), mesh_dim_names=(SHARD, EXPERT))
 
     def row_sharing(self, *, sequence: int = 1, context: int = 1, tensor: int = 1) -> RowSharing | None:
         """The `context` x `sequence` ranks among which this one shares packed rows; None for one. Collective.

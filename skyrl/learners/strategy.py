@@ -61,6 +61,12 @@ class StrategyContext:
     section_field: str = ""
     """Path of the model's section of the configuration, for messages."""
 
+    expert_parallel: int = 1
+    """Consecutive ranks that hold different experts of every layer."""
+
+    expert_parallel_field: str = "expert_parallel_size"
+    """Path of the field that says so, for messages."""
+
     strategy_field: str = "trainer.strategy"
     """Path of the field that names the strategy, for messages."""
 

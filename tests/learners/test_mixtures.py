@@ -1,8 +1,10 @@
-"""Mixtures of experts in a learner of one process."""
+"""Mixtures of experts in learners of one process, and with experts spread over ranks."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,36 @@ from skyrl.config import TrainerConfig
 from skyrl.learners.workers import PolicyWorker
 from skyrl.training.objective import policy_objective
 from tests.inference.nano import nano_model
+from tests.learners.pool import Pool
 from tests.learners.rows import batch
-from tests.learners.test_strategies import assert_same_numbers, changed, mini_batch
+from tests.learners.test_strategies import (
+    CONTEXT,
+    FSDP,
+    SHARING,
+    Spread,
+    Trained,
+    assert_same_numbers,
+    assert_same_weights,
+    changed,
+    course,
+    mini_batch,
+    stored,
+    weights_of,
+)
+from tests.long_cases import long_except
+
+EXPERTS = "policy.expert_parallel_size"
+WAYS: dict[str, tuple[dict[str, Any], int]] = {
+    "2 ranks spread experts": ({EXPERTS: 2}, 2),
+    "2x2 ranks spread experts": ({EXPERTS: 2}, 4),
+    "4 ranks spread experts": ({EXPERTS: 4}, 4),
+    "2x2 ranks spread experts and share sequences": ({EXPERTS: 2, SHARING: 2}, 4),
+    "2x2 ranks spread experts and share keys": ({EXPERTS: 4, CONTEXT: 2}, 4),
+    "2 ranks spread experts, a row at a time": ({EXPERTS: 2, "micro_train_batch_size_per_gpu": 1}, 2),
+    "2 ranks spread experts, recomputing": ({EXPERTS: 2, "recompute_activations": True}, 2),
+    "2 ranks spread experts, padded": ({EXPERTS: 2, "use_sample_packing": False}, 2),
+    "2 ranks spread experts, resting on the host": ({EXPERTS: 2, FSDP + "cpu_offload": True}, 2),
+}
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -35,3 +65,30 @@ async def test_packed_rows_of_a_mixture_of_experts_are_padded_ones(
     weights = dict(packed.weights())
     for name, value in padded.weights():
         torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def mixture(pool: Pool, small: TrainerConfig, tmp_path_factory: pytest.TempPathFactory) -> Spread:
+    """Learners of a model with 8 experts, of which a token meets 2."""
+    folder = tmp_path_factory.mktemp("mixture")
+    nano_model("qwen3_moe").save_pretrained(folder)
+    # Clipping takes a gradient norm of hundreds down to 1: by AdamW's usual 1e-8 a gradient that is rounding alone
+    # would be a whole step.
+    values = {"policy.model.path": str(folder), "policy.optimizer_config.adam_eps": 1e-6}
+    return Spread(pool, pool, changed(small, values))
+
+
+@pytest.fixture(scope="module")
+def alone(mixture: Spread) -> Trained:
+    return asyncio.run(course(mixture.policy({}, 1)))
+
+
+@pytest.mark.parametrize("name", long_except(WAYS, "2 ranks spread experts", "2x2 ranks spread experts"))
+async def test_five_steps_with_spread_experts_are_those_of_one_process(
+    name: str, mixture: Spread, alone: Trained
+) -> None:
+    other = await course(mixture.policy(*WAYS[name]))
+    for one, two in zip(alone.metrics, other.metrics, strict=True):
+        assert_same_numbers(one, two)
+    assert_same_weights(alone.weights, other.weights)
+    torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
