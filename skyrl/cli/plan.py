@@ -148,7 +148,7 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
     """The sizes of a model and what one of its ranks does in one training step."""
     import attrs
 
-    from skyrl.config.sizes import data_parallel_of, grid_of, model_parallel, parallel_sizes, work_of
+    from skyrl.config.sizes import data_parallel_of, expert_parallel, grid_of, model_parallel, parallel_sizes, work_of
 
     trainer, work = run.trainer, work_of(run, model)
     tokens = trainer.max_tokens_per_microbatch if trainer.max_tokens_per_microbatch > 0 else None
@@ -158,6 +158,7 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
         "data_parallel": data_parallel_of(run, model),
         "model_parallel": model_parallel(run, model),
         **{f"{name}_parallel": size for name, size in parallel_sizes(run, model).items()},
+        "expert_parallel": expert_parallel(run, model),
         **attrs.asdict(work),
         "gradient_accumulation": work.micro_batches,
         "micro_batch_size": trainer.micro_train_batch_size_per_gpu if work.optimizer_steps else 0,

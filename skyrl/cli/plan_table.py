@@ -78,9 +78,13 @@ def _work(model: Mapping[str, Any]) -> list[str]:
 
 
 def _replicas(model: Mapping[str, Any]) -> str:
-    """`4`, or `4 x sequence 2` where two ranks each share sequences: replicas, and the ranks of one."""
+    """`4`, or `4 x sequence 2` where two ranks each share sequences: replicas, and the ranks of one. `4 (expert 2)`:
+    pairs of ranks hold different experts.
+    """
     sizes = {name: model[f"{name}_parallel"] for name in ("pipeline", "context", "sequence", "tensor")}
-    return " x ".join([str(model["data_parallel"]), *(f"{name} {size}" for name, size in sizes.items() if size > 1)])
+    whole = " x ".join([str(model["data_parallel"]), *(f"{name} {size}" for name, size in sizes.items() if size > 1)])
+    experts = model["expert_parallel"]
+    return f"{whole} (expert {experts})" if experts > 1 else whole
 
 
 def _passes(model: Mapping[str, Any], count: str, size: str, noun: str, plural: str) -> str:

@@ -77,6 +77,7 @@ def learner_fields(part: Part, model: Model, gpus_of_a_machine: int = GPUS_OF_A_
         return fields | {
             f"trainer.{model}.sequence_parallel_size": degrees.context,
             f"trainer.{model}.tensor_parallel_size": degrees.tensor,
+            f"trainer.{model}.expert_parallel_size": degrees.expert,
         }
     if model == "critic":  # Megatron has none, which a check says
         return fields

@@ -55,6 +55,7 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
             "sequence_parallel_size",
             "context_parallel_size",
             "tensor_parallel_size",
+            "expert_parallel_size",
             "model_config_kwargs",
             "use_dropout",
             "model.init_from_scratch",

@@ -132,6 +132,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
         scoring=_pass(run, model, trainer.micro_forward_batch_size_per_gpu),
         update=_pass(run, model, trainer.micro_train_batch_size_per_gpu) if learns else None,
         shards=ranks if deepspeed or section.fsdp_config.fsdp_size == -1 else section.fsdp_config.fsdp_size,
+        expert_parallel=section.expert_parallel_size,
         micro_batches=work.micro_batches,
         states=0 if learns and section.optimizer_config.optimizer == "sgd" else 2,
         layer_states=1 if learns and section.optimizer_config.optimizer == "muon" else None,

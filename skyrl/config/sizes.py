@@ -164,6 +164,13 @@ def parallel_sizes(run: SkyRLTrainConfig, model: Model) -> dict[str, int]:
     }
 
 
+def expert_parallel(run: SkyRLTrainConfig, model: Model) -> int:
+    """Ranks of the model that hold different experts; 1 under Megatron, which has an expert size of its own."""
+    if run.trainer.strategy == "megatron" and model != "critic":
+        return 1
+    return int(getattr(run.trainer, model).expert_parallel_size)
+
+
 def replicas_of(run: SkyRLTrainConfig, model: Model) -> Replicas:
     """Which ranks of the model compute on the same rows. The tree must have passed `check`."""
     together = model_parallel(run, model)

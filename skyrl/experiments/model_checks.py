@@ -103,6 +103,26 @@ def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Prob
                 )
 
 
+def ranks_that_spread_experts_get_as_many(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Each rank that spreads experts has as many of a layer's as the others."""
+    for model in models_of(run):
+        section = getattr(run.trainer, model)
+        files, size = readable_files(section.model.path), section.expert_parallel_size
+        if files is None or size == 1 or run.trainer.strategy == "megatron":
+            continue
+        path, where = f"trainer.{model}.expert_parallel_size", section.model.path
+        if files.experts is None:
+            message = f"the model {where} has no experts that {size} ranks could share"
+            yield Problem(path=path, message=message, hint="set it to 1")
+        elif found := uneven_parts({"experts": files.experts}, size, grid_of(run, model).ranks):
+            _, uneven = found
+            yield Problem(
+                path=path,
+                message=f"{size} ranks cannot share the {uneven.whole} experts of the model {where}",
+                hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
+            )
+
+
 def the_policy_can_chat(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A chat template writes the prompts, and an answer fits into the positions of the model."""
     files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)

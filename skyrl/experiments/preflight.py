@@ -36,6 +36,7 @@ from skyrl.experiments.model_checks import (
     models_are_where_they_are_said_to_be,
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
+    ranks_that_spread_experts_get_as_many,
     the_model_is_there,
     the_policy_can_chat,
 )
@@ -259,6 +260,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     degrees_of_megatron_divide_the_model,
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
+    ranks_that_spread_experts_get_as_many,
     the_policy_can_chat,
     data_files_exist,
     the_task_can_be_imported,

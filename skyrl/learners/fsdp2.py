@@ -200,8 +200,8 @@ class Fsdp2(DataParallel):
 
     def _spread_experts(self, model: nn.Module, config: FSDPConfig, context: StrategyContext) -> None:
         """Each rank has some of the experts, sharded over the ranks that have the same."""
-        refuse_unspreadable(model, self._expert_parallel, self._ranks.size, context.expert_parallel_field)
         mesh = self._ranks.expert_mesh(self._device, self._expert_parallel)
+        refuse_unspreadable(model, self._expert_parallel, self._ranks.size, context.expert_parallel_field)
         for experts in spread(model, mesh[EXPERT]):
             fully_shard(experts, **self._fsdp_options(config) | {"mesh": mesh[SHARD]})
 

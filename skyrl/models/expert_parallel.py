@@ -1,8 +1,8 @@
 """Expert parallelism (GShard, arXiv:2006.16668): ranks hold some of the experts of every layer, and tokens travel.
 
 Each rank routes the tokens of its own rows. One all-to-all sends a copy of every token to the ranks that hold its
-experts, a second one brings the answers back, and the rank that sent them adds them up by the router's weights. No token
-is dropped. Attention, norms and routers are as without.
+experts, a second one brings the answers back, and the rank that sent them adds them up by the router's weights. No
+token is dropped. Attention, norms and routers are as without.
 """
 
 from __future__ import annotations

@@ -62,6 +62,11 @@ class ModelFiles:
         return found if isinstance(found, int) else None
 
     @property
+    def experts(self) -> int | None:
+        """Experts of a layer; None where it has none."""
+        return next(_experts(self.config), None)
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether a vocabulary lies in its folder."""
         return any(any(self.tokenizer_folder.glob(pattern)) for pattern in _TOKENIZERS)

@@ -80,6 +80,9 @@ class Learner:
     shards: int = 1
     """Ranks that share one copy of the weights."""
 
+    expert_parallel: int = 1
+    """Ranks that hold different experts of a layer."""
+
     micro_batches: int = 2
     """Micro-batches of an optimizer step: from the second on, gradients are there during forward."""
 
@@ -103,6 +106,13 @@ class Learner:
 
     zero: Zero | None = None
     """None: FSDP2."""
+
+    @property
+    def gathered_layer(self) -> int:
+        """Weights of one layer that FSDP gathers on a rank: all but the experts of other ranks."""
+        return (
+            self.shape.layer_parameters - self.shape.layer_experts * (self.expert_parallel - 1) // self.expert_parallel
+        )
 
     @property
     def trained(self) -> int:
@@ -211,8 +221,8 @@ def _gathered(learner: Learner, *, layers: int) -> int:
     if zero is not None or learner.shards == 1:
         return _casts(learner)
     if learner.keeps_gathered:
-        return size * shape.parameters // learner.how.tensor
-    return size * (_outer(learner) + min(layers, shape.layers) * shape.layer_parameters) // learner.how.tensor
+        return size * (_outer(learner) + shape.layers * learner.gathered_layer) // learner.how.tensor
+    return size * (_outer(learner) + min(layers, shape.layers) * learner.gathered_layer) // learner.how.tensor
 
 
 def _casts(learner: Learner) -> int:
@@ -307,6 +317,7 @@ def _whole_gradients(learner: Learner) -> int:
     layer = shape.layer_parameters
     if learner.zero is not None:
         return size * (layer + (head if shape.tied else 0))
+    layer = learner.gathered_layer
     return (size * (head + layer) + FLOAT * layer) // learner.how.tensor
 
 

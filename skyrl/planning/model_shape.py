@@ -63,6 +63,11 @@ class ModelShape:
         return (*attention, self.query_width * self.hidden, *biases, *norms, *feed_forward)
 
     @property
+    def layer_experts(self) -> int:
+        """Weights of the experts of one layer."""
+        return 3 * self.hidden * self.intermediate * self.experts
+
+    @property
     def layer_parameters(self) -> int:
         """Weights of one layer."""
         return sum(self.layer_tensors)

@@ -130,12 +130,13 @@ def test_the_table_says_how_many_ranks_share_a_sequence() -> None:
         "trainer.ref.context_parallel_size": 2,
         "trainer.ref.sequence_parallel_size": 2,
         "trainer.ref.tensor_parallel_size": 2,
+        "trainer.policy.expert_parallel_size": 8,
         "trainer.attention": "sdpa",
     }
     plan = planned(values)
     policy, reference = table(plan).splitlines()[-4:-2]
     assert policy.startswith(
-        "policy  8      2 x sequence 4                         4 optimizer steps of 640 samples"
+        "policy  8      2 x sequence 4 (expert 8)              4 optimizer steps of 640 samples"
     )  # 256 x 5 / 2
     assert reference.startswith("ref     8      1 x context 2 x sequence 2 x tensor 2  scores 5120 samples")
     assert (plan["models"][0]["sequence_parallel"], plan["models"][0]["data_parallel"]) == (4, 2)

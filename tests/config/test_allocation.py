@@ -44,6 +44,13 @@ def test_learners_share_matrices_and_sequences() -> None:
     assert run.trainer.placement.policy_num_gpus_per_node == 8
 
 
+def test_learners_spread_experts() -> None:
+    run = run_of("vllm:d8+fsdp:d8e4")
+    assert (run.trainer.strategy, run.trainer.policy.expert_parallel_size) == ("fsdp2", 4)
+    assert run.trainer.ref.expert_parallel_size == 4
+    assert problems(run) == []
+
+
 def test_named_parts_are_models() -> None:
     run = run_of("vllm[rollout]:d2+fsdp[actor]:d4+fsdp[ref]:d2")
     placement = run.trainer.placement
@@ -63,7 +70,10 @@ def test_a_field_that_disagrees_is_an_error_and_one_that_agrees_is_not() -> None
     ("text", "message"),
     [
         ("vllm:d8|fsdp:d4p2", "fsdp learners have no pipeline parallelism, and the pipeline degree is 2"),
-        ("vllm:d8+fsdp:d8e2", "fsdp learners have no expert parallelism, and the expert degree is 2"),
+        (
+            "vllm:d4+fsdp:(attn:d4|ffn:d2e2)",
+            "fsdp learners split experts by e alone, and attn and ffn have degrees of their own",
+        ),
         ("vllm:d8+eval", "names engines alone, and this run trains"),
         ("d8", "names learners alone, and this run starts engines"),
         ("vllm[rollout]:d2+fsdp[critic]:d4", "no part is the policy's: the learners are critic"),

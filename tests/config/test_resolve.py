@@ -22,7 +22,7 @@ PATHS = set(LEAVES) | set(table_paths(SkyRLTrainConfig))
 
 _MEGATRON = "megatron_config."
 ALLOCATED: dict[str, dict[str, Any]] = {
-    "vllm:d2t2p3+fsdp:d8t2c3": {
+    "vllm:d2t2p3+fsdp:d8t2c3e2": {
         "generator.inference_engine.num_engines": 2,
         "generator.inference_engine.tensor_parallel_size": 2,
         "generator.inference_engine.pipeline_parallel_size": 3,
@@ -31,6 +31,7 @@ ALLOCATED: dict[str, dict[str, Any]] = {
         **{f"trainer.placement.{model}_num_gpus_per_node": 8 for model in ("policy", "critic", "ref")},
         **{f"trainer.{model}.tensor_parallel_size": 2 for model in ("policy", "critic", "ref")},
         **{f"trainer.{model}.sequence_parallel_size": 3 for model in ("policy", "critic", "ref")},
+        **{f"trainer.{model}.expert_parallel_size": 2 for model in ("policy", "critic", "ref")},
     },
     "vllm:d24+megatron:(attn:d2p2t2c3|ffn:p2t3e2)": {
         "trainer.strategy": "megatron",

@@ -70,6 +70,10 @@ class Unmet(Ranks):
             raise Reached(tensor)
         return CopySize(shard_size)
 
+    def expert_mesh(self, device: torch.device, experts: int) -> Any:
+        """Raises `Reached`: ranks are to hold different experts."""
+        raise Reached(experts)
+
 
 def worker_of(scene: Scene, model: ModelTable, ranks: Ranks = Unmet()) -> ModelWorker:
     """The learner of this model, on one of its ranks."""

@@ -66,6 +66,9 @@ class Sights:
     def cut(self) -> Observable:
         return self._of("the ranks that cut the matrices of {}", self._shared)
 
+    def spread(self) -> Observable:
+        return self._of("the ranks that hold different experts of {}", self._shared)
+
     def fsdp(self) -> Observable:
         return self._of("the arguments of FSDP's `fully_shard` for {}", lambda it: given_to_fsdp(it, self.model))
 
@@ -396,6 +399,7 @@ PROBES: tuple[Probe, ...] = (
             place.probe("sequence_parallel_size", 2, place.sights.shared(), place.several),
             place.probe("context_parallel_size", 2, place.sights.shared(), place.several),
             place.probe("tensor_parallel_size", 2, place.sights.cut(), place.several),
+            place.probe("expert_parallel_size", 2, place.sights.spread(), place.several),
         )
     ),
     *stored_adapter(REFERENCE_PLACE),

@@ -22,6 +22,7 @@ from skyrl.experiments.model_checks import (
     degrees_of_megatron_divide_the_model,
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
+    ranks_that_spread_experts_get_as_many,
 )
 from skyrl.experiments.preflight import (
     a_compiler_is_there,
@@ -152,6 +153,33 @@ def test_degrees_of_megatron_divide_heads_and_layers(
     path = f"trainer.policy.megatron_config.{name}_model_parallel_size"
     assert [(problem.path, problem.hint) for problem in found] == ([] if hint is None else [(path, hint)])
     assert all(message is not None and problem.message.startswith(message) for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("experts", "size", "problem"),
+    [
+        ({"num_experts": 8}, 4, None),
+        ({"num_experts": 6}, 4, ("4 ranks cannot share the 6 experts of the model", "nearest sizes that can: 2")),
+        ({"num_local_experts": 8}, 3, ("3 ranks cannot share the 8 experts", "nearest sizes that can: 2 and 4")),
+        ({}, 2, ("the model", "set it to 1")),
+    ],
+)
+def test_ranks_that_spread_experts_divide_them(
+    experts: dict[str, int], size: int, problem: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **experts}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    run = resolved(
+        trainer__policy__model__path=str(tmp_path),
+        trainer__policy__expert_parallel_size=size,
+        trainer__placement__policy_num_gpus_per_node=8,
+    )
+    found = list(ranks_that_spread_experts_get_as_many(run))
+    assert len(found) == (problem is not None)
+    for each in found:
+        assert problem is not None
+        assert each.message.startswith(problem[0])
+        assert each.hint == problem[1]
 
 
 def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(monkeypatch: pytest.MonkeyPatch) -> None:

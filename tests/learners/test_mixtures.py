@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from skyrl.config import TrainerConfig
+from skyrl.errors import ModelError
 from skyrl.learners.workers import PolicyWorker
+from skyrl.models.expert_parallel import grouped_product, one_kernel
 from skyrl.training.objective import policy_objective
 from tests.inference.nano import nano_model
 from tests.learners.pool import Pool
@@ -92,3 +94,52 @@ async def test_five_steps_with_spread_experts_are_those_of_one_process(
         assert_same_numbers(one, two)
     assert_same_weights(alone.weights, other.weights)
     torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [("2x2 ranks spread experts", None), (None, "4 ranks spread experts")])
+async def test_a_state_with_spread_experts_goes_on_in_one_process_and_back(
+    saved: str | None, loaded: str | None, mixture: Spread, alone: Trained, tmp_path: Path
+) -> None:
+    first = mixture.policy(*(WAYS[saved] if saved else ({}, 1)))
+    for step in range(3):
+        await first.update(mini_batch(step))
+    tensors, numbers = await stored(first, tmp_path)
+    other = mixture.policy(*(WAYS[loaded] if loaded else ({}, 1)))
+    await other.load_state(tensors, numbers)
+    for step in (3, 4):
+        assert_same_numbers(alone.metrics[step], await other.update(mini_batch(step)))
+    assert_same_weights(alone.weights, await weights_of(other))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "said"),
+    [
+        ("mixtral", 4, None),
+        ("qwen3", 2, "this model has no experts that ranks could share: set trainer.policy.expert_parallel_size = 1"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused(
+    kind: str, size: int, said: str | None, pool: Pool, small: TrainerConfig, tmp_path: Path
+) -> None:
+    model = nano_model(kind)
+    model.save_pretrained(tmp_path)
+    values: dict[str, Any] = {"policy.model.path": str(tmp_path), EXPERTS: size}
+    spread = Spread(pool, pool, small)
+    if said is None:
+        spread.policy(values, 4)
+        return
+    with pytest.raises(ModelError, match=said):
+        spread.policy(values, size)
+
+
+@pytest.mark.parametrize("sizes", [(3, 0, 2, 4), (0, 0, 0, 9)])
+def test_one_kernel_for_all_experts_computes_the_products_of_each(sizes: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(9, 16, generator=generator).requires_grad_()
+    matrices = torch.randn(4, 32, 16, generator=generator).requires_grad_()
+    found = []
+    for product in (grouped_product, one_kernel):
+        answer = product(rows, matrices, torch.tensor(sizes))
+        found.append((answer, *torch.autograd.grad(answer.square().sum(), (rows, matrices))))
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, atol=1e-4, rtol=1e-5)

@@ -55,6 +55,16 @@ def test_zero_has_masters_beside_what_it_computes_with() -> None:
     assert rests(3) == {"parameters": weights, "gradients": weights, "optimizer": 6 * weights, "overhead": 200}
 
 
+def test_a_rank_gathers_the_experts_of_no_other_rank() -> None:
+    whole = attrs.evolve(LEARNER, shards=2, shape=attrs.evolve(SHAPE, experts=4, experts_per_token=1))
+    spread = attrs.evolve(whole, expert_parallel=2)
+    # of four experts of three matrices of 4 x 6, two are elsewhere
+    assert whole.gathered_layer - spread.gathered_layer == 2 * 3 * 24
+    assert resting(whole) == resting(spread)
+    gathered = [learner_memory(each)["scoring"]["parameters"] for each in (whole, spread)]
+    assert gathered[0] - gathered[1] == 4 * 2 * (2 * 3 * 24)  # of two layers, in float32
+
+
 def test_a_frozen_model_is_its_weights() -> None:
     reference = attrs.evolve(LEARNER, update=None)
     assert list(learner_memory(reference)) == ["scoring"]

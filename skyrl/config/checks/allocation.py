@@ -53,13 +53,20 @@ def an_allocation_places_every_model(run: SkyRLTrainConfig) -> Iterator[Problem]
 
 
 def degrees_of_an_allocation_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """FSDP splits weights, sequences and matrices; pipelines and experts are Megatron's. One strategy serves a run."""
+    """FSDP splits weights, sequences, matrices and experts; pipelines are Megatron's, and so are experts that are split
+    otherwise than the attention. One strategy serves a run.
+    """
     allocation = allocation_of(run)
     for part in () if allocation is None else allocation.learners:
-        for name, degree in (("pipeline", part.degrees.pipeline), ("expert", part.degrees.expert)):
-            if part.learner != "megatron" and degree > 1:
-                message = f"{part.learner} learners have no {name} parallelism, and the {name} degree is {degree}"
-                yield Problem(path=PATH, message=message, hint="leave it out: d, t and c run")
+        if part.learner == "megatron":
+            continue
+        if part.degrees.pipeline > 1:
+            degree = part.degrees.pipeline
+            message = f"{part.learner} learners have no pipeline parallelism, and the pipeline degree is {degree}"
+            yield Problem(path=PATH, message=message, hint="leave it out: d, t, c and e run")
+        if part.experts is not None:
+            message = f"{part.learner} learners split experts by e alone, and attn and ffn have degrees of their own"
+            yield Problem(path=PATH, message=message, hint="write one list of degrees: d, t, c and e run")
     kinds = {part.learner == "megatron" for part in (() if allocation is None else allocation.learners)}
     if len(kinds) > 1:
         yield Problem(path=PATH, message="some learners are Megatron's and some are not", hint="name one for all")

@@ -1,12 +1,16 @@
-"""Checks of models whose ranks share sequences or matrices. Whether they divide the model is seen when a run starts."""
+"""Checks of models whose ranks share sequences, matrices or experts.
+
+Whether they divide the model is seen when a run starts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import models_of, trained_models
+from skyrl.config.sizes import grid_of, models_of, trained_models
 from skyrl.errors import Problem
+from skyrl.planning.batches import divisors, nearest
 from skyrl.tree.rules import Check
 
 
@@ -61,11 +65,36 @@ def matrices_are_cut_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
 
 
+def experts_are_spread_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Experts are spread over all ranks of a model under FSDP, whose other matrices are whole; Megatron has a size of
+    its own.
+    """
+    for model in models_of(run):
+        path, section = f"trainer.{model}.expert_parallel_size", getattr(run.trainer, model)
+        size, ranks = section.expert_parallel_size, grid_of(run, model).ranks
+        if size == 1:
+            continue
+        if run.trainer.strategy not in ("fsdp", "fsdp2"):
+            message = f"{size}: strategy = {run.trainer.strategy} does not read it"
+            yield Problem(path=path, message=message, hint="set it to 1, or trainer.strategy = fsdp2")
+        elif section.tensor_parallel_size > 1:
+            message = f"{size} ranks cannot spread experts where tensor_parallel_size = {section.tensor_parallel_size}"
+            yield Problem(path=path, message=message, hint="set one of both to 1")
+        elif section.fsdp_config.fsdp_size not in (-1, ranks):
+            message = f"{size} ranks cannot spread experts of copies that are sharded over a part of the ranks"
+            yield Problem(path=path, message=message, hint=f"set trainer.{model}.fsdp_config.fsdp_size = -1")
+        elif ranks % size:
+            fitting = " and ".join(map(str, nearest(size, divisors(ranks))))
+            message = f"{size} does not divide the {ranks} ranks of the model"
+            yield Problem(path=path, message=message, hint=f"nearest divisors: {fitting}")
+
+
 SEQUENCE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     shared_sequences_are_packed,
     shared_sequences_are_attended_to_by_torch,
     gathered_keys_are_not_dropped,
     matrices_are_cut_under_fsdp,
+    experts_are_spread_under_fsdp,
 )
 
 

@@ -18,7 +18,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "degrees_of_an_allocation_run": [
         ({PATH: "vllm:d4+fsdp:d2p2"}, PATH),
-        ({PATH: "vllm:d4+fsdp:d2e2"}, PATH),
+        ({PATH: "vllm:d4+fsdp:(attn:d2|ffn:e2)"}, PATH),
         ({PATH: "vllm[rollout]:d4+fsdp[actor]:d4|megatron[critic]:d4"}, PATH),
     ],
 }
@@ -27,5 +27,5 @@ SILENT: dict[str, dict[str, Any]] = {
     "an_allocation_and_the_fields_agree": {**SPLIT, "generator.inference_engine.num_engines": 4},
     "an_allocation_has_engines_and_learners": SPLIT,
     "an_allocation_places_every_model": {PATH: "vllm[rollout]:d4+fsdp[actor]:d4|fsdp[critic]:d4"},
-    "degrees_of_an_allocation_run": {PATH: "vllm:d4+fsdp:d2t2"},
+    "degrees_of_an_allocation_run": {PATH: "vllm:d4+fsdp:d2t2e2"},
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.config.check_cases.settings import CRITIC, MEGATRON, NO_KL
+from tests.config.check_cases.settings import CRITIC, MEGATRON, NO_KL, gpus
 
 SHARED = {model: f"trainer.{model}.sequence_parallel_size" for model in ("policy", "critic", "ref")}
 CUT = {model: f"trainer.{model}.tensor_parallel_size" for model in ("policy", "critic", "ref")}
+SPREAD = {model: f"trainer.{model}.expert_parallel_size" for model in ("policy", "critic", "ref")}
 PADDED = {"trainer.use_sample_packing": False}
 EAGER = {"trainer.attention": "eager"}
 
@@ -29,6 +30,14 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"trainer.strategy": "deepspeed", **CRITIC, path: 2}, path) for path in CUT.values()
     ]
     + [({**MEGATRON, CUT["ref"]: 2}, CUT["ref"])],
+    "experts_are_spread_under_fsdp": [
+        ({"trainer.strategy": "deepspeed", **CRITIC, path: 2}, path) for path in SPREAD.values()
+    ]
+    + [
+        ({**gpus(4, "policy"), CUT["policy"]: 2, SPREAD["policy"]: 2}, SPREAD["policy"]),
+        ({**gpus(4, "ref"), "trainer.ref.fsdp_config.fsdp_size": 2, SPREAD["ref"]: 2}, SPREAD["ref"]),
+        ({**gpus(6, "policy"), SPREAD["policy"]: 4}, SPREAD["policy"]),
+    ],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
@@ -45,4 +54,10 @@ SILENT: dict[str, dict[str, Any]] = {
         "trainer.critic.context_parallel_size": 2,  # there is none
     },
     "matrices_are_cut_under_fsdp": {"trainer.strategy": "deepspeed", **NO_KL, CUT["ref"]: 2, CUT["critic"]: 2},
+    "experts_are_spread_under_fsdp": {
+        **gpus(4, "policy"),
+        "trainer.policy.fsdp_config.fsdp_size": 4,
+        SPREAD["policy"]: 2,
+        SPREAD["critic"]: 3,  # there is none
+    },
 }
