@@ -55,7 +55,7 @@ class Fsdp2(DataParallel):
 
     def __init__(self, source: ModelSource, config: FSDPConfig, context: StrategyContext) -> None:
         self._ranks, self._device, self._mover = context.ranks, context.device, context.mover
-        self._sharded = context.ranks.size > 1 or context.tensor_parallel > 1
+        self._sharded = max(context.ranks.size, context.tensor_parallel, context.expert_parallel) > 1
         self._tensor_parallel = context.tensor_parallel
         self._rests_on_host = config.cpu_offload and self._sharded
         self._compute_dtype = (

@@ -123,7 +123,8 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchanged(gradients[0], *ctx.sizes, ctx.group), None, None, None
+        out, into = ctx.sizes
+        return _exchanged(gradients[0], out, into, ctx.group), None, None, None
 
 
 def _exchanged(rows: Tensor, out: list[int], into: list[int], group: dist.ProcessGroup) -> Tensor:

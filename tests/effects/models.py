@@ -399,8 +399,11 @@ PROBES: tuple[Probe, ...] = (
             place.probe("sequence_parallel_size", 2, place.sights.shared(), place.several),
             place.probe("context_parallel_size", 2, place.sights.shared(), place.several),
             place.probe("tensor_parallel_size", 2, place.sights.cut(), place.several),
-            place.probe("expert_parallel_size", 2, place.sights.spread(), place.several),
         )
+    ),
+    *(
+        place.probe("expert_parallel_size", 2, place.sights.spread(), place.several)
+        for place in (POLICY_PLACE, CRITIC_PLACE, REFERENCE_PLACE)
     ),
     *stored_adapter(REFERENCE_PLACE),
     *(probe for place in LEARNING for table in (adapter, optimizer) for probe in table(place)),
