@@ -48,10 +48,11 @@ def _memory(memory: dict[str, object]) -> Iterator[Finding]:
 
 def _heads(run: SkyRLTrainConfig) -> Iterator[Finding]:
     from skyrl.cli.plan_memory import known_shape_of
+    from skyrl.config.engines import backend_of
     from skyrl.tools.rehearsal import Finding
 
     engine, shape = run.generator.inference_engine, known_shape_of(run.trainer.policy.model.path or "")
-    if engine.backend != "vllm" or run.trainer.device != "cuda" or shape is None:
+    if backend_of(engine).package != "vllm" or run.trainer.device != "cuda" or shape is None:
         return
     if shape.head_size % HEAD_MULTIPLE or shape.head_size > LARGEST_HEAD:
         kernels = f"multiples of {HEAD_MULTIPLE} up to {LARGEST_HEAD}"

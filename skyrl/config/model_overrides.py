@@ -20,7 +20,7 @@ def engine_overrides(run: SkyRLTrainConfig) -> Mapping[str, Any]:
 
 
 def _own(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
-    """Those of the model's own table; Megatron's has a field for them."""
+    """Values of the model's own table; Megatron's has a field for them."""
     section = getattr(trainer, model)
     is_megatrons = trainer.strategy == "megatron" and model != "critic"
     own: Mapping[str, Any] = (

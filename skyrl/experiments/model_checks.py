@@ -84,7 +84,7 @@ def ranks_that_cut_matrices_get_equal_parts(run: SkyRLTrainConfig) -> Iterator[P
 
 
 def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Under Megatron each rank has as many heads and features as the others, and each pipeline stage as many layers."""
+    """Megatron's ranks have equally many heads and features each, and its pipeline stages equally many layers."""
     if run.trainer.strategy != "megatron":
         return
     for model in (name for name in models_of(run) if name != "critic"):

@@ -23,7 +23,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.sharing import check_complete, slots_of
 from skyrl.learners.strategy import ModelSource
 from skyrl.models.megatron_gpt import MegatronDecoder
-from skyrl.models.megatron_layout import Layout, Piece, block_of, fill, own_part, put
+from skyrl.models.megatron_layout import Block, Layout, block_of, fill, own_part, put
 from skyrl.models.naming import named_weights
 
 STEP = "step"
@@ -85,7 +85,7 @@ class MegatronState:
         stored = source.stored
         drawn = dict(named_weights(source.load(HOST))) if stored is None else {}
 
-        def read(piece: Piece) -> Tensor:
+        def read(piece: Block) -> Tensor:
             if stored is None:
                 return _columns(drawn[piece.weight][piece.rows.start : piece.rows.stop], piece)
             return _columns(stored.rows(piece.weight, piece.rows, self.shapes[piece.weight].shape), piece)
@@ -122,7 +122,7 @@ class MegatronState:
             yield name, whole
 
     def tensor_shards(self) -> Iterator[TensorShard]:
-        """Of each tensor of this stage, an equal stretch for each of its ranks."""
+        """An equal stretch of each tensor of this stage for each of its ranks."""
         stage = parallel_state.get_pipeline_model_parallel_rank()
         names = [name for name in self.shapes if self._stage_of[name] == stage]
         for name in names:
@@ -161,7 +161,7 @@ class MegatronState:
         """A parameter's numbers, or those of a part of its state, out of the stored tensors, in float32."""
         local = torch.zeros(self._parameters[name].shape, device=self._device)
 
-        def read(piece: Piece) -> Tensor:
+        def read(piece: Block) -> Tensor:
             width = self.shapes[piece.weight][:1].numel()
             start = piece.rows.start * width
             rows = source.read(pattern.format(piece.weight), start, len(piece.rows) * width)
@@ -170,7 +170,7 @@ class MegatronState:
         fill(local, self._pieces(name), read)
         return local
 
-    def _pieces(self, name: str) -> tuple[Piece, ...]:
+    def _pieces(self, name: str) -> tuple[Block, ...]:
         return self._layouts[self._part][name]
 
     def _whole(self, weight: str, local: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ class MegatronState:
         return any(hasattr(inner, "model_param_gbuf_map") for inner in self._optimizer.chained_optimizers)
 
     def _stretch(self, parameter: nn.Parameter) -> _Stretch | None:
-        """None of a parameter that never changes, or of which this rank has no number."""
+        """The stretch of a parameter that this rank updates; None where it has no number of it, or it never changes."""
         for inner in () if self._optimizer is None else self._optimizer.chained_optimizers:
             if hasattr(inner, "model_param_gbuf_map"):
                 place = inner.model_param_group_index_map.get(parameter)
@@ -256,5 +256,5 @@ class MegatronState:
         return max(found, key=lambda each: len(each[0]))
 
 
-def _columns(rows: Tensor, piece: Piece) -> Tensor:
+def _columns(rows: Tensor, piece: Block) -> Tensor:
     return rows if piece.columns is None else rows[:, piece.columns.start : piece.columns.stop]

@@ -90,16 +90,15 @@ class ModelWorker:
             failed.callback(self.strategy.close)
             if sizes.sequence * sizes.context > 1:
                 refuse_unshareable(self.model, ranks.size, config_path, **asdict(sizes))
-            self._options = self.strategy.probe(
-                partial(
-                    probe_forward,
-                    pack=trainer.use_sample_packing,
-                    share_prompts=trainer.share_group_prompts,
-                    device=self.device,
-                    packing_field=trainer_field(table, "use_sample_packing"),
-                    row_sharing=ranks.row_sharing(**asdict(sizes)),
-                )
+            probe = partial(
+                probe_forward,
+                pack=trainer.use_sample_packing,
+                share_prompts=trainer.share_group_prompts,
+                device=self.device,
+                packing_field=trainer_field(table, "use_sample_packing"),
+                row_sharing=ranks.row_sharing(**asdict(sizes)),
             )
+            self._options = self.strategy.probe(probe)
             failed.pop_all()
 
     @property

@@ -2,7 +2,7 @@
 
 Megatron-core joins query, key and value of each group of heads into one matrix, and gate and up projection into
 another; its tensor parallelism cuts what is joined, and pads the vocabulary. Both directions of the conversion follow
-from one table of `Piece`s, one tensor at a time. Nothing here needs Megatron-core.
+from one table of `Block`s, one tensor at a time. Nothing here needs Megatron-core.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ heads."""
 
 
 @frozen
-class Piece:
+class Block:
     """Rows of a Megatron parameter that are rows of a stored weight. A vector counts as a column."""
 
     weight: str
@@ -99,57 +99,57 @@ class Piece:
     """Row of the Megatron parameter where they begin."""
 
 
-Layout = Mapping[str, tuple[Piece, ...]]
+Layout = Mapping[str, tuple[Block, ...]]
 """Megatron parameter, layers counted from 0 over all pipeline stages -> its pieces, in the order of its rows."""
 
 
 def layout_of(sizes: DecoderSizes, *, parts: int = 1, part: int = 0, value_head: str | None = None) -> Layout:
-    """Pieces of every parameter on one of the `parts` ranks that cut matrices among them.
+    """Blocks of every parameter on one of the `parts` ranks that cut matrices among them.
 
     `value_head` names the weight of a critic's head, which stands in the place of the output head. A tied output head,
     which the last stage of a pipeline holds a copy of, is laid out as the embeddings are.
     """
     tokens = sizes.padded_vocabulary(parts) // parts
     own = range(part * tokens, min((part + 1) * tokens, sizes.vocabulary))
-    found: dict[str, tuple[Piece, ...]] = {EMBEDDINGS: (Piece(_STORED_EMBEDDINGS, own),)}
+    found: dict[str, tuple[Block, ...]] = {EMBEDDINGS: (Block(_STORED_EMBEDDINGS, own),)}
     for layer in range(sizes.layers):
         found |= {f"decoder.layers.{layer}.{name}": pieces for name, pieces in _layer(sizes, layer, parts, part)}
-    found["decoder.final_layernorm.weight"] = (Piece("model.norm.weight", range(sizes.hidden)),)
+    found["decoder.final_layernorm.weight"] = (Block("model.norm.weight", range(sizes.hidden)),)
     if value_head is not None:
-        found["value_head.weight"] = (Piece(value_head, range(1)),)
+        found["value_head.weight"] = (Block(value_head, range(1)),)
     else:
-        found[HEAD] = (Piece(_STORED_EMBEDDINGS if sizes.tied else _STORED_HEAD, own),)
+        found[HEAD] = (Block(_STORED_EMBEDDINGS if sizes.tied else _STORED_HEAD, own),)
     return found
 
 
-def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[tuple[str, tuple[Piece, ...]]]:
+def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[tuple[str, tuple[Block, ...]]]:
     stored = f"model.layers.{layer}."
     whole, head = range(sizes.hidden), range(sizes.head_size)
     for name, theirs in (("input_layernorm", "input_layernorm"), ("pre_mlp_layernorm", "post_attention_layernorm")):
-        yield f"{name}.weight", (Piece(f"{stored}{theirs}.weight", whole),)
+        yield f"{name}.weight", (Block(f"{stored}{theirs}.weight", whole),)
     for kind in ("weight", "bias") if sizes.attention_bias else ("weight",):
         yield f"self_attention.linear_qkv.{kind}", tuple(_joined_heads(sizes, stored, kind, parts, part))
     if sizes.head_norms:
         for name in ("q", "k"):
-            yield f"self_attention.{name}_layernorm.weight", (Piece(f"{stored}self_attn.{name}_norm.weight", head),)
+            yield f"self_attention.{name}_layernorm.weight", (Block(f"{stored}self_attn.{name}_norm.weight", head),)
     mixed = _share(sizes.heads * sizes.head_size, parts, part)
-    yield "self_attention.linear_proj.weight", (Piece(f"{stored}self_attn.o_proj.weight", whole, mixed),)
+    yield "self_attention.linear_proj.weight", (Block(f"{stored}self_attn.o_proj.weight", whole, mixed),)
     inner = _share(sizes.intermediate, parts, part)
-    gate, up = (Piece(f"{stored}mlp.{name}_proj.weight", inner, None, n * len(inner)) for n, name in enumerate(_GATED))
+    gate, up = (Block(f"{stored}mlp.{name}_proj.weight", inner, None, n * len(inner)) for n, name in enumerate(_GATED))
     yield "mlp.linear_fc1.weight", (gate, up)
-    yield "mlp.linear_fc2.weight", (Piece(f"{stored}mlp.down_proj.weight", whole, inner),)
+    yield "mlp.linear_fc2.weight", (Block(f"{stored}mlp.down_proj.weight", whole, inner),)
 
 
 _GATED = ("gate", "up")
 
 
-def _joined_heads(sizes: DecoderSizes, stored: str, kind: str, parts: int, part: int) -> Iterator[Piece]:
+def _joined_heads(sizes: DecoderSizes, stored: str, kind: str, parts: int, part: int) -> Iterator[Block]:
     """Of each group of heads its queries, its key and its value, one group after the other."""
     queries, size, first = sizes.heads // sizes.groups, sizes.head_size, 0
     for group in _share(sizes.groups, parts, part):
         for name, heads in (("q", queries), ("k", 1), ("v", 1)):
             rows = range(group * heads * size, (group + 1) * heads * size)
-            yield Piece(f"{stored}self_attn.{name}_proj.{kind}", rows, None, first)
+            yield Block(f"{stored}self_attn.{name}_proj.{kind}", rows, None, first)
             first += len(rows)
 
 
@@ -157,12 +157,12 @@ def _share(whole: int, parts: int, part: int) -> range:
     return range(whole * part // parts, whole * (part + 1) // parts)
 
 
-def block_of(local: Tensor, piece: Piece) -> Tensor:
+def block_of(local: Tensor, piece: Block) -> Tensor:
     """The rows of a Megatron parameter (rows, ...) that belong to the piece; a view."""
     return local[piece.first : piece.first + len(piece.rows)]
 
 
-def fill(local: Tensor, pieces: Sequence[Piece], read: Callable[[Piece], Tensor]) -> None:
+def fill(local: Tensor, pieces: Sequence[Block], read: Callable[[Block], Tensor]) -> None:
     """Write a Megatron parameter (rows, ...) out of what `read` gives of each stored weight; rows of padding are 0."""
     local.zero_()
     for piece in pieces:
@@ -170,13 +170,13 @@ def fill(local: Tensor, pieces: Sequence[Piece], read: Callable[[Piece], Tensor]
         target.copy_(read(piece).view(target.shape))
 
 
-def own_part(local: Tensor, pieces: Sequence[Piece], weight: str) -> Tensor:
+def own_part(local: Tensor, pieces: Sequence[Block], weight: str) -> Tensor:
     """(rows, ...): what a Megatron parameter holds of one stored weight, its pieces one after the other."""
     blocks = [block_of(local, piece) for piece in pieces if piece.weight == weight]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-def put(whole: Tensor, part: Tensor, pieces: Sequence[Piece], weight: str) -> None:
+def put(whole: Tensor, part: Tensor, pieces: Sequence[Block], weight: str) -> None:
     """Write `part`, which `own_part` gave on a rank whose parameter has these `pieces`, into the whole weight."""
     first = 0
     for piece in (each for each in pieces if each.weight == weight):

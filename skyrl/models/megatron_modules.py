@@ -61,7 +61,9 @@ class RowAttention(nn.Module):
     parallelism asks for it.
     """
 
-    def __init__(self, config: Any, layer_number: int, *_: object, softmax_scale: float | None = None, **__: object):
+    def __init__(
+        self, config: Any, layer_number: int, *_: object, softmax_scale: float | None = None, **__: object
+    ) -> None:
         """`config` is Megatron-core's `TransformerConfig`; the heads are those of this tensor-parallel rank."""
         super().__init__()
         self.layer_number, self._scaling = layer_number, softmax_scale

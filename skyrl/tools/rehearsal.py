@@ -22,6 +22,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from skyrl.config import SkyRLTrainConfig, compose
+from skyrl.config.engines import backend_of
 from skyrl.config.folding import folded, what_was_folded
 from skyrl.config.kept import kept_text
 from skyrl.config.sizes import evaluates, has_critic, has_reference
@@ -105,7 +106,7 @@ class Rehearsal:
         if run.trainer.device == "cuda":
             yield Finding("GPUs", "not tried", f"CUDA kernels, memory and {run.trainer.strategy} on several ranks")
         engine = run.generator.inference_engine
-        if engine.backend != "torch":
+        if not backend_of(engine).is_embedded:
             yield Finding(
                 "engines", "not tried", f"{engine.backend}, and weight transfer by {engine.weight_sync_backend}"
             )

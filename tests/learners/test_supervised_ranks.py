@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from skyrl.config import compose
 from skyrl.experiments.experiment import experiment_class
 from skyrl.planning.replicas import Replicas
-from skyrl.processes.handles import Group
+from skyrl.processes.handles import Group, Handle
 from skyrl.processes.progress import Progress
 from tests.learners.pool import Pool
 from tests.long_cases import long_except
@@ -33,6 +33,9 @@ class PoolProcesses:
 
     def start(self, role: str, makers: Sequence[Callable[..., Any]]) -> Group[Any]:
         return self._pool.start(makers[0], len(makers), self._replicas)  # which exchanges the ranks for its own
+
+    def restart(self, role: str, rank: int, maker: Callable[[], Any]) -> Handle[Any]:
+        raise AssertionError("no learner is started again")
 
     def dump_stacks(self) -> list[Path]:
         return []

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from skyrl.errors import ModelError
-from skyrl.models.megatron_layout import DecoderSizes, Layout, Piece, fill, layout_of, own_part, put
+from skyrl.models.megatron_layout import Block, DecoderSizes, Layout, fill, layout_of, own_part, put
 from skyrl.models.naming import named_weights
 from tests.inference.nano import nano_model
 
@@ -67,7 +67,7 @@ def rows_of(layout: Layout, weights: Mapping[str, Tensor], name: str, padded: in
     return local
 
 
-def cut(weight: Tensor, piece: Piece) -> Tensor:
+def cut(weight: Tensor, piece: Block) -> Tensor:
     rows = weight[piece.rows.start : piece.rows.stop]
     return rows if piece.columns is None else rows[:, piece.columns.start : piece.columns.stop]
 
@@ -95,9 +95,9 @@ def test_a_group_of_heads_lies_together_queries_first() -> None:
     pieces = layout_of(sizes, parts=2, part=1)["decoder.layers.1.self_attention.linear_qkv.bias"]
     stored = "model.layers.1.self_attn."
     assert pieces == (
-        Piece(f"{stored}q_proj.bias", range(16, 32), None, 0),
-        Piece(f"{stored}k_proj.bias", range(8, 16), None, 16),
-        Piece(f"{stored}v_proj.bias", range(8, 16), None, 24),
+        Block(f"{stored}q_proj.bias", range(16, 32), None, 0),
+        Block(f"{stored}k_proj.bias", range(8, 16), None, 16),
+        Block(f"{stored}v_proj.bias", range(8, 16), None, 24),
     )
 
 
@@ -105,7 +105,7 @@ def test_a_vocabulary_that_ranks_cannot_share_equally_is_padded_at_its_end() -> 
     sizes = DecoderSizes.of(nano_model("qwen2").config)  # 258 tokens
     assert sizes.padded_vocabulary(4) == 260
     [piece] = layout_of(sizes, parts=4, part=3)["output_layer.weight"]
-    assert piece == Piece("lm_head.weight", range(195, 258))
+    assert piece == Block("lm_head.weight", range(195, 258))
 
 
 @pytest.mark.parametrize("name", REAL)
