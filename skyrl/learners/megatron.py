@@ -16,6 +16,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
@@ -110,7 +111,7 @@ class Megatron:
         self._state = MegatronState(self.model, self._outer, layouts, part, self._meta, self._ranks, self._device)
         self._state.load_weights(source)
 
-    def _overlap(self, megatron: Any, reducing: Any) -> None:
+    def _overlap(self, megatron: TransformerConfig, reducing: DistributedDataParallelConfig) -> None:
         """Let sums of gradients and gathers of weights run beside computation, where that is configured."""
         if reducing.overlap_grad_reduce:
             megatron.no_sync_func = self._ddp.no_sync

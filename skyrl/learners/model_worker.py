@@ -65,21 +65,7 @@ class ModelWorker:
         self._budget = token_budget(trainer)
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True)
-        context = StrategyContext(
-            ranks=ranks,
-            device=self.device,
-            compute_dtype=getattr(torch, required(trainer.compute_dtype, trainer_field(table, "compute_dtype"))),
-            optimizer=optimizer,
-            micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
-            loss_scale=loss_scale_of(trainer, section, ranks.size) if optimizer else None,
-            mover=mover or DeviceMover(),
-            tensor_parallel=sizes.tensor,
-            tensor_parallel_field=joined(config_path, "tensor_parallel_size"),
-            section_field=config_path,
-            expert_parallel=section.expert_parallel_size,
-            expert_parallel_field=joined(config_path, "expert_parallel_size"),
-            strategy_field=trainer_field(table, "strategy"),
-        )
+        context = _context(trainer, section, ranks, config_path, optimizer, mover)
         self._loss_scale = context.loss_scale
         with ExitStack() as failed:
             self._joined = ranks.size > 1 or kind.joins_alone
@@ -205,6 +191,34 @@ def token_budget(trainer: TrainerConfig) -> TokenBudget:
         tokens=limit if limit > 0 else None,
         at_least=trainer.min_microbatches,
         keep_groups=trainer.use_sample_packing and trainer.share_group_prompts,
+    )
+
+
+def _context(
+    trainer: TrainerConfig,
+    section: ModelSection,
+    ranks: Ranks,
+    config_path: str,
+    optimizer: OptimizerConfig | None,
+    mover: DeviceMover | None,
+) -> StrategyContext:
+    """Surroundings of a strategy on these ranks; messages name fields at and above `config_path`."""
+    table = table_above(config_path)
+    sizes = strategy_named(trainer.strategy, trainer_field(table, "strategy")).sizes(section)
+    return StrategyContext(
+        ranks=ranks,
+        device=torch.device(required_device(trainer)),
+        compute_dtype=getattr(torch, required(trainer.compute_dtype, trainer_field(table, "compute_dtype"))),
+        optimizer=optimizer,
+        micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
+        loss_scale=loss_scale_of(trainer, section, ranks.size) if optimizer else None,
+        mover=mover or DeviceMover(),
+        tensor_parallel=sizes.tensor,
+        tensor_parallel_field=joined(config_path, "tensor_parallel_size"),
+        section_field=config_path,
+        expert_parallel=section.expert_parallel_size,
+        expert_parallel_field=joined(config_path, "expert_parallel_size"),
+        strategy_field=trainer_field(table, "strategy"),
     )
 
 

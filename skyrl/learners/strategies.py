@@ -35,7 +35,7 @@ class RowSizes:
 
     @classmethod
     def of(cls, section: ModelSection) -> RowSizes:
-        """Those of the model's own fields."""
+        """Sizes of the model's own fields."""
         return cls(
             sequence=section.sequence_parallel_size,
             context=section.context_parallel_size,
@@ -44,7 +44,7 @@ class RowSizes:
 
     @classmethod
     def of_megatron(cls, section: ModelSection) -> RowSizes:
-        """Those of Megatron's table."""
+        """Sizes of Megatron's table."""
         config = megatron_config_of(section)
         return cls(context=config.context_parallel_size, tensor=config.tensor_model_parallel_size)
 

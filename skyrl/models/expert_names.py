@@ -41,7 +41,7 @@ _FAMILIES: Mapping[str, _Names] = {
 }
 
 EXPERT_MATRICES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-"""What the matrices of an expert are called, in files and in transformers."""
+"""Names of the matrices of an expert, in files and in transformers."""
 
 
 def is_experts(name: str) -> bool:

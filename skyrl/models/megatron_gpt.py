@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import linear, pad, silu
+from transformers import PretrainedConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from skyrl.errors import ModelError
@@ -31,7 +32,7 @@ from skyrl.models.shared_rows import RowSharing
 
 
 def transformer_config(
-    config: Any, sizes: DecoderSizes, dtype: torch.dtype, overrides: Mapping[str, Any], *, field: str
+    config: PretrainedConfig, sizes: DecoderSizes, dtype: torch.dtype, overrides: Mapping[str, Any], *, field: str
 ) -> TransformerConfig:
     """Megatron-core's settings of the decoder of a transformers configuration, computed in `dtype` on the groups of
     ranks that there are. `overrides` are further fields, of which the user sets some at the path `field`.
@@ -73,7 +74,7 @@ def transformer_config(
     return TransformerConfig(**derived, **overrides)
 
 
-def _refuse_what_is_not_converted(config: Any) -> None:
+def _refuse_what_is_not_converted(config: PretrainedConfig) -> None:
     """Raises `ModelError` for what Megatron-core would compute otherwise."""
     if not segments_fit(config):
         raise ModelError("strategy = megatron needs layers that see the whole sequence, without windows or chunks")
@@ -241,7 +242,7 @@ class MegatronDecoder(nn.Module):
         return TokenClassifierOutput(logits=answer)
 
     def set_input_tensor(self, hidden: list[Tensor] | Tensor) -> None:
-        """What the next call computes on, in the place of embeddings, on another stage than the first one."""
+        """Take the hidden states that the next call computes on, in the place of embeddings, on a later stage."""
         self.gpt.set_input_tensor(hidden)
 
     def _logits(self, hidden: Tensor, tokens: int, kept: Tensor | None) -> Tensor:

@@ -8,11 +8,12 @@ from one table of `Block`s, one tensor at a time. Nothing here needs Megatron-co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
 from attrs import frozen
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from skyrl.errors import ModelError
 
@@ -46,7 +47,7 @@ class DecoderSizes:
     """Queries and keys are normalized per head."""
 
     @classmethod
-    def of(cls, config: Any) -> Self:
+    def of(cls, config: PretrainedConfig) -> Self:
         """Sizes from a transformers configuration. Raises `ModelError` for an architecture without a converter."""
         kind = config.model_type
         if kind not in ARCHITECTURES:

@@ -6,7 +6,7 @@ run wherever torch does. They follow Megatron-core's signatures and import nothi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from attrs import frozen
@@ -16,6 +16,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from skyrl.models.segment_attention import Segments, segment_attention
 from skyrl.models.shared_rows import RowSharing
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
 
 
 @frozen(kw_only=True, eq=False)
@@ -42,7 +45,7 @@ class MegatronNorm(nn.Module):
     different tokens.
     """
 
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
         """`config` is Megatron-core's `TransformerConfig`."""
         super().__init__()
         self.eps = eps
@@ -62,7 +65,7 @@ class RowAttention(nn.Module):
     """
 
     def __init__(
-        self, config: Any, layer_number: int, *_: object, softmax_scale: float | None = None, **__: object
+        self, config: TransformerConfig, layer_number: int, *_: object, softmax_scale: float | None = None, **__: object
     ) -> None:
         """`config` is Megatron-core's `TransformerConfig`; the heads are those of this tensor-parallel rank."""
         super().__init__()

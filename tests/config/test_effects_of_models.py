@@ -161,7 +161,22 @@ PLACES: dict[str, tuple[Values, dict[str, str]]] = {
     "": (SFT, {"{m}": "", "{t}": "", "{ranks}": "placement.num_gpus_per_node"}),
 }
 NEVER = f"{ZERO}stage3_gather_16bit_weights_on_model_save"
-IN_EVERY_PLACE = [(place, case) for place in PLACES for case in CASES]
+MEGATRON: Values = {"{t}strategy": "megatron"}
+BY_OTHERS: Values = {"{t}strategy": "fsdp2"}
+WITH_MEGATRON = (
+    Case("megatron_config.tensor_model_parallel_size", 2, MEGATRON, (BY_OTHERS,)),
+    Case("megatron_config.ddp_config", {"overlap_grad_reduce": True}, MEGATRON, (BY_OTHERS,), learns=True),
+    Case("megatron_config.optimizer_config_kwargs", {"loss_scale": 1}, MEGATRON, (BY_OTHERS,), learns=True),
+    Case("megatron_config.torch_profiler_config", {"enable": True}, MEGATRON, (BY_OTHERS,), learns=True),
+    Case("megatron_config.empty_cuda_cache", False, {**MEGATRON, **CUDA}, (ON_CPU, BY_OTHERS), learns=True),
+    Case("model_config_kwargs", {"rms_norm_eps": 0.5}, BY_OTHERS, (MEGATRON,)),
+)
+"""In the policy and the reference."""
+
+IN_EVERY_PLACE = [
+    *((place, case) for place in PLACES for case in CASES),
+    *((place, case) for place in ("trainer.policy", "trainer.ref") for case in WITH_MEGATRON),
+]
 
 
 def named(place: str, field: str) -> str:
@@ -198,6 +213,11 @@ def test_a_setting_that_does_nothing_is_told(at: tuple[str, Case]) -> None:
         return
     for context in case.idle:
         assert is_told(place, case.field, case.value, case.acts, context), context
+
+
+@pytest.mark.parametrize("place", ["trainer.policy", "trainer.ref"])
+def test_megatrons_checkpoints_are_loaded_by_any_number_of_ranks_anyway(place: str) -> None:
+    assert is_told(place, "megatron_config.dist_ckpt_optim_fully_reshardable", True, MEGATRON)
 
 
 def test_settings_of_an_adapter_act_from_rank_one() -> None:
@@ -286,6 +306,7 @@ def test_settings_of_a_critic_that_is_not_there_are_told_once(field: str) -> Non
 def test_every_condition_of_a_model_has_a_case() -> None:
     expected = {effect.path for model in (*RL_MODELS, MODEL) for effect in model_effects(model)}
     tested = {named(place, case.field) for place, case in IN_EVERY_PLACE} | {named(place, NEVER) for place in PLACES}
-    tables = {"lora", "optimizer_config", "fsdp_config", "deepspeed_config", "offload_param", "offload_optimizer"}
-    alone = {*tables, "schedule_unit", "lora_sync_path"}  # the last acts nowhere but for the policy
+    tables = {"lora", "optimizer_config", "fsdp_config", "deepspeed_config", "megatron_config"}
+    tables |= {"offload_param", "offload_optimizer"}
+    alone = {*tables, "schedule_unit", "lora_sync_path", "dist_ckpt_optim_fully_reshardable"}  # tested by themselves
     assert {path for path in expected - tested if path.rpartition(".")[2] not in alone} == set()

@@ -77,6 +77,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ALGORITHM + "reward_shaping.overlong.buffer_len",
         )
     ],
+    "the_engine_returns_what_the_loss_reads": [
+        ({**reader, "generator.sampling_params.logprobs": None}, "generator.sampling_params.logprobs")
+        for reader in ({ALGORITHM + "old_logprobs": "engine"}, {ALGORITHM + "policy_loss_type": "decoupled"})
+    ],
     "a_group_has_something_to_compare": [({"generator.n_samples_per_prompt": 1}, "generator.n_samples_per_prompt")],
 }
 
@@ -96,5 +100,6 @@ SILENT: dict[str, dict[str, Any]] = {
         ALGORITHM + "loss_reduction": "sequence_mean",
     },
     "remax_compares_raw_rewards": {ALGORITHM + "advantage_estimator": "remax"},
+    "the_engine_returns_what_the_loss_reads": {"generator.sampling_params.logprobs": None},
     "the_overlong_buffer_fits": {ALGORITHM + "reward_shaping.overlong.buffer_len": 256},
 }
