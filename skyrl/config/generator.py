@@ -115,7 +115,8 @@ class GeneratorConfig(BaseConfig):
 
     max_input_length: int | None = field(default=None, validator=positive)
     """Tokens that a turn may start from: prompt and all turns before. Where there are more, the trajectory ends. None:
-    `trainer.max_prompt_length`, which is the only value that fits a single turn, and too little for several."""
+    `trainer.max_prompt_length`, which is the only value that fits a single turn, and too little for several; with
+    `environment.agent`, six times `max_generate_length` more: three answers, and as much again from tools."""
 
     max_trajectories_in_flight: int | None = field(default=None, validator=positive, metadata=FREE)
     """Trajectories that are played at the same time, in whole groups and at least one of them: each has an environment

@@ -62,10 +62,23 @@ def the_reference_is_where_the_policy_started(run: SkyRLTrainConfig) -> str | No
     return run.trainer.policy.model.path
 
 
-@rule(writes="generator.max_input_length", reads=("trainer.max_prompt_length",))
+@rule(
+    writes="generator.max_input_length",
+    reads=(
+        "trainer.max_prompt_length",
+        "environment.agent.command",
+        "environment.agent.function",
+        "generator.sampling_params.max_generate_length",
+    ),
+)
 def the_first_input_is_the_prompt(run: SkyRLTrainConfig) -> int:
-    """The engine's input in a single turn is the prompt."""
-    return run.trainer.max_prompt_length
+    """The engine's input in a single turn is the prompt. An agent's conversation grows by three answers and by as many
+    tokens again from its tools.
+    """
+    agent = run.environment.agent
+    plays = bool(agent.command) or agent.function is not None
+    growth = 6 * run.generator.sampling_params.max_generate_length if plays else 0
+    return run.trainer.max_prompt_length + growth
 
 
 @rule(writes="trainer.algorithm.temperature", reads=("generator.sampling_params.temperature",))

@@ -112,6 +112,15 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
     ({}, "trainer.logger", "console"),
     ({"trainer.policy.model.path": "my/model"}, "trainer.ref.model.path", "my/model"),
     ({"trainer.max_prompt_length": 77}, "generator.max_input_length", 77),
+    (
+        {
+            "trainer.max_prompt_length": 77,
+            "generator.sampling_params.max_generate_length": 10,
+            "environment.agent.command": ["agent"],
+        },
+        "generator.max_input_length",
+        137,
+    ),
     ({"generator.sampling_params.temperature": 0.7}, "trainer.algorithm.temperature", 0.7),
     (
         {"generator.sampling_params.max_generate_length": 99, "generator.sampling_params.top_p": 0.5},
