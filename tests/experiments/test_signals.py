@@ -147,4 +147,6 @@ def test_a_run_without_progress_says_what_it_waits_for(nano: Path, tmp_path: Pat
     assert ended == 1, said
     assert "warning: no progress for" in said
     assert "policy-0 in LearningWorker.update_share" in said
-    assert "phased_step" in (tmp_path / "run" / "stacks.txt").read_text(encoding="utf-8")
+    stacks = (tmp_path / "run" / "stacks.txt").read_text(encoding="utf-8")
+    assert "in _happen" in stacks
+    assert "in update_share" in stacks
