@@ -41,6 +41,8 @@ NOT_ARGUMENTS = {
     "engine_init_kwargs": "is more arguments, each under its own name",
     "fully_sharded_loras": "belongs to adapters, and is an argument where there is one",
     "num_engines": "is how many such engines are started",
+    "max_engine_restarts": "is how often one is started again",
+    "engine_restart_backoff_seconds": "is when",
     "run_engines_locally": "says that they are started here",
     "remote_urls": "names engines that others started",
     "external_proxy_url": "names engines that others started",

@@ -145,7 +145,7 @@ _GATED = ("gate", "up")
 
 
 def _joined_heads(sizes: DecoderSizes, stored: str, kind: str, parts: int, part: int) -> Iterator[Block]:
-    """Of each group of heads its queries, its key and its value, one group after the other."""
+    """Queries, key and value of each group of heads, one group after the other."""
     queries, size, first = sizes.heads // sizes.groups, sizes.head_size, 0
     for group in _share(sizes.groups, parts, part):
         for name, heads in (("q", queries), ("k", 1), ("v", 1)):

@@ -71,7 +71,7 @@ class DeltaSender:
     """Begins the names of new files; no earlier file has it."""
 
     base: DeltaFiles
-    """What the folder held after the last transfer; empty to write all weights."""
+    """Content of the folder after the last transfer; empty to write all weights."""
 
     def __call__(self, weights: Weights) -> dict[str, dict[str, str]]:
         """The files of the new version: those of the base, as far as weights are current in them, and new ones."""
@@ -86,7 +86,7 @@ class DeltaSender:
     def _changed(
         self, weights: Weights, known: Mapping[str, tuple[str, str]], files: dict[str, dict[str, str]]
     ) -> Weights:
-        """Those of another digest than `known`, rounded; the others are entered in `files` under their old file."""
+        """Tensors of another digest than `known`, rounded; the others are entered in `files` under their old file."""
         for name, tensor in weights:
             rounded = tensor.detach().to("cpu", getattr(torch, self.dtype)).contiguous()
             file, before = known.get(name, ("", ""))

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from skyrl.processes.orphans import RUN, private_root, tagged
-from tests.long_cases import long_except
 from tests.nano_run import overrides
 
 HEARTBEAT = 8.0
@@ -153,7 +152,8 @@ def test_a_stopped_driver_resumes_and_a_process_that_is_killed_then_ends_the_run
         assert_killed(run, "engine-0")
 
 
-@pytest.mark.parametrize("victim", long_except(["engine-0", "policy-1"], "policy-1"))
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["engine-0", "policy-1"])
 def test_a_stopped_process_ends_the_run_within_the_deadline_and_is_named(
     nano: Path, tmp_path: Path, victim: str
 ) -> None:

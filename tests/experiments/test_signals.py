@@ -148,5 +148,5 @@ def test_a_run_without_progress_says_what_it_waits_for(nano: Path, tmp_path: Pat
     assert "warning: no progress for" in said
     assert "policy-0 in LearningWorker.update_share" in said
     stacks = (tmp_path / "run" / "stacks.txt").read_text(encoding="utf-8")
-    assert "in _happen" in stacks
+    assert " in phased\n" in stacks
     assert "in update_share" in stacks

@@ -20,7 +20,7 @@ import pytest
 
 from tests.nano_run import as_words, overrides
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray jobs")]
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray_jobs")]
 
 ROOT = Path(__file__).parents[2]
 WAITS = 400.0

@@ -34,6 +34,9 @@ class World:
     async def pause(self) -> None:
         self.calls.append("pause")
 
+    async def admit_restarted(self) -> None:
+        """No engine was started again."""
+
     async def resume(self) -> None:
         self.calls.append("resume")
 
