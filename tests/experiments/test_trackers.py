@@ -21,6 +21,7 @@ TRACKED: dict[str, Any] = {
     "trainer__logger": ["console", "tensorboard", "wandb"],
     "trainer__trackers": {"sample_rows": 2, "finish_seconds": 240.0, "wandb": {"mode": "offline"}},
     "trainer__ckpt_interval": 5,
+    "trainer__async_ckpt_save": False,  # so that the kill in step 8 finds the checkpoint of step 5 on every machine
 }
 
 
