@@ -200,7 +200,8 @@ def _weight_bytes(learner: Learner) -> int:
         return FLOAT * weights // (learner.shards if zero is None else 1)
     if zero.stage < 3:
         return learner.how.size * weights
-    return learner.how.size * (weights // learner.shards + weights - _sharded(learner))
+    copies = 2 if zero.offloads_parameters else 1  # the host keeps one that is computed with, too
+    return learner.how.size * (copies * weights // learner.shards + weights - _sharded(learner))
 
 
 def _sharded(learner: Learner) -> int:
