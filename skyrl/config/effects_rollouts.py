@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from skyrl.config.engines import BACKENDS, backend_of, backends_that
+from skyrl.config.engines import BACKENDS, backend_of, backends_that, kind_of_engine
 from skyrl.config.environment import (
     COMPARED_ENVIRONMENTS,
     PROGRAM_ENVIRONMENTS,
@@ -117,6 +117,11 @@ def _hands_over_by_ipc(run: SkyRLTrainConfig) -> bool:
     return on_ray(run) and by_nccl and run.trainer.placement.colocate_all
 
 
+def _leaves_groups(run: SkyRLTrainConfig) -> bool:
+    engine = run.generator.inference_engine
+    return kind_of_engine(engine) == "http" and engine.weight_sync_backend != "none"
+
+
 def _splits_engines(run: SkyRLTrainConfig) -> bool:
     engine = run.generator.inference_engine
     return engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size > 1
@@ -190,6 +195,11 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
         "generator.inference_engine.external_token",
         "the engines run already (external_server_urls names them)",
         lambda run: not starts_engines(run),
+    ),
+    Effect(
+        "generator.inference_engine.override_existing_update_group",
+        "the engines are vLLM servers that run already, and get weights (weight_sync_backend is not none)",
+        _leaves_groups,
     ),
     Effect(
         "trainer.policy.model.lora.lora_sync_path",

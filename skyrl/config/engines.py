@@ -122,8 +122,10 @@ class InferenceEngineConfig(BaseConfig):
     """Gigabytes of weights that are handed over at a time through CUDA IPC."""
 
     override_existing_update_group: Literal["auto", "enable", "disable"] = field(default="auto", metadata=FREE)
-    """Whether engines give up the group through which an earlier run sent them weights. auto: those that the run did
-    not start do."""
+    """Whether vLLM servers that run already leave the group through which others sent them weights: that of a run that
+    died during a transfer, or of another program. auto: they do, as with enable. disable: a server that is in such a
+    group is refused, where it runs `skyrl.inference.vllm_worker.WeightReceiver`, which tells. Engines that a run
+    starts, and SGLang's, are in no group between transfers."""
 
     fully_sharded_loras: bool = False
     """Shard adapters over tensor-parallel GPUs wholly, not by half: faster for high ranks and long sequences. vllm."""

@@ -58,9 +58,6 @@ class Unimplemented:
         )
 
 
-_ENGINE = "generator.inference_engine."
-_POLICY = "trainer.policy."
-
 _EXPERTS: Mapping[str, tuple[Any, ...] | None] = {
     "expert_model_parallel_size": (1,),
     "expert_tensor_parallel_size": (None, 1),
@@ -83,8 +80,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
         Unimplemented(f"trainer.{model}.megatron_config.lora_config", "adapters under Megatron")
         for model in ("policy", "ref")
     ),
-    # engines
-    Unimplemented(_ENGINE + "override_existing_update_group", "engines of others"),
 )
 
 

@@ -48,4 +48,10 @@ def _dialect(engine: InferenceEngineConfig, url: str, deadlines: ServerDeadlines
     control = Connection(url, token=token, most=8)  # of its own: a command does not wait behind samples
     if kind_of_engine(engine) == "sglang":
         return SGLangServer(samples, control, deadlines)
-    return VLLMServer(samples, control, deadlines, model=engine.served_model_name or "")
+    return VLLMServer(
+        samples,
+        control,
+        deadlines,
+        model=engine.served_model_name or "",
+        overrides_group=engine.override_existing_update_group != "disable",
+    )

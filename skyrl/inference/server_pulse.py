@@ -34,10 +34,10 @@ class Pulse:
         finally:
             self._calls -= 1
             if not self._calls:
-                watch.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                self._watch.cancel()
+                self._watch = None  # it ends only later, and would take a call that begins meanwhile with it
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _ask_again_and_again(self) -> None:
         while True:

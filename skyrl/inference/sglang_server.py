@@ -117,7 +117,7 @@ class SGLangServer:
         await self._post("/resume_memory_occupation")
 
     async def sign(self, seconds: float) -> object:
-        return await self._control.get("/health", seconds=seconds, attempts=1)
+        return await self._control.get("/health", seconds=seconds, attempts=10**6)
 
     async def close(self) -> None:
         await asyncio.gather(self._samples.close(), self._control.close())

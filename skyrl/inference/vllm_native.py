@@ -56,6 +56,15 @@ def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights
                     worker.shutdown_weight_transfer_engine()
 
 
+def group_holder(worker: Any) -> str:
+    """Class of the worker's transfer engine where it holds a group with a sender; otherwise empty.
+
+    A group is left behind by a run that died during a transfer, and held by programs that form one for all transfers.
+    """
+    engine = worker.weight_transfer_engine
+    return "" if getattr(engine, "model_update_group", None) is None else type(engine).__name__
+
+
 def _equip(worker: Any, backend: str) -> None:
     """Give the worker its transfer engine, which vLLM creates at start-up only if a backend is configured then."""
     if worker.weight_transfer_engine is None:

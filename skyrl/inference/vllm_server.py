@@ -56,12 +56,20 @@ class VLLMServer:
     """`Dialect` of vLLM's server. `samples` may lead to a router in front of it; `control` leads to the server."""
 
     def __init__(
-        self, samples: Connection, control: Connection, deadlines: ServerDeadlines, *, model: str = ""
+        self,
+        samples: Connection,
+        control: Connection,
+        deadlines: ServerDeadlines,
+        *,
+        model: str = "",
+        overrides_group: bool = True,
     ) -> None:
-        """`model` is the name that requests carry; empty for the first one that the server lists."""
+        """`model` is the name that requests carry; empty for the first one that the server lists. `overrides_group`:
+        the server gives up the group through which others sent it weights; False: such a server is refused.
+        """
         self._samples, self._control, self._deadlines = samples, control, deadlines
         self.url = control.url
-        self._model = model
+        self._model, self._overrides_group = model, overrides_group
         self._route = _GENERATE
         self._has_extension = False
         self._mode = "wait"
@@ -78,6 +86,7 @@ class VLLMServer:
         is_versioned = await self._is_versioned()
         if is_versioned and claim:
             self._has_extension = await self._prepared()
+            await self._leave_update_group()
             await self.resume()
             await self._post("/update_weight_version", {"new_version": "0"})
         return ServerFacts(
@@ -164,7 +173,7 @@ class VLLMServer:
         await self._post("/pause", query={"mode": self._mode})  # waking starts the scheduler
 
     async def sign(self, seconds: float) -> object:
-        return await self._control.get("/health", seconds=seconds, attempts=1)
+        return await self._control.get("/health", seconds=seconds, attempts=10**6)
 
     async def close(self) -> None:
         await asyncio.gather(self._samples.close(), self._control.close())
@@ -187,6 +196,21 @@ class VLLMServer:
                 raise
             return False
         return True
+
+    async def _leave_update_group(self) -> None:
+        """The server is in no group through which others send it weights. Raises `UserError` where it has to stay in
+        one. Without our extension it does not say whether it is in one.
+        """
+        if self._overrides_group:
+            await self._post("/shutdown_weight_transfer_engine")
+        elif self._has_extension:
+            answer = mapping(await self._post("/collective_rpc", {"method": "skyrl_update_group"}), "its groups")
+            if holders := sorted({str(each) for each in answer.get("results") or () if each}):
+                raise UserError(
+                    f"the inference server {self.url} is in a group through which another run sends it weights "
+                    f"({', '.join(holders)}): if that run is over, set "
+                    "generator.inference_engine.override_existing_update_group = enable"
+                )
 
     async def _replace(self, incoming: RemoteWeights, expected: ExpectedWeights) -> object:
         """Has the workers replace their weights; their answer names what went wrong."""

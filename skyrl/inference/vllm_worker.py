@@ -42,6 +42,10 @@ class WeightReceiver:
             report_tempered_logprobs(sampler)
             sampler.skyrl_prepared = True
 
+    def skyrl_update_group(self) -> str:
+        """Class of the transfer engine through which somebody sends weights to this worker; empty where nobody does."""
+        return vllm_native.group_holder(self)
+
     def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:
         """Replaces all weights by those that arrive; empty, or why that stopped halfway.
 

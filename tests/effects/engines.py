@@ -172,6 +172,33 @@ def servers(scene: Scene) -> object:
     return asked, len(made)
 
 
+@observable("what a server with a transfer group of others is asked, and what becomes of it")
+def groups(scene: Scene) -> object:
+    asked: list[str] = []
+
+    class Server:
+        def __init__(self, url: str, **_: object) -> None:
+            self.url = url
+
+        async def get(self, path: str, **_: object) -> object:
+            return {"data": [{"id": "a model"}], "weight_version": "0"}
+
+        async def post(self, path: str, body: Mapping[str, Any] | None = None, **_: object) -> object:
+            asked.append(path if body is None else body.get("method", path))
+            return {"results": ["a group"] if asked[-1] == "skyrl_update_group" else []}
+
+    async def connect() -> None:
+        with mock.patch("skyrl.experiments.servers.Connection", Server):
+            (made,) = server_engines(scene.run, takes_weights=True)
+        await made.pause()
+
+    try:
+        asyncio.run(connect())
+    except SkyRLError as error:
+        asked.append(f"{type(error).__name__}: {error}")
+    return asked
+
+
 @observable("the folder through which adapters reach the engines")
 def adapter_files(scene: Scene) -> object:
     made: list[Path] = []
@@ -236,6 +263,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{E}remote_urls", ("127.0.0.1:2",), servers, {f"{E}backend": "http", "trainer.deterministic": False}),
     Probe(f"{E}external_proxy_url", "http://127.0.0.1:4", servers, SERVER),
     Probe(f"{E}external_token", "env:A_TOKEN", servers, SERVER),
+    Probe(f"{E}override_existing_update_group", "disable", groups, SERVER),
     Probe(f"{E}rollout_dtype", "bfloat16", drawn),
     *(Probe(f"{E}{name}", value, engine, VLLM) for name, value in VALUES.items()),
     Probe(f"{E}expert_parallel_size", 2, engine, SPLIT),

@@ -51,10 +51,6 @@ class SGLangStandIn:
         """Requests for samples that somebody waits for."""
         self.pausing = False
         """It was asked to pause, and not yet to resume."""
-        self.answering = 0
-        """Requests for samples that somebody waits for."""
-        self.pausing = False
-        """It was asked to pause, and not yet to resume."""
         routes: dict[str, Handler] = {
             "/generate": self._generate,
             "/pause_generation": self._pause,
@@ -93,14 +89,11 @@ class SGLangStandIn:
             body = await request.json() if content else {}
             generates = path == "/generate"
             self.answering += generates
-            generates = path == "/generate"
-            self.answering += generates
             work = asyncio.ensure_future(handle(body))
             gone = asyncio.ensure_future(_disconnected(request))
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             gone.cancel()
             work.cancel()
-            self.answering -= generates
             self.answering -= generates
             try:
                 return JSONResponse(await work)

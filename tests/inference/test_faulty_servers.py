@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from skyrl.inference.http_engine import HttpEngine
 from skyrl.inference.incoming_weights import Shared
 from skyrl.inference.server_answers import mapping
 from skyrl.inference.server_dialects import ServerDeadlines
+from skyrl.inference.server_pulse import Pulse
 from skyrl.inference.sglang_server import SGLangServer
 from tests.inference.fault_server import FAULTS, FaultServer, sample
 from tests.inference.nano import nano_tokenizer, prompts, request
@@ -156,6 +158,27 @@ async def test_a_stopped_process_is_named_while_it_has_a_request(folder: Path) -
         await process.wait()
 
 
+async def test_a_call_that_begins_as_the_last_one_ends_is_not_ended_with_its_watch() -> None:
+    async def sign(seconds: float) -> None:
+        return None
+
+    async def after(steps: int, answer: str) -> str:
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        return answer
+
+    async def later(pulse: Pulse, steps: int) -> str:
+        await after(steps, "")
+        return await pulse.guard(after(3, "an answer"))
+
+    for steps in range(12):  # of the loop, between the beginnings of two calls
+        pulse = Pulse("a server", sign, seconds=PATIENT)
+        for answer in await asyncio.gather(
+            pulse.guard(after(3, "an answer")), later(pulse, steps), return_exceptions=True
+        ):
+            assert answer == "an answer", steps
+
+
 async def test_a_server_that_another_run_gave_weights_is_not_given_ours(folder: Path) -> None:
     async with FaultServer() as server:
         one, other = engine(folder, server.url), engine(folder, server.url)
@@ -213,3 +236,22 @@ async def test_a_server_that_is_not_there_yet_is_waited_for_and_then_named() -> 
     with pytest.raises(RunError, match=r"http://127.0.0.1:9 had 0.3 s for /health: ConnectError"):
         await connection.get("/health", seconds=0.3, attempts=10**6)
     await connection.close()
+
+
+async def test_a_sign_of_life_may_take_all_of_its_time(folder: Path) -> None:
+    class Slow(FaultServer):
+        """Hangs up on the first requests for a sign."""
+
+        asked = 0
+
+        async def _answer(self, path: str, *more: Any) -> None:
+            self.asked += path == "/health"
+            if path == "/health" and self.asked < 9:
+                raise ConnectionError
+            await super()._answer(path, *more)
+
+    async with Slow() as server:
+        made = SGLangServer(Connection(server.url), Connection(server.url), ServerDeadlines())
+        await made.sign(PATIENT)
+        assert server.asked == 9
+        await made.close()

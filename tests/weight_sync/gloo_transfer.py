@@ -36,11 +36,12 @@ class Receiver(WeightTransferEngine[NCCLWeightTransferInitInfo, NCCLWeightTransf
 
     init_info_cls = NCCLWeightTransferInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo
-    group: Any = None
+    model_update_group: Any = None
 
     def init_transfer_engine(self, init_info: NCCLWeightTransferInitInfo) -> None:
         rank = init_info.rank_offset + self.parallel_config.rank
-        self.group = join(str(init_info.master_address), int(init_info.master_port or 0), rank, init_info.world_size)
+        address = (str(init_info.master_address), int(init_info.master_port or 0))
+        self.model_update_group = join(*address, rank, init_info.world_size)
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -54,13 +55,13 @@ class Receiver(WeightTransferEngine[NCCLWeightTransferInitInfo, NCCLWeightTransf
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
             weight = torch.empty(shape, dtype=getattr(torch, dtype))
-            self.group.broadcast(weight, 0).wait()
+            self.model_update_group.broadcast(weight, 0).wait()
             if name in FLIP:
                 as_bytes(weight)[5] ^= 1  # a view: it is contiguous and on the CPU
             self.model.load_weights([(name, weight)])  # type: ignore[operator]  # vLLM is not annotated
 
     def shutdown(self) -> None:
-        self.group = None
+        self.model_update_group = None
 
 
 @dataclass

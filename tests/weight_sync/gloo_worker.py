@@ -1,0 +1,12 @@
+"""Our extension of vLLM's workers, beside a transfer over gloo; only vLLM imports this module, in its workers."""
+
+from __future__ import annotations
+
+from skyrl.inference.vllm_worker import WeightReceiver
+from tests.weight_sync import gloo_transfer
+
+gloo_transfer.register()
+
+
+class GlooReceiver(WeightReceiver):
+    """`WeightReceiver` where `gloo` is one of vLLM's transfers."""
