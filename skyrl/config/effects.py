@@ -40,6 +40,14 @@ def _counts_rows(run: SkyRLTrainConfig) -> bool:
     return run.trainer.max_tokens_per_microbatch == -1
 
 
+def _is_megatron(run: SkyRLTrainConfig) -> bool:
+    return run.trainer.strategy == "megatron"
+
+
+def _packs_by_itself(run: SkyRLTrainConfig) -> bool:
+    return _is_megatron(run) or run.trainer.attention in (None, "sdpa")
+
+
 def _forgets_checkpoints(run: SkyRLTrainConfig) -> bool:
     return run.trainer.max_ckpts_to_keep != -1
 
@@ -71,13 +79,23 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect(
         "trainer.share_group_prompts",
-        "use_sample_packing is on and attention is sdpa",
-        lambda run: run.trainer.use_sample_packing and run.trainer.attention in (None, "sdpa"),
+        "use_sample_packing is on, and attention is sdpa or the strategy is megatron",
+        lambda run: run.trainer.use_sample_packing and _packs_by_itself(run),
+    ),
+    Effect(
+        "trainer.attention",
+        "the strategy is not megatron, which has an attention of its own, or the engine is torch",
+        lambda run: not _is_megatron(run) or run.generator.inference_engine.backend == "torch",
+    ),
+    Effect(
+        "trainer.recompute_activations",
+        "the strategy is not megatron, whose recomputation is in megatron_config.transformer_config_kwargs",
+        lambda run: not _is_megatron(run),
     ),
     Effect(
         "trainer.gradient_checkpointing_use_reentrant",
-        "activations are recomputed",
-        lambda run: bool(run.trainer.recompute_activations),
+        "activations are recomputed, and not by Megatron",
+        lambda run: bool(run.trainer.recompute_activations) and not _is_megatron(run),
     ),
     Effect("trainer.eval_batch_size", "evaluation is on", evaluates),
     Effect("trainer.faults.max_skipped_steps", "on_non_finite is skip", _non_finite("skip")),

@@ -74,7 +74,7 @@ def _gradients(model: ModelTable) -> list[Condition]:
 
 
 def _adapter(model: ModelTable) -> Iterator[Effect]:
-    adapts = Condition("lora.rank is above 0", lambda run: model.section(run).model.lora.rank > 0)
+    adapts = _adapts(model)
     is_new = Condition("lora.path is none", lambda run: model.section(run).model.lora.path is None)
     more = {"init_method": [is_new], "dropout": []}
     yield from _where_it_exists(model, "model.lora")
@@ -84,6 +84,10 @@ def _adapter(model: ModelTable) -> Iterator[Effect]:
             yield effect_where(model.at(f"model.lora.{name}"), adapts, *learning)
     if model.title != "policy" or not model.at("x").startswith("trainer."):
         yield effect_where(model.at("model.lora.lora_sync_path"), never("engines sample from the adapted model"))
+
+
+def _adapts(model: ModelTable) -> Condition:
+    return Condition("lora.rank is above 0", lambda run: model.section(run).model.lora.rank > 0)
 
 
 def _optimizer(model: ModelTable) -> Iterator[Effect]:
@@ -196,6 +200,7 @@ def _megatron(model: ModelTable) -> Iterator[Effect]:
     of_learning = ("ddp_config", "torch_profiler_config", "optimizer_config_kwargs") if gradients else ()
     yield from (effect_where(f"{path}.{name}", *gradients) for name in of_learning)
     yield effect_where(f"{path}.empty_cuda_cache", *gradients, _on_cuda(model))
+    yield effect_where(f"{path}.lora_config", *gradients, _adapts(model))
     others = Condition("the strategy is not megatron", lambda run: not model.by_megatron(run))
     yield effect_where(model.at("model_config_kwargs"), others)
 

@@ -134,7 +134,12 @@ EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
     Effect("flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
-    Effect("gradient_checkpointing", "the device is cuda (a CPU has the memory)", _on_cuda),
+    Effect(
+        "gradient_checkpointing",
+        "the device is cuda (a CPU has the memory) and the strategy is not megatron, whose recomputation is in "
+        "megatron_config.transformer_config_kwargs",
+        lambda trainer: _on_cuda(trainer) and trainer.strategy != "megatron",
+    ),
     Effect("offload_activations", "activations are recomputed", _recomputes),
     *(
         Effect(f"trackers.{name}", f"logger names {name}", _names(name))

@@ -59,7 +59,8 @@ class MegatronLoraConfig(BaseConfig):
     """The form of adapters under Megatron; their size is in `model.lora`."""
 
     lora_type: Literal["lora", "canonical_lora"] = "lora"
-    """lora: one adapter for a fused projection (query, key and value together); canonical_lora: one for each part."""
+    """lora: layers that Megatron-core joins (query, key and value; gate and up) have one factor A of their adapters in
+    common; canonical_lora: each has its own, as under the other strategies, and goes on with adapters of those."""
 
 
 @frozen

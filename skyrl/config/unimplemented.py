@@ -76,10 +76,6 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
         for model in ("policy", "ref")
         for name, runs in _EXPERTS.items()
     ),
-    *(
-        Unimplemented(f"trainer.{model}.megatron_config.lora_config", "adapters under Megatron")
-        for model in ("policy", "ref")
-    ),
 )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
@@ -30,7 +31,9 @@ from skyrl.learners.megatron_state import MegatronState
 from skyrl.learners.moving import HOST
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.strategy import ModelSource, StrategyContext, nan_unless_finite
+from skyrl.models.adapter_layout import Adapters, with_adapters
 from skyrl.models.files import sizes_to_cut
+from skyrl.models.megatron_adapters import attach_adapters, let_gradients_pass
 from skyrl.models.megatron_gpt import MegatronDecoder, transformer_config
 from skyrl.models.megatron_layout import DecoderSizes, layout_of
 from skyrl.planning.batches import uneven_parts
@@ -87,10 +90,16 @@ class Megatron:
         parts, part = self._degrees.tensor, parallel_state.get_tensor_model_parallel_rank()
         value_head = f"{head}.weight" if head else None
         layouts = [layout_of(sizes, parts=parts, part=each, value_head=value_head) for each in range(parts)]
+        adapters = Adapters.of(self._meta, joined=self._settings.joins_adapters)
+        if adapters is not None:
+            attach_adapters(self.model.gpt, layouts[part], adapters)
+            layouts = [with_adapters(layout, adapters) for layout in layouts]
         named: list[tuple[str, Any]] = list(self.model.named_parameters_of_all())
         for name, parameter in named:
             # Megatron-core's mark of what the norm counts on every rank; it sets it only where it draws weights
             parameter.tensor_model_parallel = parts > 1 and layouts[0][name] != layouts[1][name]
+            if adapters is not None:
+                parameter.requires_grad = self._meta.get_parameter(layouts[part][name][0].weight).requires_grad
         self._ddp: Any = None
         self._outer: Any = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -98,6 +107,10 @@ class Megatron:
         if context.optimizer is None:
             self.model.requires_grad_(False)
         else:
+            if adapters is not None:
+                self._refuse_stages_without_adapters(table)
+                if self.model.is_first:
+                    let_gradients_pass(self.model.gpt.embedding)
             reducing = DistributedDataParallelConfig(**self._settings.ddp or {})
             self._ddp = DistributedDataParallel(megatron, reducing, self.model.gpt)
             self._outer = make_megatron_optimizer(
@@ -111,11 +124,21 @@ class Megatron:
         self._state = MegatronState(self.model, self._outer, layouts, part, self._meta, self._ranks, self._device)
         self._state.load_weights(source)
 
+    def _refuse_stages_without_adapters(self, table: str) -> None:
+        """Raises `ModelError` on every rank: Megatron-core has no optimizer for a stage that learns nothing."""
+        learns = [False] * self._ranks.size
+        dist.all_gather_object(learns, any(each.requires_grad for each in self.model.parameters()))
+        if not all(learns):
+            raise ModelError(
+                "a pipeline stage has no adapter: name layers of all stages in model.lora.target_modules, or set "
+                f" {table}.pipeline_model_parallel_size = 1"
+            )
+
     def _overlap(self, megatron: TransformerConfig, reducing: DistributedDataParallelConfig) -> None:
         """Let sums of gradients and gathers of weights run beside computation, where that is configured."""
         if reducing.overlap_grad_reduce:
             megatron.no_sync_func = self._ddp.no_sync
-        if reducing.overlap_param_gather and self.model.is_last:
+        if reducing.overlap_param_gather and self.model.is_last and self.model.head_parameter.requires_grad:
             matrix = self.model.head_parameter
             self.model.before_head = lambda: self._ddp.param_to_bucket_group[matrix].finish_param_sync()
 
@@ -257,7 +280,9 @@ class Megatron:
         """Parameters that are no views of a buffer."""
         in_buffers = self._settings.ddp is not None and self._settings.ddp["use_distributed_optimizer"]
         moved = 0
-        for parameter in () if in_buffers else self.model.parameters():
+        for parameter in self.model.parameters():
+            if in_buffers and parameter.requires_grad:
+                continue
             parameter.data, count = self._mover.move(parameter.data, device)
             moved += count
         return moved

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer, get_standard_config_overrides
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
-from megatron.core.optimizer import get_megatron_optimizer, get_standard_config_overrides
 
 from skyrl.config import OptimizerConfig
 from skyrl.errors import ModelError
 from skyrl.learners.megatron_settings import MegatronSettings
 
 
-def make_megatron_optimizer(ddp: Any, settings: MegatronSettings, optimizer: OptimizerConfig, *, field: str) -> Any:
+def make_megatron_optimizer(
+    ddp: DistributedDataParallel, settings: MegatronSettings, optimizer: OptimizerConfig, *, field: str
+) -> ChainedOptimizer:
     """Megatron-core's chain of optimizers over the parameters of `ddp` that learn, with our weight decay. Raises
     `ModelError`, which names `field`, for what Megatron-core has no such field of.
     """

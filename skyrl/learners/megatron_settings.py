@@ -21,6 +21,9 @@ class MegatronSettings:
     transformer: Mapping[str, Any]
     """Fields of `TransformerConfig`, besides those that follow from the model."""
 
+    joins_adapters: bool = True
+    """Linear layers that Megatron-core joins have one factor A of their adapters in common."""
+
     ddp: Mapping[str, Any] | None = None
     """Fields of `DistributedDataParallelConfig`. None, as all below, of a model that never changes."""
 
@@ -40,6 +43,7 @@ class MegatronSettings:
         return cls(
             degrees=degrees,
             transformer=transformer,
+            joins_adapters=config.lora_config.lora_type == "lora",
             ddp=_ddp(config, optimizer),
             optimizer=_optimizer(config, optimizer, dtype),
             empties_cache=bool(config.empty_cuda_cache),

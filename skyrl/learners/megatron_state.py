@@ -18,10 +18,12 @@ from megatron.core import parallel_state
 from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
+from skyrl.errors import ResumeError
 from skyrl.learners.moving import HOST
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.sharing import check_complete, slots_of
 from skyrl.learners.strategy import ModelSource
+from skyrl.models.adapter_layout import COMMON, different, new_adapters_in_common
 from skyrl.models.megatron_gpt import MegatronDecoder
 from skyrl.models.megatron_layout import Block, Layout, block_of, fill, own_part, put
 from skyrl.models.naming import named_weights
@@ -83,12 +85,15 @@ class MegatronState:
         is drawn whole on every rank.
         """
         stored = source.stored
-        drawn = dict(named_weights(source.load(HOST))) if stored is None else {}
+        drawn = dict(named_weights(source.load(HOST))) if stored is None else source.drawn()
+        drawn = new_adapters_in_common(drawn, self._layouts[self._part])
 
         def read(piece: Block) -> Tensor:
-            if stored is None:
+            if piece.weight in drawn:
                 return _columns(drawn[piece.weight][piece.rows.start : piece.rows.stop], piece)
-            return _columns(stored.rows(piece.weight, piece.rows, self.shapes[piece.weight].shape), piece)
+            assert stored is not None
+            name = piece.weight.replace(".base_layer.", ".")
+            return _columns(stored.rows(name, piece.rows, self.shapes[piece.weight].shape), piece)
 
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -140,6 +145,7 @@ class MegatronState:
 
     def load(self, source: TensorSource) -> None:
         """Load the state; see `Strategy.load_state`. Every rank reads what it holds."""
+        self._refuse_factors_that_differ(source)
         slots = slots_of(check_complete(source, self.shapes))
         for name, parameter in self._parameters.items():
             local = self._read(source, name, "model.{}")
@@ -151,6 +157,15 @@ class MegatronState:
             stretch.state.clear()
             for slot in slots.get(self._pieces(name)[0].weight, ()):
                 stretch.state[slot] = self._slot(source, name, slot, stretch)
+
+    def _refuse_factors_that_differ(self, source: TensorSource) -> None:
+        """Raises `ResumeError` for adapters of joined layers that were not learned as one, where they are to be."""
+        for name, pieces in self._layouts[self._part].items():
+            if name.endswith(COMMON):
+                first, *others = [piece.weight for piece in pieces]
+                for other in others:
+                    if not torch.equal(source.read(f"model.{first}"), source.read(f"model.{other}")):
+                        raise ResumeError(different(first, other))
 
     def _slot(self, source: TensorSource, name: str, slot: str, stretch: _Stretch) -> Tensor:
         if slot == STEP:
@@ -208,7 +223,7 @@ class MegatronState:
 
     def _master(self, parameter: nn.Parameter) -> Tensor:
         """A parameter in float32: what the optimizer has, where the model computes in another type."""
-        if parameter.dtype is torch.float32 or self._optimizer is None:
+        if parameter.dtype is torch.float32 or self._optimizer is None or not parameter.requires_grad:
             return parameter.detach().float()
         stretch = self._stretch(parameter)
         return self._joined(parameter, None if stretch is None else stretch.main.detach(), stretch)
@@ -230,7 +245,8 @@ class MegatronState:
 
     def _stretch(self, parameter: nn.Parameter) -> _Stretch | None:
         """The stretch of a parameter that this rank updates; None where it has no number of it, or it never changes."""
-        for inner in () if self._optimizer is None else self._optimizer.chained_optimizers:
+        learns = self._optimizer is not None and parameter.requires_grad
+        for inner in self._optimizer.chained_optimizers if learns else ():
             if hasattr(inner, "model_param_gbuf_map"):
                 place = inner.model_param_group_index_map.get(parameter)
                 if place is not None:

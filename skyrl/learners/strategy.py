@@ -6,7 +6,7 @@ strategy and any number of ranks: tensors by name, of which each rank stores wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -37,6 +37,9 @@ class ModelSource:
     stored: StoredWeights | None = None
     """The weights where they lie, for strategies that never have the whole model on one rank. None where they are not
     stored: a model that is drawn."""
+
+    drawn: Callable[[], Mapping[str, Tensor]] = dict
+    """The weights that do not lie among `stored`, by name, in float32 on the host: adapters, and a new head."""
 
 
 @frozen(kw_only=True)

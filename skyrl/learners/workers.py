@@ -7,11 +7,12 @@ compute are collective: all ranks are called, each with as many rows as the othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from skyrl.config import ModelConfig, TrainerConfig
 from skyrl.config.model_overrides import learner_overrides
@@ -24,7 +25,8 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.strategy import ModelSource
 from skyrl.models.loading import load_causal_lm, load_config
 from skyrl.models.lora import with_adapter
-from skyrl.models.meta_model import causal_lm_skeleton
+from skyrl.models.meta_model import causal_lm_skeleton, without_numbers
+from skyrl.models.naming import named_weights
 from skyrl.models.segment_attention import SEGMENTS, register, segments_fit
 from skyrl.models.stored_adapter import merge_adapters
 from skyrl.models.stored_weights import StoredWeights
@@ -159,7 +161,28 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
     adapt = partial(with_adapter, lora=model.lora, seed=trainer.seed, field=f"{field}.lora")
     if role == "ref":
         return ModelSource(load=lambda device: merge_adapters(adapt(load(device))), meta_model=meta_model)
-    return ModelSource(load=lambda device: adapt(load(device)), meta_model=lambda: adapt(meta_model()))
+    return _under(
+        adapt,
+        ModelSource(
+            load=load, meta_model=meta_model, stored=None if model.init_from_scratch else StoredWeights(source, table)
+        ),
+    )
+
+
+def _under(change: Callable[[nn.Module], nn.Module], source: ModelSource) -> ModelSource:
+    """The model of `source` after `change`, which adds weights to it that are not stored with it."""
+
+    def drawn() -> dict[str, Tensor]:
+        base = {name for name, _ in named_weights(source.meta_model())}
+        changed = named_weights(change(without_numbers(source.meta_model())))
+        return {name: weight for name, weight in changed if name.replace(".base_layer.", ".") not in base}
+
+    return ModelSource(
+        load=lambda device: change(source.load(device)),
+        meta_model=lambda: change(source.meta_model()),
+        stored=source.stored,
+        drawn=drawn,
+    )
 
 
 def _log_probabilities(trainer: TrainerConfig, *, compile_it: bool = False) -> ForwardFn:

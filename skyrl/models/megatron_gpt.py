@@ -255,7 +255,7 @@ class MegatronDecoder(nn.Module):
         logits: Tensor = self._head(hidden[:, :tokens] if kept is None else hidden[:, kept])
         return logits
 
-    def _build(self, is_critic: bool) -> Any:
+    def _build(self, is_critic: bool) -> GPTModel:
         layers = get_num_layers_to_build(self._megatron)
         layer = get_gpt_layer_local_spec(qk_layernorm=self._sizes.head_norms, normalization="RMSNorm")
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = MegatronNorm

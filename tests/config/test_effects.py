@@ -53,6 +53,8 @@ OFF: dict[str, dict[str, Any]] = {
     "generator.sampling_params.max_generate_length": RECORDED,
     "data.val_data": NO_EVALUATION,
     **{f"generator.{table}.max_tokens": RECORDED for table in ("sampling_params", "eval_sampling_params")},
+    "trainer.attention": {"trainer.strategy": "megatron", ENGINE + "backend": "vllm"},
+    "trainer.recompute_activations": {"trainer.strategy": "megatron"},
     ENGINE + "enable_prefix_caching": {ENGINE + "backend": "http"},
     ENGINE + "rollout_dtype": {ENGINE + "backend": "vllm"},
     EVALUATION + "temperature": {EVALUATION + "greedy": True},

@@ -169,6 +169,13 @@ WITH_MEGATRON = (
     Case("megatron_config.optimizer_config_kwargs", {"loss_scale": 1}, MEGATRON, (BY_OTHERS,), learns=True),
     Case("megatron_config.torch_profiler_config", {"enable": True}, MEGATRON, (BY_OTHERS,), learns=True),
     Case("megatron_config.empty_cuda_cache", False, {**MEGATRON, **CUDA}, (ON_CPU, BY_OTHERS), learns=True),
+    Case(
+        "megatron_config.lora_config",
+        {"lora_type": "canonical_lora"},
+        {**MEGATRON, **ADAPTER},
+        ({"{m}model.lora.rank": 0}, BY_OTHERS),
+        learns=True,
+    ),
     Case("model_config_kwargs", {"rms_norm_eps": 0.5}, BY_OTHERS, (MEGATRON,)),
 )
 """In the policy and the reference."""

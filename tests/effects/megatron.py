@@ -68,6 +68,7 @@ def _learning() -> Iterator[Probe]:
         ("ddp_config.average_in_collective", False, {}),
         ("optimizer_config_kwargs", {"optimizer_cpu_offload": True}, {}),
         ("empty_cuda_cache", True, {"{t}device": "cuda", "{t}attention": "sdpa"}),
+        ("lora_config.lora_type", "canonical_lora", {"{m}model.lora.rank": 4}),
     )
     for name, value, context in values:
         yield place.probe(TABLE + name, value, given, MEGATRON, context)

@@ -30,6 +30,7 @@ _OF_MEGATRONS_LEARNING = (
     *(f"torch_profiler_config.{name}" for name in ("enable", "ranks", "save_path")),
     "optimizer_config_kwargs",
     "empty_cuda_cache",
+    "lora_config.lora_type",
 )
 _MODELS = (*(("rl", f"trainer.{model}.") for model in ("policy", "critic", "ref")), ("sft", ""), ("reward_model", ""))
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from attrs import evolve
 
-from skyrl.config import TrainerConfig
-from skyrl.errors import ModelError
+from skyrl.config import SkyRLLoraConfig, TrainerConfig
+from skyrl.errors import ModelError, ResumeError
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.model_worker import token_budget
 from skyrl.learners.ranks import Ranks
@@ -30,6 +30,7 @@ from tests.learners.test_strategies import (
     assert_same_numbers,
     assert_same_weights,
     changed,
+    copies,
     course,
     mini_batch,
     stored,
@@ -117,10 +118,11 @@ class Spread:
         group = self._processes.start(maker, ranks, together)
         return LearnerGroup(group, objective, token_budget(trainer), replicas=together)
 
-    def fsdp2(self) -> LearnerGroup[PolicyWorker]:
-        objective = policy_objective(self._small.algorithm)
-        group = self._processes.start(partial(PolicyWorker, self._small, objective), 2)
-        return LearnerGroup(group, objective, token_budget(self._small), replicas=replicas(2))
+    def fsdp2(self, changes: dict[str, Any] | None = None) -> LearnerGroup[PolicyWorker]:
+        trainer = changed(self._small, changes or {})
+        objective = policy_objective(trainer.algorithm)
+        group = self._processes.start(partial(PolicyWorker, trainer, objective), 2)
+        return LearnerGroup(group, objective, token_budget(trainer), replicas=replicas(2))
 
     def alone(self, changes: dict[str, Any]) -> LearnerGroup[PolicyWorker]:
         trainer = changed(self._small, changes)
@@ -264,3 +266,82 @@ async def test_computing_in_bfloat16_stays_near_float32_and_keeps_weights_in_flo
     assert {weight.dtype for weight in before.values()} == {torch.float32}
     moved = resumed[1]["model.norm.weight"] - before["model.norm.weight"]
     assert (moved.abs() < 0.004).any(), "less than bfloat16 can tell from 1"
+
+
+LORA_TYPE = TABLE + "lora_config.lora_type"
+LORA = "policy.model.lora"
+ADAPTER = {
+    LORA: SkyRLLoraConfig(rank=4, alpha=8),
+    "policy.optimizer_config.adam_eps": 1e-6,  # by AdamW's usual 1e-8 a gradient that is rounding alone is a whole step
+}
+APART = {**ADAPTER, LORA_TYPE: "canonical_lora"}
+"""Joined layers have a factor A each, as they have under the other strategies."""
+
+
+@pytest.mark.parametrize("name", long_except(WAYS | VARIANTS, "TP2 x PP2"))
+async def test_an_adapter_learns_as_in_one_process(name: str, spread: Spread) -> None:
+    changes, ranks = (WAYS | VARIANTS)[name]
+    one, other = spread.alone(ADAPTER), spread.policy(changes | APART, ranks)
+    before = await weights_of(other)
+    assert_same_weights(await weights_of(one), before)
+    for step in range(3):
+        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+    merged = await weights_of(one)
+    assert_same_weights(merged, await weights_of(other))
+    assert [name for name, *_ in await other.metadata()] == list(merged)
+    assert not torch.equal(merged["model.layers.0.mlp.up_proj.weight"], before["model.layers.0.mlp.up_proj.weight"])
+    assert_same_weights(await one.stream(copies, adapter=True), await other.stream(copies, adapter=True))
+
+
+@pytest.mark.parametrize("name", long_except(WAYS, "TP2"))
+async def test_adapters_with_a_factor_in_common_learn_alike_on_any_ranks(name: str, spread: Spread) -> None:
+    changes, ranks = WAYS[name]
+    courses = []
+    for way, size in (({}, 1), (changes, ranks)):
+        learner = spread.policy(way | ADAPTER, size)
+        numbers = [await learner.update(mini_batch(step)) for step in range(3)]
+        courses.append((numbers, await learner.stream(copies, adapter=True)))
+    (one, adapter), (other, same) = courses
+    for expected, found in zip(one, other, strict=True):
+        assert_same_numbers(expected, found)
+    assert_same_weights(adapter, same)
+    query, key, value = (f"base_model.model.model.layers.1.self_attn.{each}_proj.lora_A.weight" for each in "qkv")
+    assert torch.equal(same[query], same[key]) and torch.equal(same[query], same[value])
+    assert not torch.equal(same[key.replace("_A", "_B")], same[value.replace("_A", "_B")])
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"), [("TP2 x PP2", None), pytest.param(None, "TP2 x PP2", marks=pytest.mark.long)]
+)
+async def test_adapters_go_on_with_other_degrees_and_under_fsdp2(
+    saved: str | None, loaded: str | None, spread: Spread, tmp_path: Path
+) -> None:
+    def started(name: str | None) -> LearnerGroup[PolicyWorker]:
+        return spread.fsdp2(ADAPTER) if name is None else spread.policy(WAYS[name][0] | APART, WAYS[name][1])
+
+    one, first = spread.alone(ADAPTER), started(saved)
+    expected = [await one.update(mini_batch(step)) for step in range(4)]
+    for step in range(2):
+        await first.update(mini_batch(step))
+    tensors, numbers = await stored(first, tmp_path)
+    second = started(loaded)
+    await second.update(mini_batch(9))  # what is there before is replaced
+    await second.load_state(tensors, numbers)
+    for step in (2, 3):
+        assert_same_numbers(expected[step], await second.update(mini_batch(step)))
+    assert_same_weights(await one.stream(copies, adapter=True), await second.stream(copies, adapter=True))
+
+
+async def test_adapters_that_were_not_learned_as_one_are_refused_where_they_are_to_be(
+    spread: Spread, tmp_path: Path
+) -> None:
+    tensors, numbers = await stored(spread.policy(APART, 1), tmp_path)
+    common = spread.policy(ADAPTER, 1)
+    with pytest.raises(ResumeError, match=r"q_proj and .*k_proj have a factor A each.* = canonical_lora"):
+        await common.load_state(tensors, numbers)
+
+
+def test_a_pipeline_stage_without_an_adapter_is_refused(spread: Spread) -> None:
+    first_layer = {LORA: SkyRLLoraConfig(rank=4, target_modules=r".*layers\.0.*q_proj")}
+    with pytest.raises(ModelError, match=r"a pipeline stage has no adapter: .* set .*pipeline_model_parallel_size = 1"):
+        spread.policy({PIPELINE: 2, **first_layer}, 2)

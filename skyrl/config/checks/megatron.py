@@ -12,17 +12,6 @@ from skyrl.tree.rules import Check
 _OTHERS = "or trainer.strategy = fsdp2"
 
 
-def megatron_trains_no_adapters(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Adapters stand in transformers' modules, which Megatron replaces."""
-    rank = run.trainer.policy.model.lora.rank
-    if _is_megatron(run) and rank:
-        yield Problem(
-            path="trainer.policy.model.lora.rank",
-            message=f"{rank} does not run in this version, which has not implemented it yet: adapters under Megatron",
-            hint=f"set it to 0, {_OTHERS}",
-        )
-
-
 def megatron_steps_by_adam_or_sgd(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core has no Muon of its own: it takes that of a package that it does not come with."""
     if _is_megatron(run) and run.trainer.policy.optimizer_config.optimizer == "muon":
@@ -34,10 +23,14 @@ def megatron_steps_by_adam_or_sgd(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def megatron_drops_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The attention inside packed rows that Megatron is given is without dropout."""
-    if _is_megatron(run) and run.trainer.policy.use_dropout:
-        message = "strategy = megatron trains without dropout"
+    """The attention inside packed rows that Megatron is given is without dropout, and so are its adapters."""
+    if not _is_megatron(run):
+        return
+    policy, message = run.trainer.policy, "strategy = megatron trains without dropout"
+    if policy.use_dropout:
         yield Problem(path="trainer.policy.use_dropout", message=message, hint=f"set it to false, {_OTHERS}")
+    if policy.model.lora.rank and policy.model.lora.dropout:
+        yield Problem(path="trainer.policy.model.lora.dropout", message=message, hint=f"set it to 0, {_OTHERS}")
 
 
 def megatron_keeps_activations_on_the_gpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -70,7 +63,6 @@ def models_on_the_same_gpus_have_the_same_degrees(run: SkyRLTrainConfig) -> Iter
 
 
 MEGATRON_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    megatron_trains_no_adapters,
     megatron_steps_by_adam_or_sgd,
     megatron_drops_nothing,
     megatron_keeps_activations_on_the_gpu,

@@ -8,13 +8,16 @@ from tests.config.check_cases.settings import APART, LORA, MEGATRON
 
 MUON = {"trainer.policy.optimizer_config.optimizer": "muon"}
 DROPPING = {"trainer.policy.use_dropout": True}
+DROPOUT = "trainer.policy.model.lora.dropout"
 OFFLOADING = {"trainer.offload_activations": True}
 DEGREE = "megatron_config.tensor_model_parallel_size"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "megatron_trains_no_adapters": [({**MEGATRON, **LORA}, "trainer.policy.model.lora.rank")],
     "megatron_steps_by_adam_or_sgd": [({**MEGATRON, **MUON}, "trainer.policy.optimizer_config.optimizer")],
-    "megatron_drops_nothing": [({**MEGATRON, **DROPPING}, "trainer.policy.use_dropout")],
+    "megatron_drops_nothing": [
+        ({**MEGATRON, **DROPPING}, "trainer.policy.use_dropout"),
+        ({**MEGATRON, **LORA, DROPOUT: 0.1}, DROPOUT),
+    ],
     "megatron_keeps_activations_on_the_gpu": [({**MEGATRON, **OFFLOADING}, "trainer.offload_activations")],
     "models_on_the_same_gpus_have_the_same_degrees": [
         ({**MEGATRON, f"trainer.{model}.{DEGREE}": 2}, f"trainer.ref.{DEGREE}") for model in ("policy", "ref")
@@ -22,9 +25,8 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "megatron_trains_no_adapters": LORA,
     "megatron_steps_by_adam_or_sgd": MUON,
-    "megatron_drops_nothing": DROPPING,
+    "megatron_drops_nothing": {**MEGATRON, DROPOUT: 0.1},
     "megatron_keeps_activations_on_the_gpu": OFFLOADING,
     "models_on_the_same_gpus_have_the_same_degrees": {**MEGATRON, **APART, f"trainer.ref.{DEGREE}": 2},
 }

@@ -1,0 +1,150 @@
+"""Which numbers of which stored adapter make up the adapter of a Megatron layer; nothing here needs Megatron-core.
+
+PEFT stores one adapter for each linear layer of transformers. Megatron-core joins some of these layers, and an adapter
+for the joined one either has a factor A for each of them, or one that they have in common (`Adapters.joined`), which
+is stored once for each. Of a matrix that tensor parallelism cuts by outputs each rank has its rows of B and all of A;
+of one that is cut by inputs its columns of A and all of B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor, nn
+
+from skyrl.errors import ModelError
+from skyrl.models.megatron_layout import Block, Layout
+
+COMMON = "adapter.a"
+"""Megatron's name of a factor A that joined layers have in common."""
+
+COMMON_HINT = "megatron_config.lora_config.lora_type = canonical_lora"
+"""The setting under which joined layers have a factor A each."""
+
+
+@frozen(kw_only=True)
+class Adapters:
+    """The adapters of a model."""
+
+    modules: frozenset[str]
+    """Stored names of the linear layers that have one."""
+
+    rank: int
+
+    scale: float
+    """Factor of B A: alpha / rank."""
+
+    joined: bool
+    """Layers that Megatron-core joins have one factor A in common."""
+
+    @classmethod
+    def of(cls, model: nn.Module, *, joined: bool) -> Self | None:
+        """The adapters in PEFT's layers of a transformers model; None where it has none."""
+        layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+        if not layers:
+            return None
+        one = next(iter(layers.values()))
+        return cls(modules=frozenset(layers), rank=one.r["default"], scale=one.scaling["default"], joined=joined)
+
+
+@frozen(kw_only=True)
+class JoinedPart:
+    """One of the stored layers that a linear layer of Megatron-core consists of."""
+
+    name: str
+    """The last part of its stored name, such as `q_proj`."""
+
+    outputs: int
+    """Its outputs on this rank."""
+
+    is_adapted: bool
+
+
+def parts_of(pieces: Sequence[Block], adapters: Adapters) -> list[JoinedPart]:
+    """The stored layers that the weight made of `pieces` consists of, in their order within a group of heads."""
+    rows: dict[str, int] = {}
+    for piece in pieces:
+        rows[_module(piece)] = rows.get(_module(piece), 0) + len(piece.rows)
+    return [
+        JoinedPart(name=module.rpartition(".")[2], outputs=count, is_adapted=module in adapters.modules)
+        for module, count in rows.items()
+    ]
+
+
+def with_adapters(layout: Layout, adapters: Adapters) -> Layout:
+    """The layout of a model whose layers have adapters, stored by the names of PEFT's layers. Raises `ModelError` for
+    an adapter that no layer of Megatron-core can have.
+    """
+    found: dict[str, tuple[Block, ...]] = {}
+    for name, pieces in layout.items():
+        found[name] = tuple(_renamed(piece, adapters) for piece in pieces)
+        if name.endswith(".weight"):
+            found |= {f"{name.removesuffix('weight')}{part}": made for part, made in _factors(pieces, adapters)}
+    placed = {_module(piece) for name, pieces in layout.items() if name.startswith("decoder.") for piece in pieces}
+    if misplaced := sorted(adapters.modules - placed):
+        raise ModelError(
+            f"strategy = megatron has adapters for the linear layers of attention and of the feed-forward part, and "
+            f"none for {misplaced[0]}: name others in model.lora.target_modules"
+        )
+    return found
+
+
+def _factors(pieces: Sequence[Block], adapters: Adapters) -> Iterator[tuple[str, tuple[Block, ...]]]:
+    """Names below the linear layer, and blocks, of the factors of its adapter."""
+    own: dict[str, list[Block]] = {}
+    for piece in pieces:
+        if _module(piece) in adapters.modules:
+            own.setdefault(_module(piece), []).append(piece)
+    first = {
+        module: Block(f"{module}.lora_A.default.weight", range(adapters.rank), blocks[0].columns)
+        for module, blocks in own.items()
+    }
+    if adapters.joined and first:
+        yield COMMON, tuple(first.values())
+    for module, blocks in own.items():
+        name = module.rpartition(".")[2]
+        if not adapters.joined:
+            yield f"adapter.a_{name}", (first[module],)
+        yield f"adapter.b_{name}", tuple(_packed(f"{module}.lora_B.default.weight", blocks))
+
+
+def _packed(weight: str, blocks: Sequence[Block]) -> Iterator[Block]:
+    """The same rows of another weight, one block after the other."""
+    first = 0
+    for block in blocks:
+        yield Block(weight, block.rows, None, first)
+        first += len(block.rows)
+
+
+def _module(piece: Block) -> str:
+    return piece.weight.rpartition(".")[0]
+
+
+def _renamed(piece: Block, adapters: Adapters) -> Block:
+    module, _, kind = piece.weight.rpartition(".")
+    return evolve(piece, weight=f"{module}.base_layer.{kind}") if module in adapters.modules else piece
+
+
+def new_adapters_in_common(tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    """Adapters as they are drawn, where joined layers get the A of the first of them. Raises `ModelError` for learned
+    ones that differ: where B is zero, another A is the same adapter.
+    """
+    found = dict(tensors)
+    for name, pieces in layout.items():
+        if not name.endswith(COMMON):
+            continue
+        first, *others = [piece.weight for piece in pieces]
+        for other in others:
+            if not torch.equal(found[other], found[first]) and found[other.replace("lora_A", "lora_B")].any():
+                raise ModelError(f"{different(first, other)}; or train without model.lora.path")
+            found[other] = found[first]
+    return found
+
+
+def different(one: str, other: str) -> str:
+    """A message about adapters of joined layers that were not learned as one, and what to set."""
+    names = " and ".join(weight.partition(".lora_A")[0] for weight in (one, other))
+    return f"the adapters of {names} have a factor A each, where one in common is configured: set {COMMON_HINT}"
