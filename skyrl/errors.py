@@ -19,6 +19,8 @@
         +-- WeightSyncError     an engine that does not hold the learner's weights
         +-- StorageError        a disk that is full or broken
         +-- ProcessError        a process that could not be started, died, or gave no sign of life
+            +-- ProcessLost     ... a rank or an engine that ran and is gone: `role` is its part in the run
+            +-- NoRoomError     a cluster that has too few machines or GPUs free: `pool` is what lacks them
             +-- WorkerEnded     a sandboxed worker that was late, said too much, or ended
 
     SkipSample                  not an error: an environment says that a sample is not to be judged
@@ -157,6 +159,24 @@ class WeightSyncError(RunError):
 
 class ProcessError(RunError):
     """A process of the run could not be started, died, or gave no sign of life in time."""
+
+
+class ProcessLost(ProcessError):
+    """A rank or an engine died, or gave no sign of life in time."""
+
+    def __init__(self, message: str, role: str = "") -> None:
+        """`role` is its part in the run: policy, critic, ref or engine."""
+        self.role = role
+        super().__init__(message)
+
+
+class NoRoomError(ProcessError):
+    """The cluster has too few machines or GPUs free for the run."""
+
+    def __init__(self, message: str, pool: str = "") -> None:
+        """`pool` is the first pool of the layout without a place, such as `policy+ref` or `engine-1`."""
+        self.pool = pool
+        super().__init__(message)
 
 
 class WorkerEnded(ProcessError):

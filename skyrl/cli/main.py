@@ -86,8 +86,8 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
         click.echo(f"Metrics go to the console: {why} (the default of {kind.path('logger')} is wandb).", err=True)
     with _said_if_long("the import of what the run is made of"):
         make = experiment_class(composed.config)
-    for attempt in attempts(composed.config.trainer):
-        experiment = make(composed.config)
+    for attempt in attempts(composed.config):
+        experiment = make(attempt.run)
         experiment.is_another_try, experiment.places = attempt.is_another_try, composed.places
         with attempt:
             trained = RunSession(experiment).run()

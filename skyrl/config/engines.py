@@ -39,8 +39,9 @@ class InferenceEngineConfig(BaseConfig):
     run_engines_locally: bool = True
     """The run starts the engines. False: they run already, at the external addresses."""
 
-    num_engines: int = field(default=1, validator=positive)
-    """Replicas; prompts are spread over them."""
+    num_engines: int = field(default=1, validator=positive, metadata=FREE)
+    """Replicas; prompts are spread over them. May change on resume: a sample is drawn from the same random numbers on
+    any of them."""
 
     max_engine_restarts: int = field(default=3, validator=non_negative, metadata=FREE)
     """Times that each engine that died is started again, while the others carry on; it serves with the next weights.

@@ -109,6 +109,11 @@ def _looks_for_stalls(trainer: Trainer) -> bool:
     return trainer.faults.stall_timeout_seconds is not None
 
 
+def _loses(*policies: str) -> Callable[[Trainer], bool]:
+    """Does a lost rank not end the run, but have one of these consequences?"""
+    return lambda trainer: _on_ray(trainer) and trainer.faults.on_lost_rank in policies
+
+
 def _named(trainer: Trainer) -> frozenset[str]:
     """Names of the trackers beside the console."""
     names = (trainer.logger,) if isinstance(trainer.logger, str) else trainer.logger
@@ -150,5 +155,13 @@ EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
         for name in ("tags", "notes", "group", "sample_rows", "finish_seconds", "python")
     ),
     Effect("trackers.job_type", "logger names wandb, swanlab or mlflow", _names("wandb", "swanlab", "mlflow")),
+    *(
+        Effect(f"faults.{name}", condition, acts)
+        for name, condition, acts in (
+            ("on_lost_rank", "the run is on Ray", _on_ray),
+            ("max_lost_ranks", "the run is on Ray, and on_lost_rank is wait or shrink", _loses("wait", "shrink")),
+            ("lost_rank_timeout_seconds", "the run is on Ray, and on_lost_rank is wait", _loses("wait")),
+        )
+    ),
     Effect("faults.on_stall", "stall_timeout_seconds is a time", _looks_for_stalls),
 )

@@ -56,3 +56,16 @@ class FaultsConfig(BaseConfig):
 
     max_roll_backs: int = field(default=2, validator=positive, metadata=FREE)
     """Times that a session may go back (`on_non_finite = "roll_back"`) before the run ends."""
+
+    on_lost_rank: Literal["stop", "wait", "shrink"] = field(default="stop", metadata=FREE)
+    """Policy for a rank of a model that dies, or whose machine does, and for the last engine. stop: the run ends; wait:
+    it begins again from the last checkpoint, once the cluster has its GPUs again; shrink: it begins again from the last
+    checkpoint with the next smaller number of ranks that passes every check. Where engines take turns with the models
+    there are fewer of them, too."""
+
+    max_lost_ranks: int = field(default=3, validator=positive, metadata=FREE)
+    """Times that a command begins again because a rank was lost (`on_lost_rank`)."""
+
+    lost_rank_timeout_seconds: Seconds = field(default=1800.0, validator=positive, metadata=FREE)
+    """Seconds that a run that lost a rank waits for its machines to come back (`on_lost_rank = "wait"`); after that it
+    ends."""

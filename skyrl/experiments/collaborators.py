@@ -58,9 +58,10 @@ LOOPBACK: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 """Address for ranks on one machine, which no other machine can reach."""
 
 
-def start_processes(run: AnyRun, seats: Layout | None = None) -> Processes:
+def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = False) -> Processes:
     """The executor of `placement.executor`; with `ray`, a cluster that is there when this returns. `seats` are those of
-    all processes; None: of everything that a training has.
+    all processes; None: of everything that a training has. `again` is true where this command's own run has failed, and
+    may wait for machines.
     """
     placement = run.trainer.placement
     if placement.executor == "in_process":
@@ -76,6 +77,7 @@ def start_processes(run: AnyRun, seats: Layout | None = None) -> Processes:
     return RayProcesses(
         seats or layout(kind_of(run).sizes(run)),
         deadlines=Deadlines(
+            room=waits_for_room(run) if again else 0.0,
             start=placement.start_timeout_seconds,
             call=placement.call_timeout_seconds,
             heartbeat=placement.heartbeat_timeout_seconds,
@@ -86,6 +88,12 @@ def start_processes(run: AnyRun, seats: Layout | None = None) -> Processes:
         environment=TORCH_ENVIRONMENT if placement.ray_address else {**TORCH_ENVIRONMENT, **LOOPBACK},
         device=required_device(run.trainer),
     )
+
+
+def waits_for_room(run: AnyRun) -> float:
+    """Seconds that a run that lost a rank waits for its machines."""
+    faults = run.trainer.faults
+    return faults.lost_rank_timeout_seconds if faults.on_lost_rank == "wait" else 0.0
 
 
 def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:

@@ -77,7 +77,7 @@ class BaseExp:
         )
         self.checkpoints = checkpoint_store(cfg.trainer)
         self.is_another_try = False
-        """Has this command run it before, and did it fail? What that means is up to `recover_mode`."""
+        """Has this command run it before, and did it fail? It then continues from the newest good checkpoint."""
         self.places: Mapping[str, str] = {}
         """Dotted path -> place that gave its value, such as `run.toml:14`, kept in the run's folder for reports."""
         self.last = LastMetrics()
@@ -142,7 +142,7 @@ class BaseExp:
 
     def get_processes(self) -> Processes:
         """Processes of the models."""
-        return start_processes(self.cfg)
+        return start_processes(self.cfg, again=self.is_another_try)
 
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines; none by default."""

@@ -33,6 +33,9 @@ class Deadlines:
     start: float = 600.0
     """Seconds until every process has started and built its object, models loaded."""
 
+    room: float = 0.0
+    """Seconds that a cluster may take to have room for every process; 0: it has to have it at once."""
+
     call: float = 3600.0
     """Seconds of one call, unless the caller names another deadline."""
 

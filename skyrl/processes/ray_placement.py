@@ -17,14 +17,15 @@ from attrs import frozen
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from skyrl.errors import ProcessError
-from skyrl.planning.layout import Layout, Node, NoRoom, Pool, RankPlacement, assign
+from skyrl.errors import NoRoomError, ProcessError
+from skyrl.planning.layout import Assignment, Layout, Node, NoRoom, Pool, RankPlacement, assign
 from skyrl.processes.ray_cluster import Device
 
 _nodes: Any = ray.nodes
 _free_by_node: Any = ray._private.state.available_resources_per_node
 
 _RESOURCE = {"cuda": "GPU", "cpu": "slot"}
+_LOOK = 1.0
 
 
 @frozen(kw_only=True)
@@ -54,18 +55,15 @@ class Reservation:
 class Placement:
     """The reservations of a layout on the cluster that this process is connected to.
 
-    Raises `ProcessError` before anything is reserved when the layout does not fit, and when a reservation is not
-    there within `seconds`; both say what is missing.
+    Raises `NoRoomError` before anything is reserved when the layout has not fitted within `patience` seconds, and when
+    a reservation is not there within `seconds`; both say what is missing.
     """
 
-    def __init__(self, layout: Layout, device: Device, seconds: float) -> None:
+    def __init__(self, layout: Layout, device: Device, seconds: float, *, patience: float = 0.0) -> None:
         self._layout, self._device = layout, device
-        self._addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in _nodes() if node["Alive"]}
+        self._addresses: dict[str, str] = {}
         self._groups: list[PlacementGroup] = []
-        try:
-            assignment = assign(layout, self.free(), unit=_RESOURCE[device])
-        except NoRoom as refusal:
-            raise ProcessError(f"The run does not fit on the Ray cluster: {refusal}") from None
+        assignment = self._assigned(patience)
         deadline = time.monotonic() + seconds
         try:
             self._pools = {pool.name: self._reserve(pool, assignment[pool.name], deadline) for pool in layout.pools}
@@ -73,8 +71,22 @@ class Placement:
             self.remove()
             raise
 
+    def _assigned(self, patience: float) -> Assignment:
+        """Machines for every pool, which may have to join or to become free within `patience` seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return assign(self._layout, self.free(), unit=_RESOURCE[self._device])
+            except NoRoom as refusal:
+                if time.monotonic() >= deadline:
+                    waited = f", for {patience:g} s" if patience else ""
+                    message = f"The run does not fit on the Ray cluster{waited}: {refusal}"
+                    raise NoRoomError(message, refusal.pool.name) from None
+            time.sleep(_LOOK)
+
     def free(self) -> list[Node]:
         """The machines of the cluster and their free GPUs or slots, in order of addresses and ids."""
+        self._addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in _nodes() if node["Alive"]}
         free = _free_by_node()
         resource = _RESOURCE[self._device]
         ids = sorted(self._addresses, key=lambda node: (self._addresses[node], node))
@@ -107,9 +119,10 @@ class Placement:
         self._groups.append(group)
         if not group.wait(max(0.0, deadline - time.monotonic())):
             free = ", ".join(f"{node.id}: {node.gpus}" for node in self.free())
-            raise ProcessError(
+            raise NoRoomError(
                 f"The Ray cluster did not give {pool.name} its {pool.nodes} x {pool.gpus_per_node} GPUs in time; "
-                f"free GPUs by node: {free}"
+                f"free GPUs by node: {free}",
+                pool.name,
             )
         bundles = {node: int(index) for index, node in placement_group_table(group)["bundles_to_node_id"].items()}
         strategies = {

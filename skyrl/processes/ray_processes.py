@@ -75,7 +75,7 @@ class RayProcesses:
             self._cluster = attach(address, deadlines.start, address_field)
         self._watch = Watch(deadlines.heartbeat)
         try:
-            self._placement = Placement(layout, device, deadlines.start)
+            self._placement = Placement(layout, device, deadlines.start, patience=deadlines.room)
             self.where = {(placed.role, placed.rank): self._placement.place(placed) for placed in layout.placements}
             """Location of each (role, rank)."""
         except BaseException:

@@ -14,7 +14,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayError
 
-from skyrl.errors import ProcessError
+from skyrl.errors import ProcessError, ProcessLost
 from skyrl.processes.exit_notice import ExitNotice
 from skyrl.processes.logs import last_line, last_words
 
@@ -46,7 +46,7 @@ class Member:
         how = last_words(self.log) or how_it_died(error)
         line = last_line(self.log)
         last = f"; last line of its log: {line}" if line and not last_words(self.log) else ""
-        self.exit_notice.set(ProcessError(f"{self} died: {how}{last}; log: {self.log}"))
+        self.exit_notice.set(ProcessLost(f"{self} died: {how}{last}; log: {self.log}", self.role))
 
 
 class Watch:
@@ -128,9 +128,10 @@ class Watch:
             self.dump_stacks([other for other in self.group(member.role) if other is not member])
             busy = f" while it ran {', '.join(member.busy.values())}" if member.busy else ""
             member.exit_notice.set(
-                ProcessError(
+                ProcessLost(
                     f"{member} has given no sign of life for {silent:.0f} s{busy}: it is stopped, or hangs in native "
-                    f"code; what the other ranks were doing is in their logs; log: {member.log}"
+                    f"code; what the other ranks were doing is in their logs; log: {member.log}",
+                    member.role,
                 )
             )
 

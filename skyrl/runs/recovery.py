@@ -1,29 +1,37 @@
-"""Starting a run again when it fails, as often as its configuration allows."""
+"""Starting a run again when it fails or loses a rank, as often as its configuration allows."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import Generic, TypeVar
 
-from skyrl.config import TrainerConfig
-from skyrl.errors import RunError
+from skyrl.config.shrinking import shrunk
+from skyrl.errors import NoRoomError, ProcessLost, RunError
 from skyrl.runs.inputs import notice
+from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.tree import get_at
+
+R = TypeVar("R", bound=AnyRun)
 
 PAUSE = 10.0
 """Seconds before a failed run starts again, as in AReaL: what caused the failure may need a moment, too."""
 
 
-class Attempt:
-    """One attempt at a run; a context manager that suppresses a failure of the run while another attempt is left.
+class Attempt(Generic[R]):
+    """One attempt at a run; a context manager that suppresses a failure of the run after which it begins again.
 
     Only a failure of the run itself (`RunError`) is suppressed; a mistake in its configuration or data never is.
     """
 
-    def __init__(self, number: int, *, is_last: bool) -> None:
-        """`number` counts from 0."""
-        self.number, self.is_last = number, is_last
-        self.failure: RunError | None = None
+    def __init__(self, run: R, number: int, follows: Callable[[RunError], bool]) -> None:
+        """`run` is what is attempted, and may be smaller than what was written; `number` counts from 0. `follows` says
+        whether there is another attempt after a failure.
+        """
+        self.run, self.number = run, number
+        self._follows = follows
+        self.failed = False
 
     @property
     def is_another_try(self) -> bool:
@@ -36,30 +44,85 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self.is_last or not isinstance(error, RunError):
+        self.failed = isinstance(error, RunError) and self._follows(error)
+        return self.failed
+
+
+class Recovery(Generic[R]):
+    """What follows the failures of one run within one command."""
+
+    def __init__(self, run: R) -> None:
+        self.run = run
+        """What begins next."""
+        trainer = run.trainer
+        self._retries = trainer.recover_retries if trainer.recover_mode in ("auto", "fault") else 0
+        self._retried = self._lost = 0
+
+    def follows(self, failure: RunError) -> bool:
+        """Whether the run begins again after this failure, and says so: without what was lost, or as it was."""
+        return self._begins_without(failure) or self._is_retried(failure)
+
+    def _begins_without(self, failure: RunError) -> bool:
+        """After a lost rank, and where the cluster then turns out to have even fewer GPUs."""
+        faults = self.run.trainer.faults
+        shrinks = faults.on_lost_rank == "shrink"
+        if faults.on_lost_rank == "stop":
             return False
-        self.failure = error
-        return True
+        if isinstance(failure, ProcessLost) and self._lost < faults.max_lost_ranks:
+            self._lost += 1
+            loses_engine = failure.role == "engine"
+            done = f"lost rank {self._lost} of {faults.max_lost_ranks}"
+            return self._smaller(failure, failure.role, done) if shrinks and not loses_engine else _say(failure, done)
+        if isinstance(failure, NoRoomError) and self._lost and shrinks:
+            role = "engine" if failure.pool.startswith("engine") else failure.pool.split("+")[0]
+            return self._smaller(failure, role, "fewer machines", by_machine=True)
+        return False
+
+    def _smaller(self, failure: RunError, role: str, why: str, *, by_machine: bool = False) -> bool:
+        found = shrunk(self.run, role, by_machine=by_machine)
+        if found is None:
+            notice(
+                f"{field_path(self.run, 'faults.on_lost_rank')} = shrink: no smaller number of ranks passes the checks"
+            )
+            return False
+        before, (self.run, changes) = self.run, found
+        told = "".join(
+            f"\n  {path}: {get_at(before, path)} before, {value} now"
+            for path, value in changes.items()
+            if get_at(before, path) != value
+        )
+        return _say(failure, f"{why}), with:{told}", end="")
+
+    def _is_retried(self, failure: RunError) -> bool:
+        if self._retried == self._retries:
+            return False
+        self._retried += 1
+        return _say(failure, f"try {self._retried} of {self._retries}")
 
 
-def attempts(cfg: TrainerConfig) -> Iterator[Attempt]:
-    """Attempts at a run until one does not fail, at most `recover_retries` more than one, `PAUSE` seconds apart.
+def _say(failure: RunError, which: str, end: str = ")") -> bool:
+    notice(f"The run failed: {failure}\nIt begins again in {PAUSE:g} s ({which}{end}")
+    return True
 
-    There is one alone unless `recover_mode` is auto or fault. The body of the loop belongs into the attempt's context;
-    the failure of the last one is raised there.
+
+def attempts(run: R) -> Iterator[Attempt[R]]:
+    """Attempts at a resolved run until one does not fail, `PAUSE` seconds apart: at most `recover_retries` more than
+    one where `recover_mode` is auto or fault, and one more for each of `max_lost_ranks` as `on_lost_rank` says.
+
+    The body of the loop belongs into the attempt's context; the failure of the last one is raised there.
 
     Example:
-        for attempt in attempts(cfg.trainer):
-            experiment = BasePPOExp(cfg)
+        for attempt in attempts(cfg):
+            experiment = BasePPOExp(attempt.run)
             experiment.is_another_try = attempt.is_another_try
             with attempt:
                 experiment.run()
     """
-    retries = cfg.recover_retries if cfg.recover_mode in ("auto", "fault") else 0
-    for number in range(retries + 1):
-        attempt = Attempt(number, is_last=number == retries)
+    recovery, number = Recovery(run), 0
+    while True:
+        attempt = Attempt(recovery.run, number, recovery.follows)
         yield attempt
-        if attempt.failure is None:
+        if not attempt.failed:
             return
-        notice(f"The run failed: {attempt.failure}\nIt begins again in {PAUSE:g} s (try {number + 1} of {retries})")
+        number += 1
         time.sleep(PAUSE)

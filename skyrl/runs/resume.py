@@ -29,7 +29,10 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
             path = required(trainer.resume_path, field_path(run, "resume_path"))
             found = load_checkpoint(path if "://" in path else Path(path).expanduser(), trainer.ckpt_verify)
             refuse_changed(found.config, run, path, field_path(run, "resume_path"))
-            _refuse_to_mix(run, store, found.step)
+            if not again:
+                _refuse_to_mix(run, store, found.step)
+            elif any(step > found.step for step in store.steps()):  # this command has come further
+                found = store.latest(fall_back=notice)
         case "anew":
             _refuse_to_mix(run, store, 0)
         case how:
@@ -54,16 +57,18 @@ Beginning = Literal["anew", "named", "newest", "newest good", "must"]
 
 
 def beginning(run: AnyRun, *, again: bool) -> Beginning:
-    """Start of the run by `trainer.recover_mode`, and without it by `trainer.resume_mode`."""
+    """Start of the run by `trainer.recover_mode`, and without it by `trainer.resume_mode`; `again`: from what this
+    command has saved.
+    """
     match run.trainer.recover_mode, run.trainer.resume_mode:
-        case ("auto", _):
-            return "newest good"
-        case ("fault", _):
-            return "newest good" if again else "anew"
-        case ("resume", _):
-            return "must"
         case (None, "from_path"):
             return "named"
+        case ("auto", _):
+            return "newest good"
+        case _ if again:
+            return "newest good"
+        case ("resume", _):
+            return "must"
         case (None, "latest"):
             return "newest"
         case _:

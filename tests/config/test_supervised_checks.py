@@ -149,3 +149,13 @@ def test_a_supervised_run_resumes_from_nothing_the_newest_or_a_path(resume: str,
     run: Any = compose([], SFT | {"resume_from": resume}).config
     assert (run.trainer.resume_mode, run.trainer.resume_path) == (mode, path)
     assert (run.trainer.placement.colocate_all, run.trainer.placement.colocate_policy_ref) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("faults", "changes", "refused"),
+    [("shrink", False, True), ("shrink", True, False), ("wait", False, False), ("stop", False, False)],
+)
+def test_a_run_on_fewer_ranks_is_one_with_changes(faults: str, changes: bool, refused: bool) -> None:
+    ranks = {"placement__num_gpus_per_node": 2, "batch_size": 2}
+    found = problems(faults__on_lost_rank=faults, resume_with_changes=changes, **ranks)
+    assert ("faults.on_lost_rank" in found) == refused

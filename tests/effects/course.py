@@ -134,7 +134,7 @@ def attempts(scene: Scene) -> object:
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()):
         patch.setattr(recovery, "PAUSE", 0.0)
         try:
-            for attempt in recovery.attempts(scene.run.trainer):
+            for attempt in recovery.attempts(scene.run):
                 made += 1
                 with attempt:
                     raise RunError("a rank is gone")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skyrl.errors import ProcessLost
 from skyrl.experiments.collaborators import start_processes
+from skyrl.planning.layout import Layout
+from skyrl.processes.handles import Deadlines
+from skyrl.runs import recovery
 from tests.effects.models import APART, WITH_CRITIC, WITH_KL
 from tests.effects.observables import placement, problems
 from tests.effects.probe import Probe, Scene, observable
@@ -30,6 +36,24 @@ def processes(scene: Scene) -> object:
     return asked or type(started).__name__
 
 
+@observable("the ranks of each attempt at a run that loses one each time, and how long it waits for machines")
+def lost_ranks(scene: Scene) -> object:
+    made: list[tuple[int, float]] = []
+
+    def start(layout: Layout, *, deadlines: Deadlines, **arguments: object) -> None:
+        made.append((len(layout.placements_of("policy")), deadlines.room))
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()):
+        patch.setattr("skyrl.processes.ray_processes.RayProcesses", start)
+        patch.setattr(recovery, "PAUSE", 0.0)
+        with pytest.raises(ProcessLost):
+            for attempt in recovery.attempts(scene.run):
+                start_processes(attempt.run, again=attempt.is_another_try)
+                with attempt:
+                    raise ProcessLost("policy-1 died", "policy")
+    return made
+
+
 def _relative(value: object) -> object:
     return str(value.relative_to(Path.cwd())) if isinstance(value, Path) and value.is_relative_to(Path.cwd()) else value
 
@@ -41,7 +65,24 @@ STARTED = {
     "heartbeat_timeout_seconds": 5.0,
 }
 
+WAITS: dict[str, Any] = {"faults.on_lost_rank": "wait"}
+LOSSES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "on_lost_rank": ("shrink", {"resume_with_changes": True}),
+    "max_lost_ranks": (1, WAITS),
+    "lost_rank_timeout_seconds": (5.0, WAITS),
+}
+"""Field of `faults` -> another value, and where it matters."""
+
 PROBES: tuple[Probe, ...] = (
+    *(
+        Probe(
+            f"trainer.faults.{name}",
+            value,
+            lost_ranks,
+            {**ON_RAY, **APART, f"{P}policy_num_gpus_per_node": 2, **{f"trainer.{at}": of for at, of in where.items()}},
+        )
+        for name, (value, where) in LOSSES.items()
+    ),
     Probe(f"{P}executor", "ray", processes),
     *(Probe(P + name, value, processes, ON_RAY) for name, value in STARTED.items()),
     Probe(f"{P}gpu_kind", "L40S", problems, {"trainer.device": "cuda", "trainer.policy.model.path": "Qwen/Qwen3-8B"}),
@@ -58,6 +99,10 @@ PROBES: tuple[Probe, ...] = (
         for kind in ("sft", "reward_model")
         for probe in (
             Probe("placement.executor", "ray", processes, kind=kind),
+            *(
+                Probe(f"faults.{name}", value, lost_ranks, {"placement.num_gpus_per_node": 2, **where}, kind)
+                for name, (value, where) in LOSSES.items()
+            ),
             *(Probe(f"placement.{name}", value, processes, RAY, kind) for name, value in STARTED.items()),
             *(Probe(f"placement.{name}", 2, placement, kind=kind) for name in ("num_nodes", "num_gpus_per_node")),
         )

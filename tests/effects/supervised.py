@@ -207,7 +207,7 @@ def beginnings(scene: Scene) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skyrl.runs.recovery.PAUSE", 0.0)
         try:
-            for attempt in attempts(scene.run.trainer):
+            for attempt in attempts(scene.run):
                 with attempt, redirect_stderr(StringIO()):
                     tried += 1
                     raise RunError("no")

@@ -137,14 +137,14 @@ def test_a_run_that_may_not_begin_again_does_not(
 @pytest.mark.parametrize(
     ("recover", "resume", "first", "then"),
     [
-        (None, "latest", "newest", "newest"),
-        (None, "none", "anew", "anew"),
-        (None, None, "anew", "anew"),
+        (None, "latest", "newest", "newest good"),
+        (None, "none", "anew", "newest good"),
+        (None, None, "anew", "newest good"),
         (None, "from_path", "named", "named"),
-        ("disabled", "latest", "anew", "anew"),
+        ("disabled", "latest", "anew", "newest good"),
         ("auto", "latest", "newest good", "newest good"),
         ("fault", "latest", "anew", "newest good"),
-        ("resume", "latest", "must", "must"),
+        ("resume", "latest", "must", "newest good"),
     ],
 )
 def test_where_a_run_begins_first_and_after_a_failure(

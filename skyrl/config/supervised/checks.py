@@ -134,6 +134,13 @@ def alarms_can_be_raised(run: SupervisedConfig) -> Iterator[Problem]:
     yield from alarms_name_a_metric(run.alarms, "alarms")
 
 
+def fewer_ranks_are_a_change(run: SupervisedConfig) -> Iterator[Problem]:
+    """What dropout drops depends on the ranks, so a run on fewer of them goes on with other numbers."""
+    if run.faults.on_lost_rank == "shrink" and not run.resume_with_changes:
+        message = "shrink continues with fewer ranks, on which the numbers of a supervised run may depend"
+        yield Problem(path="faults.on_lost_rank", message=message, hint="set resume_with_changes = true, or wait")
+
+
 SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     there_is_a_model_to_train,
     there_are_rows_to_learn_from,
@@ -149,6 +156,7 @@ SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     pairs_are_never_cut,
     a_template_that_is_named_is_built_in,
     recovery_and_resuming_agree,
+    fewer_ranks_are_a_change,
     *LAYOUT_CHECKS,
     *model_checks((MODEL,)),
 )
