@@ -46,6 +46,7 @@ def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
         run.environment.env_class in (*SANDBOXED_ENVIRONMENTS, None)
         or (gym.math_equivalence and run.environment.env_class in COMPARED_ENVIRONMENTS)
         or (gym.isolate_user_env and _env_is_users(run))
+        or (run.environment.agent.plays and run.environment.agent.isolate)
     )
 
 
@@ -290,7 +291,15 @@ _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
             "an agent plays the episodes (environment.agent.command or environment.agent.function)",
             lambda run: run.environment.agent.plays,
         )
-        for name in ("reward", "max_requests", "max_concurrent", "timeout_seconds")
+        for name in ("reward", "max_requests", "max_concurrent", "timeout_seconds", "isolate")
+    ),
+    *(
+        Effect(
+            f"environment.agent.{name}",
+            "environment.agent.isolate is true",
+            lambda run: run.environment.agent.isolate,
+        )
+        for name in ("readable", "memory_gb")
     ),
     *(
         Effect(f"{_GYM}{name}", f"environment.env_class is {name}", _env_is(name))
@@ -317,7 +326,7 @@ _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
     Effect(
         f"{_GYM}sandbox_tier",
         f"something runs in a sandbox: environment.env_class is {', '.join(SANDBOXED_ENVIRONMENTS)} or each row's own, "
-        "or math_equivalence or isolate_user_env acts",
+        "or math_equivalence, isolate_user_env or environment.agent.isolate acts",
         _uses_sandbox,
     ),
     Effect(

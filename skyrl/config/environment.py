@@ -175,6 +175,17 @@ class AgentConfig(BaseConfig):
     """Seconds that one agent may run, waiting for the policy included; then its trajectory has failed. None: any time.
     """
 
+    isolate: bool = field(default=False, metadata=FREE)
+    """The command runs in a sandbox of `environment.skyrl_gym.sandbox_tier`, which must be namespace or bwrap: in an
+    empty folder of its own, with the policy as its only network. It can read the files that its words name."""
+
+    readable: tuple[str, ...] = field(default=(), metadata=FREE)
+    """Further files and folders that an isolated command can read, such as the modules that it imports. In the tier
+    namespace, it can read all that every user of the machine can."""
+
+    memory_gb: float = field(default=4.0, validator=positive, metadata=FREE)
+    """Memory of an isolated command with all that it starts, and address space of each process, in 10^9 bytes."""
+
     @property
     def plays(self) -> bool:
         """Whether an agent plays the episodes."""

@@ -191,7 +191,8 @@ class BasePPOExp(PolicyGradientModels):
         """The agent that plays the episodes, where one does."""
         if not self.cfg.environment.agent.plays:
             return None
-        return AgentRunner(self.cfg.environment.agent, lambda: self.endpoint, served_policy(self.cfg).names[0])
+        environment, model = self.cfg.environment, served_policy(self.cfg).names[0]
+        return AgentRunner(environment.agent, lambda: self.endpoint, model, environment.skyrl_gym.sandbox_tier)
 
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines."""

@@ -22,7 +22,7 @@ from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
 from skyrl.endpoint.doors import TOKEN_VARIABLE
 from skyrl.envs import find_env
-from skyrl.errors import DataError, Problem, TaskError
+from skyrl.errors import DataError, Problem, TaskError, UserError
 from skyrl.experiments.alarm_checks import alarms_watch_metrics_of_this_version
 from skyrl.experiments.first_rows import first_rows_can_be_used, unlearnable_rows, unreadable_rows
 from skyrl.experiments.folder_checks import (
@@ -224,8 +224,8 @@ def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="environment.env_class", message=str(error))
     try:
         if run.environment.agent.plays and samples(run):
-            agent_of(run.environment.agent)
-    except TaskError as error:
+            agent_of(run.environment.agent, run.environment.skyrl_gym.sandbox_tier)
+    except UserError as error:
         yield Problem(path="environment.agent", message=str(error))
 
 

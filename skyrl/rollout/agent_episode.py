@@ -9,7 +9,8 @@ from attrs import evolve
 
 from skyrl.endpoint.conversations import Turn
 from skyrl.endpoint.trajectories import PlayedTrajectory
-from skyrl.rollout.agent_runner import AgentRunner, Call, Returned
+from skyrl.rollout.agent_calls import Call, Returned
+from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.env_calls import EpisodeError, number
 from skyrl.rollout.episode import Episode
 from skyrl.rollout.transcript import Transcript

@@ -4,7 +4,8 @@
     command     the task as JSON on standard input; OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL,
                 ANTHROPIC_API_KEY and MODEL in its environment, with PATH, HOME and LANG and nothing else
 
-A command runs in a session of its own, which is ended with it, or at its deadline.
+A command runs in a session of its own, which is ended with it, or at its deadline; `isolated_agent.py` runs one that
+is not trusted.
 """
 
 from __future__ import annotations
@@ -15,25 +16,22 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from skyrl.config.environment import AgentConfig
 from skyrl.envs.coroutines import settled
 from skyrl.errors import RewardError, TaskError
+from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Agent, Call, Returned, environment_of, returned_by
 from skyrl.rollout.env_calls import EnvCalls
+from skyrl.rollout.isolated_agent import IsolatedAgent
+from skyrl.sandbox.tiers import Tier
 from skyrl.tree.imports import import_object
 
 if TYPE_CHECKING:
     from skyrl.endpoint.trajectories import Trajectories
 
-LONGEST_OUTPUT = 1 << 20
-"""Bytes of a command's standard output that are read; more is a failure."""
-
-_SHOWN = 400
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
 
 
@@ -44,40 +42,21 @@ class RunningEndpoint(Protocol):
     trajectories: Trajectories
 
 
-@frozen(kw_only=True)
-class Call:
-    """Inputs of one agent."""
-
-    task: Mapping[str, Any]
-    """The row's columns, with `messages`, the conversation that the environment begins with."""
-
-    url: str
-    """Address of the endpoint, without `/v1`."""
-
-    key: str
-    model: str
-
-
-@frozen(kw_only=True)
-class Returned:
-    """Result of an agent."""
-
-    value: object
-    """Return value of a function, or standard output of a program."""
-
-    exit_code: int | None = None
-
-
-Agent = Callable[[Call], Awaitable[Returned] | Returned]
-
-
 class AgentRunner:
     """Runs agents, so many at a time, each with a deadline."""
 
-    def __init__(self, config: AgentConfig, endpoint: Callable[[], RunningEndpoint | None], model: str) -> None:
-        """`endpoint` is asked for when an agent starts. Raises `TaskError` for an agent that is not there."""
+    def __init__(
+        self,
+        config: AgentConfig,
+        endpoint: Callable[[], RunningEndpoint | None],
+        model: str,
+        tier: Tier | Literal["auto"] = "auto",
+    ) -> None:
+        """`endpoint` is asked for when an agent starts, `tier` is that of an isolated one. Raises `TaskError` for an
+        agent that is not there, and `UserError` for one that cannot be isolated.
+        """
         self.config, self._endpoint, self.model = config, endpoint, model
-        self._agent = agent_of(config)
+        self._agent = agent_of(config, tier)
         field = "environment.agent.timeout_seconds"
         self._calls = EnvCalls(config.max_concurrent, config.timeout_seconds, field=field)
 
@@ -93,13 +72,17 @@ class AgentRunner:
         return await self._calls(who, lambda: settled(self._agent(call)))
 
 
-def agent_of(config: AgentConfig) -> Agent:
-    """The agent that the configuration names. Raises `TaskError` for one that is not there."""
+def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
+    """The agent that the configuration names. Raises `TaskError` for one that is not there, and `UserError` for one
+    that cannot be isolated.
+    """
     if config.function is not None:
         return _of_function(import_object(config.function, TaskError), config.function)
     program = config.command[0]
     if shutil.which(program) is None:
         raise TaskError(f"there is no program {program}, or it cannot be run")
+    if config.isolate:
+        return IsolatedAgent(config, tier)
     return lambda call: _run(config.command, call)
 
 
@@ -134,25 +117,21 @@ async def _run(command: tuple[str, ...], call: Call) -> Returned:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=_environment(call),
+        env=environment_of(call, _KEPT_VARIABLES),
         start_new_session=True,
     )
     try:
         out, _ = await asyncio.gather(_read(process), _write(process, json.dumps(call.task, default=str)))
-        output, errors = out
         code = await process.wait()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # whatever it started and left, too
-    if code and errors:
-        return Returned(value=errors[-_SHOWN:], exit_code=code)
-    return Returned(value=output, exit_code=code)
+    return returned_by(code, *out)
 
 
-async def _read(process: asyncio.subprocess.Process) -> tuple[str, str]:
+async def _read(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
     assert process.stdout is not None and process.stderr is not None
-    found = await asyncio.gather(_all_of(process.stdout), _all_of(process.stderr))
-    output, errors = (each.decode(errors="replace") for each in found)
+    output, errors = await asyncio.gather(_all_of(process.stdout), _all_of(process.stderr))
     return output, errors
 
 
@@ -171,14 +150,3 @@ async def _write(process: asyncio.subprocess.Process, text: str) -> None:
         process.stdin.write(text.encode(errors="replace"))
         await process.stdin.drain()
     process.stdin.close()
-
-
-def _environment(call: Call) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    return kept | {
-        "OPENAI_BASE_URL": f"{call.url}/v1",
-        "OPENAI_API_KEY": call.key,
-        "ANTHROPIC_BASE_URL": call.url,
-        "ANTHROPIC_API_KEY": call.key,
-        "MODEL": call.model,
-    }

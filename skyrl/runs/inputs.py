@@ -80,6 +80,8 @@ def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> 
     gym = run.environment.skyrl_gym
     tasks = {prompt.env_class for dataset in datasets if dataset is not None for prompt in dataset.prompts}
     sandboxed = sorted(task for task in tasks if uses_sandbox(task, gym))
+    if run.environment.agent.isolate and run.environment.agent.plays:
+        sandboxed.append("environment.agent")
     if not sandboxed:
         return None
     sandbox = Sandbox(gym.sandbox_tier)

@@ -4,9 +4,12 @@ Used by `fork_server.py` alone, in processes of one thread; of the standard libr
 """
 
 import ctypes
+import fcntl
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 from contextlib import suppress
 
@@ -15,6 +18,7 @@ from skyrl.sandbox import system_calls
 NO_NEW_PRIVILEGES, PARENT_DEATH_SIGNAL, CHILD_SUBREAPER, DUMPABLE = 38, 1, 36, 4
 NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _BIND, _RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES, _NO_EXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
+_SET_INTERFACE_FLAGS, _INTERFACE_UP = 0x8914, 1
 _MOUNT_SETATTR, _HERE, _WHOLE_TREE, _READ_ONLY = 442, -100, 0x8000, 1
 _OTHER_USERS = ((0x70000000, 1 << 22), (20_000, 40_000))
 """User ids that no account has, first and count: the number of a process is added, so that no two have the same. The
@@ -149,12 +153,27 @@ def _processes_and_threads() -> int:
         return 1 << 15
 
 
-def give_up_rights(user: int | None) -> None:
-    """The last that a process does before it becomes a program: it can never get anything back."""
+def listen_on_loopback(port: int) -> socket.socket:
+    """A socket that listens at 127.0.0.1 of the network of this process, which is new: nothing else is in it.
+
+    Raises OSError where the kernel does not allow it.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    request = struct.pack("16sh14x", b"lo", _INTERFACE_UP)
+    fcntl.ioctl(listener, _SET_INTERFACE_FLAGS, request)
+    listener.bind(("127.0.0.1", port))
+    listener.listen()
+    return listener
+
+
+def give_up_rights(user: int | None, *, own_network: bool) -> None:
+    """The last that a process does before it becomes a program: it can never get anything back. `own_network` leaves it
+    the sockets of a network that nobody else is in.
+    """
     if user is not None and os.geteuid() == 0:
         become(user)
     control(NO_NEW_PRIVILEGES, 1)
-    system_calls.refuse()
+    system_calls.refuse(own_network=own_network)
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     _check(_libc.capset(header, none), "capset")
     control(DUMPABLE, 1)

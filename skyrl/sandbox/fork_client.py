@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
+from attrs import frozen
+
 from skyrl.errors import ProcessError
 from skyrl.sandbox import fork_server
 from skyrl.sandbox.memory_groups import MemoryGroup, MemoryGroups, sweep
@@ -29,6 +31,20 @@ _OURS = (
     "__init__.py",
     *(f"sandbox/{name}.py" for name in ("__init__", "fork_server", "confinement", "endings", "memory", "system_calls")),
 )
+
+
+@frozen(kw_only=True)
+class Command:
+    """A program of any kind, in a network of its own that leads to one service."""
+
+    arguments: tuple[str, ...]
+    """Program and arguments."""
+
+    environment: Mapping[str, str]
+    """Its environment variables; HOME and TMPDIR, the folder that it starts in, come on top."""
+
+    service: tuple[str, int]
+    """Host and port that 127.0.0.1 and `SERVICE_PORT` stand for in its network."""
 
 
 class ForkClient:
@@ -61,16 +77,22 @@ class ForkClient:
         limits: Mapping[str, float],
         folder: str,
         group: MemoryGroup | None = None,
+        command: Command | None = None,
     ) -> socket.socket:
         """A new process, of the program in `files[0]` or else of `module`, whose `main` it calls; the other files are
         its standard input, output and errors. On the socket the supervisor says how it ended; closing it ends it.
-        `group` limits the memory of all its processes.
+        `group` limits the memory of all its processes. A `command` takes the program's place; the socket that
+        listens in its network comes first.
 
         Raises `ProcessError` if there is no server.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asked = {"module": module, "limits": dict(limits), "folder": folder, "group": group is not None}
+        asked: dict[str, object] = {"module": module, "limits": dict(limits), "folder": folder}
+        asked |= {"group": group is not None, "command": command.arguments if command else ()}
+        asked["environment"] = dict(command.environment) if command else {}
         request, grouped = json.dumps(asked).encode(), [] if group is None else [group.descriptor]
+        if len(request) > fork_server.LONGEST_REQUEST:
+            raise ProcessError(f"a command and its environment have more than {fork_server.LONGEST_REQUEST} bytes")
         with theirs:
             for _ in range(2):
                 server = self._expect()

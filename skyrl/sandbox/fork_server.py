@@ -6,8 +6,8 @@
           program   gives up its rights, limits itself, and becomes the program
 
 A request is JSON and open files: standard input, output and errors, a control group if it has one, and a socket on
-which the supervisor says how it ended. Who closes the other end of that socket wants an end at once. Of the standard
-library alone.
+which the supervisor says how it ended. Who closes the other end of that socket wants an end at once. A command is given
+a network of its own; the socket that listens there is handed out first. Of the standard library alone.
 """
 
 import gc
@@ -30,6 +30,10 @@ from skyrl.sandbox import confinement, endings, memory
 
 TIMED_OUT = 124
 READY = b"ready"
+LISTENING = b"listening"
+SERVICE_PORT = 8000
+"""Port on loopback, in the network of a command, at which it reaches its service."""
+
 LONGEST_REQUEST = 1 << 16
 _GLANCE = 0.02
 """Seconds between two looks at the memory of a program's processes."""
@@ -98,6 +102,9 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
             user = None if confinement.enter_namespaces(user) else user
         elif user is not None:
             os.chown(request["folder"], user, user)
+        if request["command"]:
+            with confinement.listen_on_loopback(SERVICE_PORT) as listener:
+                socket.send_fds(control, [LISTENING], [listener.fileno()])
         child = os.fork()
         if child == 0:
             if group is not None and os.geteuid() == 0:
@@ -160,14 +167,17 @@ def _program(
         os.environ.update(HOME=folder, TMPDIR=folder)
         _open_standard_streams()
         confinement.limit(request["limits"], own_user=settings["namespaces"] or user is not None)
-        confinement.give_up_rights(user)
+        confinement.give_up_rights(user, own_network=bool(request["command"]))
         confinement.die_with_parent()
     except (OSError, ValueError) as error:
         with suppress(OSError):
             control.sendall(f"broken: {error}".encode())
         os._exit(1)
     control.close()
-    if request["module"]:
+    if request["command"]:
+        os.close(source)
+        code = endings.code_of(lambda: _become_command(request))
+    elif request["module"]:
         os.close(source)
         code = endings.code_of(importlib.import_module(request["module"]).main)
     else:
@@ -201,6 +211,13 @@ def _run_program(source: int) -> None:
     program.__spec__ = None
     sys.modules["__main__"] = program
     loader.exec_module(program)
+
+
+def _become_command(request: dict[str, Any]) -> None:
+    """Exec the command in this process; returns only by an exception."""
+    environment = {**request["environment"], "HOME": request["folder"], "TMPDIR": request["folder"]}
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which Python ignores, and a program would inherit
+    os.execvpe(request["command"][0], request["command"], environment)
 
 
 def _close(number: int | None) -> None:

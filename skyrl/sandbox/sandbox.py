@@ -13,8 +13,8 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -24,9 +24,10 @@ from attrs import asdict, field, frozen
 from skyrl.errors import ProcessError, UserError
 from skyrl.sandbox.confinement import is_reachable, other_user
 from skyrl.sandbox.folders import folder_of, remove_folder
-from skyrl.sandbox.fork_client import ForkClient
-from skyrl.sandbox.fork_server import TIMED_OUT
-from skyrl.sandbox.tiers import TIERS, Tier, missing
+from skyrl.sandbox.fork_client import Command, ForkClient
+from skyrl.sandbox.fork_server import LISTENING, TIMED_OUT
+from skyrl.sandbox.forwarding import forwarding
+from skyrl.sandbox.tiers import TIERS, Tier, has_namespaces, missing
 
 GRACE = 0.5
 """Seconds that the supervisor gets, after the deadline, to end what it started."""
@@ -105,6 +106,15 @@ class Sandbox:
         """
         return _run(self.client, self.tier, program, stdin, limits or ResourceLimits())
 
+    def run_command(self, command: Command, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
+        """Run a program of any kind, as `run` does. Its one network address leads to the command's service.
+
+        Raises `ProcessError` if the sandbox itself does not work, and in the tier `process`, which has no networks.
+        """
+        if not has_namespaces(self.tier):
+            raise ProcessError(f"the sandbox tier {self.tier!r} gives a command no network of its own")
+        return _run(self.client, self.tier, command, stdin, limits or ResourceLimits())
+
     def record(self) -> dict[str, object]:
         """The tier and limits in force, for the run's record."""
         group = self.run("print(open('/proc/self/cgroup').read())").stdout
@@ -157,18 +167,21 @@ def why_unavailable(tier: Tier) -> str:
     return "" if ran.stdout == b"here\n" else f"a program that prints a word in it ended with {ran.code}"
 
 
-def _run(client: ForkClient, tier: Tier, program: str, stdin: bytes, limits: ResourceLimits) -> Ran:
+def _run(client: ForkClient, tier: Tier, job: str | Command, stdin: bytes, limits: ResourceLimits) -> Ran:
+    """Run Python source or a command."""
+    program, command = (job, None) if isinstance(job, str) else ("", job)
     folder = folder_of(client, tier)
     groups = client.groups
     group = groups.take(limits.memory_bytes)
     files = [_in_memory(program.encode(errors="replace")), _in_memory(stdin)]
     outputs = [os.pipe(), os.pipe()]
     try:
-        control = client.fork("", [*files, *(write for _, write in outputs)], asdict(limits), folder, group)
-        for write in [*files, *(write for _, write in outputs)]:
-            os.close(write)
+        ends = [*files, *(write for _, write in outputs)]
+        control = client.fork("", ends, asdict(limits), folder, group, command)
+        for end in ends:
+            os.close(end)
         files, outputs = [], [(read, -1) for read, _ in outputs]
-        with control:
+        with control, _served(command, control, limits.seconds):
             kept, whole = _read([read for read, _ in outputs], control, limits)
             code = _how_it_ended(control, limits.seconds + GRACE if whole else 0)
     finally:
@@ -180,6 +193,24 @@ def _run(client: ForkClient, tier: Tier, program: str, stdin: bytes, limits: Res
         return Ran(ended="output", code=-1, stdout=kept[0], stderr=kept[1])
     ended: Literal["exit", "timeout"] = "timeout" if code == TIMED_OUT else "exit"
     return Ran(ended=ended, code=code, stdout=kept[0], stderr=kept[1])
+
+
+@contextmanager
+def _served(command: Command | None, control: socket.socket, seconds: float) -> Iterator[None]:
+    """The network of a command leads to its service for the length of the block."""
+    if command is None:
+        yield
+        return
+    control.settimeout(seconds)
+    try:
+        message, listeners, _, _ = socket.recv_fds(control, 4096, 1)
+    except OSError as error:
+        raise ProcessError(f"a sandboxed process could not be started: {error}") from error
+    if message != LISTENING:
+        said = message.decode(errors="replace").removeprefix("broken: ") or "its supervisor is gone"
+        raise ProcessError(f"a sandboxed process could not be started: {said}")
+    with forwarding(socket.socket(fileno=listeners[0]), command.service):
+        yield
 
 
 def _in_memory(data: bytes) -> int:

@@ -1,8 +1,9 @@
 """System calls that no program gets: a seccomp filter, which a program cannot take off. Of the standard library alone.
 
-Refused are sockets other than those between processes (no network, whatever the tier), shared memory and messages of
-System V and POSIX queues (they outlive a program), memory files (they escape its limits), namespaces of its own,
-tracing, and interfaces with a long history of holes in the kernel.
+Refused are sockets other than those between processes (no network, whatever the tier; what has a network of its own may
+open sockets of IPv4, too), shared memory and messages of System V and POSIX queues (they outlive a program), memory
+files (they escape its limits), namespaces of its own, tracing, and interfaces with a long history of holes in the
+kernel.
 """
 
 import ctypes
@@ -75,15 +76,15 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(_Instruction)))
 
 
-def refuse() -> None:
-    """This process and all that it starts are refused these calls from now on.
+def refuse(*, own_network: bool = False) -> None:
+    """This process and all that it starts are refused these calls from now on. One in a network of its own may use it.
 
     It needs "no new privileges". Raises OSError where the kernel or the processor has no such filter.
     """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"sandboxes know the system calls of {', '.join(_ARCHITECTURES)}, not of {machine}")
-    instructions = [_Instruction(*each) for each in _filter(machine)]
+    instructions = [_Instruction(*each) for each in _filter(machine, own_network=own_network)]
     array = (_Instruction * len(instructions))(*instructions)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_SET_SECCOMP, _MODE_FILTER, ctypes.byref(_Program(len(instructions), array))) != 0:
@@ -91,7 +92,7 @@ def refuse() -> None:
         raise OSError(number, f"seccomp: {os.strerror(number)}")
 
 
-def _filter(machine: str) -> Iterator[tuple[int, int, int, int]]:
+def _filter(machine: str, *, own_network: bool) -> Iterator[tuple[int, int, int, int]]:
     """Code, jump if true, jump if not, operand of each instruction: classic BPF."""
     special, column = _SPECIAL[machine], list(_ARCHITECTURES).index(machine)
     yield _LOAD, 0, 0, _ARCHITECTURE
@@ -110,9 +111,11 @@ def _filter(machine: str) -> Iterator[tuple[int, int, int, int]]:
     yield _ANY_BIT, 0, 1, _NEW_NAMESPACES
     yield _RETURN, 0, 0, _REFUSE | errno.EPERM
     yield _RETURN, 0, 0, _ALLOW
-    yield _EQUAL, 0, 4, special["socket"]
+    families = [socket.AF_UNIX, *([socket.AF_INET] if own_network else [])]
+    yield _EQUAL, 0, 3 + len(families), special["socket"]
     yield _LOAD, 0, 0, _FIRST_ARGUMENT
-    yield _EQUAL, 1, 0, int(socket.AF_UNIX)
+    for place, family in enumerate(families):
+        yield _EQUAL, len(families) - place, 0, int(family)
     yield _RETURN, 0, 0, _REFUSE | errno.EAFNOSUPPORT
     yield _RETURN, 0, 0, _ALLOW
     yield _RETURN, 0, 0, _ALLOW

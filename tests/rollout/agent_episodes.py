@@ -50,8 +50,8 @@ async def playing(
     served = ServedPolicy(names=("tiny",), sampling=sampling, max_model_len=max_model_len, most_samples=8)
     address = Address(doors=Doors(open_to_clients=False))
     async with serving(served, tokenizer, engine.generate, address) as endpoint:
-        runner = AgentRunner(config, lambda: endpoint, "tiny")
         settings = SkyRLGymConfig(**{"max_failed_share": 1.0, "max_attempts": 1, **(gym or {})})
+        runner = AgentRunner(config, lambda: endpoint, "tiny", settings.sandbox_tier)
         yield SkyRLGymGenerator(
             "", SkyRLLoraConfig(), GeneratorConfig(), settings, engine, tokenizer, agent=runner, seed=3
         )

@@ -180,7 +180,7 @@ async def test_a_program_is_an_agent(tmp_path: Path, reward: Any, end: str, paid
 )
 def test_an_agent_that_cannot_be_started_is_named(config: AgentConfig, said: str) -> None:
     with pytest.raises(TaskError, match=said):
-        agent_of(config)
+        agent_of(config, "auto")
 
 
 async def test_the_key_of_a_trajectory_ends_with_it_and_nobody_else_is_served() -> None:

@@ -12,6 +12,13 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**FUNCTION, **COMMAND}, "environment.agent.function"),
         ({**FUNCTION, "environment.agent.reward": "exit_code"}, "environment.agent.reward"),
     ],
+    "only_a_command_with_a_network_of_its_own_is_isolated": [
+        ({**FUNCTION, "environment.agent.isolate": True}, "environment.agent.isolate"),
+        (
+            {**COMMAND, "environment.agent.isolate": True, "environment.skyrl_gym.sandbox_tier": "process"},
+            "environment.skyrl_gym.sandbox_tier",
+        ),
+    ],
     "an_agent_asks_when_it_wants": [({**FUNCTION, "generator.batched": True}, "generator.batched")],
     "rows_of_agents_can_be_compared": [
         ({**COMMAND, "trainer.algorithm.advantage_estimator": "reinforce++"}, "trainer.algorithm.advantage_estimator"),
@@ -21,6 +28,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 SILENT: dict[str, dict[str, Any]] = {
     "the_agent_is_one_program": {**COMMAND, "environment.agent.reward": "exit_code"},
+    "only_a_command_with_a_network_of_its_own_is_isolated": {
+        **COMMAND,
+        "environment.agent.isolate": True,
+        "environment.skyrl_gym.sandbox_tier": "namespace",
+    },
     "an_agent_asks_when_it_wants": {"generator.batched": True},
     "rows_of_agents_can_be_compared": FUNCTION,
 }

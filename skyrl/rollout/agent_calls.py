@@ -1,0 +1,58 @@
+"""Inputs and results of agents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+LONGEST_OUTPUT = 1 << 20
+"""Bytes of a command's standard output that are read; more is a failure."""
+
+_SHOWN = 400
+
+
+@frozen(kw_only=True)
+class Call:
+    """Inputs of one agent."""
+
+    task: Mapping[str, Any]
+    """The row's columns, with `messages`, the conversation that the environment begins with."""
+
+    url: str
+    """Address of the endpoint, without `/v1`."""
+
+    key: str
+    model: str
+
+
+@frozen(kw_only=True)
+class Returned:
+    """Result of an agent."""
+
+    value: object
+    """Return value of a function, or standard output of a program."""
+
+    exit_code: int | None = None
+
+
+Agent = Callable[[Call], Awaitable[Returned] | Returned]
+
+
+def environment_of(call: Call, kept: Sequence[str]) -> dict[str, str]:
+    """The environment of a command: the `kept` variables of this process, and the way to the policy."""
+    return {name: os.environ[name] for name in kept if name in os.environ} | {
+        "OPENAI_BASE_URL": f"{call.url}/v1",
+        "OPENAI_API_KEY": call.key,
+        "ANTHROPIC_BASE_URL": call.url,
+        "ANTHROPIC_API_KEY": call.key,
+        "MODEL": call.model,
+    }
+
+
+def returned_by(code: int, output: bytes, errors: bytes) -> Returned:
+    """The result of a command: what it printed, or the end of its errors where it failed with some."""
+    text, said = output.decode(errors="replace"), errors.decode(errors="replace")
+    return Returned(value=said[-_SHOWN:] if code and said else text, exit_code=code)

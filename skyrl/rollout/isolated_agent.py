@@ -1,0 +1,98 @@
+"""An agent whose author is not trusted: its command runs in a sandbox, and the endpoint is its only network.
+
+Each trajectory is a process tree of its own, in a new folder, which is ended with it. It reads what its command names
+and what `readable` names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from attrs import evolve
+
+from skyrl.config.environment import AgentConfig
+from skyrl.errors import RewardError, TaskError, WorkerEnded
+from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Call, Returned, environment_of, returned_by
+from skyrl.sandbox.fork_client import Command
+from skyrl.sandbox.fork_server import SERVICE_PORT
+from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+from skyrl.sandbox.tiers import Tier, has_namespaces
+
+_FOREVER = 10.0**6
+_INSIDE = f"http://127.0.0.1:{SERVICE_PORT}"
+_KEPT_VARIABLES = ("PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH")
+
+
+class IsolatedAgent:
+    """Runs one command, in a sandbox of its own each time. It starts in an empty folder: words that name files of the
+    run's folder are given to it as full paths.
+    """
+
+    def __init__(self, config: AgentConfig, tier: Tier | Literal["auto"]) -> None:
+        """Raises `TaskError` for files that are not there, and `UserError` where the machine lacks the tier or programs
+        in it could not read them.
+        """
+        given = [Path(path).expanduser().resolve() for path in config.readable]
+        for path in given:
+            if not path.exists():
+                raise TaskError(f"environment.agent.readable names {path}, which is not there")
+        words = [os.path.realpath(word) if os.path.exists(word) else word for word in config.command[1:]]
+        program, file = _program(config.command[0], given)
+        self._arguments = (program, *words)
+        named = [Path(word) for word in (file, *words) if os.path.exists(word)]
+        self._sandbox = _sandbox(tier, tuple(dict.fromkeys([*named, *given])))
+        if not has_namespaces(self._sandbox.tier):
+            raise TaskError(
+                "environment.agent.isolate needs the sandbox tier namespace or bwrap, which this machine lacks: the "
+                f"tier {self._sandbox.tier!r} gives a program no network of its own"
+            )
+        seconds = _FOREVER if config.timeout_seconds is None else config.timeout_seconds
+        self._limits = ResourceLimits(
+            seconds=seconds,
+            cpu_seconds=int(seconds) + 1,
+            memory_bytes=int(config.memory_gb * 1e9),
+            file_bytes=256 << 20,
+            folder_bytes=512 << 20,
+            open_files=512,
+            output_bytes=LONGEST_OUTPUT,
+        )
+
+    def __call__(self, call: Call) -> Returned:
+        """Raises `RewardError` for a program that prints too much, and `WorkerEnded` for one that is late."""
+        service = urlsplit(call.url)
+        assert service.hostname is not None and service.port is not None, "the endpoint's address has both"
+        command = Command(
+            arguments=self._arguments,
+            environment=environment_of(evolve(call, url=_INSIDE), _KEPT_VARIABLES),
+            service=(service.hostname, service.port),
+        )
+        ran = self._sandbox.run_command(command, json.dumps(call.task, default=str).encode(), self._limits)
+        if ran.ended == "output":
+            raise RewardError(f"printed more than {LONGEST_OUTPUT} bytes")
+        if ran.ended == "timeout":
+            raise WorkerEnded("timeout", f"gave no answer within {self._limits.seconds:g} s and was ended")
+        return returned_by(ran.code, ran.stdout, ran.stderr)
+
+
+def _program(name: str, readable: Sequence[Path]) -> tuple[str, str]:
+    """The program as it is started, and its file. A link to Python says which packages it has, and stays if it can be
+    read.
+    """
+    found = shutil.which(name)
+    assert found is not None, "whoever makes an agent has found its program"
+    started, file = os.path.abspath(found), os.path.realpath(found)
+    has_its_link = any(Path(started).is_relative_to(path) for path in (Path(sys.prefix), *readable))
+    return (started if has_its_link else file), file
+
+
+@cache
+def _sandbox(tier: Tier | Literal["auto"], readable: tuple[Path, ...]) -> Sandbox:
+    return Sandbox(tier, readable=readable)

@@ -1,0 +1,74 @@
+"""The one service that a program in a network of its own reaches.
+
+    program --> 127.0.0.1:PORT in its own network --> whoever accepts, outside --> the service
+
+The supervisor listens in the program's network and hands the socket out: the program has no way to any other address,
+and nothing of the run is inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from threading import Thread
+
+MOST_CONNECTIONS = 64
+"""Connections of one program at the same time; further ones are closed."""
+
+_PIECE = 1 << 16
+
+
+@contextmanager
+def forwarding(listener: socket.socket, service: tuple[str, int]) -> Iterator[None]:
+    """Connections that the listener takes lead to the service, host and port, for the length of the block."""
+    begun: Future[Callable[[], object]] = Future()
+    thread = Thread(target=lambda: asyncio.run(_forward(listener, service, begun)), name="forwarding", daemon=True)
+    thread.start()
+    stop = begun.result()
+    try:
+        yield
+    finally:
+        stop()
+        thread.join()
+
+
+async def _forward(listener: socket.socket, service: tuple[str, int], begun: Future[Callable[[], object]]) -> None:
+    ending, loop = asyncio.Event(), asyncio.get_running_loop()
+    connected = 0
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connected
+        connected += 1
+        try:
+            if connected <= MOST_CONNECTIONS:
+                with suppress(OSError):
+                    await _joined(reader, writer, service)
+        finally:
+            connected -= 1
+            writer.close()
+
+    server = await asyncio.start_server(join, sock=listener)
+    begun.set_result(lambda: loop.call_soon_threadsafe(ending.set))
+    await ending.wait()
+    server.close()
+
+
+async def _joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, service: tuple[str, int]) -> None:
+    there, back = await asyncio.open_connection(*service)
+    try:
+        await asyncio.gather(_copied(reader, back), _copied(there, writer))
+    finally:
+        back.close()
+
+
+async def _copied(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Bytes until the source ends, and then its end."""
+    with suppress(OSError):
+        while piece := await source.read(_PIECE):
+            target.write(piece)
+            await target.drain()
+    with suppress(OSError, RuntimeError):  # the target has gone first
+        target.write_eof()
