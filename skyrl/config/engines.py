@@ -97,7 +97,8 @@ class InferenceEngineConfig(BaseConfig):
     """Tokens that one step of an engine computes, at most."""
 
     max_num_seqs: int = field(default=1024, validator=positive)
-    """Sequences that an engine runs at once, at most; what is beyond that waits for any engine that gets free."""
+    """Sequences that an engine runs at once, at most; what is beyond that waits for any engine that gets free. Of
+    several engines, one that reports a queue or a full cache is given fewer, down to a sixteenth."""
 
     gpu_memory_utilization: float = field(default=0.8, validator=positive_fraction, metadata=FREE)
     """Share of a GPU's memory that an engine takes for weights and cache. `kv_cache_memory_bytes` of

@@ -1,6 +1,7 @@
-"""A client of several engines: requests go to the least loaded one, everything else to all of them.
+"""A client of several engines: a request goes to the one that has its beginning cached or the least to do, everything
+else to all of them.
 
-    generate --> wait for capacity --> engine with the fewest samples in flight --> another one if it fails
+    generate --> wait for capacity --> engine with the prefix, or with the fewest samples --> another one if it fails
 
 An engine that dies, or that can no longer prove which weights it holds, leaves service; the run continues with those
 that remain, and ends with the cause when none does. Where engines are started again, a new one takes its place with the
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 from attrs import Factory, define
@@ -24,6 +25,7 @@ from skyrl.inference.conversations import Conversations
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.restarts import EngineRestarts
+from skyrl.inference.routing import ConcurrencyLimit, PrefixRoutes, is_overloaded
 
 T = TypeVar("T")
 
@@ -39,8 +41,15 @@ class _Served:
 
     number: int
     engine: InferenceEngine
+    limit: ConcurrencyLimit
     samples: int = 0
     """Samples that the engine is drawing now."""
+
+    answers: int = 0
+    """Samples that it has drawn since it was last asked for its load."""
+
+    asking: asyncio.Task[None] | None = None
+    """The question for its load."""
 
     calls: set[asyncio.Future[tuple[Completion, ...]]] = Factory(set)
     """Calls that draw the engine's samples."""
@@ -66,11 +75,12 @@ class InferenceEngineClient:
         assert engines, "an inference client needs at least one engine"
         self.tokenizer, self.model_path = tokenizer, model_path
         self.lora_cfg, self.inference_engine_config = lora_cfg, inference_engine_config
-        self._serving = [_Served(number, engine) for number, engine in enumerate(engines)]
+        self._serving = [self._served(number, engine) for number, engine in enumerate(engines)]
         self._all, self._number = tuple(engines), len(engines)
         self._restarts = restarts
         self._waiting: deque[tuple[GenerationRequest, asyncio.Future[_Served]]] = deque()
         self._conversations: Conversations[_Served] = Conversations()
+        self._prefixes: PrefixRoutes[_Served] = PrefixRoutes()
         self._open, self._in_flight = True, in_flight
         self.holds_weights = True
         """False from the moment an engine gives up its weights to sleep until weights are loaded again."""
@@ -101,12 +111,13 @@ class InferenceEngineClient:
         return found if self._restarts is None else found | {"inference/engine_restarts": self._restarts.succeeded}
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """Draw all samples of a request from one engine, the one with the fewest samples in flight. A later turn of a
-        conversation goes to the engine that drew the turn before, whose cache has its prefix, if it has capacity.
+        """Draw all samples of a request from one engine: that which drew the turn before or computes a prompt with the
+        same beginning, unless it is overloaded, else the one with the fewest samples for what it can take.
 
-        An engine is given at most `max_num_seqs` samples at a time; the rest wait here, where any engine that becomes
-        free can take them. When an engine is lost, its requests, those paused inside it included, are drawn again
-        elsewhere from the same keys, so that the draws are the same. Raises the last engine's error when none is left.
+        An engine is given at most `max_num_seqs` samples at a time, and fewer while it reports that it queues them or
+        that its cache is full; the rest wait here, where any engine that becomes free can take them. When an engine is
+        lost, its requests, those paused inside it included, are drawn again elsewhere from the same keys, so that the
+        draws are the same. Raises the last engine's error when none is left.
         """
         while True:
             served = await self._admitted(request)
@@ -114,6 +125,7 @@ class InferenceEngineClient:
                 call = await self._call(served, request)
                 if not call.cancelled() or served in self._serving:  # else the engine was lost
                     self._conversations.drawn(request, served)
+                    self._ask_for_load(served, len(request.keys))
                     return call.result()
             except _LOST as error:
                 self._lose(served, error)
@@ -132,7 +144,7 @@ class InferenceEngineClient:
         """
         for number, engine in self._restarts.take() if self._restarts else ():
             self._all = (*self._all, engine)
-            served = _Served(number, engine)
+            served = self._served(number, engine)
             self._serving.append(served)
             self._serving.sort(key=lambda each: each.number)
             try:
@@ -171,6 +183,8 @@ class InferenceEngineClient:
         if nobody:
             raise min((error for _, error in failed), key=lambda error: not isinstance(error, ProcessError))
         self.holds_weights = True
+        if self._in_flight != "keep":
+            self._prefixes.clear()
 
     async def inspect(self, look: Callable[[Sequence[InferenceEngine]], Awaitable[T]]) -> T:
         """Await `look` on the engines in service, which take its requests and no others; returns its result.
@@ -208,6 +222,10 @@ class InferenceEngineClient:
         """Closes every engine, the lost ones too. Raises the first error of one that was in service."""
         if self._restarts is not None:
             await self._restarts.close()
+        asking = [served.asking for served in self._serving if served.asking is not None]
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
         outcomes = await asyncio.gather(*(engine.close() for engine in self._all), return_exceptions=True)
         self._open = True
         self._admit()
@@ -255,20 +273,54 @@ class InferenceEngineClient:
             self._waiting.popleft()
             if served is not None and not waiting.done():
                 served.samples += len(request.keys)
+                if len(self._serving) > 1:
+                    self._prefixes.computed(request.prompt_ids, served)
                 waiting.set_result(served)
 
     def _with_room(self, request: GenerationRequest) -> _Served | None:
-        """The engine of the conversation, else the one with the fewest samples in flight, if the request fits it; an
-        idle engine takes any request.
+        """An engine that has the beginning of the request cached, else the one with the fewest samples for what it can
+        take, if the request fits it; an idle engine takes any request.
         """
-        before = self._conversations.engine_of(request)
-        least = min(self._serving, key=lambda each: each.samples)
-        if before in self._serving and self._fits(before, request):
-            return before
-        return least if self._fits(least, request) or least.samples == 0 else None
+        least = min(self._serving, key=lambda each: each.samples / each.limit.value)
+        mean = sum(each.samples for each in self._serving) / len(self._serving)
+        for served in self._with_prefix(request) if len(self._serving) > 1 else ():
+            samples = served.samples + len(request.keys)
+            if samples <= served.limit.value and not is_overloaded(samples, mean):
+                return served
+        fits = least.samples + len(request.keys) <= least.limit.value
+        return least if fits or least.samples == 0 else None
 
-    def _fits(self, served: _Served, request: GenerationRequest) -> bool:
-        return served.samples + len(request.keys) <= self.inference_engine_config.max_num_seqs
+    def _with_prefix(self, request: GenerationRequest) -> Iterator[_Served]:
+        """Engines in service that have the beginning of the request cached: that of the conversation, then others."""
+        before = self._conversations.engine_of(request)
+        holders = sorted(self._prefixes.engines_of(request.prompt_ids), key=lambda each: each.samples)
+        return (each for each in (before, *holders) if each is not None and each in self._serving)
+
+    def _served(self, number: int, engine: InferenceEngine) -> _Served:
+        return _Served(number, engine, ConcurrencyLimit(self.inference_engine_config.max_num_seqs))
+
+    def _ask_for_load(self, served: _Served, answers: int) -> None:
+        """Asks an engine for its load, once in so many answers as its lowest limit: where there are others, its samples
+        may be theirs.
+        """
+        served.answers += answers
+        idle = served.asking is None or served.asking.done()
+        if idle and served.answers >= served.limit.floor and len(self._serving) > 1:
+            served.answers = 0
+            served.asking = asyncio.create_task(self._adapt(served))
+
+    async def _adapt(self, served: _Served) -> None:
+        try:
+            load = await served.engine.load()
+        except _LOST:
+            return  # its requests will say why
+        if load is None:
+            return
+        before = served.limit.value
+        served.limit.heed(load, served.samples)
+        if served.limit.value != before:
+            _log.debug("inference engine %d is given %d samples at a time, %s", served.number, served.limit.value, load)
+        self._admit()
 
     async def _everywhere(self, call: Callable[[InferenceEngine], Awaitable[None]]) -> None:
         """Waits for every engine in service. A dead one is lost; any other error is raised, the first there was."""

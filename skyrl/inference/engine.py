@@ -88,6 +88,17 @@ class Completion:
     stop_reason: StopReason
 
 
+@frozen(kw_only=True)
+class EngineLoad:
+    """How busy an engine says that it is, with the requests of everybody who uses it."""
+
+    waiting: int
+    """Requests that it has taken and does not compute."""
+
+    cache_use: float | None = None
+    """Share of its cache of keys and values that is in use, 0 to 1; None where it has none of fixed size."""
+
+
 def temperature_of(sampling: SamplingParams) -> float:
     """The sampling temperature, unitless; 0 takes the likeliest token."""
     return 0.0 if sampling.greedy else sampling.temperature
@@ -132,6 +143,9 @@ class InferenceEngine(Protocol):
         `WeightSyncError` when a name is missing, unknown, or has another shape, or when bytes were changed on the way.
         The engine then keeps the old weights, or, if it had started to replace them, refuses all work from then on.
         """
+
+    async def load(self) -> EngineLoad | None:
+        """How busy it is now; None where it does not tell."""
 
     async def sleep(self) -> bool:
         """Give back what memory of the device can be had back. Called while paused. Are the weights gone with it?"""

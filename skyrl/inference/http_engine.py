@@ -21,7 +21,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, ProcessError, RunError, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, refuse_foreign
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.engine import Completion, GenerationRequest, InFlight, SampleKey, longest_completion
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InFlight, SampleKey, longest_completion
 from skyrl.inference.gate import Gate
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.server_answers import Asked, BadAnswer, completion
@@ -154,6 +154,13 @@ class HttpEngine:
         for flight in self._flights:
             flight.versions.add(version)
         _log.info("weights of version %d at %s", version, self._server.url)
+
+    async def load(self) -> EngineLoad | None:
+        """The load according to the server's metrics; None where it shows none, or cannot be asked now."""
+        try:
+            return await self._server.load()
+        except (BadAnswer, ProcessError, UserError):
+            return None  # a server that failed is noticed by the requests that it has
 
     async def sleep(self) -> bool:
         """Gives back the memory of the server's GPU."""

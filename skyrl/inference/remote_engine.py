@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.processes.handles import Handle
 
@@ -34,6 +34,9 @@ class RemoteEngine:
     async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
         await self._handle.call(InferenceEngine.load_weights, incoming, version)
         self._weight_version = version
+
+    async def load(self) -> EngineLoad | None:
+        return await self._handle.call(InferenceEngine.load)
 
     async def sleep(self) -> bool:
         return await self._handle.call(InferenceEngine.sleep)

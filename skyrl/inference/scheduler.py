@@ -37,6 +37,11 @@ class Scheduler:
         """Paused, and nothing is running."""
         return self._paused and (self._runner is None or self._runner.done())
 
+    @property
+    def waiting(self) -> int:
+        """Samples of jobs that have not joined the batch."""
+        return sum(len(job.keys) for job in self._waiting)
+
     async def complete(self, jobs: Sequence[Job]) -> None:
         """Returns when every job is done; raises what stopped the batch that one of them was in."""
         if self._closed:

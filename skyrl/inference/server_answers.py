@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from attrs import frozen
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import NonFiniteError, WeightSyncError
 from skyrl.inference import stop_strings
-from skyrl.inference.engine import Completion, GenerationRequest, SampleKey, asked_logprobs
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, SampleKey, asked_logprobs
 
 LEAST_LOGPROB = -9000.0
 """vLLM writes -9999 for NaN and for minus infinity, which JSON has no words for."""
@@ -180,6 +181,26 @@ def versions_of_spans(value: object, count: int) -> tuple[str, ...] | None:
             raise BadAnswer(f"with {_shown(value)} for the weights of tokens")
         found += [str(span.get("version"))] * (end - start)
     return tuple(found)
+
+
+def load_of_metrics(text: object, *, waiting: str, cache_use: str) -> EngineLoad | None:
+    """The load that a server shows in Prometheus' text format under these names, one line for each copy of its weights;
+    None where it shows none. Raises `BadAnswer` for a value that is no number.
+    """
+    queues, uses = (_samples_of(text, name) for name in (waiting, cache_use))
+    return EngineLoad(waiting=int(sum(queues)), cache_use=max(uses, default=None)) if queues else None
+
+
+def _samples_of(text: object, name: str) -> list[float]:
+    lines = text.splitlines() if isinstance(text, str) else ()
+    values = [line.rpartition(" ")[2] for line in lines if re.match(rf"{re.escape(name)}[{{ ]", line)]
+    try:
+        found = [float(value) for value in values]
+    except ValueError as error:
+        raise BadAnswer(f"with a metric that is no number: {error}") from error
+    if not all(map(math.isfinite, found)):
+        raise BadAnswer("with a metric that is not finite")
+    return found
 
 
 def version_number(value: object) -> int:

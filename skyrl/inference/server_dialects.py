@@ -7,7 +7,7 @@ from typing import Protocol
 from attrs import frozen
 
 from skyrl.inference.adapters import Adapter
-from skyrl.inference.engine import InFlight
+from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.server_answers import Asked, Drawn
 from skyrl.inference.vllm_model import ExpectedWeights
@@ -75,6 +75,9 @@ class Dialect(Protocol):
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
         """Draw samples by this adapter beside the weights; as `load_weights`."""
+
+    async def load(self) -> EngineLoad | None:
+        """How busy the server is; None where it does not tell."""
 
     async def sleep(self) -> bool:
         """Give back memory of the GPU. Are the weights gone with it?"""

@@ -14,7 +14,7 @@ from skyrl.config.engines import BACKENDS
 from skyrl.errors import ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.engine import InFlight, temperature_of
+from skyrl.inference.engine import EngineLoad, InFlight, temperature_of
 from skyrl.inference.http_connection import ATTEMPTS, Connection
 from skyrl.inference.incoming_weights import Folder, IncomingWeights
 from skyrl.inference.server_answers import (
@@ -22,6 +22,7 @@ from skyrl.inference.server_answers import (
     BadAnswer,
     Drawn,
     ids,
+    load_of_metrics,
     mapping,
     numbers,
     version_number,
@@ -108,6 +109,10 @@ class SGLangServer:
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
         raise WeightSyncError(f"the inference server {self.url} gets the weights that an adapter is merged into")
+
+    async def load(self) -> EngineLoad | None:
+        metrics = await self._control.get("/metrics", seconds=self._deadlines.heartbeat, attempts=1)
+        return load_of_metrics(metrics, waiting="sglang:num_queue_reqs", cache_use="sglang:token_usage")
 
     async def sleep(self) -> bool:
         await self._post("/release_memory_occupation")

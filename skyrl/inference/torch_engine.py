@@ -30,7 +30,14 @@ from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, apply_adapter
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
-from skyrl.inference.engine import Completion, GenerationRequest, InFlight, asked_logprobs, longest_completion
+from skyrl.inference.engine import (
+    Completion,
+    EngineLoad,
+    GenerationRequest,
+    InFlight,
+    asked_logprobs,
+    longest_completion,
+)
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.kept_prefixes import MOST_BYTES
 from skyrl.inference.rows import Job
@@ -123,6 +130,10 @@ class TorchEngine:
         self._weight_version = version
         _log.info("weights of version %d; %s", version, was_kept)
         self._scheduler.weights_are(version)
+
+    async def load(self) -> EngineLoad | None:
+        """Samples that wait for places in the batch."""
+        return EngineLoad(waiting=self._scheduler.waiting)
 
     async def sleep(self) -> bool:
         """Moves the model to the memory of the host, where the weights survive."""

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from skyrl.errors import ProcessError, RunError
-from skyrl.inference.engine import InFlight
+from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.vllm_backend import ADAPTER, Heard, Output, adapter_request, first_line, request_maker
 
 T = TypeVar("T")
@@ -28,10 +28,11 @@ class AsyncBackend:
         before = set(multiprocessing.active_children())
         vllm = importlib.import_module("vllm")
         module = importlib.import_module("vllm.v1.engine.async_llm")
-        loggers = [importlib.import_module("vllm.v1.metrics.ray_wrappers").RayPrometheusStatLogger]
-        self._llm = module.AsyncLLM.from_engine_args(
-            vllm.AsyncEngineArgs(**arguments), stat_loggers=loggers if ray_statistics else None
-        )
+        self._statistics: dict[int, EngineLoad] = {}
+        loggers: list[Any] = [lambda config, index=0: _Statistics(self._statistics, index)]
+        if ray_statistics:
+            loggers.append(importlib.import_module("vllm.v1.metrics.ray_wrappers").RayPrometheusStatLogger)
+        self._llm = module.AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**arguments), stat_loggers=loggers)
         self._children = set(multiprocessing.active_children()) - before
         self._make = request_maker(vllm)
         self._running = 0
@@ -59,6 +60,13 @@ class AsyncBackend:
 
     async def resume(self) -> None:
         await self._alive(self._llm.resume_generation())
+
+    def load(self) -> EngineLoad | None:
+        copies = self._statistics.values()
+        if not copies:
+            return None
+        fullest = max(each.cache_use or 0.0 for each in copies)
+        return EngineLoad(waiting=sum(each.waiting for each in copies), cache_use=fullest)
 
     async def call_workers(self, method: str, *args: object) -> list[Any]:
         results: list[Any] = await self._alive(self._llm.collective_rpc(method, args=args))
@@ -138,6 +146,28 @@ class AsyncBackend:
     def _cause(self) -> str:
         codes = [f"process {child.pid} ended with {_ending(child)}" for child in self._children if not child.is_alive()]
         return self._hung or f"vLLM's engine died: {', '.join(codes) or 'an exception'}; its log is above"
+
+
+class _Statistics:
+    """vLLM's `StatLoggerBase`: notes the load of one copy of the weights after each of its steps."""
+
+    def __init__(self, loads: dict[int, EngineLoad], index: int) -> None:
+        self._loads, self._index = loads, index
+
+    def record(self, scheduler_stats: Any, *_: object, engine_idx: int = 0, **__: object) -> None:
+        if scheduler_stats is not None:
+            self._loads[engine_idx] = EngineLoad(
+                waiting=scheduler_stats.num_waiting_reqs, cache_use=scheduler_stats.kv_cache_usage
+            )
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
+
+    def log(self) -> None:
+        """Nothing to say."""
+
+    def record_sleep_state(self, *_: object) -> None:
+        """A sleeping engine is asked for nothing."""
 
 
 def _ending(child: BaseProcess) -> str:

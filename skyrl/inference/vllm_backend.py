@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
-from skyrl.inference.engine import InFlight, NewTokens
+from skyrl.inference.engine import EngineLoad, InFlight, NewTokens
 
 
 class Output(Protocol):
@@ -48,6 +48,9 @@ class Backend(Protocol):
 
     async def resume(self) -> None:
         """Restart the scheduler."""
+
+    def load(self) -> EngineLoad | None:
+        """How busy the scheduler was after its last step; None where that is not known here."""
 
     async def call_workers(self, method: str, *args: object) -> list[Any]:
         """The results of calling `method` on every worker."""

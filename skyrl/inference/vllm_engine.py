@@ -26,7 +26,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
-from skyrl.inference.engine import Completion, GenerationRequest, InFlight, longest_completion
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InFlight, longest_completion
 from skyrl.inference.gate import Gate
 from skyrl.inference.incoming_weights import IncomingWeights, Shared, as_plain
 from skyrl.inference.vllm_arguments import engine_arguments
@@ -154,6 +154,10 @@ class VLLMEngine:
         if isinstance(incoming, Shared) and not self._backend.shares_memory:
             raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
         await self._on_loop(self._replace(self._reload(incoming), version))
+
+    async def load(self) -> EngineLoad | None:
+        """Requests that vLLM's scheduler does not run, and the use of its cache, as of its last step."""
+        return self._backend.load()
 
     async def sleep(self) -> bool:
         """Gives back the GPU memory of weights and cache, which are gone. vLLM ignores it on a CPU."""

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
-from skyrl.inference.engine import InFlight
+from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.http_connection import ATTEMPTS, Connection
 from skyrl.inference.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain
 from skyrl.inference.server_answers import (
@@ -28,6 +28,7 @@ from skyrl.inference.server_answers import (
     BadAnswer,
     Drawn,
     ids,
+    load_of_metrics,
     mapping,
     numbers,
     only_choice,
@@ -163,6 +164,10 @@ class VLLMServer:
             ) from error
         self._model = _ADAPTER
         return await self._forget(version, in_flight)
+
+    async def load(self) -> EngineLoad | None:
+        metrics = await self._control.get("/metrics", seconds=self._deadlines.heartbeat, attempts=1)
+        return load_of_metrics(metrics, waiting="vllm:num_requests_waiting", cache_use="vllm:kv_cache_usage_perc")
 
     async def sleep(self) -> bool:
         await self._post("/sleep", query={"level": "1", "mode": self._mode})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skyrl.errors import ProcessError, RunError
-from skyrl.inference.engine import InFlight
+from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.vllm_backend import ADAPTER, Heard, Output, adapter_request, first_line, request_maker
 
 
@@ -59,6 +59,13 @@ class SteppedBackend:
     async def resume(self) -> None:
         self._resting = False
         self._step()
+
+    def load(self) -> EngineLoad | None:
+        core = getattr(self._engine.engine_core, "engine_core", None)  # of this process
+        if core is None or self._dead:
+            return None
+        _, waiting = core.scheduler.get_request_counts()
+        return EngineLoad(waiting=waiting, cache_use=core.scheduler.kv_cache_manager.usage)
 
     async def call_workers(self, method: str, *args: object) -> list[Any]:
         results: list[Any] = self._call(self._engine.collective_rpc, method, args=args)

@@ -17,7 +17,7 @@ from skyrl.config import GeneratorConfig
 from skyrl.envs import Env, EnvStep
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight, SampleKey
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
 from skyrl.inference.gate import Gate
 from skyrl.processes.calls import apply, name_of
 from skyrl.processes.progress import Progress
@@ -128,6 +128,9 @@ class FakeEngine:
             raise WeightSyncError(f"engine-{self._number} does not take the weights of version {version}")
         await asyncio.sleep(0.1)
         self.weight_version = version
+
+    async def load(self) -> EngineLoad | None:
+        return None
 
     async def sleep(self) -> bool:
         return False

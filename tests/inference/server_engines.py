@@ -84,6 +84,11 @@ def _end_with_the_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def vllm_server(folder: Path, *more: str, env: dict[str, str] | None = None) -> str:
     """Starts vLLM's own server over this model on a CPU; its address. It ends with this process."""
     with socket.socket() as free:
@@ -118,5 +123,5 @@ def vllm_server(folder: Path, *more: str, env: dict[str, str] | None = None) -> 
             stderr=log,
             start_new_session=True,
         )
-    atexit.register(os.killpg, process.pid, signal.SIGKILL)
+    atexit.register(_end, process)
     return f"http://127.0.0.1:{port}"

@@ -17,7 +17,7 @@ import uvicorn
 from safetensors.torch import load_file
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from torch import Tensor
 
@@ -59,6 +59,7 @@ class SGLangStandIn:
             "/update_weight_version": self._rename,
             "/model_info": self._model_info,
             "/health": self._health,
+            "/metrics": self._metrics,
             "/release_memory_occupation": self._release,
             "/resume_memory_occupation": self._take,
         }
@@ -96,7 +97,8 @@ class SGLangStandIn:
             work.cancel()
             self.answering -= generates
             try:
-                return JSONResponse(await work)
+                answer = await work
+                return PlainTextResponse(answer) if isinstance(answer, str) else JSONResponse(answer)
             except SkyRLError as error:
                 return JSONResponse({"success": False, "message": str(error)}, status_code=400)
             except asyncio.CancelledError:
@@ -153,6 +155,11 @@ class SGLangStandIn:
 
     async def _health(self, body: dict[str, Any]) -> None:
         return None
+
+    async def _metrics(self, body: dict[str, Any]) -> str:
+        """As with `--enable-metrics`."""
+        load = await self._engine.load()
+        return f'sglang:num_queue_reqs{{model_name="a model"}} {load.waiting if load else 0:.1f}\n'
 
     async def _release(self, body: dict[str, Any]) -> None:
         await self._engine.sleep()

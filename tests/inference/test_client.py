@@ -13,7 +13,7 @@ from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.conversations import Conversations
-from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
 from skyrl.inference.incoming_weights import IncomingWeights, Shared
 from tests.inference.nano import keys, request
 
@@ -31,6 +31,7 @@ class SlowEngine:
         self.weight_version = 0
         self.fault: Exception | None = None
         self.forgets = False
+        self.busy: EngineLoad | None = None
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         self.asked.append(request.keys[0].prompt_id)
@@ -52,6 +53,10 @@ class SlowEngine:
         self._fail()
         self.weights = [info.name for info in incoming.weights]
         self.weight_version = version
+
+    async def load(self) -> EngineLoad | None:
+        self.events.append("load")
+        return self.busy
 
     async def sleep(self) -> bool:
         self.events.append("sleep")
@@ -161,6 +166,88 @@ async def test_a_conversation_whose_engine_was_lost_goes_on_elsewhere() -> None:
     await door.generate(turn("talk", 1))
     await door.generate(turn("talk", 2))
     assert (a.asked, b.asked) == (["talk", "talk"], ["talk", "talk"])
+
+
+PROMPT = tuple(range(40))
+
+
+async def asked_one_by_one(door: InferenceEngineClient, *prompts: tuple[int, ...]) -> list[asyncio.Task[Any]]:
+    """A request for one sample of each prompt."""
+    tasks = []
+    for number, prompt in enumerate(prompts):
+        tasks.append(asyncio.create_task(door.generate(request(prompt, name=f"{number}"))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_samples_of_one_prompt_go_to_the_engine_that_computes_it() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    other = tuple(range(100, 140))
+    tasks = await asked_one_by_one(door, PROMPT, other, PROMPT, PROMPT, other, (*PROMPT, 7, 8))
+    assert (a.asked, b.asked) == (["0", "2", "3", "5"], ["1", "4"])
+    a.go.set()
+    b.go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_an_engine_that_is_overloaded_is_not_given_more_for_its_cache() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    tasks = await asked_one_by_one(door, *[PROMPT] * 40)
+    assert a.asked[:16] == [str(number) for number in range(16)]
+    assert (len(a.asked), len(b.asked)) == (20, 20)  # from then on the other one has it, too
+    a.go.set()
+    b.go.set()
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize(("in_flight", "chosen"), [("finish", ["1"]), ("keep", ["0", "1"])])
+async def test_what_was_cached_before_new_weights_is_forgotten_unless_it_is_kept(
+    in_flight: InFlight, chosen: list[str]
+) -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    door._in_flight = in_flight
+    a.go.set()
+    b.go.set()
+    await asyncio.gather(*await asked_one_by_one(door, tuple(range(100, 140)), PROMPT))
+    assert (a.asked, b.asked) == (["0"], ["1"])
+    await door.load_weights([weights("w"), weights("w")], 1)
+    await door.generate(request(PROMPT, name="1"))
+    assert b.asked == ["1"] + (["1"] if in_flight == "keep" else [])
+
+
+async def test_an_engine_that_queues_is_given_fewer_samples_and_the_others_take_what_waits() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    a.go.set()
+    b.go.set()
+    door = client(a, b, max_num_seqs=8)
+    a.busy, b.busy = EngineLoad(waiting=3), EngineLoad(waiting=0)
+    tasks = await asked_of(door, *[(f"first {n}", 1) for n in range(16)])
+    await asyncio.gather(*tasks)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert a.events.count("load") > 1
+    assert b.events.count("load") > 1
+    a.asked.clear()
+    b.asked.clear()
+    a.go.clear()
+    b.go.clear()
+    tasks = await asked_of(door, *[(f"second {n}", 1) for n in range(16)])
+    assert len(a.asked) < len(b.asked) == 8
+    a.go.set()
+    b.go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_an_engine_without_others_is_not_asked_for_its_load() -> None:
+    a = SlowEngine("a")
+    a.go.set()
+    door = client(a, max_num_seqs=8)
+    await asyncio.gather(*await asked_of(door, *[(f"{n}", 1) for n in range(16)]))
+    assert a.events == []
 
 
 def test_the_oldest_conversations_are_forgotten() -> None:

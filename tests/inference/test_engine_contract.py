@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import InferenceEngineConfig, SamplingParams
 from skyrl.errors import RunError, UserError, WeightSyncError
-from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.incoming_weights import Folder, Shared, weight_info
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.inference.vllm_engine import VLLMEngine
@@ -475,6 +475,27 @@ def test_samples_go_on_under_new_weights_and_every_token_knows_which(
             ours, fresh = _by_version(new, asked, completion, last)
             apart = max(apart, *(abs(one - other) for one, other in zip(ours, fresh, strict=True)))
     assert apart < 1e-4 if in_flight == "recompute" else apart > 1e-2
+
+
+async def loads_seen(kind: str, folder: Path) -> list[EngineLoad | None]:
+    """While more samples are drawn than the engine runs at once, and afterwards."""
+    engine = engine_of(kind, folder)
+    drawing = asyncio.ensure_future(engine.generate(request(prompts(5)[0], count=24, max_generate_length=60)))
+    seen: list[EngineLoad | None] = []
+    while not drawing.done():
+        seen.append(await engine.load())
+        await asyncio.sleep(0)
+    await drawing
+    return [*seen, await engine.load()]
+
+
+@every
+def test_an_engine_reports_the_requests_that_it_does_not_run(host: Host, folder: Path, kind: str) -> None:
+    seen = host.run(loads_seen, kind, folder)
+    assert None not in seen
+    waiting = [load.waiting for load in seen if load is not None]
+    assert 0 < max(waiting) <= 24
+    assert waiting[-1] == 0
 
 
 async def close_while_paused(kind: str, folder: Path) -> list[str]:

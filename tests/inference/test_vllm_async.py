@@ -108,6 +108,19 @@ async def ask(count: int = 2) -> list[Completion]:
     return [completion for group in groups for completion in group]
 
 
+async def longest_queue() -> int:
+    """Requests that waited while more were drawn than the engine runs at once."""
+    engine = ENGINES[-1]
+    drawing = asyncio.create_task(engine.generate(request((1, 2, 3), count=24, max_generate_length=60)))
+    longest = 0
+    while not drawing.done():
+        load = await engine.load()
+        longest = max(longest, load.waiting if load else 0)
+        await asyncio.sleep(0)
+    await drawing
+    return longest
+
+
 async def load(incoming: Any, version: int) -> int:
     engine = ENGINES[-1]
     await engine.pause()
@@ -175,6 +188,7 @@ def test_an_engine_in_its_own_process_keeps_the_contract_until_it_is_killed(
     pids = host.run(start, folder)
     model = small_model(tied=True)
     matches(model, host.run(ask))
+    assert 0 < host.run(longest_queue) <= 24
     weights = changed(model, seed=1)
     assert host.run(load, travelling(tmp_path / "1", weights), 1) == 1
     said = host.run(ask)
