@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 from skyrl.config import ModelConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.sizes import grid_of, models_of, samples
+from skyrl.config.supervised.model import MODEL
 from skyrl.errors import ConfigError, Problem
 from skyrl.models.chat_templates import configured_template
 from skyrl.models.files import ModelFiles, model_files
@@ -54,33 +56,51 @@ def ranks_that_share_sequences_share_their_heads(run: SkyRLTrainConfig) -> Itera
     """Each rank that shares sequences has as many of the attention heads of a model."""
     for model in models_of(run):
         section = getattr(run.trainer, model)
-        files = readable_files(section.model.path)
-        sharing, cutting = section.sequence_parallel_size, section.tensor_parallel_size
-        heads = files.heads // cutting if files and files.heads else None
-        uneven = uneven_heads(heads, sharing, grid_of(run, model).ranks // cutting) if heads else None
-        if uneven and run.trainer.strategy != "megatron":
-            yield Problem(
-                path=f"trainer.{model}.sequence_parallel_size",
-                message=f"{sharing} ranks cannot share the {heads} attention heads "
-                + (f"that each of {cutting} ranks has " if cutting > 1 else "")
-                + f"of the model {section.model.path}",
-                hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
-            )
+        if run.trainer.strategy != "megatron":
+            yield from _unshared_heads(f"trainer.{model}.", section, section.model.path, grid_of(run, model).ranks)
 
 
 def ranks_that_cut_matrices_get_equal_parts(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each rank that cuts matrices has as many heads and features of a model as the others."""
     for model in models_of(run):
         section = getattr(run.trainer, model)
-        files, size = readable_files(section.model.path), section.tensor_parallel_size
-        found = uneven_parts(files.sizes_to_cut, size, grid_of(run, model).ranks) if files else None
-        if found:
-            what, uneven = found
-            yield Problem(
-                path=f"trainer.{model}.tensor_parallel_size",
-                message=f"{size} ranks cannot share the {uneven.whole} {what} of the model {section.model.path}",
-                hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
-            )
+        yield from _unequal_parts(f"trainer.{model}.", section, section.model.path, grid_of(run, model).ranks)
+
+
+class _Degrees(Protocol):
+    """A section that says how many ranks share the model's rows and matrices."""
+
+    @property
+    def sequence_parallel_size(self) -> int: ...
+    @property
+    def tensor_parallel_size(self) -> int: ...
+
+
+def _unshared_heads(prefix: str, degrees: _Degrees, path: str | None, ranks: int) -> Iterator[Problem]:
+    files = readable_files(path)
+    sharing, cutting = degrees.sequence_parallel_size, degrees.tensor_parallel_size
+    heads = files.heads // cutting if files and files.heads else None
+    uneven = uneven_heads(heads, sharing, ranks // cutting) if heads else None
+    if uneven:
+        yield Problem(
+            path=f"{prefix}sequence_parallel_size",
+            message=f"{sharing} ranks cannot share the {heads} attention heads "
+            + (f"that each of {cutting} ranks has " if cutting > 1 else "")
+            + f"of the model {path}",
+            hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
+        )
+
+
+def _unequal_parts(prefix: str, degrees: _Degrees, path: str | None, ranks: int) -> Iterator[Problem]:
+    files, size = readable_files(path), degrees.tensor_parallel_size
+    found = uneven_parts(files.sizes_to_cut, size, ranks) if files else None
+    if found:
+        what, uneven = found
+        yield Problem(
+            path=f"{prefix}tensor_parallel_size",
+            message=f"{size} ranks cannot share the {uneven.whole} {what} of the model {path}",
+            hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
+        )
 
 
 def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -169,6 +189,13 @@ def the_model_is_there(run: SupervisedConfig) -> Iterator[Problem]:
     positions = files.positions if files else None
     if run.max_length is not None and positions is not None and run.max_length > positions:
         yield Problem(path="max_length", message=f"{run.max_length} tokens, but the model has {positions} positions")
+
+
+def ranks_share_the_model_evenly(run: SupervisedConfig) -> Iterator[Problem]:
+    """Each rank that shares rows or matrices has as many heads and features of the model as the others."""
+    ranks = MODEL.ranks(run)
+    yield from _unshared_heads("", run, run.model.path, ranks)
+    yield from _unequal_parts("", run, run.model.path, ranks)
 
 
 def readable_files(path: str | None, tokenizer: str | None = None) -> ModelFiles | None:

@@ -20,6 +20,7 @@ from skyrl.experiments import gpu_checks
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
     degrees_of_megatron_divide_the_model,
+    ranks_share_the_model_evenly,
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
     ranks_that_spread_experts_get_as_many,
@@ -126,6 +127,29 @@ def test_ranks_that_cut_matrices_divide_what_is_in_them(
     )
     found = [*ranks_that_cut_matrices_get_equal_parts(run), *ranks_that_share_sequences_share_their_heads(run)]
     assert [problem.hint for problem in found] == ([] if hint is None else [hint])
+    assert all(message is not None and problem.message.startswith(message) for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "path", "message"),
+    [
+        ({"tensor_parallel_size": 2, "sequence_parallel_size": 2}, None, None),
+        ({"tensor_parallel_size": 4}, "tensor_parallel_size", "4 ranks cannot share the 2 key and value heads of"),
+        ({"sequence_parallel_size": 8}, "sequence_parallel_size", "8 ranks cannot share the 4 attention heads of"),
+    ],
+)
+def test_ranks_of_a_supervised_run_divide_what_they_share(
+    sizes: dict[str, int], path: str | None, message: str | None, tmp_path: Path
+) -> None:
+    model = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 257}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **model}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    values = {"kind": "sft", "model.path": str(tmp_path), "train_datasets": ["rows.jsonl"], "batch_size": 8, **sizes}
+    loaded: Any = load([], {**values, "placement.executor": "ray", "placement.num_gpus_per_node": 8})
+    run: Any = resolve_with_origins(loaded.config, loaded.origins)[0]
+    assert ranks_share_the_model_evenly in kind_of(run).preflight_checks()
+    found = list(ranks_share_the_model_evenly(run))
+    assert [problem.path for problem in found] == ([] if path is None else [path])
     assert all(message is not None and problem.message.startswith(message) for problem in found)
 
 

@@ -1,6 +1,6 @@
 """Checks of models whose ranks share sequences, matrices or experts.
 
-Whether they divide the model is seen when a run starts.
+Whether they divide the model is checked where its files are at hand: `skyrl.experiments.model_checks`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of supervised runs whose ranks share sequences or matrices.
 
-Whether the sizes divide the heads of the model is seen when the run starts.
+Whether the sizes divide the heads of the model is checked where its files are at hand: `skyrl.experiments.model_checks`.
 """
 
 from __future__ import annotations
