@@ -100,7 +100,7 @@ def _optimizer(model: ModelTable) -> Iterator[Effect]:
     yield from _where_it_exists(model, "optimizer_config")
     decays = Condition("weight_decay is above 0", lambda run: model.section(run).optimizer_config.weight_decay > 0)
     yield effect_where(f"{path}.weight_decay_on", decays)
-    by_adam = Condition("optimizer is adamw or muon", lambda run: rule(run) != "sgd")
+    by_adam = Condition("optimizer is adamw, cpu_adamw or muon", lambda run: rule(run) != "sgd")
     yield from (effect_where(f"{path}.{name}", by_adam) for name in ("adam_betas", "adam_eps"))
     yield effect_where(f"{path}.muon_momentum", Condition("optimizer is muon", lambda run: rule(run) == "muon"))
     in_half = Condition("fsdp_config.mixed_precision names float16", lambda run: _is_in_half(model, run))

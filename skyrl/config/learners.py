@@ -43,11 +43,13 @@ Scheduler = Literal[
 class OptimizerConfig(BaseConfig):
     """Optimizer, learning-rate schedule and gradient clipping, on every strategy."""
 
-    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
-    """Rule of the optimizer step. adamw: arXiv:1711.05101. sgd: the gradient times the learning rate, without momentum;
-    it keeps no state, and learns at far larger rates than AdamW's. muon: the momentum of each matrix of the hidden
-    layers is orthogonalized in bfloat16, embeddings, heads, norms and biases learn by AdamW, and one learning rate
-    serves both (arXiv:2502.16982); on one rank and under FSDP."""
+    optimizer: Literal["adamw", "cpu_adamw", "sgd", "muon"] = "adamw"
+    """Rule of the optimizer step. adamw: arXiv:1711.05101. cpu_adamw: the same rule by DeepSpeed's vectorized kernel,
+    for state that rests in CPU memory (`deepspeed_config.zero_optimization.offload_optimizer.device = "cpu"`); it is
+    compiled by g++ when a machine first uses it (arXiv:2101.06840). sgd: the gradient times the learning rate, without
+    momentum; it keeps no state, and learns at far larger rates than AdamW's. muon: the momentum of each matrix of the
+    hidden layers is orthogonalized in bfloat16, embeddings, heads, norms and biases learn by AdamW, and one learning
+    rate serves both (arXiv:2502.16982); on one rank and under FSDP."""
 
     lr: float = field(default=1e-6, validator=non_negative)
     """Learning rate after warm-up. 0 leaves the weights as they are, which shows whether anything else moves them."""

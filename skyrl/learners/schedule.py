@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from skyrl.config import OptimizerConfig, TrainerConfig
 from skyrl.config.checks.schedule import DECAYING, OURS
+from skyrl.learners.cpu_adam import cpu_adamw
 from skyrl.learners.gradients import mesh_of
 from skyrl.learners.muon import Muon, hidden_matrices
 
@@ -31,6 +32,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     match config.optimizer:
         case "adamw":
             return torch.optim.AdamW(_decayed(learning, config), lr=config.lr, **adam)
+        case "cpu_adamw":
+            return cpu_adamw(_decayed(learning, config), lr=config.lr, betas=(beta1, beta2), eps=config.adam_eps)
         case "sgd":
             return torch.optim.SGD(_decayed(learning, config), lr=config.lr)
         case "muon":

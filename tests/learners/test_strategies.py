@@ -366,6 +366,29 @@ async def test_sgd_learns_and_resumes_alike_however_its_model_is_spread(
     assert_same_numbers(await one.update(mini_batch(2)), await other.update(mini_batch(2)))
 
 
+@pytest.mark.long  # the first run of a machine compiles the kernel
+@pytest.mark.parametrize("stage", [1, 2, 3])
+async def test_deepspeeds_kernel_for_cpu_memory_learns_as_torchs_adamw_and_resumes(
+    stage: int, spread: Spread, tmp_path: Path
+) -> None:
+    changes = {**DEEPSPEED, ZERO + "stage": stage, ZERO + "offload_optimizer.device": "cpu"}
+    kernel = changes | {"policy.optimizer_config.optimizer": "cpu_adamw"}
+    one, other = spread.policy({}, 1), spread.policy(kernel, 2)
+    for step in range(2):
+        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+    tensors, numbers = await stored(other, tmp_path)
+    undisturbed = await other.update(mini_batch(2)), await weights_of(other)
+    await other.update(mini_batch(9))
+    await other.load_state(tensors, numbers)
+    assert (await other.update(mini_batch(2)))[0] == undisturbed[0][0]
+    assert all(torch.equal(weight, undisturbed[1][key]) for key, weight in (await weights_of(other)).items())
+    await one.update(mini_batch(2))
+    assert_same_weights(await weights_of(one), undisturbed[1])
+    await one.load_state(tensors, numbers)  # the same file, by torch's optimizer
+    await one.update(mini_batch(2))
+    assert_same_weights(await weights_of(one), undisturbed[1])
+
+
 MUON = {"policy.optimizer_config.optimizer": "muon", "policy.optimizer_config.lr": 3e-5}
 """Newton-Schulz in bfloat16 magnifies rounding: layouts differ by about one part in a hundred of a step, which is small
 beside 1e-5 where the step is."""

@@ -213,6 +213,20 @@ def matrices_are_whole_where_muon_steps(run: RunConfig, model: ModelTable) -> It
         )
 
 
+def the_kernel_for_cpu_memory_finds_the_state_there(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+    """DeepSpeed's CPUAdam steps weights and state in CPU memory, where ZeRO's stages 1 to 3 put them."""
+    if not model.learns or model.section(run).optimizer_config.optimizer != "cpu_adamw":
+        return
+    zero = model.zero(run)
+    if not model.by_deepspeed(run) or zero.stage == 0 or zero.offload_optimizer.device != "cpu":
+        yield Problem(
+            path=model.at("optimizer_config.optimizer"),
+            message="cpu_adamw steps optimizer state that DeepSpeed keeps in CPU memory; this run keeps it elsewhere",
+            hint="take adamw; or set strategy = deepspeed, and in zero_optimization stage to 1, 2 or 3 and "
+            "offload_optimizer.device = cpu",
+        )
+
+
 MODEL_CHECKS: tuple[ModelCheck, ...] = (
     adapters_start_in_a_way_that_runs,
     adapters_that_do_not_learn_are_stored,
@@ -227,6 +241,7 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
     second_copies_of_the_weights_are_whole,
     integers_are_made_on_gpus,
     matrices_are_whole_where_muon_steps,
+    the_kernel_for_cpu_memory_finds_the_state_there,
 )
 
 

@@ -1,6 +1,7 @@
 """Checks of supervised runs whose ranks share sequences or matrices.
 
-Whether the sizes divide the heads of the model is checked where its files are at hand: `skyrl.experiments.model_checks`.
+Whether the sizes divide the heads of the model is checked where its files are at hand:
+`skyrl.experiments.model_checks`.
 """
 
 from __future__ import annotations

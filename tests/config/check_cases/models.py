@@ -62,6 +62,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "matrices_are_whole_where_muon_steps": [
         ({**DEEPSPEED, OPTIMIZER: "muon"}, OPTIMIZER),
     ],
+    "the_kernel_for_cpu_memory_finds_the_state_there": [
+        ({OPTIMIZER: "cpu_adamw"}, OPTIMIZER),
+        ({**DEEPSPEED, OPTIMIZER: "cpu_adamw"}, OPTIMIZER),
+        ({**DEEPSPEED, OPTIMIZER: "cpu_adamw", ZERO + "offload_optimizer.device": "cpu", ZERO + "stage": 0}, OPTIMIZER),
+    ],
     "modules_are_named_in_a_list": [
         ({**LORA, "trainer.policy.model.lora.exclude_modules": "q_proj"}, "trainer.policy.model.lora.exclude_modules"),
         ({**LORA, "trainer.policy.model.lora.target_modules": "q_proj"}, "trainer.policy.model.lora.target_modules"),
@@ -107,6 +112,11 @@ SILENT: dict[str, dict[str, Any]] = {
         "trainer.strategy": "deepspeed",
         ZERO + "offload_optimizer.device": "nvme",
         ZERO + "offload_optimizer.nvme_path": "/drive",
+    },
+    "the_kernel_for_cpu_memory_finds_the_state_there": {
+        **DEEPSPEED,
+        OPTIMIZER: "cpu_adamw",
+        ZERO + "offload_optimizer.device": "cpu",
     },
     "modules_are_named_in_a_list": {**LORA, "trainer.policy.model.lora.exclude_modules": ["q_proj"]},
     "units_of_sharding_are_named_as_fsdp_reads_them": {WRAP: {"transformer_layer_cls_to_wrap": ["QwenDecoderLayer"]}},

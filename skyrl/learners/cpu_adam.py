@@ -1,0 +1,70 @@
+"""AdamW by DeepSpeed's vectorized kernel, for optimizer state that rests in CPU memory (arXiv:2101.06840)."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils import cpp_extension
+
+from skyrl.errors import UserError
+
+_KERNEL = "cpu_adam"
+"""DeepSpeed's name of the operator, and torch's of the folder that it is compiled in."""
+
+
+def cpu_adamw(groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float) -> Optimizer:
+    """DeepSpeed's CPUAdam with decoupled weight decay, over `groups` of parameters. Its state is that of torch's AdamW.
+
+    The first process on a machine compiles the kernel, which takes a minute or two. Raises `UserError` where that
+    fails, as without a C++ compiler.
+    """
+    adam = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+    try:
+        with _compiling_alone():
+            optimizer: Optimizer = adam(groups, lr=lr, betas=betas, eps=eps)
+    except RuntimeError as error:
+        raise UserError(
+            "optimizer_config.optimizer = cpu_adamw: DeepSpeed could not compile its kernel "
+            f"({error.__cause__ or error}): install g++ and ninja, or set it to adamw"
+        ) from error
+    optimizer.register_step_pre_hook(_count_by_integers)
+    optimizer.register_step_post_hook(_count_by_tensors)
+    return optimizer
+
+
+@contextmanager
+def _compiling_alone() -> Iterator[None]:
+    """One process compiles at a time. torch's own lock is a file that a killed process leaves behind, and on which
+    every later one would wait for ever: it is removed, since nobody else compiles here.
+    """
+    folder = Path(cpp_extension._get_build_directory(_KERNEL, verbose=False))
+    path = os.environ.get("PATH", "")
+    with open(folder.with_name(f"{_KERNEL}.skyrl.lock"), "w") as own:
+        fcntl.flock(own, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path])  # where pip puts ninja
+        try:
+            yield
+        finally:
+            os.environ["PATH"] = path
+
+
+def _count_by_integers(optimizer: Optimizer, *_: object) -> None:
+    """The kernel takes the number of the step as an integer; it is stored as torch's optimizers store it."""
+    for slots in optimizer.state.values():
+        if "step" in slots:
+            slots["step"] = int(slots["step"])
+
+
+def _count_by_tensors(optimizer: Optimizer, *_: object) -> None:
+    for slots in optimizer.state.values():
+        slots["step"] = torch.tensor(float(slots["step"]))
