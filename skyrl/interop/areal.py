@@ -14,7 +14,14 @@ from skyrl.interop.areal_backends import allocation, backend, engine_backend, re
 from skyrl.interop.areal_defaults import NO_REFERENCE, has_reference, is_whole, left_out, other_defaults
 from skyrl.interop.areal_keys import INTERVALS, KEYS
 from skyrl.interop.areal_keys_2026 import KEYS_2026, LORA_KEYS
-from skyrl.interop.areal_learner_keys import LEARNER_KEYS, MODELS, NO_ADAPTER, ONE_LIMIT
+from skyrl.interop.areal_learner_keys import (
+    LEARNER_KEYS,
+    MODELS,
+    NO_ADAPTER,
+    ONE_LIMIT,
+    loss_scaling,
+    precision,
+)
 from skyrl.interop.areal_machines import LINES_OF_BASH, machines, without_own_folder
 from skyrl.interop.areal_objective import OBJECTIVE_KEYS, estimator, has_critic, objective
 from skyrl.interop.areal_rollout_keys import ROLLOUT_KEYS
@@ -34,8 +41,6 @@ _MINI_BATCHES = {
     "critic.ppo_n_minibatches": "trainer.critic_mini_batch_size",
 }
 _STALENESS = ("rollout.max_head_offpolicyness", "max_head_offpolicyness")
-_OPTIMIZERS = ("actor.optimizer.", "critic.optimizer.")
-_SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 _PENALTY = ("actor.overlong_tokens", "actor.overlong_penalty_factor")
 _DUAL_CLIP = ("actor.c_clip", "ppo.c_clip")
 _COPIES = {
@@ -141,8 +146,10 @@ def _of_several(key: str, value: object, values: Mapping[str, Any]) -> Becomes |
         return _limit(name, values)
     if why := read_by(key, values):
         return Becomes(needless=why)
-    if key.startswith(_OPTIMIZERS) and name in _SCALING and values.get(f"{owner}.dtype") == "float16":
-        return Becomes(not_yet="learning in float16")
+    if key == "actor.dtype":
+        return precision(value, values)
+    if scaling := loss_scaling(key, value, values):
+        return scaling
     if ".scheduling_strategy." in key:
         return strategy(key, value, values)
     if key in _TOGETHER:

@@ -26,11 +26,11 @@ def read_by(key: str, values: Mapping[str, Any]) -> str:
     table = rest.partition(".")[0]
     if owner not in _MODELS or table not in LEARNERS:
         return ""
-    named = _learner_of(owner, values)
+    named = learner_of(owner, values)
     return f"the backend is {named}" if named and named != table else ""
 
 
-def _learner_of(owner: str, values: Mapping[str, Any]) -> str:
+def learner_of(owner: str, values: Mapping[str, Any]) -> str:
     """fsdp, megatron or archon; empty where the file does not say."""
     try:
         if text := values.get("allocation_mode"):

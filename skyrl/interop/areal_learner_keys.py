@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from skyrl.interop.areal_backends import learner_of
+from skyrl.interop.areal_defaults import has_reference
 from skyrl.interop.areal_values import Becomes, Entry, goes_to, later, not_there, only, switches_on
 
 _CALLS = "how AReaL's controllers reach its processes; skyrl reaches its own through Ray, which has a token"
@@ -16,7 +18,12 @@ _FP8 = "training in FP8"
 _TURNS = "models that share GPUs take turns, and give their memory back in between"
 _FILES = "weights are read and stored in Hugging Face's format either way"
 _STAGES = "pipelines without Megatron"
+_HALF_IN_MEGATRON = "learning in float16 under Megatron"
+_SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 _MEGATRON = "this option of Megatron's"
+
+HALF = ("float16", "fp16", "half")
+"""AReaL's spellings of float16."""
 
 NO_ADAPTER = "the reference is the model without an adapter, and a new one would not change it"
 
@@ -24,11 +31,26 @@ MODELS: Mapping[str, str] = {"actor": "policy", "ref": "ref", "critic": "critic"
 """AReaL's models and ours."""
 
 
-def _precision(value: object) -> Becomes:
-    """The type that a model is computed in."""
-    if value in ("float16", "fp16", "half"):
-        return Becomes(not_yet="learning in float16")
-    return Becomes(writes={"trainer.bf16": value in ("bfloat16", "bf16")})
+def precision(value: object, values: Mapping[str, Any]) -> Becomes:
+    """The type that models are computed in: `actor.dtype`, of which those of the others are copies."""
+    if value not in HALF:
+        return Becomes(writes={"trainer.bf16": value in ("bfloat16", "bf16")})
+    if learner_of("actor", values) == "megatron":
+        return Becomes(not_yet=_HALF_IN_MEGATRON)
+    there = ["actor", *(["ref"] if has_reference(values) else []), *(["critic"] if "critic.path" in values else [])]
+    table = "fsdp_config.mixed_precision.param_dtype"
+    return Becomes(writes={f"trainer.{MODELS[model]}.{table}": "float16" for model in there})
+
+
+def loss_scaling(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
+    """A setting of the loss's factor, which counts in float16; None for any other key."""
+    owner, _, rest = key.partition(".")
+    name = rest.removeprefix("optimizer.")
+    if owner not in MODELS or name not in _SCALING or values.get(f"{owner}.dtype") not in HALF:
+        return None
+    if learner_of("actor", values) == "megatron":
+        return Becomes(not_yet=_HALF_IN_MEGATRON)
+    return Becomes(writes={f"trainer.{MODELS[owner]}.optimizer_config.{name}": value})
 
 
 def _checkpointing(value: object) -> Becomes:
@@ -129,7 +151,6 @@ _ARCHON: dict[str, Entry] = {
 }
 
 LEARNER_KEYS: dict[str, Entry] = {
-    "actor.dtype": _precision,
     **{key: entry for theirs, ours in MODELS.items() for key, entry in _of_model(theirs, ours).items()},
     "*.fsdp.memory_efficient_load": not_there("each rank holds its share of the weights, and no rank all of them"),
     "*.fsdp.per_layer_optim_step": later("steps of the optimizer on the GPU whose state is kept on the host", False),

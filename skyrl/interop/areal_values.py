@@ -117,7 +117,7 @@ def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]
         f"{theirs}warmup_steps_proportion": lambda value: _warmup(value, ours),
         f"{theirs}offload": goes_to(cpu_offload),
         f"{theirs}min_lr_ratio": goes_to(f"{ours}min_lr_ratio", convert=number),
-        f"{theirs}*": not_there("scaling of a loss in float16, which is not used"),
+        f"{theirs}*": not_there("scaling of a loss in float16, and the model is not computed in it"),
     }
 
 

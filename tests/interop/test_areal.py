@@ -222,3 +222,23 @@ def test_the_report_says_what_stands_in_the_training_script() -> None:
     converted = convert_keys({"train_dataset.path": "openai/gsm8k", "train_dataset.batch_size": 8})
     assert "set environment.env_class to the reward" in converted.report()
     assert converted.remarks and not convert_keys({"seed": 1}).remarks
+
+
+HALF = {"actor.dtype": "float16", "ref.dtype": "float16", "actor.path": "m", "actor.kl_ctl": 0.1, "ref.path": "m"}
+
+
+def test_float16_is_the_type_of_forward_and_backward_with_its_scaling(tmp_path: Path) -> None:
+    keys = HALF | {"allocation_mode": "sglang:d4+fsdp:d4", "actor.optimizer.initial_loss_scale": 1024.0}
+    trainer = loaded(convert_keys(keys), tmp_path).trainer
+    for model in (trainer.policy, trainer.ref):
+        assert model.fsdp_config.mixed_precision.param_dtype == "float16"
+    assert trainer.policy.optimizer_config.initial_loss_scale == 1024.0
+    in_bf16 = keys | {"actor.dtype": "bfloat16", "ref.dtype": "bfloat16"}
+    assert line_of(in_bf16, "actor.optimizer.initial_loss_scale").outcome == "needless"
+
+
+def test_float16_is_missing_under_megatron() -> None:
+    keys = HALF | {"allocation_mode": "sglang:d4+megatron:d4", "actor.optimizer.initial_loss_scale": 1024.0}
+    for source in ("actor.dtype", "actor.optimizer.initial_loss_scale"):
+        line = line_of(keys, source)
+        assert (line.outcome, line.why) == ("not yet", "learning in float16 under Megatron")
