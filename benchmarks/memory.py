@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.memory_peaks import PHASES, Measured, estimated, measured
+from skyrl.config import MixedPrecisionConfig
 
 _QWEN2 = {
     "model_type": "qwen2",
@@ -66,6 +67,9 @@ SETTINGS: Mapping[str, Measured] = {
     "68M, FSDP2": _setting(LARGE, FOUR_ROWS, 2),
     "68M, FSDP2, recomputed": _setting(LARGE, RECOMPUTED, 2),
     "68M, FSDP2, padded, bfloat16": _setting(LARGE, PADDED | {"compute_dtype": "bfloat16"}, 2),
+    "68M, FSDP2, padded, gathered in bfloat16": _setting(
+        LARGE, PADDED | {"policy.fsdp_config.mixed_precision": MixedPrecisionConfig(param_dtype="bf16")}, 2
+    ),
     "68M, FSDP2, LoRA": _setting(LARGE, FOUR_ROWS | {"policy.model.lora.rank": 16}, 2),
     "68M, FSDP2, on the host": _setting(LARGE, FOUR_ROWS | {"policy.fsdp_config.cpu_offload": True}, 2),
     "68M, FSDP2, kept gathered": _setting(LARGE, FOUR_ROWS | {"policy.fsdp_config.reshard_after_forward": False}, 2),

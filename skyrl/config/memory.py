@@ -123,7 +123,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
     return Learner(
         shape=shape,
         how=Computing(
-            precision=_precision(run, sharded=sharded and not (deepspeed and zero.stage == 0)),
+            precision=_precision(run, model, sharded=sharded and not (deepspeed and zero.stage == 0)),
             trains_all=not rank,
             tensor=tensor_parallel(run, model),
             on_gpu=trainer.device == "cuda",
@@ -278,8 +278,12 @@ def _takes_turns(run: SkyRLTrainConfig) -> bool:
     )
 
 
-def _precision(run: SkyRLTrainConfig, *, sharded: bool) -> Precision:
-    if run.trainer.compute_dtype != "bfloat16":
+def _precision(run: SkyRLTrainConfig, model: Model, *, sharded: bool) -> Precision:
+    """The type that a model is computed in; float16 takes as many bytes as bfloat16."""
+    mixed = getattr(run.trainer, model).fsdp_config.mixed_precision
+    by_fsdp = run.trainer.strategy in ("fsdp", "fsdp2")
+    computed = mixed.param_dtype if mixed and by_fsdp else run.trainer.compute_dtype
+    if computed in (None, "float32", "fp32"):
         return "float32"
     return "bfloat16" if sharded else "autocast"
 

@@ -112,8 +112,7 @@ KEYS: dict[str, Entry] = {
     "*.is_critic": only(False, does="it says which model it is", otherwise="reward models"),
     "actor.grad_reduce_dtype": goes_to("trainer.policy.fsdp_config.mixed_precision.reduce_dtype"),
     "ref.grad_reduce_dtype": not_there("the reference has no gradients"),
-    "*.ds_auto_tp": later("DeepSpeed's tensor parallelism"),
-    "*.ds_auto_tp.autotp_size": later("DeepSpeed's tensor parallelism", 1),
+    "*.ds_auto_tp": later("settings of a table as a whole"),
     # optimizer
     **optimizer_keys("actor.optimizer.", OPTIMIZER, "trainer.policy.fsdp_config.cpu_offload"),
     "ref.optimizer": only(None, does="the reference has none", otherwise="an optimizer of the reference"),

@@ -5,12 +5,12 @@ Each table counts for the backend that it is named after: see `areal_backends.re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from skyrl.interop.areal_backends import learner_of
 from skyrl.interop.areal_defaults import has_reference
-from skyrl.interop.areal_values import Becomes, Entry, goes_to, later, not_there, only, switches_on
+from skyrl.interop.areal_values import Becomes, Entry, cuts_matrices, goes_to, later, not_there, only, switches_on
 
 _CALLS = "how AReaL's controllers reach its processes; skyrl reaches its own through Ray, which has a token"
 _LOGS = "every process has a log file below trainer.log_path"
@@ -33,24 +33,31 @@ MODELS: Mapping[str, str] = {"actor": "policy", "ref": "ref", "critic": "critic"
 
 def precision(value: object, values: Mapping[str, Any]) -> Becomes:
     """The type that models are computed in: `actor.dtype`, of which those of the others are copies."""
-    if value not in HALF:
-        return Becomes(writes={"trainer.bf16": value in ("bfloat16", "bf16")})
-    if learner_of("actor", values) == "megatron":
+    if value in HALF and learner_of("actor", values) == "megatron":
         return Becomes(not_yet=_HALF_IN_MEGATRON)
     there = ["actor", *(["ref"] if has_reference(values) else []), *(["critic"] if "critic.path" in values else [])]
-    table = "fsdp_config.mixed_precision.param_dtype"
-    return Becomes(writes={f"trainer.{MODELS[model]}.{table}": "float16" for model in there})
+    return computed_in(value, "trainer.bf16", [f"trainer.{MODELS[model]}.fsdp_config." for model in there])
+
+
+def computed_in(value: object, bf16: str, tables: Iterable[str]) -> Becomes:
+    """The type of a model by our paths: the field that is `bf16`, and tables of FSDP where it is float16."""
+    if value in HALF:
+        return Becomes(writes={f"{table}mixed_precision.param_dtype": "float16" for table in tables})
+    return Becomes(writes={bf16: value in ("bfloat16", "bf16")})
 
 
 def loss_scaling(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
-    """A setting of the loss's factor, which counts in float16; None for any other key."""
+    """A setting of the loss's factor, which counts in float16; None for any other key. `model` is that of a supervised
+    run.
+    """
     owner, _, rest = key.partition(".")
     name = rest.removeprefix("optimizer.")
-    if owner not in MODELS or name not in _SCALING or values.get(f"{owner}.dtype") not in HALF:
+    if owner not in (*MODELS, "model") or name not in _SCALING or values.get(f"{owner}.dtype") not in HALF:
         return None
     if learner_of("actor", values) == "megatron":
         return Becomes(not_yet=_HALF_IN_MEGATRON)
-    return Becomes(writes={f"trainer.{MODELS[owner]}.optimizer_config.{name}": value})
+    table = "" if owner == "model" else f"trainer.{MODELS[owner]}."
+    return Becomes(writes={f"{table}optimizer_config.{name}": value})
 
 
 def _checkpointing(value: object) -> Becomes:
@@ -87,6 +94,7 @@ def _of_model(theirs: str, ours: str) -> dict[str, Entry]:
         f"{theirs}.fsdp.offload_params": goes_to(f"{fsdp}cpu_offload"),
         f"{theirs}.fsdp.{wrapped}": goes_to(f"{fsdp}{wrapped}"),
         f"{theirs}.fsdp.wrap_policy": later("settings of a table as a whole"),
+        f"{theirs}.ds_auto_tp.autotp_size": cuts_matrices(f"trainer.{ours}.tensor_parallel_size"),
         f"{theirs}.peft_type": only("lora", does="adapters are LoRA's", otherwise="other adapters than LoRA"),
         f"{theirs}.lora_rank": goes_to(f"{lora}rank"),
         f"{theirs}.lora_alpha": goes_to(f"{lora}alpha"),

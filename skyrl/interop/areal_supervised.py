@@ -10,7 +10,7 @@ from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig
 from skyrl.interop.areal_backends import read_by
-from skyrl.interop.areal_learner_keys import ONE_LIMIT
+from skyrl.interop.areal_learner_keys import ONE_LIMIT, loss_scaling
 from skyrl.interop.areal_machines import machines
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised_keys import COPIES, INTERVALS, KEYS
@@ -72,7 +72,7 @@ def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str)
             apply(writing, key, value, _critic(is_reward, value))
         elif key.startswith("evaluator.freq_") and values.get("valid_dataset.path") is None:
             apply(writing, key, value, Becomes(needless="there is no valid_dataset"))
-        elif (become := _of_every_kind(key, value, values)) is not None:
+        elif (become := loss_scaling(key, value, values) or _of_every_kind(key, value, values)) is not None:
             apply(writing, key, value, become)
         else:
             convert_setting(writing, _TABLES, key, value, values, copies.get(key, ""))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from attrs import evolve
 
 from skyrl.interop.areal_keys_2026 import KEYS_2026
-from skyrl.interop.areal_learner_keys import LEARNER_KEYS
+from skyrl.interop.areal_learner_keys import LEARNER_KEYS, computed_in
 from skyrl.interop.areal_rollout_keys import ROLLOUT_KEYS
 from skyrl.interop.areal_values import (
     Becomes,
     Entry,
+    cuts_matrices,
     goes_to,
     later,
     not_there,
@@ -62,6 +63,7 @@ KEYS: dict[str, Entry] = {
     "model.path": goes_to("model.path"),
     "model.init_from_scratch": switches_on("model.init_from_scratch", off="the weights are loaded"),
     "model.disable_dropout": turned_round("use_dropout", on="dropout is off by default"),
+    "model.dtype": lambda value: computed_in(value, "bf16", ["fsdp_config."]),
     "model.gradient_checkpointing": goes_to("gradient_checkpointing"),
     "model.attn_impl": goes_to("attention"),
     "model.backend": not_there("allocation_mode decides, here as there"),
@@ -70,8 +72,8 @@ KEYS: dict[str, Entry] = {
     "model.mb_spec.granularity": not_there("both rows of a pair stay together anyway"),
     "model.pad_to_maximum": only(True, False, does="results do not depend on padding", otherwise="padding"),
     "model.grad_reduce_dtype": goes_to("fsdp_config.mixed_precision.reduce_dtype"),
-    "model.ds_auto_tp": later("DeepSpeed's tensor parallelism"),
-    "model.ds_auto_tp.autotp_size": later("DeepSpeed's tensor parallelism", 1),
+    "model.ds_auto_tp": later("settings of a table as a whole"),
+    "model.ds_auto_tp.autotp_size": cuts_matrices("tensor_parallel_size"),
     "model.optimizer": lambda value: Becomes(refused="without an optimizer nothing is learned"),
     **optimizer_keys("model.optimizer.", "optimizer_config.", "fsdp_config.cpu_offload"),
     # rows

@@ -80,6 +80,17 @@ def later(capability: str, *nothing: object) -> Callable[[Any], Becomes]:
     return only(None, *nothing, does="asks for nothing", otherwise=capability)
 
 
+def cuts_matrices(path: str) -> Callable[[Any], Becomes]:
+    """DeepSpeed's AutoTP: tensor parallelism by our field at `path`, which FSDP2 reads."""
+
+    def convert(value: Any) -> Becomes:
+        if value in (None, 1):
+            return Becomes(needless="asks for nothing")
+        return Becomes(writes={path: value}, note="matrices are cut under FSDP2, with the same results")
+
+    return convert
+
+
 def number(value: object) -> Any:
     """AReaL writes `1e-5` as text, since YAML 1.1 has no such number."""
     try:

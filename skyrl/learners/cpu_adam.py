@@ -20,6 +20,9 @@ from skyrl.errors import UserError
 _KERNEL = "cpu_adam"
 """DeepSpeed's name of the operator, and torch's of the folder that it is compiled in."""
 
+_FAR_AWAY = 2**31
+"""A step that no run comes to."""
+
 
 def cpu_adamw(groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float) -> Optimizer:
     """DeepSpeed's CPUAdam with decoupled weight decay, over `groups` of parameters. Its state is that of torch's AdamW.
@@ -37,6 +40,7 @@ def cpu_adamw(groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, fl
             f"({error.__cause__ or error}): install g++ and ninja, or set it to adamw"
         ) from error
     optimizer.register_step_pre_hook(_count_by_integers)
+    optimizer.register_step_pre_hook(_forget_the_powers)
     optimizer.register_step_post_hook(_count_by_tensors)
     return optimizer
 
@@ -63,6 +67,17 @@ def _count_by_integers(optimizer: Optimizer, *_: object) -> None:
     for slots in optimizer.state.values():
         if "step" in slots:
             slots["step"] = int(slots["step"])
+
+
+def _forget_the_powers(optimizer: Any, *_: object) -> None:
+    """The kernel multiplies the powers of the betas on from one step to the next, or takes them anew where steps do not
+    follow each other, which differs in the last bit: they are taken anew always, so that a resumed run has the same.
+    """
+    nothing = [torch.zeros(1) for _ in range(4)]  # weight, gradient, and both means
+    group = optimizer.defaults
+    optimizer.ds_opt_adam.adam_update(
+        optimizer.opt_id, _FAR_AWAY, group["lr"], *group["betas"], group["eps"], 0.0, True, *nothing
+    )
 
 
 def _count_by_tensors(optimizer: Optimizer, *_: object) -> None:

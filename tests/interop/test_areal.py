@@ -242,3 +242,9 @@ def test_float16_is_missing_under_megatron() -> None:
     for source in ("actor.dtype", "actor.optimizer.initial_loss_scale"):
         line = line_of(keys, source)
         assert (line.outcome, line.why) == ("not yet", "learning in float16 under Megatron")
+
+
+def test_autotp_becomes_tensor_parallelism(tmp_path: Path) -> None:
+    keys = {"actor.path": "m", "allocation_mode": "sglang:d4+fsdp:d4", "actor.ds_auto_tp.autotp_size": 2}
+    assert loaded(convert_keys(keys), tmp_path).trainer.policy.tensor_parallel_size == 2
+    assert line_of(keys | {"actor.ds_auto_tp.autotp_size": 1}, "actor.ds_auto_tp.autotp_size").outcome == "needless"

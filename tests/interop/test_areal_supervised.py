@@ -110,3 +110,12 @@ def test_the_command_writes_a_file_that_loads_as_its_kind(tmp_path: Path) -> Non
     assert (run.optimizer_config.lr, run.optimizer_config.warmup_steps_proportion) == (1e-5, 0.1)
     assert (run.recover_mode, run.recover_retries, run.ckpt_interval) == ("auto", 2, (5, "600s"))
     assert run.eval_interval == "1 epoch"
+
+
+def test_float16_is_the_type_of_forward_and_backward_with_its_scaling() -> None:
+    keys = {"experiment_name": "x", "model.path": "m", "train_dataset.path": "rows", "train_dataset.type": "sft"}
+    half = keys | {"model.dtype": "float16", "model.optimizer.initial_loss_scale": 1024.0}
+    run = convert_keys(half).tables
+    assert run["fsdp_config"]["mixed_precision"]["param_dtype"] == "float16"
+    assert run["optimizer_config"]["initial_loss_scale"] == 1024.0
+    assert convert_keys(half | {"model.dtype": "bfloat16"}).tables["bf16"] is True

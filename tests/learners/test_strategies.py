@@ -380,7 +380,7 @@ async def test_deepspeeds_kernel_for_cpu_memory_learns_as_torchs_adamw_and_resum
     undisturbed = await other.update(mini_batch(2)), await weights_of(other)
     await other.update(mini_batch(9))
     await other.load_state(tensors, numbers)
-    assert (await other.update(mini_batch(2)))[0] == undisturbed[0][0]
+    assert await other.update(mini_batch(2)) == undisturbed[0]
     assert all(torch.equal(weight, undisturbed[1][key]) for key, weight in (await weights_of(other)).items())
     await one.update(mini_batch(2))
     assert_same_weights(await weights_of(one), undisturbed[1])
