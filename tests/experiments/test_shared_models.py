@@ -35,20 +35,24 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_the_quick_start_learns_on_two_ranks_that_share_its_model(name: str, base: Path, tmp_path: Path) -> None:
-    values: dict[str, Any] = {
+def on_two_ranks(base: Path, folder: Path) -> dict[str, Any]:
+    """Changes to the quick start: its policy on two ranks of a Ray cluster, and its run below `folder`."""
+    return {
         "data.train_data": [str(base / "train.parquet")],
         "data.val_data": [str(base / "validation.parquet")],
         "environment.env_class": f"{QUICKSTART / 'reward.py'}:sorted_exactly",
         "trainer.policy.model.path": str(base / "model"),
-        "trainer.run_path": str(tmp_path / "run"),
+        "trainer.run_path": str(folder / "run"),
         "trainer.placement.executor": "ray",
         "trainer.placement.colocate_all": False,
         "trainer.placement.policy_num_gpus_per_node": 2,
         "trainer.placement.heartbeat_timeout_seconds": 600,
-        f"trainer.policy.{name}_parallel_size": 2,
     }
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_quick_start_learns_on_two_ranks_that_share_its_model(name: str, base: Path, tmp_path: Path) -> None:
+    values = on_two_ranks(base, tmp_path) | {f"trainer.policy.{name}_parallel_size": 2}
     BasePPOExp(compose([str(QUICKSTART / "grpo.toml")], values).config).run()
     scores = [row["eval/all/avg_score"] for row in metrics(tmp_path) if "eval/all/avg_score" in row]
     assert scores[-1] >= 0.8
@@ -64,6 +68,28 @@ def test_engines_get_the_weights_of_ranks_that_share_a_model(
     train(nano, tmp_path, **ON_RAY | {"trainer__max_training_steps": 2}, **shared, **{RANKS: 2 ** len(sizes)})
     parity = [row["weight_sync/parity_max"] for row in metrics(tmp_path) if "weight_sync/parity_max" in row]
     assert parity and max(parity) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"strategy": "fsdp2"},
+        {"strategy": "deepspeed"},
+        {"policy.sequence_parallel_size": 2},
+        {"policy.context_parallel_size": 2},
+        {"policy.tensor_parallel_size": 2},
+    ],
+    ids=lambda layout: " ".join(f"{name}={value}" for name, value in layout.items()),
+)
+def test_engines_of_vllm_get_the_weights_of_every_layout(layout: dict[str, Any], base: Path, tmp_path: Path) -> None:
+    values = on_two_ranks(base, tmp_path) | {f"trainer.{name}": value for name, value in layout.items()}
+    engine = {"backend": "vllm", "model_dtype": "float32", "max_num_seqs": 64}
+    values |= {f"generator.inference_engine.{name}": value for name, value in engine.items()}
+    values |= {"trainer.max_training_steps": 2, "trainer.eval_interval": -1}
+    BasePPOExp(compose([str(QUICKSTART / "grpo.toml")], values).config).run()
+    parity = [row["weight_sync/parity_max"] for row in metrics(tmp_path) if "weight_sync/parity_max" in row]
+    assert len(parity) >= 2
+    assert max(parity) < 1e-4
 
 
 @pytest.mark.parametrize("name", SIZES)
