@@ -83,7 +83,7 @@ def later(capability: str, *nothing: object) -> Callable[[Any], Becomes]:
 def cuts_matrices(path: str) -> Callable[[Any], Becomes]:
     """DeepSpeed's AutoTP: tensor parallelism by our field at `path`, which FSDP2 reads."""
 
-    def convert(value: Any) -> Becomes:
+    def convert(value: object) -> Becomes:
         if value in (None, 1):
             return Becomes(needless="asks for nothing")
         return Becomes(writes={path: value}, note="matrices are cut under FSDP2, with the same results")

@@ -24,7 +24,7 @@ _FAR_AWAY = 2**31
 """A step that no run comes to."""
 
 
-def cpu_adamw(groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float) -> Optimizer:
+def cpu_adamw(groups: list[dict[str, object]], *, lr: float, betas: tuple[float, float], eps: float) -> Optimizer:
     """DeepSpeed's CPUAdam with decoupled weight decay, over `groups` of parameters. Its state is that of torch's AdamW.
 
     The first process on a machine compiles the kernel, which takes a minute or two. Raises `UserError` where that
@@ -69,14 +69,15 @@ def _count_by_integers(optimizer: Optimizer, *_: object) -> None:
             slots["step"] = int(slots["step"])
 
 
-def _forget_the_powers(optimizer: Any, *_: object) -> None:
+def _forget_the_powers(optimizer: Optimizer, *_: object) -> None:
     """The kernel multiplies the powers of the betas on from one step to the next, or takes them anew where steps do not
     follow each other, which differs in the last bit: they are taken anew always, so that a resumed run has the same.
     """
     nothing = [torch.zeros(1) for _ in range(4)]  # weight, gradient, and both means
+    adam: Any = optimizer
     group = optimizer.defaults
-    optimizer.ds_opt_adam.adam_update(
-        optimizer.opt_id, _FAR_AWAY, group["lr"], *group["betas"], group["eps"], 0.0, True, *nothing
+    adam.ds_opt_adam.adam_update(
+        adam.opt_id, _FAR_AWAY, group["lr"], *group["betas"], group["eps"], 0.0, True, *nothing
     )
 
 
