@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from skyrl.errors import ProcessError
 from skyrl.learners.ranks import Ranks, Rendezvous
@@ -49,6 +51,18 @@ def test_roles_of_one_process_share_its_group_until_the_last_leaves() -> None:
     assert dist.is_initialized()
     ref.leave()
     assert not dist.is_initialized()
+
+
+def test_distributed_tensors_compute_over_the_groups_of_their_own_mesh() -> None:
+    """Not over those of an equal mesh that this process had in an earlier group: other ranks would wait for ever."""
+    for _ in range(2):
+        ranks = Ranks()
+        ranks.join(CPU)
+        mesh = ranks.mesh(CPU)["shard"]
+        spread = distribute_tensor(torch.ones(2, 2), mesh, [Shard(0)])
+        doubled: Any = spread + spread
+        assert doubled.device_mesh is mesh
+        ranks.leave()
 
 
 def test_hybrid_sharding_needs_groups_of_equal_size() -> None:
