@@ -79,8 +79,6 @@ def learner_fields(part: Part, model: Model, gpus_of_a_machine: int = GPUS_OF_A_
             f"trainer.{model}.tensor_parallel_size": degrees.tensor,
             f"trainer.{model}.expert_parallel_size": degrees.expert,
         }
-    if model == "critic":  # Megatron has none, which a check says
-        return fields
     table, experts = f"trainer.{model}.megatron_config.", part.experts or degrees
     own_tensor = {table + "expert_tensor_parallel_size": experts.tensor} if part.experts else {}
     return fields | {

@@ -187,8 +187,8 @@ def _deepspeed(model: ModelTable) -> Iterator[Effect]:
 
 
 def _megatron(model: ModelTable) -> Iterator[Effect]:
-    """A critic has no such table, and supervised runs have none."""
-    if model.title not in ("policy", "reference") or not model.trainer:
+    """Supervised runs have no such table."""
+    if not model.trainer:
         return
     path = model.at("megatron_config")
     yield effect_where(path, *exists(model), Condition("the strategy is megatron", model.by_megatron))

@@ -258,6 +258,9 @@ class CriticConfig(BaseConfig):
     deepspeed_config: DeepSpeedConfig = DeepSpeedConfig()
     """Sharding under DeepSpeed."""
 
+    megatron_config: MegatronConfig = MegatronConfig()
+    """Sharding under Megatron; the last pipeline stage has the value head."""
+
     sequence_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that share sequences, as of the policy. 1: none."""
 

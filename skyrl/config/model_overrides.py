@@ -22,7 +22,7 @@ def engine_overrides(run: SkyRLTrainConfig) -> Mapping[str, Any]:
 def _own(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
     """Values of the model's own table; Megatron's has a field for them."""
     section = getattr(trainer, model)
-    is_megatrons = trainer.strategy == "megatron" and model != "critic"
+    is_megatrons = trainer.strategy == "megatron"
     own: Mapping[str, Any] = (
         section.megatron_config.model_config_kwargs if is_megatrons else section.model_config_kwargs
     )

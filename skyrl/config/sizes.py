@@ -118,7 +118,7 @@ def model_parallel(run: SkyRLTrainConfig, model: Model) -> int:
     """Ranks of the model that compute on the same rows: under Megatron tensor x pipeline x context, else those that
     share sequences, keys or matrices.
     """
-    if run.trainer.strategy == "megatron" and model != "critic":
+    if run.trainer.strategy == "megatron":
         megatron = getattr(run.trainer, model).megatron_config
         tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
         return int(tensor * pipeline * megatron.context_parallel_size)
@@ -127,28 +127,28 @@ def model_parallel(run: SkyRLTrainConfig, model: Model) -> int:
 
 def sequence_parallel(run: SkyRLTrainConfig, model: Model) -> int:
     """Ranks of the model that share sequences; 1 under Megatron, which has a context size instead."""
-    if run.trainer.strategy == "megatron" and model != "critic":
+    if run.trainer.strategy == "megatron":
         return 1
     return int(getattr(run.trainer, model).sequence_parallel_size)
 
 
 def context_parallel(run: SkyRLTrainConfig, model: Model) -> int:
     """Ranks of the model that gather keys and values for their tokens; under Megatron those of its own size."""
-    if run.trainer.strategy == "megatron" and model != "critic":
+    if run.trainer.strategy == "megatron":
         return 1
     return int(getattr(run.trainer, model).context_parallel_size)
 
 
 def tensor_parallel(run: SkyRLTrainConfig, model: Model) -> int:
     """Ranks of the model that cut matrices among them; 1 under Megatron, which has a tensor size of its own."""
-    if run.trainer.strategy == "megatron" and model != "critic":
+    if run.trainer.strategy == "megatron":
         return 1
     return int(getattr(run.trainer, model).tensor_parallel_size)
 
 
 def parallel_sizes(run: SkyRLTrainConfig, model: Model) -> dict[str, int]:
     """Ranks of one replica by the dimension along which they share it, whatever the strategy."""
-    if run.trainer.strategy == "megatron" and model != "critic":
+    if run.trainer.strategy == "megatron":
         megatron = getattr(run.trainer, model).megatron_config
         return {
             "pipeline": megatron.pipeline_model_parallel_size,
@@ -166,7 +166,7 @@ def parallel_sizes(run: SkyRLTrainConfig, model: Model) -> dict[str, int]:
 
 def expert_parallel(run: SkyRLTrainConfig, model: Model) -> int:
     """Ranks of the model that hold different experts; 1 under Megatron, which has an expert size of its own."""
-    if run.trainer.strategy == "megatron" and model != "critic":
+    if run.trainer.strategy == "megatron":
         return 1
     return int(getattr(run.trainer, model).expert_parallel_size)
 
@@ -175,7 +175,7 @@ def replicas_of(run: SkyRLTrainConfig, model: Model) -> Replicas:
     """Which ranks of the model compute on the same rows. The tree must have passed `check`."""
     together = model_parallel(run, model)
     stages = 1
-    if run.trainer.strategy == "megatron" and model != "critic":
+    if run.trainer.strategy == "megatron":
         stages = getattr(run.trainer, model).megatron_config.pipeline_model_parallel_size
     return replicas(grid_of(run, model).ranks, inner=together // stages, stages=stages)
 

@@ -73,7 +73,7 @@ UNIMPLEMENTED: tuple[Unimplemented, ...] = (
     # learners
     *(
         Unimplemented(f"trainer.{model}.megatron_config.{name}", "mixtures of experts under Megatron", runs)
-        for model in ("policy", "ref")
+        for model in ("policy", "critic", "ref")
         for name, runs in _EXPERTS.items()
     ),
 )

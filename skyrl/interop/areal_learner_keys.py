@@ -166,7 +166,7 @@ LEARNER_KEYS: dict[str, Entry] = {
     "*.fsdp.shard_vision_across_sp": later("vision models", False),
     **{f"actor.megatron.{name}": entry for name, entry in _megatron("policy").items()},
     **{f"ref.megatron.{name}": entry for name, entry in _megatron("ref").items()},
-    "critic.megatron.*": later("critics on Megatron"),
+    **{f"critic.megatron.{name}": entry for name, entry in _megatron("critic").items()},
     **{f"actor.archon.{name}": entry for name, entry in _ARCHON.items()},
     "ref.archon.*": not_there("the reference is computed as the policy is"),
     "critic.archon.*": not_there("the critic is computed as the policy is"),

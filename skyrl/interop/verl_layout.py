@@ -127,11 +127,11 @@ def _megatron(key: str, value: object, values: Values) -> Becomes:
         return needless("the strategy is another one than megatron")
     owner, _, name = key.partition(".megatron.")
     table = {"critic": "critic"}.get(owner, "ref" if key.startswith(_REF) else "policy")
-    if name in _MEGATRON_SIZES and table != "critic":
+    if name in _MEGATRON_SIZES:
         return Becomes(writes={f"trainer.{table}.megatron_config.{name}": value})
-    if name.startswith("override_transformer_config.") and table == "policy":
+    if name.startswith("override_transformer_config."):
         option = name.partition(".")[2]
-        return Becomes(writes={f"trainer.policy.megatron_config.transformer_config_kwargs.{option}": value})
+        return Becomes(writes={f"trainer.{table}.megatron_config.transformer_config_kwargs.{option}": value})
     if name in _MEGATRON_NEEDLESS or off(value):
         return needless("weights are converted from and to the model's own form, and move where models take turns")
     return Becomes(not_yet="this option of Megatron's")

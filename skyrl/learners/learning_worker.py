@@ -60,7 +60,7 @@ class Objective(Protocol):
 
 def trace_folder(trainer: TrainerConfig, section: PolicyConfig | CriticConfig, rank: int) -> Path | None:
     """The folder that this rank's updates are traced into from the start, under Megatron. None: they are not."""
-    if trainer.strategy != "megatron" or isinstance(section, CriticConfig):
+    if trainer.strategy != "megatron":
         return None
     traces = section.megatron_config.torch_profiler_config
     return Path(traces.save_path) if traces.enable and traces.save_path and rank in traces.ranks else None

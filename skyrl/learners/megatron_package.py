@@ -61,7 +61,7 @@ def join_groups(degrees: Degrees, timeout: float) -> None:
     if _users and _users[0] != degrees:
         raise ModelError(
             f"models that share processes need the same degrees under Megatron: {degrees} after {_users[0]}; set "
-            "trainer.ref.megatron_config as trainer.policy.megatron_config, or place them apart"
+            "megatron_config of critic and ref as trainer.policy.megatron_config, or place them apart"
         )
     if not _users:
         parallel_state.initialize_model_parallel(

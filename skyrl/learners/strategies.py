@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.config import CriticConfig, MegatronConfig, PolicyConfig, RefConfig
-from skyrl.errors import ConfigError, ModelError, Problem
+from skyrl.config import CriticConfig, PolicyConfig, RefConfig
+from skyrl.errors import ConfigError, Problem
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.megatron_package import import_megatron
 from skyrl.learners.strategy import ModelSource, Strategy, StrategyContext
@@ -16,13 +16,6 @@ from skyrl.learners.zero import Zero
 
 ModelSection = PolicyConfig | CriticConfig | RefConfig
 """One model's part of the configuration, with the settings of every strategy side by side."""
-
-
-def megatron_config_of(section: ModelSection) -> MegatronConfig:
-    """The table of a model under Megatron. Raises `ModelError` for a critic, which has none."""
-    if isinstance(section, CriticConfig):
-        raise ModelError("strategy = megatron trains no critic")
-    return section.megatron_config
 
 
 @frozen(kw_only=True)
@@ -45,7 +38,7 @@ class RowSizes:
     @classmethod
     def of_megatron(cls, section: ModelSection) -> RowSizes:
         """Sizes of Megatron's table."""
-        config = megatron_config_of(section)
+        config = section.megatron_config
         return cls(context=config.context_parallel_size, tensor=config.tensor_model_parallel_size)
 
 
@@ -68,7 +61,7 @@ class StrategyKind:
 
 def _megatron(source: ModelSource, section: ModelSection, context: StrategyContext) -> Strategy:
     megatron: type[Any] = import_megatron("skyrl.learners.megatron", context.strategy_field).Megatron
-    started: Strategy = megatron(source, megatron_config_of(section), context)
+    started: Strategy = megatron(source, section.megatron_config, context)
     return started
 
 

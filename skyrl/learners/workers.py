@@ -122,7 +122,7 @@ class CriticWorker(LearningWorker):
         super().__init__(
             trainer,
             critic,
-            ModelSource(load=lambda device: head(body.load(device)), meta_model=lambda: head(body.meta_model())),
+            _under(head, body),
             read_values,
             ranks,
             role="critic",
@@ -169,13 +169,14 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
     )
 
 
-def _under(change: Callable[[nn.Module], nn.Module], source: ModelSource) -> ModelSource:
+def _under(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource:
     """The model of `source` after `change`, which adds weights to it that are not stored with it."""
 
     def drawn() -> dict[str, Tensor]:
         base = {name for name, _ in named_weights(source.meta_model())}
         changed = named_weights(change(without_numbers(source.meta_model())))
-        return {name: weight for name, weight in changed if name.replace(".base_layer.", ".") not in base}
+        added = {name: weight for name, weight in changed if name.replace(".base_layer.", ".") not in base}
+        return {**source.drawn(), **added}
 
     return ModelSource(
         load=lambda device: change(source.load(device)),

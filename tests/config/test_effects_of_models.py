@@ -178,11 +178,11 @@ WITH_MEGATRON = (
     ),
     Case("model_config_kwargs", {"rms_norm_eps": 0.5}, BY_OTHERS, (MEGATRON,)),
 )
-"""In the policy and the reference."""
+"""In every model of a reinforcement-learning run."""
 
 IN_EVERY_PLACE = [
     *((place, case) for place in PLACES for case in CASES),
-    *((place, case) for place in ("trainer.policy", "trainer.ref") for case in WITH_MEGATRON),
+    *((f"trainer.{name}", case) for name in ("policy", "critic", "ref") for case in WITH_MEGATRON),
 ]
 
 
@@ -222,7 +222,7 @@ def test_a_setting_that_does_nothing_is_told(at: tuple[str, Case]) -> None:
         assert is_told(place, case.field, case.value, case.acts, context), context
 
 
-@pytest.mark.parametrize("place", ["trainer.policy", "trainer.ref"])
+@pytest.mark.parametrize("place", ["trainer.policy", "trainer.critic", "trainer.ref"])
 def test_megatrons_checkpoints_are_loaded_by_any_number_of_ranks_anyway(place: str) -> None:
     assert is_told(place, "megatron_config.dist_ckpt_optim_fully_reshardable", True, MEGATRON)
 

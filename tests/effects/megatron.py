@@ -1,4 +1,4 @@
-"""Probes of `megatron_config` of policy and reference."""
+"""Probes of `megatron_config` of policy, critic and reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyrl.learners.learning_worker import trace_folder
 from skyrl.learners.megatron_settings import MegatronSettings
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from tests.effects.boundaries import Reached, Unmet, reached
-from tests.effects.models import POLICY_PLACE, REFERENCE_PLACE, Place
+from tests.effects.models import CRITIC_PLACE, POLICY_PLACE, REFERENCE_PLACE, Place
 from tests.effects.observables import plain
 from tests.effects.probe import Observable, Probe, Scene
 
@@ -43,9 +43,8 @@ def given_to_megatron(scene: Scene, model: ModelTable) -> object:
         return reached(scene, model, Unmet(size=model.ranks(scene.run)))
 
 
-def _traces(scene: Scene) -> object:
-    trainer = scene.run.trainer
-    return str(trace_folder(trainer, trainer.policy, 0))
+def _traces(scene: Scene, model: ModelTable) -> object:
+    return str(trace_folder(scene.run.trainer, model.section(scene.run), 0))
 
 
 def _probes(place: Place) -> Iterator[Probe]:
@@ -57,9 +56,9 @@ def _probes(place: Place) -> Iterator[Probe]:
     yield place.probe(f"{TABLE}model_config_kwargs", {"rms_norm_eps": 0.5}, given, MEGATRON)
 
 
-def _learning() -> Iterator[Probe]:
-    place = POLICY_PLACE
-    given = Observable("what Megatron-core gets for the policy", lambda it: given_to_megatron(it, place.model))
+def _learning(place: Place) -> Iterator[Probe]:
+    title = place.model.title
+    given = Observable(f"what Megatron-core gets for the {title}", lambda it: given_to_megatron(it, place.model))
     overlapping = {f"{{m}}{TABLE}ddp_config.overlap_grad_reduce": True}
     values: tuple[tuple[str, Any, dict[str, Any]], ...] = (
         ("ddp_config.grad_reduce_in_fp32", False, {}),
@@ -72,9 +71,14 @@ def _learning() -> Iterator[Probe]:
     )
     for name, value, context in values:
         yield place.probe(TABLE + name, value, given, MEGATRON, context)
-    traces = Observable("the folder that updates of the policy are traced into by rank 0", _traces)
+    traces = Observable(
+        f"the folder that updates of the {title} are traced into by rank 0", lambda it: _traces(it, place.model)
+    )
     for name, other in (("enable", False), ("ranks", (1,)), ("save_path", "elsewhere")):
         yield place.probe(f"{TABLE}torch_profiler_config.{name}", other, traces, MEGATRON, TRACED)
 
 
-PROBES: tuple[Probe, ...] = (*_probes(POLICY_PLACE), *_learning(), *_probes(REFERENCE_PLACE))
+PROBES: tuple[Probe, ...] = (
+    *(probe for place in (POLICY_PLACE, CRITIC_PLACE, REFERENCE_PLACE) for probe in _probes(place)),
+    *(probe for place in (POLICY_PLACE, CRITIC_PLACE) for probe in _learning(place)),
+)

@@ -12,13 +12,14 @@ import pytest
 import torch
 from attrs import evolve
 
-from skyrl.config import SkyRLLoraConfig, TrainerConfig
+from skyrl.config import MegatronConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError, ResumeError
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.model_worker import token_budget
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.workers import PolicyWorker, RefWorker
-from skyrl.planning.replicas import replicas
+from skyrl.learners.regression import ReturnRegression
+from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.planning.replicas import Replicas, replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
@@ -111,9 +112,7 @@ class Spread:
     def policy(self, changes: dict[str, Any], ranks: int) -> LearnerGroup[PolicyWorker]:
         trainer = changed(self._small, {"strategy": "megatron"} | changes)
         objective = policy_objective(trainer.algorithm)
-        config = trainer.policy.megatron_config
-        inner = config.tensor_model_parallel_size * config.context_parallel_size
-        together = replicas(ranks, inner=inner, stages=config.pipeline_model_parallel_size)
+        together = self._together(trainer.policy.megatron_config, ranks)
         maker = partial(shimmed, partial(without_the_whole_model, partial(PolicyWorker, trainer, objective)))
         group = self._processes.start(maker, ranks, together)
         return LearnerGroup(group, objective, token_budget(trainer), replicas=together)
@@ -123,6 +122,17 @@ class Spread:
         objective = policy_objective(trainer.algorithm)
         group = self._processes.start(partial(PolicyWorker, trainer, objective), 2)
         return LearnerGroup(group, objective, token_budget(trainer), replicas=replicas(2))
+
+    def critic(self, changes: dict[str, Any], ranks: int) -> LearnerGroup[CriticWorker]:
+        trainer, objective = changed(self._small, {"strategy": "megatron"} | changes), ReturnRegression(value_clip=None)
+        together = self._together(trainer.critic.megatron_config, ranks)
+        maker = partial(shimmed, partial(without_the_whole_model, partial(CriticWorker, trainer, objective)))
+        return LearnerGroup(self._processes.start(maker, ranks, together), objective, replicas=together)
+
+    @staticmethod
+    def _together(config: MegatronConfig, ranks: int) -> Replicas:
+        inner = config.tensor_model_parallel_size * config.context_parallel_size
+        return replicas(ranks, inner=inner, stages=config.pipeline_model_parallel_size)
 
     def alone(self, changes: dict[str, Any]) -> LearnerGroup[PolicyWorker]:
         trainer = changed(self._small, changes)
@@ -345,3 +355,34 @@ def test_a_pipeline_stage_without_an_adapter_is_refused(spread: Spread) -> None:
     first_layer = {LORA: SkyRLLoraConfig(rank=4, target_modules=r".*layers\.0.*q_proj")}
     with pytest.raises(ModelError, match=r"a pipeline stage has no adapter: .* set .*pipeline_model_parallel_size = 1"):
         spread.policy({PIPELINE: 2, **first_layer}, 2)
+
+
+CRITICS = ("one rank", "2 replicas", "TP2", "PP2", "CP2", "TP2 x PP2", "PP2 of 2 replicas")
+
+
+@pytest.mark.parametrize("name", long_except([*CRITICS, "PP2, adapted"], "TP2 x PP2"))
+async def test_a_critic_learns_returns_as_in_one_process(
+    name: str, spread: Spread, small: TrainerConfig, tmp_path: Path
+) -> None:
+    changes, ranks = WAYS[name.partition(",")[0]]
+    adapter = {path.replace("policy", "critic"): value for path, value in (APART if "adapted" in name else {}).items()}
+    rows = batch(8)
+    rows = rows.given(returns=torch.where(rows.loss_mask, 1.0, 0.0))
+    one = CriticWorker(changed(small, adapter), ReturnRegression(value_clip=None))
+    critics = {path.replace("policy", "critic"): value for path, value in changes.items()}
+    critic = spread.critic(critics | adapter, ranks)
+    losses = []
+    for _ in range(5):
+        metrics = await critic.update(rows)
+        assert_same_numbers(await one.update(rows), metrics)
+        losses.append(metrics["critic_loss"])
+    assert losses[0] == pytest.approx(0.5, abs=0.1), "new values are near 0 and the returns are 1"
+    assert losses[-1] < losses[0] / 2
+    scores = await one.score(rows)
+    torch.testing.assert_close(await critic.score(rows), scores, atol=1e-4, rtol=1e-4)
+    names = [each for each, _, _ in await critic.metadata()]
+    assert names[-1] == "value_head.weight" and "lm_head.weight" not in names
+    tensors, numbers = await stored(critic, tmp_path)
+    again = CriticWorker(changed(small, adapter), ReturnRegression(value_clip=None))
+    again.load_state(tensors, numbers)
+    torch.testing.assert_close(await again.score(rows), scores, atol=1e-4, rtol=1e-4)

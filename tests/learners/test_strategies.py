@@ -169,7 +169,9 @@ async def weights_of(learner: LearnerGroup[PolicyWorker]) -> dict[str, Tensor]:
     return await learner.stream(copies)
 
 
-async def stored(learner: LearnerGroup[PolicyWorker], folder: Path) -> tuple[StoredTensors, dict[str, Any]]:
+async def stored(
+    learner: LearnerGroup[PolicyWorker] | LearnerGroup[CriticWorker], folder: Path
+) -> tuple[StoredTensors, dict[str, Any]]:
     """The learner's state, out of the files that its ranks wrote."""
     numbers, size = await learner.stage()
     files = await learner.write_staged(Disk(folder), "saved")

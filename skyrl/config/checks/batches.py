@@ -57,7 +57,7 @@ def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Ranks that compute on the same rows, because they share sequences or layers, are equally many everywhere."""
     for model in models_of(run):
         verdict = uneven_ranks(grid_of(run, model).ranks, model_parallel(run, model))
-        if verdict and run.trainer.strategy == "megatron" and model != "critic":
+        if verdict and run.trainer.strategy == "megatron":
             yield Problem(
                 path=f"trainer.{model}.megatron_config",
                 message=f"tensor x pipeline x context = {verdict.by} does not divide the {_NAMES[model]}'s "

@@ -43,10 +43,9 @@ def traces_have_ranks_and_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if run.trainer.strategy != "megatron":
         return
     for model in models_of(run):
-        profiler = getattr(getattr(run.trainer, model), "megatron_config", None)
-        profiler = profiler.torch_profiler_config if profiler is not None else None
+        profiler = getattr(run.trainer, model).megatron_config.torch_profiler_config
         path = f"trainer.{model}.megatron_config.torch_profiler_config"
-        if profiler is None or not profiler.enable:
+        if not profiler.enable:
             continue
         if not profiler.ranks:
             yield Problem(path=f"{path}.ranks", message="the list is empty, and enable is on", hint="such as [0]")
@@ -62,7 +61,7 @@ def gathering_overlaps_with_reducing(run: SkyRLTrainConfig) -> Iterator[Problem]
     """Megatron gathers weights during forward only where it sums gradients during backward."""
     if run.trainer.strategy != "megatron":
         return
-    for model in ("policy", "ref"):
+    for model in models_of(run):
         ddp = getattr(run.trainer, model).megatron_config.ddp_config
         if ddp.overlap_param_gather and not ddp.overlap_grad_reduce:
             path = f"trainer.{model}.megatron_config.ddp_config.overlap_param_gather"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import models_of
+from skyrl.config.sizes import models_of, trained_models
 from skyrl.errors import Problem
+from skyrl.tree import get_at
 from skyrl.tree.rules import Check
 
 _OTHERS = "or trainer.strategy = fsdp2"
@@ -14,23 +16,24 @@ _OTHERS = "or trainer.strategy = fsdp2"
 
 def megatron_steps_by_adam_or_sgd(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core has no Muon of its own: it takes that of a package that it does not come with."""
-    if _is_megatron(run) and run.trainer.policy.optimizer_config.optimizer == "muon":
-        yield Problem(
-            path="trainer.policy.optimizer_config.optimizer",
-            message="Megatron-core has no muon",
-            hint=f"set it to adamw or sgd, {_OTHERS}",
-        )
+    for model in trained_models(run) if _is_megatron(run) else ():
+        if getattr(run.trainer, model).optimizer_config.optimizer == "muon":
+            yield Problem(
+                path=f"trainer.{model}.optimizer_config.optimizer",
+                message="Megatron-core has no muon",
+                hint=f"set it to adamw or sgd, {_OTHERS}",
+            )
 
 
 def megatron_drops_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The attention inside packed rows that Megatron is given is without dropout, and so are its adapters."""
-    if not _is_megatron(run):
-        return
-    policy, message = run.trainer.policy, "strategy = megatron trains without dropout"
-    if policy.use_dropout:
-        yield Problem(path="trainer.policy.use_dropout", message=message, hint=f"set it to false, {_OTHERS}")
-    if policy.model.lora.rank and policy.model.lora.dropout:
-        yield Problem(path="trainer.policy.model.lora.dropout", message=message, hint=f"set it to 0, {_OTHERS}")
+    message = "strategy = megatron trains without dropout"
+    for model in trained_models(run) if _is_megatron(run) else ():
+        section, path = getattr(run.trainer, model), f"trainer.{model}."
+        if section.use_dropout:
+            yield Problem(path=f"{path}use_dropout", message=message, hint=f"set it to false, {_OTHERS}")
+        if section.model.lora.rank and section.model.lora.dropout:
+            yield Problem(path=f"{path}model.lora.dropout", message=message, hint=f"set it to 0, {_OTHERS}")
 
 
 def megatron_keeps_activations_on_the_gpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -46,18 +49,16 @@ def megatron_keeps_activations_on_the_gpu(run: SkyRLTrainConfig) -> Iterator[Pro
 def models_on_the_same_gpus_have_the_same_degrees(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core keeps one set of groups of ranks in a process."""
     shares = run.trainer.placement.colocate_all or run.trainer.placement.colocate_policy_ref
-    if not _is_megatron(run) or "ref" not in models_of(run) or not shares:
+    if not _is_megatron(run) or not shares:
         return
-    for name in ("tensor_model", "pipeline_model", "context"):
+    others = [model for model in models_of(run) if model != "policy"]
+    for model, name in product(others, ("tensor_model", "pipeline_model", "context")):
         field = f"megatron_config.{name}_parallel_size"
-        policy, ref = (
-            getattr(section.megatron_config, f"{name}_parallel_size")
-            for section in (run.trainer.policy, run.trainer.ref)
-        )
-        if policy != ref:
+        policy, own = (get_at(run, f"trainer.{each}.{field}") for each in ("policy", model))
+        if policy != own:
             yield Problem(
-                path=f"trainer.ref.{field}",
-                message=f"{ref} where the policy has {policy}: models in the same processes have the same degrees",
+                path=f"trainer.{model}.{field}",
+                message=f"{own} where the policy has {policy}: models in the same processes have the same degrees",
                 hint=f"set it to {policy}, or trainer.placement.colocate_all and colocate_policy_ref = false",
             )
 

@@ -13,8 +13,6 @@ from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     engines_of,
     grid_of,
-    has_critic,
-    has_reference,
     models_of,
     on_ray,
     samples,
@@ -170,13 +168,6 @@ def an_engine_of_child_processes_has_one_node(run: SkyRLTrainConfig) -> Iterator
         )
 
 
-def megatron_has_no_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron learners have no value head."""
-    if _is_megatron(run) and has_critic(run):
-        hint = "leave it out and take an estimator without values, such as grpo, or set trainer.strategy = fsdp2"
-        yield Problem(path="trainer.critic.model.path", message="strategy = megatron trains no critic", hint=hint)
-
-
 def megatron_splits_sequences_by_context(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A sequence is shared among ranks by `context_parallel_size` under Megatron."""
     for model in _megatron_models(run):
@@ -213,7 +204,6 @@ PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     an_engine_without_a_server_is_started,
     experts_take_every_gpu_of_an_engine,
     an_engine_of_child_processes_has_one_node,
-    megatron_has_no_critic,
     megatron_splits_sequences_by_context,
     context_parallel_samples_are_packed,
 )
@@ -225,11 +215,5 @@ def _one(path: str, number: int, what: str) -> Iterator[Problem]:
         yield Problem(path=path, message=f"{number} {what} not fit into one process", hint=hint)
 
 
-def _is_megatron(run: SkyRLTrainConfig) -> bool:
-    return run.trainer.strategy == "megatron"
-
-
 def _megatron_models(run: SkyRLTrainConfig) -> tuple[str, ...]:
-    if not _is_megatron(run):
-        return ()
-    return ("policy", "ref") if has_reference(run) else ("policy",)
+    return models_of(run) if run.trainer.strategy == "megatron" else ()

@@ -60,7 +60,7 @@ def matrices_are_cut_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 path=path,
                 message=f"{size}: strategy = {run.trainer.strategy} does not read it",
                 hint=f"set it to 1, and {its_own}"
-                if run.trainer.strategy == "megatron" and model != "critic"
+                if run.trainer.strategy == "megatron"
                 else "set it to 1, or trainer.strategy = fsdp2",
             )
 

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.config.check_cases.settings import APART, LORA, MEGATRON
+from tests.config.check_cases.settings import APART, CRITIC, LORA, MEGATRON
 
 MUON = {"trainer.policy.optimizer_config.optimizer": "muon"}
 DROPPING = {"trainer.policy.use_dropout": True}
 DROPOUT = "trainer.policy.model.lora.dropout"
+CRITICS_RULE = "trainer.critic.optimizer_config.optimizer"
 OFFLOADING = {"trainer.offload_activations": True}
 DEGREE = "megatron_config.tensor_model_parallel_size"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "megatron_steps_by_adam_or_sgd": [({**MEGATRON, **MUON}, "trainer.policy.optimizer_config.optimizer")],
+    "megatron_steps_by_adam_or_sgd": [
+        ({**MEGATRON, **MUON}, "trainer.policy.optimizer_config.optimizer"),
+        ({**MEGATRON, **CRITIC, CRITICS_RULE: "muon"}, CRITICS_RULE),
+    ],
     "megatron_drops_nothing": [
         ({**MEGATRON, **DROPPING}, "trainer.policy.use_dropout"),
         ({**MEGATRON, **LORA, DROPOUT: 0.1}, DROPOUT),
+        ({**MEGATRON, **CRITIC, "trainer.critic.use_dropout": True}, "trainer.critic.use_dropout"),
     ],
     "megatron_keeps_activations_on_the_gpu": [({**MEGATRON, **OFFLOADING}, "trainer.offload_activations")],
     "models_on_the_same_gpus_have_the_same_degrees": [
         ({**MEGATRON, f"trainer.{model}.{DEGREE}": 2}, f"trainer.ref.{DEGREE}") for model in ("policy", "ref")
-    ],
+    ]
+    + [({**MEGATRON, **CRITIC, f"trainer.critic.{DEGREE}": 2}, f"trainer.critic.{DEGREE}")],
 }
 
 SILENT: dict[str, dict[str, Any]] = {

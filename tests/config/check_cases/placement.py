@@ -96,7 +96,6 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ENGINE + "distributed_executor_backend",
         ),
     ],
-    "megatron_has_no_critic": [({**MEGATRON, **CRITIC}, "trainer.critic.model.path")],
     "megatron_splits_sequences_by_context": [
         ({**MEGATRON, f"trainer.{role}.{name}_parallel_size": 2}, f"trainer.{role}.{name}_parallel_size")
         for name in ("sequence", "context")
@@ -167,7 +166,6 @@ SILENT: dict[str, dict[str, Any]] = {
         ENGINE + "tensor_parallel_size": 4,
         ENGINE + "num_engines": 4,
     },
-    "megatron_has_no_critic": CRITIC,
     "megatron_splits_sequences_by_context": {**MEGATRON, **NO_KL, "trainer.ref.sequence_parallel_size": 2},
     "context_parallel_samples_are_packed": {**MEGATRON, **split(1, 1, 2)},
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
