@@ -16,6 +16,7 @@ from skyrl.config.import_paths import is_import_path
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     evaluates,
+    joins_servers,
     may_restart_engines,
     on_ray,
     samples,
@@ -133,7 +134,15 @@ def _shares_gpu_memory(run: SkyRLTrainConfig) -> bool:
     return run.trainer.device == "cuda" and extra.get("kv_cache_memory_bytes") is None
 
 
+def _starts_or_joins(run: SkyRLTrainConfig) -> bool:
+    return starts_engines(run) or joins_servers(run)
+
+
 _ALSO: dict[str, tuple[str, Condition]] = {
+    **{
+        f"{kind}_parallel_size": ("where it runs already, it gets weights by nccl or gloo", _starts_or_joins)
+        for kind in ("tensor", "pipeline", "data")
+    },
     "fully_sharded_loras": ("an adapter is trained (lora.rank is above 0)", sends_adapters_alone),
     "distributed_executor_backend": ("it takes several GPUs", _splits_engines),
     "gpu_memory_utilization": (

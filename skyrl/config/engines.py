@@ -109,8 +109,9 @@ class InferenceEngineConfig(BaseConfig):
     """How new weights travel to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
     shared) or gloo, or as files in the run's folder: disk writes all of them, delta those that changed, where engines
     keep a copy of the others in the memory of their host. none: they do not, for evaluation and generation by servers
-    that have their own. Left out, it is gloo without CUDA and disk for servers that run already; nothing travels within
-    one process."""
+    that have their own. Left out, it is gloo without CUDA and disk for servers that run already, which nccl and
+    gloo reach where the learner is on Ray and vLLM has `skyrl.inference.vllm_worker.WeightReceiver`; nothing travels
+    within one process."""
 
     logprob_parity_bound: float | None = field(default=None, validator=positive, metadata=FREE)
     """Largest mean absolute difference, in nats, between the log-probabilities of an engine and of the learner on fixed
@@ -218,6 +219,9 @@ class EngineBackend:
     extra: str = ""
 
 
+GROUP_TRANSPORTS = ("nccl", "gloo")
+"""Values of `weight_sync_backend` by which learner and engines form a group of processes."""
+
 _VLLM_SAMPLING = (
     "allowed_token_ids",
     "bad_words",
@@ -270,11 +274,11 @@ BACKENDS: Mapping[str, EngineBackend] = {
         repeats_on_a_cpu=True,
     ),
     "http": EngineBackend(
-        fields=("model_dtype",),
+        fields=("model_dtype", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
         adapters="files",
         is_started_by_the_run=False,
         shares_prefixes=True,
-        transports=("disk", "delta"),
+        transports=("disk", "delta", "nccl", "gloo"),
         sampling_arguments=_VLLM_SAMPLING,
     ),
     "sglang": EngineBackend(

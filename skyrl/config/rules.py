@@ -229,9 +229,11 @@ def nccl_is_for_vllm_on_cuda(run: SkyRLTrainConfig) -> str:
     """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights travel over gloo; to
     servers that run already, as files.
     """
-    able = backend_of(run.generator.inference_engine).transports
+    able = backend_of(run.generator.inference_engine)
+    if not able.is_started_by_the_run:
+        return "disk"
     on_gpus = run.trainer.device == "cuda"
-    return next(way for way in ("nccl", "gloo", "disk") if way in able and (on_gpus or way != "nccl"))
+    return next(way for way in ("nccl", "gloo", "disk") if way in able.transports and (on_gpus or way != "nccl"))
 
 
 @rule(

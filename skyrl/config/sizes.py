@@ -10,7 +10,7 @@ from typing import Literal
 import attrs
 
 from skyrl.config.algorithm import AlgorithmConfig
-from skyrl.config.engines import backend_of
+from skyrl.config.engines import GROUP_TRANSPORTS, backend_of
 from skyrl.config.facts import loss_facts
 from skyrl.config.intervals import read_interval
 from skyrl.config.losses import asks_for_correction
@@ -97,6 +97,19 @@ def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
     able = backend_of(engine)
     gives_up = engine.rollout_dtype == "int8" or (run.trainer.placement.colocate_all and able.sleeps)
     return bool(samples(run) and model.lora.rank and able.adapters) and not (gives_up or model.init_from_scratch)
+
+
+def joins_servers(run: SkyRLTrainConfig) -> bool:
+    """Do weights travel to servers that run already through a group that learner and servers form?"""
+    by_group = run.generator.inference_engine.weight_sync_backend in GROUP_TRANSPORTS
+    return samples(run) and by_group and not starts_engines(run) and not sends_adapters_alone(run)
+
+
+def workers_of_an_engine(run: SkyRLTrainConfig) -> int:
+    """Processes of one engine that take weights: those that the run starts, or those of each server."""
+    engine, started = run.generator.inference_engine, engines_of(run)
+    whole = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    return whole if started is None else started.gpus
 
 
 def sends_adapter_files(run: SkyRLTrainConfig) -> bool:

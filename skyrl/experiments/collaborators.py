@@ -12,13 +12,14 @@ from skyrl.config.engines import backend_of, engine_dtype, weight_dtype
 from skyrl.config.kinds import kind_of
 from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import (
-    engines_of,
     grid_of,
+    joins_servers,
     may_restart_engines,
     on_ray,
     sends_adapter_files,
     sends_adapters_alone,
     starts_engines,
+    workers_of_an_engine,
 )
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.inference.engine import InferenceEngine, InFlight
@@ -174,13 +175,11 @@ def stream_limits(run: SkyRLTrainConfig, steps: int) -> StreamLimits:
 
 
 def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> WeightTransport:
-    """How weights travel: not at all within one process, as files to servers that run already, else as
-    `weight_sync_backend` says.
-    """
+    """How weights travel: not at all within one process, else as `weight_sync_backend` says."""
     engine, dtype = run.generator.inference_engine, _weight_dtype(run)
     if sends_adapters_alone(run):
         return _adapter_road(run, rendezvous)
-    if not starts_engines(run):
+    if not (starts_engines(run) or joins_servers(run)):
         files = DeltaTransport if engine.weight_sync_backend == "delta" else FolderTransport
         return files(folder.absolute(), dtype=dtype)
     if run.trainer.placement.executor == "in_process":
@@ -217,8 +216,8 @@ def _adapter_road(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransp
 
 def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> TransferRendezvous:
     host, port = rendezvous.address
-    engines = required(engines_of(run), "generator.inference_engine")
-    return TransferRendezvous(host, port, workers=engines.gpus, timeout=run.trainer.placement.call_timeout_seconds)
+    timeout = run.trainer.placement.call_timeout_seconds
+    return TransferRendezvous(host, port, workers=workers_of_an_engine(run), timeout=timeout)
 
 
 def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Canary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import InferenceEngineConfig, kind_of_engine, server_urls
 from skyrl.config.model_overrides import engine_overrides
+from skyrl.config.sizes import joins_servers, workers_of_an_engine
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.http_connection import Connection
 from skyrl.inference.http_engine import HttpEngine
@@ -30,7 +31,7 @@ def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[Infere
     )
     return [
         HttpEngine(
-            _dialect(engine, url, deadlines),
+            _dialect(engine, url, deadlines, workers_of_an_engine(run) if joins_servers(run) else None),
             model_path=path,
             heartbeat=deadlines.heartbeat,
             tokenizer=tokenizer,
@@ -42,7 +43,7 @@ def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[Infere
     ]
 
 
-def _dialect(engine: InferenceEngineConfig, url: str, deadlines: ServerDeadlines) -> Dialect:
+def _dialect(engine: InferenceEngineConfig, url: str, deadlines: ServerDeadlines, workers: int | None) -> Dialect:
     token = None if engine.external_token is None else api_key(engine.external_token.name)
     samples = Connection(engine.external_proxy_url or url, token=token, most=engine.max_num_seqs)
     control = Connection(url, token=token, most=8)  # of its own: a command does not wait behind samples
@@ -53,5 +54,6 @@ def _dialect(engine: InferenceEngineConfig, url: str, deadlines: ServerDeadlines
         control,
         deadlines,
         model=engine.served_model_name or "",
+        workers=workers,
         overrides_group=engine.override_existing_update_group != "disable",
     )

@@ -63,14 +63,16 @@ class VLLMServer:
         deadlines: ServerDeadlines,
         *,
         model: str = "",
+        workers: int | None = None,
         overrides_group: bool = True,
     ) -> None:
-        """`model` is the name that requests carry; empty for the first one that the server lists. `overrides_group`:
-        the server gives up the group through which others sent it weights; False: such a server is refused.
+        """`model` is the name that requests carry; empty for the first one that the server lists. `workers` join a
+        group to get weights; None: they come as files. `overrides_group`: the server gives up the group through which
+        others sent it weights; False: such a server is refused.
         """
         self._samples, self._control, self._deadlines = samples, control, deadlines
         self.url = control.url
-        self._model, self._overrides_group = model, overrides_group
+        self._model, self._workers, self._overrides_group = model, workers, overrides_group
         self._route = _GENERATE
         self._has_extension = False
         self._mode = "wait"
@@ -88,6 +90,7 @@ class VLLMServer:
         if is_versioned and claim:
             self._has_extension = await self._prepared()
             await self._leave_update_group()
+            await self._refuse_other_size()
             await self.resume()
             await self._post("/update_weight_version", {"new_version": "0"})
         return ServerFacts(
@@ -216,6 +219,18 @@ class VLLMServer:
                     f"({', '.join(holders)}): if that run is over, set "
                     "generator.inference_engine.override_existing_update_group = enable"
                 )
+
+    async def _refuse_other_size(self) -> None:
+        """Raises `UserError` where another number of workers would come to the group than is waited for."""
+        if self._workers is None:
+            return
+        answer = mapping(await self._control.get("/get_world_size", seconds=self._deadlines.call), "its size")
+        if answer.get("world_size") != self._workers:
+            raise UserError(
+                f"the inference server {self.url} has {answer.get('world_size')} workers, and the sizes of "
+                f"generator.inference_engine say {self._workers}: set tensor_parallel_size, pipeline_parallel_size and "
+                "data_parallel_size to the server's"
+            )
 
     async def _replace(self, incoming: RemoteWeights, expected: ExpectedWeights) -> object:
         """Has the workers replace their weights; their answer names what went wrong."""

@@ -13,13 +13,21 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
 
+from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, UserError
+from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.http_connection import Connection
+from skyrl.inference.http_engine import HttpEngine
 from skyrl.inference.server_dialects import ServerDeadlines
 from skyrl.inference.vllm_native import group_holder
 from skyrl.inference.vllm_server import VLLMServer
+from skyrl.weight_sync.canary import Canary
+from skyrl.weight_sync.publish import WeightSync
+from skyrl.weight_sync.transports import BroadcastTransport, TransferRendezvous
+from tests.inference.nano import nano_tokenizer, prompts
 from tests.inference.server_engines import DEADLINES, vllm_server
 from tests.inference.vllm_models import saved, small_model
+from tests.weight_sync.held import HeldModel
 
 pytestmark = pytest.mark.xdist_group("vllm_contract")
 
@@ -37,7 +45,7 @@ class Routes:
         self.posted: list[str] = []
 
     async def get(self, path: str, *, seconds: float, attempts: int = 1) -> object:
-        return {"data": [{"id": "a model", "root": "a/model"}]} if path == "/v1/models" else {"weight_version": "7"}
+        return {"data": [{"id": "a model", "root": "a/model"}], "weight_version": "7", "world_size": 4}
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None, **_: object) -> object:
         if path == "/collective_rpc":
@@ -69,6 +77,13 @@ async def test_a_server_in_the_group_of_others_is_refused_and_left_as_it_is() ->
     with pytest.raises(UserError, match=r"\(NCCLWeightTransferEngine\).*override_existing_update_group = enable"):
         await connect(routes, overrides_group=False)
     assert routes.posted == [*EXTENDED, "skyrl_update_group"]
+
+
+async def test_a_server_with_another_number_of_workers_than_will_be_waited_for_is_refused() -> None:
+    connection: Any = Routes()
+    await VLLMServer(connection, connection, ServerDeadlines(), workers=4).connect(claim=True)
+    with pytest.raises(UserError, match=r"has 4 workers, and the sizes of generator.inference_engine say 2"):
+        await VLLMServer(connection, connection, ServerDeadlines(), workers=2).connect(claim=True)
 
 
 async def test_a_server_in_no_group_is_taken_without_being_asked_to_leave_one() -> None:
@@ -113,3 +128,26 @@ async def test_a_server_of_vllm_leaves_the_group_of_a_run_that_died(tmp_path: Pa
     await VLLMServer(connection, connection, DEADLINES).connect(claim=True)
     await VLLMServer(connection, connection, DEADLINES, overrides_group=False).connect(claim=True)
     await connection.close()
+
+
+@pytest.mark.long
+async def test_weights_reach_a_server_of_vllm_over_gloo(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", small_model())
+    url = vllm_server(folder)
+    with pytest.raises(UserError, match="has 1 workers"):
+        await VLLMServer(Connection(url), Connection(url), DEADLINES, workers=2).connect(claim=True)
+    server = VLLMServer(Connection(url), Connection(url), DEADLINES, workers=1)
+    engine = HttpEngine(server, model_path=str(folder), heartbeat=120.0, tokenizer=nano_tokenizer())
+    client = InferenceEngineClient(
+        [engine], nano_tokenizer(), str(folder), SkyRLLoraConfig(), InferenceEngineConfig(backend="http")
+    )
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_PATIENCE)
+    transport = BroadcastTransport(TransferRendezvous("127.0.0.1", store.port, timeout=60), dtype="float32")
+    learner = HeldModel(small_model())
+    canary = Canary(prompts=tuple(prompts(40, 33)), temperature=1.0, bound=1e-4)
+    sync = WeightSync(learner, client, transport, canary)
+    for version in (1, 2, 3):
+        learner.update_at_random()
+        metrics = await sync.publish(version)
+        assert 0 < metrics["weight_sync/parity_max"] < 1e-4
+    await client.close()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from skyrl.config.checks.asynchronous import is_corrected
-from skyrl.config.engines import backend_of, backends_that, engine_dtype, server_urls
+from skyrl.config.engines import GROUP_TRANSPORTS, backend_of, backends_that, engine_dtype, server_urls
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import on_ray, samples, starts_engines
 from skyrl.errors import Problem
@@ -48,14 +48,20 @@ def nccl_is_vllms(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def weights_have_a_way_to_servers(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Servers that run already take weights as their routes allow."""
+    """Servers that run already take weights as their routes allow. A learner in the process that asks them would wait
+    for them in a group before they are asked.
+    """
     engine = run.generator.inference_engine
-    ways = (*backend_of(engine).transports, "none")
+    able = backend_of(engine).transports
+    ways = (*(way for way in able if on_ray(run) or way not in GROUP_TRANSPORTS), "none")
     if samples(run) and not starts_engines(run) and engine.weight_sync_backend not in ways:
+        known = engine.weight_sync_backend in able
+        of_ray = "; from a learner on Ray it does" if known else ""
+        or_ray = ", or set trainer.placement.executor = ray" if known else ""
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
-            message=f"{engine.weight_sync_backend} does not reach engines that run already",
-            hint=f"leave it out: it is derived; {' and '.join(ways)} are known to them",
+            message=f"{engine.weight_sync_backend} does not reach engines that run already{of_ray}",
+            hint=f"leave it out: it is derived; {' and '.join(ways)} are known to them{or_ray}",
         )
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.config.check_cases.settings import ENGINE, RAY, SERVER, VLLM
+from tests.config.check_cases.settings import APART, ENGINE, RAY, SERVER, VLLM
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "nccl_is_vllms": [
         ({**RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")
     ],
     "weights_have_a_way_to_servers": [
-        ({**SERVER, ENGINE + "weight_sync_backend": way}, ENGINE + "weight_sync_backend") for way in ("nccl", "gloo")
+        ({**setting, ENGINE + "weight_sync_backend": way}, ENGINE + "weight_sync_backend")
+        for setting in (SERVER, {**APART, **SERVER, ENGINE + "backend": "sglang"})
+        for way in ("nccl", "gloo")
     ],
     "engines_of_the_run_get_its_weights": [({ENGINE + "weight_sync_backend": "none"}, ENGINE + "weight_sync_backend")],
     "a_token_is_not_shown_to_the_network": [
@@ -47,7 +49,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "weights_have_a_way_to_servers": {**SERVER, ENGINE + "weight_sync_backend": "none"},
+    "weights_have_a_way_to_servers": {**APART, **SERVER, ENGINE + "weight_sync_backend": "gloo"},
     "engines_of_the_run_get_its_weights": {**SERVER, ENGINE + "weight_sync_backend": "none"},
     "a_token_is_not_shown_to_the_network": {
         **SERVER,
