@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -34,7 +35,9 @@ class FaultServer:
     to `always`, if it is given. Everything else it answers as it should.
     """
 
-    def __init__(self, faults: Iterable[str] = (), *, always: str = "") -> None:
+    def __init__(self, faults: Iterable[str] = (), *, always: str = "", tls: ssl.SSLContext | None = None) -> None:
+        """With `tls` it speaks HTTPS."""
+        self._tls = tls
         self._faults, self._always = deque(faults), always
         self._version, self._silent = "default", False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -43,8 +46,8 @@ class FaultServer:
         """Headers of the requests for samples, with their names in lower case."""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
+import ssl
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -255,3 +258,47 @@ async def test_a_sign_of_life_may_take_all_of_its_time(folder: Path) -> None:
         await made.sign(PATIENT)
         assert server.asked == 9
         await made.close()
+
+
+def certificate(folder: Path, address: str) -> Path:
+    """A self-signed certificate for an address, with its key in the same file."""
+    file = folder / f"{address}.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=a server"),
+            *("-addext", f"subjectAltName=IP:{address}", "-keyout", str(file), "-out", str(folder / "public.pem")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    with file.open("ab") as whole:
+        whole.write((folder / "public.pem").read_bytes())
+    return file
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+async def test_a_server_with_tls_is_asked_only_by_who_trusts_its_certificate_for_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SSL_CERT_FILE names an authority of one's own; no token and no prompt goes to a server that another one vouches
+    for.
+    """
+    for address, trusted, said in (
+        ("127.0.0.1", True, ""),
+        ("127.0.0.1", False, "CERTIFICATE_VERIFY_FAILED"),
+        ("192.0.2.1", True, "IP address mismatch"),
+    ):
+        file = certificate(tmp_path, address)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(file)
+        monkeypatch.setenv("SSL_CERT_FILE", str(file) if trusted else "")
+        async with FaultServer(tls=context) as server:
+            connection = Connection(server.url, token="a secret")
+            body = {"sampling_params": {"sampling_seed": 1, "max_new_tokens": 1}}
+            if said:
+                with pytest.raises(ProcessError, match=said):
+                    await connection.post("/generate", body, seconds=PATIENT, attempts=1)
+            else:
+                await connection.post("/generate", body, seconds=PATIENT, attempts=1)
+            assert len(server.seen) == (not said)
+            await connection.close()

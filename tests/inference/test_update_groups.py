@@ -134,8 +134,10 @@ async def test_a_server_of_vllm_leaves_the_group_of_a_run_that_died(tmp_path: Pa
 async def test_weights_reach_a_server_of_vllm_over_gloo(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", small_model())
     url = vllm_server(folder)
+    connection = Connection(url)
     with pytest.raises(UserError, match="has 1 workers"):
-        await VLLMServer(Connection(url), Connection(url), DEADLINES, workers=2).connect(claim=True)
+        await VLLMServer(connection, connection, DEADLINES, workers=2).connect(claim=True)
+    await connection.close()
     server = VLLMServer(Connection(url), Connection(url), DEADLINES, workers=1)
     engine = HttpEngine(server, model_path=str(folder), heartbeat=120.0, tokenizer=nano_tokenizer())
     client = InferenceEngineClient(
