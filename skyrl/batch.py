@@ -65,6 +65,10 @@ class TrainingBatch:
     micro_batches: Tensor | None = None
     """(B,) int64: number of the micro-batch that each row is in, from 0 without gaps. None: they are cut by rows."""
 
+    routed_experts: Tensor | None = None
+    """(B, L, layers, K) int16: the K experts that the engine chose for each token in each layer that has experts; -1
+    where it chose none. None: it did not say."""
+
     selected: Tensor | None = None
     """(N,) int64: where `loss_mask` is true, as an index into its B x L flattened places. Filled on the host before a
     micro-batch goes to a device: there, a mask as an index would make the host wait for the device."""
@@ -88,6 +92,9 @@ class TrainingBatch:
     loss_weights: Tensor | None = None
     """(B, L) float32: share of each token in the loss of the mini-batch."""
 
+    row_weights: Tensor | None = None
+    """(B,) float32: share of each row in what the routers of the mini-batch cost; 0 for rows that fill up a rank."""
+
     kl_weights: Tensor | None = None
     """(B, L) float32: share of each token in the KL loss of the mini-batch."""
 
@@ -103,7 +110,7 @@ class TrainingBatch:
         """
         for name, value in fields.items():
             wanted = self.lengths.shape if name in PER_ROW else self.input_ids.shape
-            if name != "selected" and isinstance(value, Tensor) and value.shape != wanted:
+            if name not in _OTHER_SHAPES and isinstance(value, Tensor) and value.shape != wanted:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, the batch {tuple(self.input_ids.shape)}")
         filled: Mapping[str, Any] = fields
         return attrs.evolve(self, **filled)
@@ -186,6 +193,8 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.to(device)
 
 
+_OTHER_SHAPES = frozenset({"selected", "routed_experts"})
+
 PER_ROW = frozenset(
     {
         "lengths",
@@ -195,6 +204,7 @@ PER_ROW = frozenset(
         "trajectories",
         "last_step",
         "micro_batches",
+        "row_weights",
     }
 )
 """Fields that hold one number for each row; the others hold one for each token."""

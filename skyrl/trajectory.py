@@ -75,6 +75,38 @@ class Skipped:
 
 
 @frozen(kw_only=True)
+class RoutedExperts:
+    """Experts of a mixture of experts that an engine chose for the first N tokens of a row, prompt included, in each
+    layer that has experts. The last token of a row is drawn and never computed, so that N is one less than its tokens.
+    """
+
+    layers: int
+    choices: int
+    """Experts that a token meets in a layer."""
+
+    data: bytes = field(repr=False)
+    """(N, layers, choices) numbers of experts, little-endian, of `width` bytes each."""
+
+    width: Literal[1, 2] = 1
+
+    def __len__(self) -> int:
+        return len(self.data) // self._size
+
+    @property
+    def _size(self) -> int:
+        """Bytes of a token."""
+        return self.layers * self.choices * self.width
+
+    def first(self, tokens: int) -> RoutedExperts:
+        """Experts of the first tokens."""
+        return evolve(self, data=self.data[: tokens * self._size])
+
+    def continued(self, later: RoutedExperts) -> RoutedExperts:
+        """Experts of these tokens, and `later`'s for those after them: each token keeps what it first met."""
+        return evolve(self, data=self.data + later.data[len(self.data) :])
+
+
+@frozen(kw_only=True)
 class TokenRow:
     """Tokens that the policy saw in one go: one row of a training batch. The fields are those of `Trajectory`."""
 
@@ -84,6 +116,7 @@ class TokenRow:
     rollout_logprobs: tuple[float, ...]
     weight_versions: tuple[int, ...]
     rewards: tuple[TurnReward, ...]
+    routed_experts: RoutedExperts | None = None
 
     def silent(self) -> TokenRow:
         """A copy of the row with no token to train on."""
@@ -117,6 +150,9 @@ class Trajectory:
     """Version of the weights that produced each token."""
 
     rewards: tuple[TurnReward, ...]
+    routed_experts: RoutedExperts | None = None
+    """Experts that the engine chose for these tokens. None: it was not asked."""
+
     stop_reason: StopReason
     answer: str | None = None
     """The answer that the environment read, by which evaluation takes votes (maj@N). None: the environment reports
@@ -154,6 +190,7 @@ class Trajectory:
             rollout_logprobs=self.rollout_logprobs,
             weight_versions=self.weight_versions,
             rewards=self.rewards,
+            routed_experts=self.routed_experts,
         )
         return (*self.earlier, last)
 

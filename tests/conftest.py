@@ -6,6 +6,7 @@ import json
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(scope="session")
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `model/`, `adapter/` for its q_proj, `train.jsonl` (24 rows), `validation.jsonl` (6 rows) and
-    `reward.py`.
+    """A folder with `model/`, `adapter/` for its q_proj, `mixture/` of experts, `train.jsonl` (24 rows),
+    `validation.jsonl` (6 rows) and `reward.py`.
     """
     folder = tmp_path_factory.mktemp("nano")
     _save_model(folder / "model")
     _save_adapter(folder / "adapter")
+    _save_mixture(folder / "mixture", folder / "model")
     letters = random.Random(0).choices("abcdefgh", k=30)
     rows = [
         {
@@ -72,6 +74,30 @@ def _save_model(folder: Path) -> None:
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _save_mixture(folder: Path, like: Path) -> None:
+    """A model with 4 experts in each of 2 layers, of which a token meets 2, and the tokenizer and sizes of another."""
+    import torch
+    from transformers import AutoConfig, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config: Any = AutoConfig.from_pretrained(like)
+    names = (
+        "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads max_position_embeddings "
+        "initializer_range tie_word_embeddings eos_token_id pad_token_id"
+    )
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"head_dim": 8}  # which transformers' class takes without saying so
+    mixture = Qwen3MoeConfig(
+        **{name: getattr(config, name) for name in names.split()},
+        **sizes,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+    )
+    Qwen3MoeForCausalLM(mixture).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(like).save_pretrained(folder)
 
 
 def _save_adapter(folder: Path) -> None:

@@ -80,6 +80,11 @@ class InferenceEngineConfig(BaseConfig):
     distributed_executor_backend: Literal["ray", "mp"] = field(default="ray", metadata=FREE)
     """How one vLLM engine runs on several GPUs: Ray actors, or child processes on one node. vllm."""
 
+    enable_return_routed_experts: bool = False
+    """Return which experts of a mixture of experts each token met, for learners that replay them
+    (`trainer.policy.moe_enable_routing_replay`): a byte for each token, layer and expert chosen, or two above 256
+    experts. The torch engine does everywhere, vLLM on GPUs. torch and vllm."""
+
     enforce_eager: bool = True
     """Compute without CUDA graphs. False is faster and was seen to disturb long runs; a CPU has none. vllm."""
 
@@ -254,6 +259,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
             "enable_ray_prometheus_stats",
             "gpu_memory_utilization",
             "distributed_executor_backend",
+            "enable_return_routed_experts",
             "engine_init_kwargs",
         ),
         adapters="files",
@@ -267,7 +273,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
         extra="vllm",
     ),
     "torch": EngineBackend(
-        fields=("enable_prefix_caching", "rollout_dtype"),
+        fields=("enable_prefix_caching", "enable_return_routed_experts", "rollout_dtype"),
         is_embedded=True,
         adapters="tensors",
         has_the_learners_dtype=True,

@@ -12,6 +12,7 @@ from skyrl.config.checks.batches import BATCH_CHECKS
 from skyrl.config.checks.checkpoints import CHECKPOINT_CHECKS
 from skyrl.config.checks.data import DATA_CHECKS
 from skyrl.config.checks.engines import ENGINE_CHECKS
+from skyrl.config.checks.experts import EXPERT_CHECKS
 from skyrl.config.checks.learners import LEARNER_CHECKS
 from skyrl.config.checks.megatron import MEGATRON_CHECKS
 from skyrl.config.checks.memory import MEMORY_CHECKS
@@ -45,6 +46,7 @@ RL = RunKind(
         *ALLOCATION_CHECKS,
         *MEMORY_CHECKS,
         *SEQUENCE_CHECKS,
+        *EXPERT_CHECKS,
         *ENGINE_CHECKS,
         *LEARNER_CHECKS,
         *ROLLOUT_CHECKS,

@@ -222,6 +222,23 @@ class PolicyConfig(BaseConfig):
     `fsdp_size = -1` and `tensor_parallel_size = 1`. 1: every rank computes all experts for its tokens. Under Megatron:
     `megatron_config.expert_model_parallel_size` instead."""
 
+    router_aux_loss_coef: float = field(default=0.0, validator=non_negative)
+    """Weight of the load-balancing loss in the policy's loss, for a mixture of experts: E sum_i f_i P_i over its E
+    experts (arXiv:2101.03961, eq. 4), the mean over layers and over the rows of a mini-batch (arXiv:2412.19437,
+    eq. 17), so that packing, micro-batches and ranks change nothing. f_i is the mean number of choices of expert i for
+    a token of the row, prompt included, and P_i its mean probability: even loads make K, the experts of a token. What
+    the model's own configuration names is not read. 0: none."""
+
+    router_z_loss_coef: float = field(default=0.0, validator=non_negative)
+    """Weight of the z-loss in the policy's loss, for a mixture of experts: the mean square of the log sum exp of a
+    router's logits (ST-MoE, arXiv:2202.08906, eq. 5). 0: none."""
+
+    moe_enable_routing_replay: bool = False
+    """Compute with the experts that the engine chose for each token, while scoring and in updates, and not with those
+    that the learner's routers would choose (rollout routing replay, arXiv:2510.11370): rounding then changes no
+    choice. Their weights are the learner's own, and gradients flow through them. Needs
+    `generator.inference_engine.enable_return_routed_experts`."""
+
     use_torch_compile: bool = False
     """Compute log-probabilities and entropy from logits by `torch.compile`, in updates: fewer passes over the table of
     tokens x vocabulary, and less memory for it. The first updates wait for the compiler, which on a CPU needs g++ or
@@ -299,6 +316,10 @@ class RefConfig(BaseConfig):
 
     expert_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that hold different experts, as of the policy. 1: every rank computes all of them."""
+
+    moe_enable_routing_replay: bool = False
+    """Compute with the experts that the engine chose for each token, as of the policy, where the reference has as many
+    in each layer."""
 
     fsdp_config: FSDPConfig = FSDPConfig()
     """Sharding under FSDP."""

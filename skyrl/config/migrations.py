@@ -96,6 +96,8 @@ MIGRATIONS: tuple[Migration, ...] = (
     # SkyRL's own later names
     _moved("trainer.remove_microbatch_padding", "trainer.use_sample_packing", ""),
     _moved("trainer.tags", "trainer.trackers.tags", "", harmless=(None,)),
+    *(_moved(f"trainer.{model}.megatron_config.moe_enable_routing_replay", f"trainer.{model}.moe_enable_routing_replay",
+             "") for model in ("policy", "ref")),
     *NEWER_UPSTREAM_FIELDS,
 )  # fmt: skip
 """The first entry for a path counts; an entry for a table holds for everything in it that has none of its own."""

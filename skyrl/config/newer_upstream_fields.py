@@ -23,13 +23,6 @@ _CAPABILITIES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "vision-language rollouts": ((False,), ("generator.vision_language_generator",)),
     "disaggregated prefill": ((False, 0), (f"{_ENGINE}.enable_pd", f"{_ENGINE}.num_prefill")),
     "options of a request router": ((), (f"{_ENGINE}.router_init_kwargs",)),
-    "replaying the experts that a rollout took": (
-        (False,),
-        (
-            f"{_ENGINE}.enable_return_routed_experts",
-            *(f"trainer.{model}.{_MEGATRON}.moe_enable_routing_replay" for model in ("policy", "ref")),
-        ),
-    ),
     "sending differences of weights as files": ((None,), (f"{_ENGINE}.delta_weight_sync",)),
     "keeping the cache aside while weights arrive": ((False,), (f"{_ENGINE}.offload_kv_for_weight_sync",)),
     "speculative decoding": ((None,), (f"{_ENGINE}.speculative_config",)),

@@ -1,8 +1,9 @@
 """Groups of trajectories as JSON that gives them back exactly, and what JSON has no word for under a word of ours.
 
 A group is the object that its class describes, field by field: `{"prompt": {...}, "trajectories": [...], ...}`. Floats
-are written so that they come back bit for bit; those that are not finite are the strings `nan`, `inf` and `-inf`. In a
-prompt's `extras`, which hold whatever a dataset has, other types are objects of one key: `{"$bytes": "..."}`.
+are written so that they come back bit for bit; those that are not finite are the strings `nan`, `inf` and `-inf`, and
+bytes are in base64. In a prompt's `extras`, which hold whatever a dataset has, other types are objects of one key:
+`{"$bytes": "..."}`.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def _converter() -> Converter:
     converter = Converter(forbid_extra_keys=True)
     converter.register_unstructure_hook(float, lambda value: value if isfinite(value) else str(value))
     converter.register_structure_hook(float, lambda value, _: float(value))
+    converter.register_unstructure_hook(bytes, lambda value: base64.b64encode(value).decode())
+    converter.register_structure_hook(bytes, lambda value, _: base64.b64decode(value))
     extras = override(unstruct_hook=_encoded, struct_hook=lambda value, _: _decoded(value))
     converter.register_unstructure_hook(Prompt, make_dict_unstructure_fn(Prompt, converter, extras=extras))
     converter.register_structure_hook(

@@ -118,6 +118,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 overrides=engine_overrides(run),
                 init_seed=trainer.seed if drawn else None,
                 tokenizer_path=trainer.tokenizer_path,
+                returns_experts=engine.enable_return_routed_experts,
             )
         case "vllm":
             make = partial(

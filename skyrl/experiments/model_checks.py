@@ -13,6 +13,7 @@ from skyrl.models.chat_templates import configured_template
 from skyrl.models.files import ModelFiles, model_files
 from skyrl.models.paths import model_failure, tokenizer_failure
 from skyrl.planning.batches import uneven_heads, uneven_parts
+from skyrl.tree import get_at
 
 
 def missing_model(field: str, model: ModelConfig, tokenizer: str | None = None) -> Iterator[Problem]:
@@ -141,6 +142,26 @@ def ranks_that_spread_experts_get_as_many(run: SkyRLTrainConfig) -> Iterator[Pro
                 message=f"{size} ranks cannot share the {uneven.whole} experts of the model {where}",
                 hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
             )
+
+
+_OF_ROUTERS = (
+    "trainer.policy.router_aux_loss_coef",
+    "trainer.policy.router_z_loss_coef",
+    "trainer.policy.moe_enable_routing_replay",
+    "generator.inference_engine.enable_return_routed_experts",
+)
+
+
+def settings_of_routers_are_for_mixtures(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A model without experts has no routers."""
+    model = run.trainer.policy.model.path
+    files = readable_files(model)
+    if files is None or files.experts is not None:
+        return
+    for path in _OF_ROUTERS:
+        if get_at(run, path):
+            message = f"the model {model} has no experts, and so no routers"
+            yield Problem(path=path, message=message, hint="leave it out")
 
 
 def the_policy_can_chat(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -38,6 +38,7 @@ from skyrl.experiments.model_checks import (
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
     ranks_that_spread_experts_get_as_many,
+    settings_of_routers_are_for_mixtures,
     the_model_is_there,
     the_policy_can_chat,
 )
@@ -262,6 +263,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
     ranks_that_spread_experts_get_as_many,
+    settings_of_routers_are_for_mixtures,
     the_policy_can_chat,
     data_files_exist,
     the_task_can_be_imported,

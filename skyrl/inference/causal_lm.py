@@ -21,6 +21,7 @@ from skyrl.inference import attention
 from skyrl.inference.fused_decoder import FusedDecoder, Prefix
 from skyrl.inference.kept_prefixes import Kept, KeptPrefixes, common_length
 from skyrl.inference.kv_cache import RowCache
+from skyrl.models.routers import ChoiceRecorder
 
 _PADDING = 8
 """Prompts are padded to one length when their lengths round up to the same multiple of this."""
@@ -39,11 +40,18 @@ class CausalLM:
     """The model behind two functions. Call them under `torch.inference_mode()`."""
 
     def __init__(
-        self, model: PreTrainedModel, *, kept_bytes: int = 0, keeps_answers: bool = True, int8: bool = False
+        self,
+        model: PreTrainedModel,
+        *,
+        kept_bytes: int = 0,
+        keeps_answers: bool = True,
+        int8: bool = False,
+        records_experts: bool = False,
     ) -> None:
         """`kept_bytes` bounds the memory of keys and values that outlive their sequence; only models that
         `FusedDecoder` supports continue from them. Without `keeps_answers` these are common beginnings alone. With
-        `int8` projections compute in eight bits. Raises `ModelError` for a model that cannot be sampled from.
+        `int8` projections compute in eight bits. With `records_experts` it is known which experts each token met.
+        Raises `ModelError` for a model that cannot be sampled from, or has no experts to record.
         """
         layers = DynamicCache(config=model.config).layers
         foreign = {type(layer).__name__ for layer in layers if type(layer) not in _KEYS_AND_VALUES}
@@ -67,6 +75,9 @@ class CausalLM:
         self._own_mask = model.config._attn_implementation in ("sdpa", attention.GROUPED_QUERY) and not windows
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._fused = FusedDecoder(self.model, int8=int8) if fused else None
+        self.choices = None
+        if records_experts:
+            self.choices = ChoiceRecorder(model, "generator.inference_engine.enable_return_routed_experts")
         self.kept = KeptPrefixes(kept_bytes if fused else 0, keeps_answers=keeps_answers)
 
     def refresh(self) -> None:
@@ -123,6 +134,9 @@ class CausalLM:
             past_key_values=cache,
             use_cache=True,
         ).logits[:, -1]
+        if self.choices is not None:
+            assert cache.experts is not None
+            cache.experts[: window.rows, 0, window.end] = self.choices.take()
         return result
 
     def _mask(self, start: int, end: int, starts: Tensor) -> Tensor:
@@ -138,9 +152,14 @@ class CausalLM:
         keep = {"logits_to_keep": torch.tensor(ends, device=self.device) - 1} if self._takes_logits_to_keep else {}
         cache: Any = DynamicCache()
         logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keep).logits
+        experts = None if self.choices is None else self.choices.take().unflatten(0, ids.shape)
         for row, length in enumerate(lengths):
             layers = tuple((layer.keys[row, :, :length], layer.values[row, :, :length]) for layer in cache.layers)
-            yield Prefix(layers=layers, logits=logits[row, ends.index(length) if keep else length - 1])
+            yield Prefix(
+                layers=layers,
+                logits=logits[row, ends.index(length) if keep else length - 1],
+                experts=None if experts is None else experts[row, :length],
+            )
 
 
 def _by_length(lengths: Sequence[int], kept: Sequence[Kept | None], *, padded: bool) -> Iterator[list[int]]:

@@ -21,6 +21,8 @@ from skyrl.inference.engine import Completion, NewTokens
 from skyrl.inference.kv_cache import RowCache
 from skyrl.inference.rows import Job, Row, RowTensors
 from skyrl.inference.sampling import choose, less_frequent, not_ending, penalised
+from skyrl.models.routers import restored_choices
+from skyrl.trajectory import RoutedExperts
 
 
 class DecodeBatch:
@@ -70,7 +72,7 @@ class DecodeBatch:
         prefixes = self._model.prefill([ids for _, ids, _ in starts])
         self._reserve(samples, before=longest, ahead=ahead)
         for (job, ids, indices), prefix in zip(starts, prefixes, strict=True):
-            start = self._cache.place(ids, prefix.layers, len(indices))
+            start = self._cache.place(ids, prefix.layers, len(indices), prefix.experts)
             self.rows += [
                 Row(job=job, index=i, seed=sample_seed(job.keys[i]), start=start, version=self._weight_version)
                 for i in indices
@@ -83,13 +85,18 @@ class DecodeBatch:
         self._report(joined)
 
     def _remember_begun(self, joined: int) -> None:
-        """Restore the tokens and log-probabilities of interrupted rows, which came back with the prompt."""
+        """Restore what is known of the tokens of interrupted rows, which came back with the prompt."""
         for place, row in enumerate(self.rows[joined:], start=joined):
             begun = row.job.begun.pop(row.index, None)
             if begun is not None:
                 columns = slice(row.first, row.first + len(begun.token_ids))
                 self._cache.logprobs[place, 0, columns] = self._cache.logprobs.new_tensor(begun.logprobs)
                 self._cache.versions[place, 0, columns] = self._cache.versions.new_tensor(begun.weight_versions)
+                if begun.routed_experts is not None and self._cache.experts is not None:
+                    earlier = slice(row.start, row.start + len(begun.routed_experts))
+                    self._cache.experts[place, 0, earlier] = restored_choices(begun.routed_experts).to(
+                        self._cache.experts.device
+                    )
 
     def _step(self) -> None:
         """One more token for every row."""
@@ -196,7 +203,15 @@ class DecodeBatch:
             logprobs=tuple(cache.logprobs[place, 0, columns].tolist()),
             weight_versions=tuple(cache.versions[place, 0, columns].tolist()),
             stop_reason="stop" if eos or stopped else "length",
+            routed_experts=self._routed_experts(place),
         )
+
+    def _routed_experts(self, place: int) -> RoutedExperts | None:
+        """Experts of all tokens of a row but the newest, where they are recorded."""
+        cache, choices = self._cache, self._model.choices
+        if choices is None or cache.experts is None:
+            return None
+        return choices.packed(cache.experts[place, 0, self.rows[place].start : cache.window.end])
 
     def _refuse_non_finite(self, finite: list[bool]) -> None:
         if all(finite):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from attrs import field, frozen
 
 from skyrl.config import SamplingParams
-from skyrl.trajectory import StopReason
+from skyrl.trajectory import RoutedExperts, StopReason
 
 if TYPE_CHECKING:
     from skyrl.inference.incoming_weights import IncomingWeights
@@ -86,6 +86,9 @@ class Completion:
 
     weight_versions: tuple[int, ...]
     stop_reason: StopReason
+    routed_experts: RoutedExperts | None = None
+    """Experts of the prompt's tokens and of all that were drawn but the last, which the engine did not compute. None
+    where it does not return them (`enable_return_routed_experts`), and for an answer without a token."""
 
 
 @frozen(kw_only=True)

@@ -42,6 +42,9 @@ class Prefix:
     logits: Tensor
     """Logits after the last token of the prefix, (V,)."""
 
+    experts: Tensor | None = None
+    """Experts of each token, (P, layers, K) int16, where they are recorded."""
+
 
 @frozen(kw_only=True, eq=False)
 class _Layer:

@@ -78,6 +78,9 @@ class RowCache(Cache):
         """Same shape: log-probabilities of the sampled ids."""
         self.versions = torch.zeros((0, 1, 0), dtype=torch.int64, device=device)
         """Same shape: versions of the weights that sampled them."""
+        self.experts: Tensor | None = None
+        """(row capacity, 1, column capacity, layers, K) int16: experts of the tokens that were computed, where they are
+        recorded."""
 
     @property
     def row_layers(self) -> Sequence[RowLayer]:
@@ -100,15 +103,23 @@ class RowCache(Cache):
         self.tokens, self.logprobs, self.versions = (
             _moved(old, window, size, shift) for old in (self.tokens, self.logprobs, self.versions)
         )
+        if self.experts is not None:
+            self.experts = _moved(self.experts, window, size, shift)
         for layer in self._layers:
             layer.keys, layer.values = (_moved(old, window, size, shift) for old in (layer.keys, layer.values))
         window.start, window.end = window.start + shift, before
         return shift
 
-    def place(self, ids: Sequence[int], layers: Sequence[tuple[Tensor, Tensor]], copies: int) -> int:
+    def place(
+        self,
+        ids: Sequence[int],
+        layers: Sequence[tuple[Tensor, Tensor]],
+        copies: int,
+        experts: Tensor | None = None,
+    ) -> int:
         """Appends `copies` rows that hold the same prompt, in space reserved before; returns their first column.
 
-        `layers`: keys and values of the prompt, (kv_heads, len(ids), head_dim) each.
+        `layers`: keys and values of the prompt, (kv_heads, len(ids), head_dim) each; `experts` (len(ids), layers, K).
         """
         window = self.window
         rows, columns = slice(window.rows, window.rows + copies), slice(window.end - len(ids), window.end)
@@ -118,6 +129,10 @@ class RowCache(Cache):
             layer.keys[rows, :, columns] = keys
             layer.values[rows, :, columns] = values
         self.tokens[rows, 0, columns] = torch.tensor(ids, device=self.tokens.device)
+        if experts is not None:
+            if self.experts is None:
+                self.experts = experts.new_zeros((*self.tokens.shape, *experts.shape[1:]))
+            self.experts[rows, 0, columns] = experts
         window.rows, window.start = window.rows + copies, min(window.start, columns.start)
         return columns.start
 
@@ -143,6 +158,8 @@ class RowCache(Cache):
         yield self.tokens
         yield self.logprobs
         yield self.versions
+        if self.experts is not None:
+            yield self.experts
         for layer in self._layers:
             yield layer.keys
             yield layer.values

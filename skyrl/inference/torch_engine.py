@@ -67,6 +67,7 @@ class TorchEngine:
         prefix_bytes: int = MOST_BYTES,
         several_turns: bool = True,
         int8: bool = False,
+        returns_experts: bool = False,
     ) -> None:
         """Raises `ModelError` for a model that it cannot sample from.
 
@@ -74,10 +75,15 @@ class TorchEngine:
         together; None is the model's `max_position_embeddings`. `prefix_bytes` bounds the memory of the keys and values
         of finished sequences, from which later prompts continue; 0, and deterministic mode, compute every prompt whole.
         Without `several_turns` no prompt continues an answer, and only common beginnings of prompts are kept. With
-        `int8` the layers' projections compute in eight bits, and all else in the model's type.
+        `int8` the layers' projections compute in eight bits, and all else in the model's type. With `returns_experts`
+        completions say which experts their tokens met.
         """
         self._model = CausalLM(
-            model, kept_bytes=0 if deterministic else prefix_bytes, keeps_answers=several_turns, int8=int8
+            model,
+            kept_bytes=0 if deterministic else prefix_bytes,
+            keeps_answers=several_turns,
+            int8=int8,
+            records_experts=returns_experts,
         )
         self._device, self._int8 = model.device, int8
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
@@ -206,6 +212,7 @@ def load_torch_engine(
     overrides: Mapping[str, Any] = FrozenDict(),
     init_seed: int | None = None,
     tokenizer_path: str | None = None,
+    returns_experts: bool = False,
 ) -> TorchEngine:
     """The engine over the model at `path` (folder or hub name), with weights of its own, stored or drawn from
     `init_seed`, and `overrides` of its transformers configuration. `tokenizer_path` names a tokenizer other than the
@@ -232,6 +239,7 @@ def load_torch_engine(
         prefix_bytes=MOST_BYTES if prefix_caching else 0,
         several_turns=several_turns,
         int8=dtype == "int8",
+        returns_experts=returns_experts,
     )
 
 

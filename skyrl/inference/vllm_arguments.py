@@ -169,6 +169,12 @@ def _refused_features(config: InferenceEngineConfig, device: str, max_model_len:
             "vLLM's batch-invariant kernels exist for GPUs only",
             'set it to false, or backend = "torch", which has a deterministic mode on a CPU',
         )
+    if device == "cpu" and config.enable_return_routed_experts:
+        yield _problem(
+            "enable_return_routed_experts",
+            "vLLM returns experts by its second model runner, which needs Triton and with it a GPU",
+            'set it to false, or backend = "torch"',
+        )
     if config.enable_ray_prometheus_stats and not config.async_engine:
         yield _problem("enable_ray_prometheus_stats", "vLLM's offline engine exports none", "async_engine = true")
 

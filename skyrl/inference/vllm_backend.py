@@ -26,6 +26,9 @@ class Output(Protocol):
     weight_versions: Sequence[Any] | None
     """Spans of `version`, `start` and `end` (excluded)."""
 
+    routed_experts: Any
+    """An array (tokens, layers, experts of a token), or None."""
+
 
 Heard = Callable[[Sequence[int]], None]
 

@@ -199,7 +199,7 @@ class VLLMEngine:
             output = await self._backend.generate(str(next(self._numbers)), request.prompt_ids, arguments, heard)
         except refusals() as error:
             raise UserError(f"prompt {key.prompt_id!r}: vLLM refuses the request: {error}") from error
-        return completion(output, key, request.sampling, self._tokenizer)
+        return completion(output, key, request.sampling, self._tokenizer, prompt_tokens=len(request.prompt_ids))
 
     async def _pause(self, in_flight: InFlight) -> None:
         await self._gate.shut(keep=in_flight != "finish")

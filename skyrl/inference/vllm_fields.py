@@ -17,6 +17,7 @@ SAME_NAME = (
     "enforce_eager",
     "enable_prefix_caching",
     "enable_chunked_prefill",
+    "enable_return_routed_experts",
     "max_num_batched_tokens",
     "max_num_seqs",
     "gpu_memory_utilization",

@@ -9,6 +9,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
 from skyrl.config.engines import BACKENDS
@@ -17,6 +19,8 @@ from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import Completion, SampleKey, asked_logprobs, temperature_of
 from skyrl.inference.vllm_backend import Output
+from skyrl.models.routers import packed_choices
+from skyrl.trajectory import RoutedExperts
 from skyrl.tree.names import nearest
 
 ADDITIONAL = BACKENDS["vllm"].sampling_arguments
@@ -76,8 +80,12 @@ def sampling_arguments(
     } | {name: value for name, value in more.items() if name != "ignore_eos"}
 
 
-def completion(output: Output, key: SampleKey, sampling: SamplingParams, tokenizer: ChatTokenizer) -> Completion:
-    """Convert vLLM's finished `CompletionOutput`. Raises `NonFiniteError` for non-finite log-probabilities."""
+def completion(
+    output: Output, key: SampleKey, sampling: SamplingParams, tokenizer: ChatTokenizer, *, prompt_tokens: int
+) -> Completion:
+    """Convert vLLM's finished `CompletionOutput` after a prompt of so many tokens. Raises `NonFiniteError` for
+    non-finite log-probabilities.
+    """
     ids = tuple(output.token_ids)
     logprobs = tuple(map(float, output.logprobs.logprobs)) if ids and output.logprobs is not None else ()
     if not all(map(math.isfinite, logprobs)):
@@ -97,7 +105,15 @@ def completion(output: Output, key: SampleKey, sampling: SamplingParams, tokeniz
         logprobs=asked_logprobs(sampling, logprobs),
         weight_versions=versions_of_tokens(output.weight_versions or (), len(ids)),
         stop_reason="stop" if output.finish_reason == "stop" else "length",
+        routed_experts=_routed_experts(output.routed_experts, prompt_tokens + len(ids) - 1),
     )
+
+
+def _routed_experts(chosen: NDArray[Any] | None, tokens: int) -> RoutedExperts | None:
+    """vLLM's array (at least `tokens`, layers, K), which has a row for the last token as well where it was computed."""
+    if chosen is None:
+        return None
+    return packed_choices(chosen[:tokens], experts=1 << 8 * chosen.dtype.itemsize)
 
 
 def versions_of_tokens(spans: Iterable[Any], count: int) -> tuple[int, ...]:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from skyrl.algorithms.linear_logprobs import linear_logprobs, logprobs_of_logits
 from skyrl.batch import TrainingBatch
-from skyrl.errors import ModelError
+from skyrl.errors import ModelError, RunError
 from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
 from skyrl.learners.sequence_parallel import own_stretch
 from skyrl.models.output_head import has_plain_head, in_place_of_the_head
+from skyrl.models.routers import Routers
 from skyrl.models.segment_attention import takes_lengths, takes_segments
 from skyrl.models.shared_rows import RowSharing
 
@@ -56,21 +57,41 @@ class ForwardOptions:
     row_sharing: RowSharing | None = None
     """The ranks that each compute a part of a packed row. None: a rank computes whole rows."""
 
+    routers: Routers | None = None
+    """The routers of the model's experts, where something is asked of them."""
+
+    replays: bool = False
+    """Whether routers choose what the engine chose."""
+
     def layout(self, batch: TrainingBatch) -> RowLayout:
         """How the rows go through the model."""
         if not self.pack:
-            return padded(batch)
+            return padded(batch, routed=self.routers is not None)
         row = packed(
-            batch, segmented=self.segmented, lengths_given=self.lengths_given, share_prompts=self.share_prompts
+            batch,
+            segmented=self.segmented,
+            lengths_given=self.lengths_given,
+            share_prompts=self.share_prompts,
+            routed=self.routers is not None,
         )
         return row if self.row_sharing is None else own_stretch(row, self.row_sharing)
 
     def prepare(self, batch: TrainingBatch) -> MicroBatch:
-        """The rows with the way that they go through the model; `batch` is on the host."""
-        return MicroBatch(rows=batch.with_selected(), layout=self.layout(batch))
+        """The rows with the way that they go through the model; `batch` is on the host. Raises `RunError` where experts
+        are to be replayed, and the engine named none.
+        """
+        if self.replays and batch.routed_experts is None and batch.loss_mask.any():
+            raise RunError(
+                "moe_enable_routing_replay: the batch does not say which experts its tokens met; they come from "
+                "engines with enable_return_routed_experts"
+            )
+        layout = self.layout(batch if self.replays else attrs.evolve(batch, routed_experts=None))
+        return MicroBatch(rows=attrs.evolve(batch, routed_experts=None).with_selected(), layout=layout)
 
     def answer(self, model: nn.Module, layout: RowLayout) -> Tensor:
         """The model's output in the place of logits, at the columns that are kept."""
+        if self.routers is not None:
+            self.routers.begin(layout.routed, measured=torch.is_grad_enabled())
         logits: Tensor = model(**layout.inputs, use_cache=False).logits
         return logits
 

@@ -20,7 +20,7 @@ from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.checkpoint.storage import Storage
 from skyrl.learners.budget import TokenBudget
-from skyrl.learners.learning_worker import LearningWorker, Objective
+from skyrl.learners.learning_worker import LearningWorker, Objective, weighed
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.rank_metrics import Metrics, merged
 from skyrl.planning.replicas import Replicas
@@ -113,7 +113,7 @@ class LearnerGroup(ScorerGroup[L_co]):
 
     async def update(self, batch: TrainingBatch) -> Metrics:
         """One optimizer step over the mini-batch; the metrics are those of all its tokens."""
-        shares = self._shares(self.objective.weigh(batch))
+        shares = self._shares(weighed(self.objective, batch))
         results = await self.ranks.deal(LearningWorker.update_share, shares)
         return merged(self._reported(results)).metrics()
 
@@ -161,7 +161,7 @@ def _with_idle_rows(batch: TrainingBatch, count: int) -> TrainingBatch:
     rows = len(batch)
     index = torch.cat([torch.arange(rows), torch.full((count,), rows - 1)])
     present = {name: value[index] for name, value in attrs.asdict(batch, recurse=False).items() if value is not None}
-    for name in ("loss_mask", "loss_weights", "kl_weights", "entropy_weights"):
+    for name in ("loss_mask", "loss_weights", "row_weights", "kl_weights", "entropy_weights"):
         if name in present:
             present[name] = present[name].clone()
             present[name][rows:] = 0

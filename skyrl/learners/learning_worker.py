@@ -23,6 +23,7 @@ from skyrl.learners.moving import DeviceMover
 from skyrl.learners.profiling import UpdateProfiler
 from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
 from skyrl.learners.ranks import Ranks
+from skyrl.learners.routing import Loads, RouterCosts
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import (
     learning_rate_schedule,
@@ -34,6 +35,7 @@ from skyrl.learners.strategies import strategy_named
 from skyrl.learners.strategy import ModelSource
 from skyrl.models.dropout import dropping, dropping_modules
 from skyrl.models.lora import adapter_alone, merged, merged_shapes
+from skyrl.models.routers import RowLoads
 from skyrl.tree import joined
 
 R = TypeVar("R")
@@ -56,6 +58,12 @@ class Objective(Protocol):
 
         `outputs` and `entropy` are (B, L): what the model says of each selected token.
         """
+
+
+def weighed(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
+    """A whole mini-batch with the share of each token, and of each row, in the loss."""
+    batch = objective.weigh(batch)
+    return batch.given(row_weights=torch.full(batch.lengths.shape, 1 / len(batch)))
 
 
 def trace_folder(trainer: TrainerConfig, section: PolicyConfig | CriticConfig, rank: int) -> Path | None:
@@ -94,6 +102,7 @@ class LearningWorker(ModelWorker):
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
         self._overflowed = False  # the last step was left out since its loss was scaled too far
+        self._router_costs = RouterCosts.of(section)
         self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=trainer.policy.record_memory)
         self._profiler.write_to(trace_folder(trainer, section, ranks.rank))
         if trainer.recompute_activations and not kind.recomputes:
@@ -114,7 +123,7 @@ class LearningWorker(ModelWorker):
         `NonFiniteError` when more than `optimizer_config.max_skipped_updates` are left out in a row: the weights are
         then as they were. Also where the learning rate is not finite, before the step, or a weight, after it.
         """
-        [share] = self._budget.plan([self.objective.weigh(batch)])
+        [share] = self._budget.plan([weighed(self.objective, batch)])
         return (await self.update_share(share)).metrics()
 
     async def update_share(self, batch: TrainingBatch) -> RankMetrics:
@@ -123,7 +132,7 @@ class LearningWorker(ModelWorker):
         """
         with self._profiler.update():
             with dropping(self._dropping, self.device, self._dropout_seed()):
-                sums, seen = self._accumulate(batch)
+                sums, seen, loads = self._accumulate(batch)
             learning_rate = self._finite_learning_rate()
             norm = self.strategy.step()
             shared = {f"{self._role}_lr": learning_rate, "grad_norm": norm} | self._adapt_loss_scale(norm)
@@ -131,7 +140,7 @@ class LearningWorker(ModelWorker):
         left_out = not math.isfinite(norm)
         _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if left_out else "")
         shared["skipped_updates"] = float(left_out)
-        return RankMetrics(sums=sums, moments=seen, shared=shared)
+        return RankMetrics(sums=sums, moments=seen, loads=loads, shared=shared)
 
     def _dropout_seed(self) -> int:
         """One for each optimizer step and rank; ranks that cut matrices among them compute on the same tokens."""
@@ -141,18 +150,36 @@ class LearningWorker(ModelWorker):
         """Write a trace of each update from now on into `folder`. None: no more."""
         self._profiler.write_to(folder)
 
-    def _accumulate(self, batch: TrainingBatch) -> tuple[Metrics, dict[str, Moments]]:
+    def _accumulate(self, batch: TrainingBatch) -> tuple[Metrics, dict[str, Moments], Loads]:
         """Gradients for the next step; the parts of the loss and what was measured on the way."""
         measured = Measurements()
 
         def loss_of(outputs: Outputs, micro: MicroBatch) -> Tensor:
             loss, parts, numbers = self.objective(outputs.values, micro.rows, outputs.entropy)
+            if self._options.routers is not None:
+                loss = self._add_router_costs(loss, parts, self._options.routers.loads(), micro.rows, measured)
             measured.add(parts, outputs.numbers | numbers)
             return loss
 
         cut = [self._options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)]
         self.strategy.accumulate(cut, self._forward, loss_of)
         return measured.read()
+
+    def _add_router_costs(
+        self,
+        loss: Tensor,
+        parts: dict[str, Tensor],
+        loads: RowLoads,
+        rows: TrainingBatch,
+        measured: Measurements,
+    ) -> Tensor:
+        """The loss of a micro-batch with its part of the routers' costs."""
+        assert rows.row_weights is not None
+        measured.add_loads((loads.chosen * (rows.row_weights != 0)[:, None]).sum(1))
+        loss = self._router_costs.added(loss, parts, loads, rows.row_weights)
+        if self._router_costs and "final_loss" in parts:
+            parts["final_loss"] = loss.detach()
+        return loss
 
     def _finite_learning_rate(self) -> float:
         """The learning rate of the next optimizer step. Raises `NonFiniteError`."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
+import attrs
 import torch
 from attrs import asdict
 from torch import Tensor, nn
@@ -17,19 +18,21 @@ from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorShard, TensorSource, write_shards
 from skyrl.checkpoint.storage import Storage
 from skyrl.checkpoint.store import could_not_write, file_of_rank
-from skyrl.config import OptimizerConfig, TrainerConfig
+from skyrl.config import CriticConfig, OptimizerConfig, RefConfig, TrainerConfig
 from skyrl.config.trainer_fields import table_above, trainer_field
-from skyrl.errors import NonFiniteError, RunError
+from skyrl.errors import ModelError, NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs, probe_forward
 from skyrl.learners.loss_scale import loss_scale_of
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.rank_metrics import on_the_host
 from skyrl.learners.ranks import Ranks
+from skyrl.learners.routing import RouterCosts
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.sequence_parallel import refuse_unshareable
 from skyrl.learners.strategies import ModelSection, strategy_named
 from skyrl.learners.strategy import ModelSource, StrategyContext
+from skyrl.models.routers import Routers, known_routers
 from skyrl.tree import joined, required
 
 
@@ -84,7 +87,9 @@ class ModelWorker:
                 packing_field=trainer_field(table, "use_sample_packing"),
                 row_sharing=ranks.row_sharing(**asdict(sizes)),
             )
-            self._options = self.strategy.probe(probe)
+            options = self.strategy.probe(probe)
+            routers = None if kind.own_modules else self._routers_of(section)
+            self._options = attrs.evolve(options, routers=routers, replays=_replays(section))
             failed.pop_all()
 
     @property
@@ -177,11 +182,29 @@ class ModelWorker:
                 f"Lower {joined(self._config_path, 'optimizer_config.lr')}"
             )
 
+    def _routers_of(self, section: ModelSection) -> Routers | None:
+        """The routers of a model that learns or replays. Raises `ModelError` if it has none, and they are needed."""
+        costs, replays = RouterCosts.of(section), _replays(section)
+        if known_routers(self.model):
+            return Routers(self.model, learned=bool(costs)) if replays or not isinstance(section, RefConfig) else None
+        if costs or replays:
+            name = "moe_enable_routing_replay" if replays else f"router_{'aux' if costs.aux_coef else 'z'}_loss_coef"
+            field = joined(self._config_path, name)
+            raise ModelError(
+                f"this model has no experts, or routers of a kind that is not known: take {field} out of the file"
+            )
+        return None
+
     def _forward(self, model: nn.Module, micro: MicroBatch) -> Outputs:
         return self._read(model, micro, self._options)
 
     def _score(self, model: nn.Module, micro: MicroBatch) -> Tensor:
         return self._forward(model, micro).values
+
+
+def _replays(section: ModelSection) -> bool:
+    """Whether the model computes with the experts that the engine chose."""
+    return not isinstance(section, CriticConfig) and section.moe_enable_routing_replay
 
 
 def token_budget(trainer: TrainerConfig) -> TokenBudget:

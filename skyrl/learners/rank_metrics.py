@@ -9,6 +9,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from skyrl.learners.routing import Loads, load_metrics, summed
+
 Metrics = dict[str, float]
 
 SPREAD = frozenset({"rollout_train_logprobs_abs_diff", "critic_values", "is_ratio", "cispo/ratio", "behave_weight"})
@@ -72,6 +74,9 @@ class RankMetrics:
     moments: dict[str, Moments]
     """Moments of numbers per token."""
 
+    loads: Loads = ()
+    """Tokens that chose each expert of a mixture of experts; add up over micro-batches and ranks."""
+
     shared: Metrics
     """Metrics that are the same on every rank: gradient norm, learning rate."""
 
@@ -84,7 +89,7 @@ class RankMetrics:
             if name in SPREAD
             for kind, value in moments.spread().items()
         }
-        return self.sums | self.shared | means | spreads
+        return self.sums | self.shared | means | spreads | load_metrics(self.loads)
 
 
 def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
@@ -93,6 +98,7 @@ def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
     return RankMetrics(
         sums={name: math.fsum(part.sums[name] for part in parts) for name in first.sums},
         moments={name: sum((part.moments[name] for part in parts), Moments()) for name in first.moments},
+        loads=summed([part.loads for part in parts]),
         shared=first.shared,
     )
 
@@ -105,22 +111,28 @@ class Measurements:
     def __init__(self) -> None:
         self._parts: list[tuple[str, Tensor]] = []
         self._numbers: list[tuple[str, int, Tensor]] = []  # name, count and `_moments`
+        self._loads: list[Tensor] = []  # their sum
 
     def add(self, parts: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> None:
         """One micro-batch: parts of the loss, scalars, and numbers of tokens, tensors of any shape, by name."""
         self._parts += [(name, value.detach().double().reshape(1)) for name, value in parts.items()]
         self._numbers += [(name, values.numel(), _moments(values)) for name, values in numbers.items()]
 
-    def read(self) -> tuple[Metrics, dict[str, Moments]]:
-        """The sums of the parts and the moments of the numbers, over all micro-batches in order."""
+    def add_loads(self, loads: Tensor) -> None:
+        """Tokens of one micro-batch that chose each expert, (layers, E)."""
+        self._loads = [sum(self._loads, loads.detach().double())]
+
+    def read(self) -> tuple[Metrics, dict[str, Moments], Loads]:
+        """The sums of the parts, the moments of the numbers, and the loads, over all micro-batches in order."""
         sums: Metrics = {}
         found: dict[str, Moments] = {}
-        values = iter(on_the_host([part for _, part in self._parts] + [rest for _, _, rest in self._numbers]))
+        tensors = [part for _, part in self._parts] + [rest for _, _, rest in self._numbers] + self._loads
+        values = iter(on_the_host(tensors))
         for (name, _), part in zip(self._parts, values, strict=False):
             sums[name] = sums.get(name, 0.0) + part.item()
-        for (name, count, _), rest in zip(self._numbers, values, strict=True):
+        for (name, count, _), rest in zip(self._numbers, values, strict=False):
             found[name] = found.get(name, Moments()) + Moments.of(count, rest)
-        return sums, found
+        return sums, found, tuple(tuple(layer) for loads in values for layer in loads.tolist())
 
 
 def _moments(values: Tensor) -> Tensor:

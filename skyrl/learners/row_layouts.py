@@ -15,6 +15,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch, to_device
 from skyrl.learners.stretches import Stretch
+from skyrl.models.routers import RoutedTokens
 from skyrl.models.segment_attention import Segments
 from skyrl.models.segments import Segment
 
@@ -32,6 +33,9 @@ class RowLayout:
 
     stretch: Stretch | None = None
     """None: this rank reads all N selected tokens."""
+
+    routed: RoutedTokens | None = None
+    """The tokens as the routers of a mixture of experts meet them. None: nobody asks."""
 
     def pick(self, answer: Tensor) -> Tensor:
         """(rows, kept columns, ...) -> (n, ...)."""
@@ -52,7 +56,18 @@ class RowLayout:
             inputs={name: _moved(value, device) for name, value in self.inputs.items()},
             chosen=to_device(self.chosen, device),
             stretch=None if self.stretch is None else self.stretch.to(device),
+            routed=None if self.routed is None else _on_device(self.routed, device),
         )
+
+
+def _on_device(tokens: RoutedTokens, device: torch.device) -> RoutedTokens:
+    return attrs.evolve(
+        tokens,
+        lengths=to_device(tokens.lengths, device),
+        rows=to_device(tokens.rows, device),
+        places=to_device(tokens.places, device),
+        replayed=None if tokens.replayed is None else to_device(tokens.replayed, device),
+    )
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -82,26 +97,34 @@ class MicroBatch:
         return attrs.evolve(self, rows=self.rows.to(device), layout=self.layout.to(device))
 
 
-def padded(batch: TrainingBatch) -> RowLayout:
+def padded(batch: TrainingBatch, *, routed: bool = False) -> RowLayout:
     """The batch as padded rows. Padding is on the right, where causal attention keeps it out of every real token: no
     mask is needed.
 
     A batch without selected tokens goes through the model all the same: other ranks wait for this one in every layer.
+    `routed` says where the tokens are, for routers.
     """
-    used = batch.loss_mask.any(0)
+    used, tokens = batch.loss_mask.any(0), batch.input_ids.numel()
     first = int(used.int().argmax()) if used.any() else len(used)  # no column before it is ever selected
     columns = torch.arange(first - 1, batch.input_ids.shape[1] - 1, device=batch.input_ids.device)
     chosen = batch.loss_mask[:, first:].flatten().nonzero().squeeze(1)
-    return RowLayout(inputs={"input_ids": batch.input_ids, "logits_to_keep": columns}, chosen=chosen)
+    return RowLayout(
+        inputs={"input_ids": batch.input_ids, "logits_to_keep": columns},
+        chosen=chosen,
+        routed=_routed(batch, torch.arange(tokens).view_as(batch.input_ids), tokens) if routed else None,
+    )
 
 
-def packed(batch: TrainingBatch, *, segmented: bool, share_prompts: bool, lengths_given: bool = False) -> RowLayout:
+def packed(
+    batch: TrainingBatch, *, segmented: bool, share_prompts: bool, lengths_given: bool = False, routed: bool = False
+) -> RowLayout:
     """One row without padding, in which positions start again with each sequence.
 
     `segmented`: the model's attention takes `segments`. Where it does not, transformers isolates packed sequences by
     their positions, and only when there is neither an attention mask nor a cache: with either, sequences see each other
     and nothing warns. `lengths_given`: the kernels of FlashAttention are told the lengths, which every layer would
     look for otherwise. `share_prompts` puts neighbouring rows of one prompt behind one copy of it; it needs segments.
+    `routed` says where the tokens are, for routers.
     """
     places = list(_units(batch, share_prompts and segmented))
     pieces = [piece for unit in places for piece in unit.pieces]
@@ -125,7 +148,18 @@ def packed(batch: TrainingBatch, *, segmented: bool, share_prompts: bool, length
         inputs["segments"] = Segments(tuple(segments), ids.device)
     elif lengths_given:
         inputs |= _lengths(batch)
-    return RowLayout(inputs=inputs | {"logits_to_keep": keep}, chosen=chosen)
+    return RowLayout(inputs=inputs, chosen=chosen, routed=_routed(batch, column_of, offset) if routed else None)
+
+
+def _routed(batch: TrainingBatch, place_of: Tensor, tokens: int) -> RoutedTokens:
+    """The tokens of a batch, of which `place_of` (B, L) gives the number among the `tokens` of the model's input."""
+    columns = torch.arange(batch.input_ids.shape[1])
+    rows, columns = (columns < batch.lengths.unsqueeze(1)).nonzero(as_tuple=True)
+    places, replayed = place_of[rows, columns], None
+    if batch.routed_experts is not None:
+        replayed = batch.routed_experts.new_full((tokens, *batch.routed_experts.shape[2:]), -1)
+        replayed[places] = batch.routed_experts[rows, columns]
+    return RoutedTokens(lengths=batch.lengths, rows=rows, places=places, replayed=replayed)
 
 
 def _lengths(batch: TrainingBatch) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.stretches import Stretch
+from skyrl.models.routers import RoutedTokens
 from skyrl.models.segment_attention import Segments, takes_segments
 from skyrl.models.segments import Segment
 from skyrl.models.shared_rows import RowSharing
@@ -42,7 +44,19 @@ def own_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
         "segments": segments,
         "row_sharing": sharing,
     }
-    return RowLayout(inputs=inputs, chosen=chosen, stretch=stretch)
+    routed = None if row.routed is None else _own_tokens(row.routed, order, columns, sharing)
+    return RowLayout(inputs=inputs, chosen=chosen, stretch=stretch, routed=routed)
+
+
+def _own_tokens(row: RoutedTokens, order: Tensor, columns: Tensor, sharing: RowSharing) -> RoutedTokens:
+    """The tokens of a packed row at these columns (n,), of the `order` of all ranks."""
+    places = order.argsort()[row.places] - len(columns) * sharing.everyone.rank
+    own = (places >= 0) & (places < len(columns))
+    replayed = row.replayed
+    if replayed is not None:
+        padding = replayed.new_full((len(order) - len(replayed), *replayed.shape[1:]), -1)
+        replayed = torch.cat([replayed, padding])[columns]
+    return attrs.evolve(row, rows=row.rows[own], places=places[own], replayed=replayed, group=sharing.everyone)
 
 
 def refuse_unshareable(

@@ -52,6 +52,9 @@ class StrategyKind:
     joins_alone: bool = False
     """The only rank of a role needs a process group, too."""
 
+    own_modules: bool = False
+    """It computes with modules of its own in the place of transformers'."""
+
     recomputes: bool = False
     """It has settings of its own for what backward computes again."""
 
@@ -73,7 +76,9 @@ STRATEGIES: Mapping[str, StrategyKind] = {
     "deepspeed": StrategyKind(
         start=lambda source, section, context: Zero(source, section.deepspeed_config, context), joins_alone=True
     ),
-    "megatron": StrategyKind(start=_megatron, joins_alone=True, recomputes=True, sizes=RowSizes.of_megatron),
+    "megatron": StrategyKind(
+        start=_megatron, joins_alone=True, own_modules=True, recomputes=True, sizes=RowSizes.of_megatron
+    ),
 }
 
 

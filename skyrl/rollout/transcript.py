@@ -7,7 +7,7 @@ from typing import Any
 
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion
-from skyrl.trajectory import TokenRow, TurnReward
+from skyrl.trajectory import RoutedExperts, TokenRow, TurnReward
 
 
 class Transcript:
@@ -22,6 +22,7 @@ class Transcript:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.rewards: list[TurnReward] = []
+        self.routed_experts: RoutedExperts | None = None
 
     def anew(self, prompt_ids: tuple[int, ...]) -> Transcript:
         """An empty transcript of another prompt, with or without log-probabilities as this one."""
@@ -35,6 +36,7 @@ class Transcript:
     def sample(self, completion: Completion) -> None:
         """A turn of the policy. Raises `RunError` for an answer of the engine that is not whole."""
         _refuse_broken(completion, with_logprobs=self._with_logprobs)
+        self._route(completion)
         self.response_ids += completion.token_ids
         self.sampled += [1] * len(completion.token_ids)
         self.logprobs += completion.logprobs if self._with_logprobs else ()
@@ -54,6 +56,8 @@ class Transcript:
             del column[len(column) - count :]
         last = len(self.response_ids) - 1
         self.rewards = [TurnReward(token=min(turn.token, last), reward=turn.reward) for turn in self.rewards]
+        if self.routed_experts is not None:
+            self.routed_experts = self.routed_experts.first(len(self.input_ids))
 
     def step(self) -> TokenRow:
         """The transcript as a row of training."""
@@ -64,7 +68,20 @@ class Transcript:
             rollout_logprobs=tuple(self.logprobs),
             weight_versions=tuple(self.versions),
             rewards=tuple(self.rewards),
+            routed_experts=self.routed_experts,
         )
+
+    def _route(self, completion: Completion) -> None:
+        """Experts of the tokens that no earlier turn computed. Raises `RunError` if they are of other tokens."""
+        routed = completion.routed_experts
+        if routed is None:
+            return
+        if len(routed) != len(self.input_ids) + len(completion.token_ids) - 1:
+            raise RunError(
+                f"the engine named the experts of {len(routed)} tokens, and computed {len(self.input_ids)} of the "
+                f"prompt and drew {len(completion.token_ids)}"
+            )
+        self.routed_experts = routed if self.routed_experts is None else self.routed_experts.continued(routed)
 
     def credit(self, reward: float) -> None:
         """The reward of a turn goes to its last token, which is the newest one."""

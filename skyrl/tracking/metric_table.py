@@ -54,6 +54,18 @@ def _bounds(name: str, meaning: str) -> Iterator[MetricSpec]:
         yield MetricSpec(f"policy/{name}_{kind}_ratio", "share", f"{meaning}{words}.")
 
 
+def _routers(prefix: str) -> Iterator[MetricSpec]:
+    """Metrics of the routers of a mixture of experts."""
+    yield MetricSpec(
+        f"{prefix}/router_max_violation",
+        "1",
+        "Tokens that choose the busiest expert of a layer over their mean, less 1: of the least even layer.",
+    )
+    yield MetricSpec(f"{prefix}/router_mean_violation", "1", "The same, mean over layers; 0 where loads are even.")
+    yield MetricSpec(f"{prefix}/router_unused_experts", "share", "Experts that no token of a mini-batch chooses.")
+    yield MetricSpec(f"{prefix}/router_entropy", "nats", "Entropy of the distribution over experts, mean of rows.")
+
+
 def _updates(prefix: str, rate: str, loss: Iterable[MetricSpec]) -> Iterator[MetricSpec]:
     """Metrics that every learner reports of its optimizer steps."""
     yield from loss
@@ -63,6 +75,7 @@ def _updates(prefix: str, rate: str, loss: Iterable[MetricSpec]) -> Iterator[Met
         f"{prefix}/skipped_updates", "optimizer steps", "Steps left out because loss or gradient was not finite."
     )
     yield MetricSpec(f"{prefix}/loss_scale", "1", "Factor of the loss, where gradients are in float16, mean of steps.")
+    yield from _routers(prefix)
 
 
 _REWARDS = (
@@ -90,6 +103,8 @@ _POLICY_LOSS = (
     MetricSpec("policy/final_loss", "1", "Loss that is minimized: policy loss, KL and entropy terms."),
     MetricSpec("policy/policy_loss", "1", "Policy loss, after weights of off-policy correction."),
     MetricSpec("policy/policy_kl", "nats", "KL to the reference model in the loss (use_kl_loss)."),
+    MetricSpec("policy/router_aux_loss", "1", "Load-balancing loss (router_aux_loss_coef): even loads make K."),
+    MetricSpec("policy/router_z_loss", "1", "Mean square of the log sum exp of router logits (router_z_loss_coef)."),
 )
 _POLICY = (
     *_updates("policy", "policy_lr", _POLICY_LOSS),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import RunError
+from skyrl.models.routers import joined_choices
 from skyrl.trajectory import TokenRow, Trajectory, TrajectoryGroup
 
 
@@ -56,6 +57,7 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         groups=torch.from_numpy(numbers),
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
         baselines=_baselines(groups, numbers),
+        routed_experts=joined_choices([row.routed_experts for row in rows], shape[1]),
         **_steps(trajectories, per_row),
     )
 

@@ -17,6 +17,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
+from skyrl.models.routers import joined_choices
 from skyrl.weight_sync.transports import WeightSource
 
 Metrics = dict[str, float]
@@ -121,4 +122,5 @@ def rows(answers: Sequence[Sampled]) -> TrainingBatch:
         rollout_logprobs=logprobs,
         rewards=torch.zeros(shape),
         groups=torch.arange(len(answers)),
+        routed_experts=joined_choices([answer.routed_experts for _, answer in answers], max(lengths)),
     )

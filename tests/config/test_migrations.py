@@ -78,6 +78,8 @@ MOVED = dict(
     trainer.algorithm.normalize_reward                  trainer.algorithm.normalize_values
     trainer.remove_microbatch_padding                   trainer.use_sample_packing
     trainer.tags                                        trainer.trackers.tags
+    trainer.policy.megatron_config.moe_enable_routing_replay    trainer.policy.moe_enable_routing_replay
+    trainer.ref.megatron_config.moe_enable_routing_replay       trainer.ref.moe_enable_routing_replay
     """.strip().splitlines()
 )
 """Old path -> the path that its value has here."""
@@ -152,7 +154,6 @@ NEWER: list[tuple[str, tuple[Any, ...], Any]] = [
     (ENGINE + "enable_pd", (False,), True),
     (ENGINE + "num_prefill", (0,), 1),
     (ENGINE + "router_init_kwargs", (), {}),
-    (ENGINE + "enable_return_routed_experts", (False,), True),
     (ENGINE + "delta_weight_sync", (None,), "disk"),
     (ENGINE + "offload_kv_for_weight_sync", (False,), True),
     (ENGINE + "speculative_config", (None,), {"num_speculative_tokens": 2}),

@@ -53,6 +53,7 @@ def small_batch() -> TrainingBatch:
         advantages=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),
         values=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),
         returns=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),
+        routed_experts=torch.rand((*mask.shape, 2, 4), generator=numbers).topk(2).indices.to(torch.int16),
     )
 
 

@@ -19,7 +19,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
 from skyrl.config.sizes import starts_engines
 from skyrl.endpoint.doors import TOKEN_VARIABLE
-from skyrl.errors import ProcessError, SkyRLError
+from skyrl.errors import ModelError, ProcessError, SkyRLError
 from skyrl.experiments.collaborators import engine_makers, engine_restarts, parity_canary, weight_road
 from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
@@ -96,14 +96,26 @@ def restarts(scene: Scene) -> object:
 
 @observable("the log-probabilities that the embedded engine draws with")
 def drawn(scene: Scene) -> object:
-    async def greedy() -> object:
+    return [round(logprob, 4) for logprob in _greedy(scene).logprobs]
+
+
+@observable("the experts that the embedded engine names beside what it draws")
+def routed(scene: Scene) -> object:
+    try:
+        return _greedy(scene).routed_experts
+    except ModelError as error:
+        return str(error)
+
+
+def _greedy(scene: Scene) -> Completion:
+    async def greedy() -> Completion:
         (make,) = engine_makers(scene.run)
         made = make()
         key = SampleKey(run_seed=0, weight_version=0, prompt_id="probe", sample_index=0)
         sampling = SamplingParams(temperature=0.0, max_generate_length=4)
         (one,) = await made.generate(GenerationRequest(prompt_ids=(1, 2, 3), sampling=sampling, keys=(key,)))
         await made.close()
-        return [round(logprob, 4) for logprob in one.logprobs]
+        return one
 
     return asyncio.run(greedy())
 
@@ -250,6 +262,7 @@ VALUES: Mapping[str, Any] = {
     "max_num_batched_tokens": 4096,
     "gpu_memory_utilization": 0.5,
     "enable_ray_prometheus_stats": True,
+    "enable_return_routed_experts": True,
     "engine_init_kwargs": {"max_logprobs": 5},
 }
 
@@ -265,6 +278,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{E}external_token", "env:A_TOKEN", servers, SERVER),
     Probe(f"{E}override_existing_update_group", "disable", groups, SERVER),
     Probe(f"{E}rollout_dtype", "bfloat16", drawn),
+    Probe(f"{E}enable_return_routed_experts", True, routed, {"trainer.policy.model.path": "{nano}/mixture"}),
     *(Probe(f"{E}{name}", value, engine, VLLM) for name, value in VALUES.items()),
     Probe(f"{E}expert_parallel_size", 2, engine, SPLIT),
     Probe(f"{E}fully_sharded_loras", True, engine, {**VLLM, LORA_RANK: 4}),

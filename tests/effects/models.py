@@ -186,6 +186,8 @@ class Place:
 
 PATH, SAME_PATH = "{nano}/model", "{nano}/./model"
 WITH_CRITIC: Values = {"trainer.critic.model.path": PATH, "trainer.critic_mini_batch_size": 4}
+MIXTURE: Values = {"trainer.policy.model.path": "{nano}/mixture"}
+RETURNED: Values = {"generator.inference_engine.enable_return_routed_experts": True}
 WITH_KL: Values = {"trainer.algorithm.use_kl_loss": True}
 
 POLICY_PLACE = Place(
@@ -405,6 +407,12 @@ PROBES: tuple[Probe, ...] = (
         place.probe("expert_parallel_size", 2, place.sights.spread(), place.several)
         for place in (POLICY_PLACE, CRITIC_PLACE, REFERENCE_PLACE)
     ),
+    *(
+        POLICY_PLACE.probe(f"router_{name}_loss_coef", 0.5, POLICY_PLACE.sights.trained(), MIXTURE)
+        for name in ("aux", "z")
+    ),
+    POLICY_PLACE.probe("moe_enable_routing_replay", True, POLICY_PLACE.sights.scored(), MIXTURE, RETURNED),
+    REFERENCE_PLACE.probe("moe_enable_routing_replay", True, REFERENCE_PLACE.sights.scored(), MIXTURE, RETURNED),
     *stored_adapter(REFERENCE_PLACE),
     *(probe for place in LEARNING for table in (adapter, optimizer) for probe in table(place)),
     *(probe for place in (*LEARNING, REFERENCE_PLACE) for table in (fsdp, deepspeed) for probe in table(place)),

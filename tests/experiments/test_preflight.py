@@ -24,6 +24,7 @@ from skyrl.experiments.model_checks import (
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
     ranks_that_spread_experts_get_as_many,
+    settings_of_routers_are_for_mixtures,
 )
 from skyrl.experiments.preflight import (
     a_compiler_is_there,
@@ -204,6 +205,23 @@ def test_ranks_that_spread_experts_divide_them(
         assert problem is not None
         assert each.message.startswith(problem[0])
         assert each.hint == problem[1]
+
+
+@pytest.mark.parametrize(("experts", "said"), [({}, 1), ({"num_experts": 8}, 0)])
+def test_a_model_without_experts_has_no_routers(experts: dict[str, int], said: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **experts}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    settings: dict[str, float | bool] = {
+        "trainer.policy.router_aux_loss_coef": 0.01,
+        "trainer.policy.router_z_loss_coef": 0.01,
+        "trainer.policy.moe_enable_routing_replay": True,
+        "generator.inference_engine.enable_return_routed_experts": True,
+    }
+    for path, value in settings.items():
+        run = resolved(**{"trainer__policy__model__path": str(tmp_path), path.replace(".", "__"): value})
+        found = list(settings_of_routers_are_for_mixtures(run))
+        assert [problem.path for problem in found] == [path] * said
+        assert settings_of_routers_are_for_mixtures in kind_of(run).preflight_checks()
 
 
 def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(monkeypatch: pytest.MonkeyPatch) -> None:

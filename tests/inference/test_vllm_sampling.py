@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments, versions_of_tokens
 from skyrl.inference.vllm_worker import report_tempered_logprobs
+from skyrl.models.routers import restored_choices
 from skyrl.tree import evolve_at
 from tests.inference.nano import EOS, keys, nano_tokenizer
 
@@ -79,33 +81,44 @@ def test_one_setting_under_two_names_is_refused(ours: str, name: str) -> None:
 def answer(ids: list[int], **fields: Any) -> Any:
     spans = [SimpleNamespace(version="4", start=0, end=1), SimpleNamespace(version="5", start=1, end=len(ids))]
     usual: dict[str, Any] = {"finish_reason": "stop", "stop_reason": EOS, "weight_versions": spans}
+    usual["routed_experts"] = None
     logprobs = SimpleNamespace(logprobs=[-0.5] * len(ids))
     return SimpleNamespace(**{"token_ids": ids, "logprobs": logprobs, **usual, **fields})
 
 
 def test_an_answer_keeps_its_ids_and_each_token_the_version_of_its_weights() -> None:
     ids = nano_tokenizer()("ab")["input_ids"]
-    said = completion(answer([*ids, EOS]), KEY, SamplingParams(), nano_tokenizer())
+    said = completion(answer([*ids, EOS]), KEY, SamplingParams(), nano_tokenizer(), prompt_tokens=3)
     assert (said.token_ids, said.text, said.stop_reason) == ((*ids, EOS), "ab", "stop")
     assert said.weight_versions == (4, 5, 5)
     assert said.logprobs == (-0.5,) * 3
 
 
+def test_the_experts_of_all_tokens_but_the_last_come_with_an_answer() -> None:
+    chosen = np.arange(6 * 2 * 2, dtype=np.int16).reshape(6, 2, 2)  # 3 of the prompt, 3 drawn, of which 1 is too much
+    said = completion(
+        answer([1, 2, EOS], routed_experts=chosen), KEY, SamplingParams(), nano_tokenizer(), prompt_tokens=3
+    )
+    assert said.routed_experts is not None
+    assert (said.routed_experts.layers, said.routed_experts.choices, len(said.routed_experts)) == (2, 2, 5)
+    assert restored_choices(said.routed_experts).tolist() == chosen[:5].tolist()
+
+
 def test_text_behind_a_stop_string_is_cut() -> None:
     ids = nano_tokenizer()("a;b")["input_ids"]
-    said = completion(answer(ids, stop_reason=";"), KEY, SamplingParams(stop=(";",)), nano_tokenizer())
+    said = completion(answer(ids, stop_reason=";"), KEY, SamplingParams(stop=(";",)), nano_tokenizer(), prompt_tokens=3)
     assert said.text == "a;"
 
 
 def test_log_probabilities_that_are_no_numbers_name_the_sample() -> None:
     broken = answer([1, 2], logprobs=SimpleNamespace(logprobs=[-1.0, math.nan]))
     with pytest.raises(NonFiniteError, match="prompt 'p', sample 0: .* after 1 sampled tokens"):
-        completion(broken, KEY, SamplingParams(), nano_tokenizer())
+        completion(broken, KEY, SamplingParams(), nano_tokenizer(), prompt_tokens=3)
 
 
 def test_a_sample_that_vllm_gave_up_is_no_completion() -> None:
     with pytest.raises(RunError, match="vLLM ended a sample with 'abort'"):
-        completion(answer([1], finish_reason="abort"), KEY, SamplingParams(), nano_tokenizer())
+        completion(answer([1], finish_reason="abort"), KEY, SamplingParams(), nano_tokenizer(), prompt_tokens=3)
 
 
 def test_a_token_without_a_version_is_an_error() -> None:

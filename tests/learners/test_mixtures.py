@@ -6,11 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
+from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ModelError
+from skyrl.learners.group import LearnerGroup
 from skyrl.learners.workers import PolicyWorker
 from skyrl.models.expert_parallel import grouped_product, one_kernel
 from skyrl.training.objective import policy_objective
@@ -21,12 +24,12 @@ from tests.learners.test_strategies import (
     CONTEXT,
     FSDP,
     SHARING,
+    STEPS,
     Spread,
     Trained,
     assert_same_numbers,
     assert_same_weights,
     changed,
-    course,
     mini_batch,
     stored,
     weights_of,
@@ -46,12 +49,36 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
     "2 ranks spread experts, resting on the host": ({EXPERTS: 2, FSDP + "cpu_offload": True}, 2),
 }
 
+STEADY = {"policy.optimizer_config.adam_eps": 1e-6}
+"""Clipping takes a gradient norm of hundreds down to 1: by AdamW's usual 1e-8 a gradient that is rounding alone would
+be a whole step."""
+
+ROUTED = {
+    "policy.router_aux_loss_coef": 0.5,
+    "policy.router_z_loss_coef": 0.01,
+    "policy.moe_enable_routing_replay": True,
+}
+"""Routers learn, and half of the rows replay experts."""
+
 pytestmark = pytest.mark.xdist_group("ranks")
+
+
+def routed(plain: TrainingBatch, experts: int = 8) -> TrainingBatch:
+    """The rows with two experts drawn for each token and layer, and with none in every other row."""
+    numbers = torch.rand((*plain.input_ids.shape, 2, experts), generator=torch.Generator().manual_seed(len(plain)))
+    chosen = numbers.topk(2).indices.to(torch.int16)
+    chosen[::2] = -1
+    return attrs.evolve(plain, routed_experts=chosen)
+
+
+async def routed_course(learner: LearnerGroup[PolicyWorker]) -> Trained:
+    metrics = [await learner.update(routed(mini_batch(step))) for step in range(STEPS)]
+    return Trained(metrics, await weights_of(learner), await learner.score(routed(batch(7))))
 
 
 def policy(small: TrainerConfig, folder: Path, *, packing: bool) -> PolicyWorker:
     path = str(folder)
-    values = {"policy.model.path": path, "use_sample_packing": packing}
+    values = {"policy.model.path": path, "use_sample_packing": packing, **STEADY, **ROUTED}
     trainer = changed(small, values)
     return PolicyWorker(trainer, policy_objective(trainer.algorithm))
 
@@ -62,8 +89,11 @@ async def test_packed_rows_of_a_mixture_of_experts_are_padded_ones(
 ) -> None:
     nano_model(kind).save_pretrained(tmp_path)
     packed, padded = (policy(small, tmp_path, packing=packing) for packing in (True, False))
-    torch.testing.assert_close(await packed.score(batch(7)), await padded.score(batch(7)), atol=1e-5, rtol=1e-5)
-    assert_same_numbers(await padded.update(mini_batch(0)), await packed.update(mini_batch(0)))
+    experts = {"qwen3_moe": 8, "mixtral": 4}[kind]
+    rows = routed(batch(7), experts)
+    torch.testing.assert_close(await packed.score(rows), await padded.score(rows), atol=1e-5, rtol=1e-5)
+    rows = routed(mini_batch(0), experts)
+    assert_same_numbers(await padded.update(rows), await packed.update(rows))
     weights = dict(packed.weights())
     for name, value in padded.weights():
         torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=1e-5)
@@ -74,22 +104,24 @@ def mixture(pool: Pool, small: TrainerConfig, tmp_path_factory: pytest.TempPathF
     """Learners of a model with 8 experts, of which a token meets 2."""
     folder = tmp_path_factory.mktemp("mixture")
     nano_model("qwen3_moe").save_pretrained(folder)
-    # Clipping takes a gradient norm of hundreds down to 1: by AdamW's usual 1e-8 a gradient that is rounding alone
-    # would be a whole step.
-    values = {"policy.model.path": str(folder), "policy.optimizer_config.adam_eps": 1e-6}
+    values = {
+        "policy.model.path": str(folder),
+        **STEADY,
+        **ROUTED,
+    }
     return Spread(pool, pool, changed(small, values))
 
 
 @pytest.fixture(scope="module")
 def alone(mixture: Spread) -> Trained:
-    return asyncio.run(course(mixture.policy({}, 1)))
+    return asyncio.run(routed_course(mixture.policy({}, 1)))
 
 
 @pytest.mark.parametrize("name", long_except(WAYS, "2 ranks spread experts", "2x2 ranks spread experts"))
 async def test_five_steps_with_spread_experts_are_those_of_one_process(
     name: str, mixture: Spread, alone: Trained
 ) -> None:
-    other = await course(mixture.policy(*WAYS[name]))
+    other = await routed_course(mixture.policy(*WAYS[name]))
     for one, two in zip(alone.metrics, other.metrics, strict=True):
         assert_same_numbers(one, two)
     assert_same_weights(alone.weights, other.weights)
@@ -102,12 +134,12 @@ async def test_a_state_with_spread_experts_goes_on_in_one_process_and_back(
 ) -> None:
     first = mixture.policy(*(WAYS[saved] if saved else ({}, 1)))
     for step in range(3):
-        await first.update(mini_batch(step))
+        await first.update(routed(mini_batch(step)))
     tensors, numbers = await stored(first, tmp_path)
     other = mixture.policy(*(WAYS[loaded] if loaded else ({}, 1)))
     await other.load_state(tensors, numbers)
     for step in (3, 4):
-        assert_same_numbers(alone.metrics[step], await other.update(mini_batch(step)))
+        assert_same_numbers(alone.metrics[step], await other.update(routed(mini_batch(step))))
     assert_same_weights(alone.weights, await weights_of(other))
 
 

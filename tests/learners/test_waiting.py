@@ -19,12 +19,15 @@ from skyrl.algorithms import linear_logprobs
 from skyrl.config import AlgorithmConfig, TrainerConfig
 from skyrl.learners.forward import ForwardOptions, Outputs, compute_logprobs
 from skyrl.learners.rank_metrics import Measurements, Moments, on_the_host
+from skyrl.learners.routing import RouterCosts
 from skyrl.learners.row_layouts import MicroBatch, packed
 from skyrl.learners.strategy import nan_unless_finite
 from skyrl.learners.workers import PolicyWorker
 from skyrl.models.meta_model import causal_lm_skeleton
+from skyrl.models.routers import Routers
 from skyrl.models.segment_attention import SEGMENTS, register, takes_segments
 from skyrl.training.objective import policy_objective
+from tests.inference.nano import nano_model
 from tests.learners.rows import batch
 
 META = torch.device("meta")
@@ -56,6 +59,23 @@ def test_forward_loss_metrics_and_backward_look_at_no_number(
         measured.read()
 
 
+def test_routers_are_watched_and_replayed_without_a_look_at_a_number() -> None:
+    rows = attrs.evolve(batch(2), routed_experts=torch.zeros(2, 12, 2, 2, dtype=torch.int16))
+    routed = packed(rows, segmented=False, share_prompts=False, routed=True).to(META).routed
+    model = nano_model("mixtral").to(META)
+    routers, measured = Routers(model, learned=True), Measurements()
+    routers.begin(routed, measured=True)
+    for layer in model.model.layers:
+        layer.mlp.gate(torch.zeros(5 + 12, 32, device=META))
+    loads = routers.loads()
+    measured.add_loads(loads.chosen.sum(1))
+    costs = RouterCosts(aux_coef=0.1, z_coef=0.1)
+    costs.added(torch.zeros((), device=META), {}, loads, torch.ones(2, device=META)).backward()
+    assert all(layer.mlp.gate.weight.grad is not None for layer in model.model.layers)
+    with pytest.raises(NotImplementedError):
+        measured.read()
+
+
 def test_rows_that_were_prepared_pick_what_their_mask_selects() -> None:
     rows = batch()
     prepared = rows.with_selected()
@@ -74,7 +94,10 @@ def test_measurements_of_an_optimizer_step_are_those_of_its_micro_batches() -> N
     measured = Measurements()
     measured.add({"loss": torch.tensor(0.5)}, {"ratio": torch.tensor([1.0, 3.0]), "nothing": torch.empty(0)})
     measured.add({"loss": torch.tensor(0.25)}, {"ratio": torch.tensor([True, False])})
-    sums, moments = measured.read()
+    measured.add_loads(torch.tensor([[1.0, 2.0]]))
+    measured.add_loads(torch.tensor([[3.0, 0.0]]))
+    sums, moments, loads = measured.read()
+    assert loads == ((4.0, 2.0),)
     assert sums == {"loss": 0.75}
     assert moments["ratio"] == Moments.from_tensor(torch.tensor([1.0, 3.0])) + Moments.from_tensor(torch.tensor([1, 0]))
     assert moments["nothing"] == Moments()
@@ -126,7 +149,8 @@ async def test_on_a_gpu_the_host_waits_once_an_update(small: TrainerConfig, pack
     assert takes_segments(worker.model)
     with no_waiting():
         worker.strategy.accumulate([micro], worker._forward, loss_of)
-    sums, _ = measured.read()
+    sums, _, loads = measured.read()
+    assert loads == ()
     assert set(sums) == {"policy_loss", "policy_kl", "final_loss"}
 
 

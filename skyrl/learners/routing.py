@@ -1,0 +1,66 @@
+"""Costs of the routers of a mixture of experts in a loss, and their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+from torch import Tensor
+
+from skyrl.config import CriticConfig, PolicyConfig, RefConfig
+from skyrl.models.routers import RowLoads
+
+Loads = tuple[tuple[float, ...], ...]
+"""Tokens that chose each expert, in each layer."""
+
+
+@frozen(kw_only=True)
+class RouterCosts:
+    """Costs of the routers in a loss: coefficient x mean over the rows of a mini-batch."""
+
+    aux_coef: float = 0.0
+    """Coefficient of the load-balancing loss (Switch Transformer, arXiv:2101.03961, eq. 4), taken row by row
+    (DeepSeek-V3, arXiv:2412.19437, eq. 17) with K in the place of 1 for even loads, as transformers scales it."""
+
+    z_coef: float = 0.0
+    """Coefficient of the z-loss (ST-MoE, arXiv:2202.08906, eq. 5)."""
+
+    @classmethod
+    def of(cls, section: PolicyConfig | CriticConfig | RefConfig) -> RouterCosts:
+        """The costs that a model's part of the configuration asks for; those of a policy alone have any."""
+        if not isinstance(section, PolicyConfig):
+            return cls()
+        return cls(aux_coef=section.router_aux_loss_coef, z_coef=section.router_z_loss_coef)
+
+    def __bool__(self) -> bool:
+        return bool(self.aux_coef or self.z_coef)
+
+    def added(self, loss: Tensor, parts: dict[str, Tensor], loads: RowLoads, row_weights: Tensor) -> Tensor:
+        """The loss of a micro-batch, a scalar, with its part of the costs, which `parts` gets by name, beside the
+        entropy of the routers. `row_weights` is (B,).
+        """
+        parts["router_entropy"] = (loads.entropy * row_weights).sum()
+        for name, coef, cost in (("aux", self.aux_coef, loads.balance), ("z", self.z_coef, loads.z)):
+            if coef:
+                mean = (cost * row_weights).sum()
+                loss, parts[f"router_{name}_loss"] = loss + coef * mean, mean.detach()
+        return loss
+
+
+def load_metrics(loads: Loads) -> dict[str, float]:
+    """How evenly the tokens of a mini-batch met the experts; nothing of a model without."""
+    if not loads:
+        return {}
+    means = [sum(layer) / len(layer) or 1.0 for layer in loads]
+    violations = [max(layer) / mean - 1 for layer, mean in zip(loads, means, strict=True)]
+    unused = [sum(count == 0 for count in layer) / len(layer) for layer in loads]
+    return {
+        "router_max_violation": max(violations),
+        "router_mean_violation": sum(violations) / len(loads),
+        "router_unused_experts": sum(unused) / len(loads),
+    }
+
+
+def summed(loads: Sequence[Loads]) -> Loads:
+    """The loads of all ranks together."""
+    return tuple(tuple(sum(counts) for counts in zip(*layers, strict=True)) for layers in zip(*loads, strict=True))

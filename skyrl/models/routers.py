@@ -1,0 +1,210 @@
+"""The routers of a mixture of experts, watched while the model computes: what they cost and how evenly they choose; and
+told to choose again what an engine chose.
+
+Statistics are taken by rows of the batch, so that padding, packing, shared prompts and the cut into micro-batches
+change nothing. They stay on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from skyrl.errors import ModelError
+from skyrl.models.expert_names import is_experts
+from skyrl.models.ulysses import SequenceGroup
+from skyrl.trajectory import RoutedExperts
+
+_KNOWN = frozenset({"Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "MixtralTopKRouter"})
+"""Routers that take the largest of a softmax over all experts, and answer with logits, weights and choices."""
+
+
+Routed = tuple[Tensor, Tensor, Tensor]
+"""Answer of a router for T tokens: logits (T, E), weights of the chosen experts (T, K), and their numbers (T, K)."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RoutedTokens:
+    """The tokens of a micro-batch of B rows, as a rank computes them: T tokens, one after the other."""
+
+    lengths: Tensor
+    """(B,) int64: tokens of each row."""
+
+    rows: Tensor
+    """(M,) int64: the row of each token that this rank computes; a shared token has an entry for each of its rows."""
+
+    places: Tensor
+    """(M,) int64: number of the same token among the T."""
+
+    replayed: Tensor | None = None
+    """(T, layers, K) int16: experts that an engine chose; -1 where it chose none. None: routers choose."""
+
+    group: SequenceGroup | None = None
+    """The ranks that compute the rows together. None: this rank computes them alone."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RowLoads:
+    """Work of the routers of all layers on the tokens of each of B rows."""
+
+    balance: Tensor
+    """(B,) float32, with gradient where it is learned: E sum_i f_i P_i, where f_i is the mean number of choices of
+    expert i per token and P_i its mean probability; mean over layers. K choices that are spread evenly make K."""
+
+    z: Tensor
+    """(B,) float32, with gradient as well: mean over tokens of (log sum exp of the logits)^2; mean over layers."""
+
+    chosen: Tensor
+    """(layers, B, E) float32: tokens that chose each expert."""
+
+    entropy: Tensor
+    """(B,) float32: entropy of the distribution over experts in nats, mean over tokens and layers."""
+
+
+class Routers:
+    """Hooks on the routers of a transformers model, which stay for the life of the model."""
+
+    def __init__(self, model: nn.Module, *, learned: bool) -> None:
+        """`learned`: what the routers cost has a gradient. Raises `ModelError` for a model without known routers."""
+        gates = list(_gates(model))
+        if not gates:
+            raise ModelError("this model has no experts, or routers of a kind that is not known")
+        self.layers, self._learned = len(gates), learned
+        self._tokens: RoutedTokens | None = None
+        self._measured = False
+        self._seen: dict[int, Tensor] = {}
+        for layer, gate in enumerate(gates):
+            gate.register_forward_hook(partial(self._routed, layer))
+
+    def begin(self, tokens: RoutedTokens | None, *, measured: bool) -> None:
+        """A forward pass over these tokens comes next, and maybe its backward, in which layers are computed again.
+
+        None: the pass is left alone. Raises `ModelError` for choices of another number of layers.
+        """
+        if tokens is not None and tokens.replayed is not None and tokens.replayed.shape[1] != self.layers:
+            raise ModelError(
+                f"the engine chose experts in {tokens.replayed.shape[1]} layers, and the learner's model has "
+                f"{self.layers} with experts"
+            )
+        self._tokens, self._measured, self._seen = tokens, measured, {}
+
+    def loads(self) -> RowLoads:
+        """Loads of the pass that was measured. Collective over the ranks that share rows."""
+        tokens = self._tokens
+        assert tokens is not None and self._measured
+        seen = torch.stack([self._seen[layer] for layer in range(self.layers)])
+        if tokens.group is not None:
+            seen = tokens.group.gather(seen.unsqueeze(0)).sum(0)
+        experts = (seen.shape[2] - 2) // 2
+        probabilities, chosen, z, entropy = seen.split([experts, experts, 1, 1], dim=2)
+        length = tokens.lengths.clamp(min=1)
+        balance = (probabilities * chosen.detach()).sum(2) * experts / length.square()
+        return RowLoads(
+            balance=balance.mean(0),
+            z=z.squeeze(2).mean(0) / length,
+            chosen=chosen.detach(),
+            entropy=entropy.detach().squeeze(2).mean(0) / length,
+        )
+
+    def _routed(self, layer: int, gate: nn.Module, _: tuple[Tensor, ...], output: Routed) -> Routed:
+        """The answer of a router, with the choices of the engine in the place of its own."""
+        tokens = self._tokens
+        if tokens is None:
+            return output
+        logits, weights, chosen = output
+        probabilities = logits.softmax(-1, dtype=torch.float32)
+        if tokens.replayed is not None:
+            replayed = tokens.replayed[:, layer].long()
+            chosen = torch.where(replayed >= 0, replayed, chosen)
+            taken = probabilities.gather(1, chosen)
+            if getattr(gate, "norm_topk_prob", True):
+                taken = taken / taken.sum(-1, keepdim=True)
+            weights = taken.to(weights.dtype)
+        if self._measured:
+            with torch.set_grad_enabled(self._learned and torch.is_grad_enabled()):
+                self._seen[layer] = _by_rows(tokens, logits.float(), probabilities, chosen)
+        return logits, weights, chosen
+
+
+class ChoiceRecorder:
+    """Keeps what the routers of a model choose, from one `take` to the next."""
+
+    def __init__(self, model: nn.Module, field: str = "enable_return_routed_experts") -> None:
+        """Raises `ModelError`, which names `field`, for a model without known routers."""
+        self._chosen: dict[int, Tensor] = {}
+        gates = list(_gates(model))
+        if not gates:
+            raise ModelError(f"{field}: this model has no experts, or routers of a kind that is not known")
+        self._experts = max(int(gate.num_experts) for gate in gates)
+        for layer, gate in enumerate(gates):
+            gate.register_forward_hook(partial(self._routed, layer))
+
+    def take(self) -> Tensor:
+        """(T, layers, K) int16: experts of the T tokens of the last forward pass."""
+        chosen, self._chosen = self._chosen, {}
+        return torch.stack([chosen[layer] for layer in range(len(chosen))], dim=1)
+
+    def packed(self, chosen: Tensor) -> RoutedExperts:
+        """Choices that were taken, (N, layers, K), as they travel with a trajectory."""
+        return packed_choices(chosen.cpu().numpy(), self._experts)
+
+    def _routed(self, layer: int, gate: nn.Module, _: tuple[Tensor, ...], output: Routed) -> None:
+        self._chosen[layer] = output[2].to(torch.int16)
+
+
+def packed_choices(chosen: NDArray[Any], experts: int) -> RoutedExperts:
+    """(N, layers, K) numbers of one of so many `experts` each, as they travel with a trajectory."""
+    width: Literal[1, 2] = 1 if experts <= 256 else 2
+    _, layers, choices = chosen.shape
+    return RoutedExperts(layers=layers, choices=choices, data=chosen.astype(f"<u{width}").tobytes(), width=width)
+
+
+def restored_choices(routed: RoutedExperts) -> Tensor:
+    """(N, layers, K) int16: the choices again."""
+    numbers = np.frombuffer(routed.data, np.dtype(f"<u{routed.width}")).astype(np.int16)
+    return torch.from_numpy(numbers.reshape(len(routed), routed.layers, routed.choices))
+
+
+def joined_choices(rows: Sequence[RoutedExperts | None], columns: int) -> Tensor | None:
+    """(B, columns, layers, K) int16 of B rows, -1 where no expert is named; None where none is."""
+    known = [(index, each) for index, each in enumerate(rows) if each is not None]
+    if not known:
+        return None
+    _, some = known[0]
+    found = torch.full((len(rows), columns, some.layers, some.choices), -1, dtype=torch.int16)
+    for index, each in known:
+        found[index, : len(each)] = restored_choices(each)
+    return found
+
+
+def known_routers(model: nn.Module) -> bool:
+    """Whether the routers of a model can be watched and replayed."""
+    return next(_gates(model), None) is not None
+
+
+def _gates(model: nn.Module) -> Iterator[Any]:
+    """The routers of a model in order of layers; none where one of them is not known."""
+    blocks = dict.fromkeys(name.rpartition(".experts.")[0] for name, _ in model.named_parameters() if is_experts(name))
+    gates: list[Any] = [getattr(model.get_submodule(block), "gate", None) for block in blocks]
+    if all(type(gate).__name__ in _KNOWN for gate in gates):
+        yield from gates
+
+
+def _by_rows(tokens: RoutedTokens, logits: Tensor, probabilities: Tensor, chosen: Tensor) -> Tensor:
+    """(B, 2 E + 2) float32: for each row the sums over its tokens of the probabilities of experts, of the choices of
+    them, of the squared log sum exp of the logits, and of the entropy. The first and the third have a gradient.
+
+    Shapes: logits and probabilities (T, E), chosen (T, K).
+    """
+    choices = torch.zeros_like(probabilities).scatter_(1, chosen, 1.0)
+    exact = probabilities.detach()
+    entropy = -torch.special.xlogy(exact, exact).sum(1, keepdim=True)
+    each = torch.cat([probabilities, choices, logits.logsumexp(1, keepdim=True).square(), entropy], dim=1)
+    return each.new_zeros(len(tokens.lengths), each.shape[1]).index_add(0, tokens.rows, each[tokens.places])
