@@ -20,7 +20,7 @@ def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
 
     phases = phases_of(run, known_shape_of)
     if phases is None:
-        return {"phases": None, "why": _why_not(run, models_without_sizes(run, known_shape_of))}
+        return {"phases": None, "why": _why_not(models_without_sizes(run, known_shape_of))}
     verdict = verdict_of(run, known_shape_of)
     return {
         "phases": [
@@ -110,9 +110,5 @@ def _verdict(memory: Mapping[str, Any]) -> list[str]:
     return [*lines, f"Nearest that fits: {written(nearest)}" if nearest else "No change of one or two settings fits."]
 
 
-def _why_not(run: SkyRLTrainConfig, unknown: Sequence[str]) -> str:
-    if unknown:
-        return (
-            f"the sizes of {', '.join(unknown)} are not known here: give a folder with its config.json, or download it"
-        )
-    return f"there is no estimate for strategy = {run.trainer.strategy}."
+def _why_not(unknown: Sequence[str]) -> str:
+    return f"the sizes of {', '.join(unknown)} are not known here: give a folder with its config.json, or download it"

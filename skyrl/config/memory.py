@@ -1,7 +1,7 @@
 """Memory that each GPU of a run needs, phase by phase: the tree's settings as `skyrl.planning.memory` counts them.
 
 Whoever asks brings the sizes of the models; `local_shape` finds those of a folder or of a usual model without asking
-anyone. Megatron's learners are not estimated.
+anyone.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import attrs
 
 from skyrl.config.deepspeed import ZeroOptimizationConfig
 from skyrl.config.engines import backend_of, engine_dtype
+from skyrl.config.megatron import MegatronConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     Model,
-    context_parallel,
     engines_of,
     grid_of,
     models_of,
     on_ray,
-    sequence_parallel,
-    tensor_parallel,
+    parallel_sizes,
     trained_models,
     work_of,
 )
 from skyrl.planning.activations import Computing, Pass, Precision
 from skyrl.planning.gpus import GPU_KINDS
 from skyrl.planning.known_models import known_shape
-from skyrl.planning.memory import Bytes, Learner, Zero, added, learner_memory, on_host, resting, total
+from skyrl.planning.megatron_memory import stage_memory, stage_resting
+from skyrl.planning.memory import Bytes, Learner, Megatron, Zero, added, learner_memory, on_host, resting, total
 from skyrl.planning.model_shape import ModelShape, shape_of
 from skyrl.planning.serving import Serving, serving_memory
 
@@ -89,7 +89,7 @@ def local_shape(path: str) -> ModelShape | None:
 def phases_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[Phase, ...] | None:
     """The phases of a training step on the GPU that has most in each; of a resolved tree that has passed `check`.
 
-    None where a model's sizes are not known, or the strategy is not estimated.
+    None where a model's sizes are not known.
     """
     learners = _learners(run, shape_of_model)
     return None if learners is None else tuple(_phases(run, learners))
@@ -117,33 +117,42 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
     trainer, section = run.trainer, getattr(run.trainer, model)
     learns, zero = model in trained_models(run), section.deepspeed_config.zero_optimization
     deepspeed, ranks = trainer.strategy == "deepspeed", grid_of(run, model).ranks
+    megatron = _megatron(run, model) if trainer.strategy == "megatron" else None
     rank = section.model.lora.rank if learns else 0
     sharded = ranks > 1 or (deepspeed and learns and zero.stage > 0)
     work = work_of(run, model)
     return Learner(
         shape=shape,
         how=Computing(
-            precision=_precision(run, model, sharded=sharded and not (deepspeed and zero.stage == 0)),
+            precision=_precision(
+                run, model, sharded=bool(megatron) or (sharded and not (deepspeed and zero.stage == 0))
+            ),
             trains_all=not rank,
-            tensor=tensor_parallel(run, model),
+            tensor=parallel_sizes(run, model)["tensor"],
             on_gpu=trainer.device == "cuda",
             gpu_memory=gpu_memory(run) or 0,
         ),
         scoring=_pass(run, model, trainer.micro_forward_batch_size_per_gpu),
         update=_pass(run, model, trainer.micro_train_batch_size_per_gpu) if learns else None,
         shards=ranks if deepspeed or section.fsdp_config.fsdp_size == -1 else section.fsdp_config.fsdp_size,
-        expert_parallel=section.expert_parallel_size,
+        expert_parallel=_sharing_experts(section.megatron_config) if megatron else section.expert_parallel_size,
         micro_batches=work.micro_batches,
         states=0 if learns and section.optimizer_config.optimizer == "sgd" else 2,
         layer_states=1 if learns and section.optimizer_config.optimizer == "muon" else None,
         adapter_rank=rank,
-        recomputes=bool(trainer.recompute_activations),
+        recomputes=_recomputes(run, model),
         offloads_activations=trainer.offload_activations,
-        rests_on_host=section.fsdp_config.cpu_offload and ranks > 1 and not deepspeed,
+        rests_on_host=section.fsdp_config.cpu_offload and ranks > 1 and trainer.strategy in ("fsdp", "fsdp2"),
         keeps_gathered=section.fsdp_config.reshard_after_forward is False,
         keeps_gradients=not _takes_turns(run),
         zero=_zero(zero) if deepspeed else None,
+        megatron=megatron,
     )
+
+
+def rest_of(learner: Learner) -> Bytes:
+    """Bytes that are left between two phases, whatever the strategy."""
+    return resting(learner) if learner.megatron is None else stage_resting(learner)
 
 
 def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
@@ -167,8 +176,6 @@ def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
 
 
 def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, Learner] | None:
-    if run.trainer.strategy == "megatron":
-        return None
     shapes = {model: _shape(run, path_of(run, model), shape_of_model) for model in models_of(run)}
     known = {model: shape for model, shape in shapes.items() if shape is not None}
     return {model: learner_of(run, model, shape) for model, shape in known.items()} if known == shapes else None
@@ -184,8 +191,9 @@ def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, Learner]) -> Iterato
         yield _generation(run, engine, learners)
     for model, learner in learners.items():
         beside = _beside(run, model, learners, engine)
-        waiting = sum(total(resting(other)) for name, other in learners.items() if name != model)
-        for name, parts in learner_memory(learner).items():
+        waiting = sum(total(rest_of(other)) for name, other in learners.items() if name != model)
+        phases = learner_memory(learner) if learner.megatron is None else stage_memory(learner)
+        for name, parts in phases.items():
             if name == "transfer" and model != "policy":
                 continue
             awake = _awake(run, engine) if name == "transfer" else {}
@@ -197,7 +205,7 @@ def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, Learner]) -> Iterato
 def _generation(run: SkyRLTrainConfig, engine: Serving, learners: Mapping[Model, Learner]) -> Phase:
     own = serving_memory(engine)
     shares = run.trainer.placement.colocate_all and on_ray(run)
-    rests = [resting(each) for each in learners.values()]
+    rests = [rest_of(each) for each in learners.values()]
     here = [] if shares or on_ray(run) else rests
     contexts = CONTEXT * ((len(rests) if shares else 0) + 1) if run.trainer.device == "cuda" else 0
     return Phase(
@@ -216,7 +224,7 @@ def _beside(run: SkyRLTrainConfig, model: Model, learners: Mapping[Model, Learne
     parts: list[Bytes] = []
     placement = run.trainer.placement
     if not on_ray(run) and not _takes_turns(run):
-        parts += [resting(other) for name, other in learners.items() if name != model]
+        parts += [rest_of(other) for name, other in learners.items() if name != model]
     if engine is not None and not on_ray(run):
         parts.append({"cache": 0, "parameters": engine.weights})
     if run.trainer.device == "cuda":
@@ -239,7 +247,7 @@ def _awake(run: SkyRLTrainConfig, engine: Serving | None) -> Bytes:
 def _on_the_gpu(run: SkyRLTrainConfig, learner: Learner, name: str, parts: Bytes) -> Bytes:
     """Without what rests on the host, where models take turns or the configuration says so."""
     found = dict(parts)
-    state = resting(learner)
+    state = rest_of(learner)
     if learner.rests_on_host:
         for part, count in state.items():
             found[part] -= count
@@ -262,7 +270,10 @@ def _settings(run: SkyRLTrainConfig, model: Model, name: str, parts: Bytes) -> t
     if largest not in ("activations", "logits"):
         return (gpus, f"trainer.{model}.model.path")
     rows = "micro_train_batch_size_per_gpu" if name == "update" else "micro_forward_batch_size_per_gpu"
-    recomputing = ("trainer.recompute_activations",) if name == "update" and largest == "activations" else ()
+    field = "trainer.recompute_activations"
+    if run.trainer.strategy == "megatron":
+        field = f"trainer.{model}.megatron_config.transformer_config_kwargs"
+    recomputing = (field,) if name == "update" and largest == "activations" else ()
     return (_bound(run, rows), *recomputing, gpus)
 
 
@@ -299,7 +310,8 @@ def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:
     """The largest micro-batch of a rank: all of its rows have the greatest length."""
     trainer = run.trainer
     prompt, answer = _lengths(run)
-    shares = trainer.share_group_prompts and trainer.attention == "sdpa"
+    shares = trainer.share_group_prompts and (trainer.attention == "sdpa" or trainer.strategy == "megatron")
+    sizes = parallel_sizes(run, model)
     by_tokens = trainer.max_tokens_per_microbatch > 0
     if by_tokens:
         rows = max(1, trainer.max_tokens_per_microbatch // (prompt + answer))
@@ -310,8 +322,35 @@ def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:
         packed=trainer.use_sample_packing,
         shares_prompts=shares and not by_tokens,
         samples=run.generator.n_samples_per_prompt,
-        sharing=sequence_parallel(run, model) * context_parallel(run, model) if trainer.use_sample_packing else 1,
+        sharing=sizes["sequence"] * sizes["context"] if trainer.use_sample_packing else 1,
     )
+
+
+def _recomputes(run: SkyRLTrainConfig, model: Model) -> bool:
+    """Is each layer computed again in backward? Megatron has settings of its own for that."""
+    if run.trainer.strategy != "megatron":
+        return bool(run.trainer.recompute_activations)
+    kwargs = getattr(run.trainer, model).megatron_config.transformer_config_kwargs
+    return bool(kwargs.get("recompute_granularity") == "full")
+
+
+def _megatron(run: SkyRLTrainConfig, model: Model) -> Megatron:
+    section, sizes = getattr(run.trainer, model), parallel_sizes(run, model)
+    config, learns = section.megatron_config, model in trained_models(run)
+    distributes = learns and section.optimizer_config.optimizer == "adamw"
+    in_float = config.ddp_config.grad_reduce_in_fp32 or run.trainer.compute_dtype == "float32"
+    return Megatron(
+        stages=sizes["pipeline"],
+        sharing_states=grid_of(run, model).ranks // (sizes["pipeline"] * sizes["tensor"]) if distributes else 1,
+        gradient_size=4 if in_float else 2,
+        cuts_tokens=bool(config.transformer_config_kwargs.get("sequence_parallel", sizes["tensor"] > 1)),
+    )
+
+
+def _sharing_experts(config: MegatronConfig) -> int:
+    """Ranks that have the experts of a layer among them."""
+    tensor = config.expert_tensor_parallel_size or config.tensor_model_parallel_size
+    return config.expert_model_parallel_size * tensor
 
 
 def _samples_of_an_engine(run: SkyRLTrainConfig, engines: int) -> int:

@@ -130,7 +130,7 @@ def _fits(run: SkyRLTrainConfig, changes: Changes, shape_of_model: ShapeOf) -> b
 def _changes(run: SkyRLTrainConfig) -> Iterator[Changes]:
     """Single changes, by what they cost."""
     trainer, engine = run.trainer, run.generator.inference_engine
-    if trainer.recompute_activations is False:
+    if trainer.recompute_activations is False and trainer.strategy != "megatron":
         yield {"trainer.recompute_activations": True}
     if trainer.max_tokens_per_microbatch > 0:
         yield from ({"trainer.max_tokens_per_microbatch": each} for each in _halves(trainer.max_tokens_per_microbatch))
@@ -152,7 +152,7 @@ def _changes(run: SkyRLTrainConfig) -> Iterator[Changes]:
         yield from ({"generator.inference_engine.gpu_memory_utilization": step / 20} for step in steps)
         yield from ({"generator.inference_engine.gpu_memory_utilization": step / 20} for step in (17, 18))
         yield from _wider_engines(run)
-    if trainer.strategy != "deepspeed":
+    if trainer.strategy in ("fsdp", "fsdp2"):
         yield {f"trainer.{model}.fsdp_config.cpu_offload": True for model in models_of(run)}
     yield from _more_gpus(run)
     yield from _larger_gpus(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from skyrl.config.engines import backend_of
-from skyrl.config.memory import ShapeOf, learner_of, path_of, serving_of
+from skyrl.config.memory import ShapeOf, learner_of, path_of, rest_of, serving_of
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     Model,
@@ -20,7 +20,7 @@ from skyrl.config.sizes import (
     work_of,
 )
 from skyrl.planning.gpus import GPU_KINDS
-from skyrl.planning.memory import Learner, resting, total
+from skyrl.planning.memory import Learner, total
 from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.roofline import (
     Answers,
@@ -86,7 +86,7 @@ def step_time(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float
         scoring=sum(_scoring(run, model, learner, mean, rates) for model, learner in learners.items()),
         update=sum(_update(run, model, learner, mean, rates) for model, learner in learners.items()),
         transfer=transfer_seconds(policy, _degrees(run, "policy", learners["policy"]), rates, across=not shares),
-        turns=turns_seconds(sum(total(resting(each)) for each in learners.values()), rates) if shares else 0.0,
+        turns=turns_seconds(sum(total(rest_of(each)) for each in learners.values()), rates) if shares else 0.0,
         overlaps=run.trainer.fully_async.enabled and not shares,
     )
 

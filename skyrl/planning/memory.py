@@ -68,6 +68,23 @@ class Zero:
 
 
 @frozen(kw_only=True)
+class Megatron:
+    """How Megatron-core spreads a model, as far as memory depends on it; see `skyrl.planning.megatron_memory`."""
+
+    stages: int = 1
+    """Pipeline stages."""
+
+    sharing_states: int = 1
+    """Ranks that have a part each of the optimizer's state: those of data and context parallelism."""
+
+    gradient_size: int = FLOAT
+    """Bytes of a gradient."""
+
+    cuts_tokens: bool = False
+    """Between matrices that ranks cut among them, each has some of the tokens."""
+
+
+@frozen(kw_only=True)
 class Learner:
     """One rank of a model that is trained or that scores."""
 
@@ -105,7 +122,8 @@ class Learner:
     """Whether the last gradients stay until the next update; not where models take turns on the GPU."""
 
     zero: Zero | None = None
-    """None: FSDP2."""
+    megatron: Megatron | None = None
+    """None, like `zero`: FSDP2."""
 
     @property
     def gathered_layer(self) -> int:

@@ -76,6 +76,35 @@ def test_without_a_kind_of_gpu_nothing_is_judged() -> None:
     assert memory_warnings(run) == []
 
 
+MEGATRON = {"trainer.strategy": "megatron"}
+
+
+def test_megatrons_degrees_and_recomputation_are_estimated() -> None:
+    def update(**sizes: int) -> Phase:
+        degrees = {
+            f"trainer.{role}.megatron_config.{name}_parallel_size": size
+            for role in ("policy", "ref")
+            for name, size in sizes.items()
+        }
+        return phase(run_of("Qwen/Qwen2.5-7B", 8, MEGATRON | degrees), "update")
+
+    whole, cut, staged = update(), update(tensor_model=8), update(pipeline_model=4)
+    assert cut.parts["parameters"] * 8 == pytest.approx(whole.parts["parameters"], rel=0.01)
+    assert whole.parts["parameters"] / 4 < staged.parts["parameters"] < whole.parts["parameters"] / 3
+    table = "trainer.policy.megatron_config.transformer_config_kwargs"
+    rows = {**MEGATRON, "trainer.micro_train_batch_size_per_gpu": 16}
+    kept = run_of("Qwen/Qwen2.5-7B", 8, {**rows, table: {"recompute_granularity": None}})
+    recomputed = phase(run_of("Qwen/Qwen2.5-7B", 8, rows), "update")
+    assert phase(kept, "update").parts["activations"] > 2 * recomputed.parts["activations"]
+
+
+def test_what_megatron_does_not_read_is_no_remedy() -> None:
+    verdict = verdict_of(run_of("Qwen/Qwen2.5-7B", 1, {**MEGATRON, "trainer.recompute_activations": False}))
+    assert verdict is not None
+    assert not verdict.fits
+    assert not {"trainer.recompute_activations", "trainer.policy.fsdp_config.cpu_offload"} & {*(verdict.nearest or {})}
+
+
 def test_an_unknown_model_is_named_and_not_guessed() -> None:
     run = run_of("somebody/else")
     assert phases_of(run) is None

@@ -1,0 +1,130 @@
+"""Bytes of one rank of a model under Megatron-core, phase by phase, at its fullest pipeline stage.
+
+Weights are in the type that is computed in, gradients in a flat buffer as long as the weights that learn. Each rank of
+data and context parallelism has a part of master weights and optimizer state (the distributed optimizer). Under 1F1B
+the first stage holds the activations of as many micro-batches as there are stages (arXiv:2104.04473, section 2.2). All
+of this follows from Megatron-core's buffers; it was not compared with a GPU.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from skyrl.planning.activations import (
+    FLOAT,
+    Computing,
+    Pass,
+    backward_bytes,
+    layer_bytes,
+    logits_bytes,
+    stream_bytes,
+    transient_bytes,
+)
+from skyrl.planning.memory import Bytes, Learner, Megatron, added, total
+
+
+def stage_resting(learner: Learner) -> Bytes:
+    """Bytes that are left between two phases: weights, optimizer state, and gradients where their buffer stays."""
+    return {**_state(learner), "gradients": _gradients(learner) if learner.keeps_gradients else 0}
+
+
+def stage_memory(learner: Learner) -> dict[str, Bytes]:
+    """Phase -> parts, for `scoring`, `update` (of a model that learns) and `transfer` (of its weights to engines)."""
+    phases = {"scoring": _scoring(learner)}
+    if learner.update is not None:
+        moments = (*_updates(learner), _in_the_step(learner))
+        phases["update"] = max(moments, key=total)
+        phases["transfer"] = _transfer(learner)
+    return phases
+
+
+def _spread(learner: Learner) -> Megatron:
+    assert learner.megatron is not None, "another strategy"
+    return learner.megatron
+
+
+def _layers(learner: Learner) -> int:
+    """Layers of the fullest stage."""
+    return -(-learner.shape.layers // _spread(learner).stages)
+
+
+def _weights(learner: Learner) -> int:
+    """Weights on a rank: those of its layers, and one table of tokens, or both where there is one stage."""
+    shape, tensor = learner.shape, learner.how.tensor
+    dense = (shape.layer_parameters - shape.layer_experts) // tensor
+    layer = dense + shape.layer_experts // learner.expert_parallel
+    outer = sum(shape.outer_tensors) if _spread(learner).stages == 1 else shape.vocabulary * shape.hidden
+    return _layers(learner) * layer + outer // tensor
+
+
+def _trained(learner: Learner) -> int:
+    """Weights on a rank that learn; an adapter's factors are counted whole."""
+    if learner.update is None:
+        return 0
+    if not learner.adapter_rank:
+        return _weights(learner)
+    return learner.shape.adapter_parameters(learner.adapter_rank) * _layers(learner) // learner.shape.layers
+
+
+def _state(learner: Learner) -> Bytes:
+    size, spread = learner.how.size, _spread(learner)
+    numbers = learner.states + (1 if size < FLOAT else 0)
+    adapter = _trained(learner) if learner.adapter_rank else 0
+    return {
+        "parameters": size * (_weights(learner) + adapter),
+        "optimizer": FLOAT * numbers * _trained(learner) // spread.sharing_states,
+    }
+
+
+def _gradients(learner: Learner) -> int:
+    return _spread(learner).gradient_size * _trained(learner)
+
+
+def _of_layers(learner: Learner, work: Pass) -> tuple[Pass, Computing]:
+    """The share of a layer that a rank computes: of its tokens, too, where those are cut between matrices."""
+    how = learner.how
+    if not _spread(learner).cuts_tokens:
+        return work, how
+    return attrs.evolve(work, sharing=work.sharing * how.tensor), attrs.evolve(how, tensor=1)
+
+
+def _scoring(learner: Learner) -> Bytes:
+    work, how = _of_layers(learner, learner.scoring)
+    moment: Bytes = {
+        "activations": transient_bytes(learner.shape, work, how),
+        "logits": logits_bytes(learner.shape, learner.scoring.read, learner.how, learns=False),
+    }
+    return added(stage_resting(learner), moment)
+
+
+def _updates(learner: Learner) -> tuple[Bytes, ...]:
+    """The first stage, which holds most micro-batches, in backward; the last one at the loss and in backward."""
+    assert learner.update is not None
+    shape, stages = learner.shape, _spread(learner).stages
+    work, how = _of_layers(learner, learner.update)
+    kept = _layers(learner) * (stream_bytes(shape, work, how) if learner.recomputes else layer_bytes(shape, work, how))
+    outside = work.tokens * shape.hidden * (FLOAT + how.residual_size)  # the last norm, and what the head reads
+    moment = (layer_bytes(shape, work, how) if learner.recomputes else 0) + backward_bytes(shape, work, how)
+    logits = logits_bytes(shape, learner.update.read, learner.how, learns=True)
+    state = added(_state(learner), {"gradients": _gradients(learner)})
+    waiting = min(stages, learner.micro_batches) * kept
+    return (
+        added(state, {"activations": waiting + moment}),
+        added(state, {"activations": kept + outside, "logits": logits}),
+        added(state, {"activations": kept + outside + moment}),
+    )
+
+
+def _in_the_step(learner: Learner) -> Bytes:
+    """The step has a copy of each part of the weights that it changes."""
+    temporary = FLOAT * _trained(learner) // _spread(learner).sharing_states
+    return added(_state(learner), {"gradients": _gradients(learner), "optimizer": temporary})
+
+
+def _transfer(learner: Learner) -> Bytes:
+    """A weight at a time is put together out of the parts that tensor-parallel ranks send; in float32 with the product
+    that is merged into it, where there is an adapter.
+    """
+    largest = max(learner.shape.layer_tensors) if learner.adapter_rank else max(learner.shape.tensors)
+    copies = FLOAT * 4 if learner.adapter_rank else 2 * 3
+    return added(stage_resting(learner), {"transfer": copies * largest})
