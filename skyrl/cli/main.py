@@ -29,6 +29,7 @@ from skyrl.cli.init import init
 from skyrl.cli.launch import launch
 from skyrl.cli.options import Commands
 from skyrl.cli.plan import plan
+from skyrl.cli.publish import publish
 from skyrl.cli.rehearse import rehearse
 from skyrl.cli.replay import bisect, replay
 from skyrl.cli.run_report import report
@@ -138,6 +139,7 @@ cli.add_command(rehearse)
 cli.add_command(view)
 cli.add_command(report)
 cli.add_command(serve)
+cli.add_command(publish)
 cli.add_command(serve_code)
 cli.add_command(serve_retriever)
 cli.add_command(simulate)

@@ -147,8 +147,9 @@ class InferenceEngineConfig(BaseConfig):
 
     external_server_urls: tuple[str, ...] | None = field(default=None, metadata=FREE)
     """Addresses of the engines themselves, `http://host:port` or `https://host:port`: weights and commands go there,
-    and samples are asked for there if there is no router. A private certificate authority is named by the variable
-    SSL_CERT_FILE."""
+    and samples are asked for there if there is no router. `name:NAME` is an engine that publishes its address
+    (docs/services.md), which is waited for when the run starts. A private certificate authority is named by the
+    variable SSL_CERT_FILE."""
 
     external_token: Secret | None = field(default=None, metadata=FREE)
     """Bearer token of engines that run already and of their router: `env:NAME`, the variable that holds it."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engines import InferenceEngineConfig, kind_of_engine, server_urls
 from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import joins_servers, workers_of_an_engine
+from skyrl.errors import UserError
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.http_connection import Connection
 from skyrl.inference.http_engine import HttpEngine
@@ -14,6 +17,7 @@ from skyrl.inference.sglang_server import SGLangServer
 from skyrl.inference.vllm_server import VLLMServer
 from skyrl.models.loading import load_tokenizer
 from skyrl.processes.credentials import api_key
+from skyrl.processes.name_stores import awaited
 from skyrl.tree import required
 
 _ENGINE = "generator.inference_engine"
@@ -29,9 +33,10 @@ def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[Infere
         call=placement.call_timeout_seconds,
         heartbeat=placement.heartbeat_timeout_seconds,
     )
+    router, urls = _addresses(engine, deadlines.start)
     return [
         HttpEngine(
-            _dialect(engine, url, deadlines, workers_of_an_engine(run) if joins_servers(run) else None),
+            _dialect(engine, url, router, deadlines, workers_of_an_engine(run) if joins_servers(run) else None),
             model_path=path,
             heartbeat=deadlines.heartbeat,
             tokenizer=tokenizer,
@@ -39,13 +44,34 @@ def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[Infere
             takes_weights=takes_weights,
             served_model_name=engine.served_model_name,
         )
-        for url in server_urls(engine) or (required(engine.external_proxy_url, f"{_ENGINE}.external_proxy_url"),)
+        for url in urls or (required(router, f"{_ENGINE}.external_proxy_url"),)
     ]
 
 
-def _dialect(engine: InferenceEngineConfig, url: str, deadlines: ServerDeadlines, workers: int | None) -> Dialect:
+def _addresses(engine: InferenceEngineConfig, seconds: float) -> tuple[str | None, list[str]]:
+    """The address of the router, if there is one, and those of the engines; names are looked up, and waited for.
+
+    Raises `UserError` where two of them lead to one engine, which would get the weights of both.
+    """
+    deadline = time.monotonic() + seconds
+
+    def found(url: str) -> str:
+        return awaited(url, max(0.0, deadline - time.monotonic()))
+
+    router = None if engine.external_proxy_url is None else found(engine.external_proxy_url)
+    urls = [found(url) for url in server_urls(engine)]
+    for url in urls:
+        named = [name for name, at in zip(server_urls(engine), urls, strict=True) if at == url]
+        if len(named) > 1:
+            raise UserError(f"{' and '.join(named)} are one engine, at {url}, and each gets weights of its own")
+    return router, urls
+
+
+def _dialect(
+    engine: InferenceEngineConfig, url: str, router: str | None, deadlines: ServerDeadlines, workers: int | None
+) -> Dialect:
     token = None if engine.external_token is None else api_key(engine.external_token.name)
-    samples = Connection(engine.external_proxy_url or url, token=token, most=engine.max_num_seqs)
+    samples = Connection(router or url, token=token, most=engine.max_num_seqs)
     control = Connection(url, token=token, most=8)  # of its own: a command does not wait behind samples
     if kind_of_engine(engine) == "sglang":
         return SGLangServer(samples, control, deadlines)

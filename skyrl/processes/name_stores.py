@@ -12,7 +12,7 @@ from pathlib import Path
 
 from skyrl.errors import UserError
 from skyrl.processes.credentials import api_key
-from skyrl.processes.names import NameStore
+from skyrl.processes.names import NameStore, wait_for
 
 VARIABLE = "SKYRL_NAMES"
 PREFIX = "name:"
@@ -44,11 +44,23 @@ def located(address: str) -> str | None:
 
     Raises `UserError` where there is no store to look into, `ProcessError` where it cannot be reached.
     """
+    return _store_of(address).get(address.removeprefix(PREFIX)) if address.startswith(PREFIX) else address
+
+
+def awaited(address: str, seconds: float) -> str:
+    """The address of a service, as `located` finds it; a name that nobody has yet is waited for.
+
+    Raises `UserError` where there is no store to look into, `ProcessError` where the name is not there in time.
+    """
     if not address.startswith(PREFIX):
         return address
+    return wait_for(_store_of(address), address.removeprefix(PREFIX), seconds)
+
+
+def _store_of(address: str) -> NameStore:
     store = api_key(VARIABLE)
     if store is None:
         raise UserError(
             f"{address} is a name, and {VARIABLE} does not say where names are: export {VARIABLE}=nfs:FOLDER"
         )
-    return name_store(store).get(address.removeprefix(PREFIX))
+    return name_store(store)

@@ -99,10 +99,17 @@ class Published:
 
 
 def wait_for(store: NameStore, name: str, seconds: float) -> str:
-    """The value of a name, as soon as it is there. Raises `ProcessError` after `seconds`."""
+    """The value of a name, as soon as it is there. A store that cannot be reached is tried again. Raises `ProcessError`
+    after `seconds`.
+    """
     deadline = time.monotonic() + seconds
     while True:
-        value = store.get(name)
+        try:
+            value = store.get(name)
+        except ProcessError:
+            if time.monotonic() >= deadline:
+                raise
+            value = None
         if value is not None:
             return value
         if time.monotonic() >= deadline:

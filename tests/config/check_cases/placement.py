@@ -43,7 +43,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "addresses_of_engines_are_addresses": [
         ({**SERVER, ENGINE + "external_server_urls": [url]}, ENGINE + "external_server_urls")
-        for url in ("ftp://host", "http://me:secret@host", "http://host/v1", "http://", "http://host:1?x=1")
+        for url in ("ftp://host", "http://me:secret@host", "http://host/v1", "http://", "http://host:1?x=1", "name:")
     ]
     + [
         (
@@ -134,7 +134,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 SILENT: dict[str, dict[str, Any]] = {
     "addresses_of_engines_are_addresses": {
         **SERVER,
-        ENGINE + "external_server_urls": ["http://host:1", "https://host:1/", "http://[::1]:8000"],
+        ENGINE + "external_server_urls": ["http://host:1", "https://host:1/", "http://[::1]:8000", "name:engines/0"],
     },
     "engines_of_others_are_counted_by_their_addresses": {
         **SERVER,

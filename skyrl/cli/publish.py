@@ -1,0 +1,37 @@
+"""`skyrl publish`: a server of others under a name that runs ask for."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from skyrl.errors import UserError
+
+
+@click.command()
+@click.argument("name")
+@click.argument("url")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option(
+    "--names", envvar="SKYRL_NAMES", metavar="STORE", help="Where names are: nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS."
+)
+@click.option(
+    "--start-seconds",
+    default=1800.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Time until the server takes connections.",
+)
+def publish(name: str, url: str, command: tuple[str, ...], names: str | None, start_seconds: float) -> None:
+    """Start a server, and publish its address under a name as long as it runs.
+
+    An engine that starts on a machine nobody knew before: skyrl publish engines/0 http://10.0.0.7:8000 -- vllm serve
+    MODEL --port 8000. A run finds it as name:engines/0.
+    """
+    if not names:
+        raise UserError("publish needs a store of names: --names nfs:FOLDER, or the variable SKYRL_NAMES")
+    from skyrl.processes.name_stores import name_store
+    from skyrl.processes.named_server import run_under_a_name
+
+    sys.exit(run_under_a_name(name_store(names), name, url, command, start_seconds=start_seconds, say=click.echo))
