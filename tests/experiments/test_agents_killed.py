@@ -12,7 +12,6 @@ import pytest
 from tests.experiments.forked import run
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import tokens
-from tests.experiments.test_kills import ON_RAY
 from tests.nano_run import metrics
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -25,18 +24,9 @@ PLAYED: dict[str, Any] = {
 }
 """Six steps of four prompts, of three samples each: one epoch."""
 
-VLLM: dict[str, Any] = {
-    "generator__inference_engine__backend": "vllm",
-    "generator__inference_engine__enforce_eager": True,
-    "trainer__deterministic": False,
-}
-
 WHERE: dict[str, tuple[dict[str, Any], list[int]]] = {
     "here": ({}, [5, 30]),
-    "on ray": (ON_RAY, [5, 30]),
     "ahead of training": ({"trainer__fully_async": {"enabled": True, "max_staleness_steps": 2}}, [5, 20, 40]),
-    "on vllm": (VLLM, [30]),
-    "on vllm and ray": ({**VLLM, **ON_RAY}, [30]),
 }
 """Where agents play, and after how many of their first answers the run is killed each time."""
 

@@ -21,7 +21,12 @@ from skyrl.processes.named_server import run_under_a_name
 from skyrl.processes.names import Published
 from skyrl.processes.names_on_disk import NamesOnDisk
 
-SERVES = "import socket, sys\nwith socket.create_server(('127.0.0.1', int(sys.argv[1]))) as s:\n  while True: s.accept()[0].close()"
+SERVES = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
+    while True:
+        server.accept()[0].close()
+"""
 
 
 def free_port() -> int:
