@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--gpus-per-node", type=click.IntRange(min=1), help="GPUs of one machine [default: 8, or more if needed]."
 )
+@click.option("--svg", "drawn", type=click.Path(path_type=Path), help="Draw nodes, GPUs and phases into this file.")
 @click.option(
     "--fit", "gpus", type=click.IntRange(min=1), metavar="GPUS", help="Propose layouts on so many GPUs instead."
 )
@@ -39,6 +40,7 @@ def plan(
     arguments: tuple[str, ...],
     as_json: bool,
     gpus_per_node: int | None,
+    drawn: Path | None,
     gpus: int | None,
     answer_tokens: float | None,
     file: Path | None,
@@ -49,6 +51,8 @@ def plan(
     from skyrl.errors import UserError
 
     if gpus is not None:
+        if drawn is not None:
+            raise UserError("--svg draws one plan, and --fit proposes several: write one by --write and draw that")
         _propose(arguments, gpus, answer_tokens, file, as_json=as_json)
         return
     if answer_tokens is not None or file is not None:
@@ -59,6 +63,10 @@ def plan(
 
     run = compose_rl(arguments, "one model on placement.num_nodes x num_gpus_per_node; nothing to lay out")
     planned = plan_of(run, gpus_per_node)
+    if drawn is not None:
+        from skyrl.cli.plan_picture import picture
+
+        drawn.write_text(picture(planned), encoding="utf-8")
     click.echo(json.dumps(planned, indent=2) if as_json else "\n".join([table(planned), *memory_lines(planned)]))
 
 

@@ -1,0 +1,76 @@
+"""The picture of a plan: every process on its GPU, and bars as long as what they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element, fromstring
+
+import pytest
+from click.testing import CliRunner
+
+from skyrl.cli.plan import plan
+from skyrl.cli.plan_picture import NODES_SHOWN, picture
+from skyrl.errors import UserError
+from tests.cli.test_plan import ENGINE, PLACEMENT, gpus, planned
+
+SVG = "{http://www.w3.org/2000/svg}"
+MODEL = {"trainer.policy.model.path": "Qwen/Qwen2.5-7B-Instruct", f"{PLACEMENT}gpu_kind": "H100-80"}
+SHARED = {**gpus(4, "policy", "ref", nodes=2), f"{ENGINE}num_engines": 4, f"{ENGINE}tensor_parallel_size": 2}
+
+
+def drawn(values: dict[str, Any]) -> Element:
+    return fromstring(picture(planned(values)))
+
+
+def words(root: Element) -> list[str]:
+    return [each.text or "" for each in root.iter(f"{SVG}text")]
+
+
+def test_every_process_is_drawn_on_each_of_its_gpus() -> None:
+    found = words(drawn({**MODEL, **SHARED}))
+    assert [word for word in found if word.startswith("node")] == ["node 0", "node 1"]
+    assert found.count("GPU 3") == 2
+    for process in ("policy 7", "ref 0"):
+        assert found.count(process) == 1
+    assert found.count("engine 3") == 2  # it computes on two GPUs
+
+
+def test_bars_are_as_long_as_the_bytes_that_they_stand_for() -> None:
+    values = {**MODEL, **SHARED}
+    bars = [each for each in drawn(values).iter(f"{SVG}rect") if each.find(f"{SVG}title") is not None]
+    sizes = [size for phase in planned(values)["memory"]["phases"] for size in phase["parts"].values() if size > 0]
+    assert len(bars) == len(sizes)
+    scale = sum(float(bar.attrib["width"]) for bar in bars) / sum(sizes)
+    for bar, size in zip(bars, sizes, strict=True):
+        assert float(bar.attrib["width"]) == pytest.approx(size * scale, abs=0.1)
+
+
+def test_many_nodes_are_counted_and_a_model_of_unknown_size_is_said() -> None:
+    nodes = NODES_SHOWN + 4
+    root = drawn(
+        {
+            "trainer.policy.model.path": "my/own",
+            **gpus(8, "policy", "ref", nodes=nodes),
+            f"{ENGINE}num_engines": 8 * nodes,
+        }
+    )
+    assert "and 4 more nodes like these" in words(root)
+    assert any(word.startswith("memory: ") for word in words(root))
+    inside = [
+        float(each.attrib["x"]) + float(each.attrib.get("width", "0").rstrip("%"))
+        for each in root.iter(f"{SVG}rect")
+        if "x" in each.attrib
+    ]
+    assert max(inside) <= float(root.attrib["width"])
+
+
+def test_the_command_writes_the_file_and_prints_the_plan(tmp_path: Path) -> None:
+    words = ["trainer.device=cpu", "trainer.logger=console", 'data.train_data=["rows"]', f"{ENGINE}backend=torch"]
+    words += ["trainer.policy.model.path=m", "--svg", str(tmp_path / "plan.svg")]
+    done = CliRunner().invoke(plan, words)
+    assert done.exit_code == 0, done.output
+    assert "policy" in done.output
+    assert fromstring((tmp_path / "plan.svg").read_text(encoding="utf-8")).tag == f"{SVG}svg"
+    refused = CliRunner().invoke(plan, [*words, "--fit", "8"])
+    assert isinstance(refused.exception, UserError)
