@@ -19,7 +19,7 @@
         +-- WeightSyncError     an engine that does not hold the learner's weights
         +-- StorageError        a disk that is full or broken
         +-- ProcessError        a process that could not be started, died, or gave no sign of life
-            +-- ProcessLost     ... a rank or an engine that ran and is gone: `role` is its part in the run
+            +-- ProcessLost     ... a rank or an engine that ran and is gone: `process` is its name
             +-- NoRoomError     a cluster that has too few machines or GPUs free: `pool` is what lacks them
             +-- WorkerEnded     a sandboxed worker that was late, said too much, or ended
 
@@ -164,10 +164,15 @@ class ProcessError(RunError):
 class ProcessLost(ProcessError):
     """A rank or an engine died, or gave no sign of life in time."""
 
-    def __init__(self, message: str, role: str = "") -> None:
-        """`role` is its part in the run: policy, critic, ref or engine."""
-        self.role = role
+    def __init__(self, message: str, process: str = "") -> None:
+        """`process` is its name, such as `policy-1`."""
+        self.process = process
         super().__init__(message)
+
+    @property
+    def role(self) -> str:
+        """Its part in the run: policy, critic, ref or engine."""
+        return self.process.rpartition("-")[0]
 
 
 class NoRoomError(ProcessError):

@@ -22,6 +22,7 @@ from skyrl.cli.arguments import ARGUMENTS, STRICT, compose_arguments
 from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
 from skyrl.cli.data import data
+from skyrl.cli.engines import engines
 from skyrl.cli.evaluate import evaluate, generate
 from skyrl.cli.export import export
 from skyrl.cli.extras import missing_package
@@ -150,6 +151,7 @@ cli.add_command(export)
 cli.add_command(evaluate)
 cli.add_command(generate)
 cli.add_command(watch)
+cli.add_command(engines)
 cli.add_command(timeline)
 cli.add_command(replay)
 cli.add_command(bisect)

@@ -17,6 +17,7 @@ from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     evaluates,
     joins_servers,
+    may_change_engines,
     may_restart_engines,
     on_ray,
     samples,
@@ -177,6 +178,14 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
         "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",
         "weights travel through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)",
         _hands_over_by_ipc,
+    ),
+    *(
+        Effect(
+            f"generator.inference_engine.{name}",
+            "the run is on Ray and starts engines that share no GPUs (trainer.placement.colocate_all is false)",
+            may_change_engines,
+        )
+        for name in ("min_engines", "max_engines")
     ),
     Effect(
         "generator.inference_engine.max_engine_restarts",

@@ -43,6 +43,13 @@ class InferenceEngineConfig(BaseConfig):
     """Replicas; prompts are spread over them. May change on resume: a sample is drawn from the same random numbers on
     any of them."""
 
+    min_engines: int = field(default=1, validator=positive, metadata=FREE)
+    """The number of engines below which `skyrl engines RUN drain` takes none away. At most `num_engines`."""
+
+    max_engines: int | None = field(default=None, validator=positive, metadata=FREE)
+    """The number of engines up to which `skyrl engines RUN add` adds some while the run continues, on GPUs that are
+    free on the cluster then. At least `num_engines`. None: `num_engines`."""
+
     max_engine_restarts: int = field(default=3, validator=non_negative, metadata=FREE)
     """Times that each engine that died is started again, while the others carry on; it serves with the next weights.
     Engines that take turns with learners on GPUs stay out of service, since the learners hold the memory. The last

@@ -84,8 +84,19 @@ def may_restart_engines(run: SkyRLTrainConfig) -> bool:
     """Can an engine that died be started again while others carry on? Not where learners have its memory meanwhile."""
     placement = run.trainer.placement
     takes_turns = placement.colocate_all and run.trainer.device == "cuda"
-    several = run.generator.inference_engine.num_engines > 1
+    several = max(run.generator.inference_engine.num_engines, most_engines(run)) > 1
     return on_ray(run) and starts_engines(run) and several and not takes_turns
+
+
+def may_change_engines(run: SkyRLTrainConfig) -> bool:
+    """Can engines be added and drained while the run continues? Only those with places of their own."""
+    return on_ray(run) and starts_engines(run) and not run.trainer.placement.colocate_all
+
+
+def most_engines(run: SkyRLTrainConfig) -> int:
+    """Engines that the run may come to have."""
+    engine = run.generator.inference_engine
+    return (engine.max_engines or engine.num_engines) if may_change_engines(run) else engine.num_engines
 
 
 def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:

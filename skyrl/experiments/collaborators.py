@@ -12,16 +12,21 @@ from skyrl.config.engines import backend_of, engine_dtype, weight_dtype
 from skyrl.config.kinds import kind_of
 from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import (
+    engines_of,
     grid_of,
     joins_servers,
+    may_change_engines,
     may_restart_engines,
+    most_engines,
     on_ray,
     sends_adapter_files,
     sends_adapters_alone,
+    sizes_of,
     starts_engines,
     workers_of_an_engine,
 )
 from skyrl.errors import ConfigError, Problem, UserError
+from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import InferenceEngine, InFlight
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.inference.restarts import EngineRestarts
@@ -31,12 +36,13 @@ from skyrl.learners.model_worker import required_device
 from skyrl.learners.ranks import Rendezvous
 from skyrl.models.loading import max_positions
 from skyrl.planning.layout import Layout
-from skyrl.planning.sizes import layout
+from skyrl.planning.sizes import layout, layout_of_engine
 from skyrl.processes.background import in_a_daemon_thread
 from skyrl.processes.handles import Deadlines, Processes
 from skyrl.processes.in_process import InProcess
 from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
 from skyrl.rollout.stream import StreamLimits
+from skyrl.runs.engine_changes import EngineChanges
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import required
 from skyrl.weight_sync.adapter_transport import (
@@ -88,7 +94,14 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = F
         logs=Path(run.trainer.log_path).expanduser().absolute(),
         environment=TORCH_ENVIRONMENT if placement.ray_address else {**TORCH_ENVIRONMENT, **LOOPBACK},
         device=required_device(run.trainer),
+        spare=_engines_to_come(run) if required_device(run.trainer) == "cpu" else 0,
     )
+
+
+def _engines_to_come(run: AnyRun) -> int:
+    """Places for processes of engines that may be added."""
+    engines = engines_of(run) if isinstance(run, SkyRLTrainConfig) else None
+    return (most_engines(run) - engines.number) * engines.gpus if engines and isinstance(run, SkyRLTrainConfig) else 0
 
 
 def waits_for_room(run: AnyRun) -> float:
@@ -140,17 +153,36 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
 
 
 def engine_restarts(run: SkyRLTrainConfig, processes: Processes) -> EngineRestarts | None:
-    """Restarts of the run's engines that die; None where they stay out of service."""
+    """Starts of engines while the run continues: of those that die, and of those that are added; None where there are
+    no such.
+    """
     engine = run.generator.inference_engine
-    if not (may_restart_engines(run) and engine.max_engine_restarts):
+    most = engine.max_engine_restarts if may_restart_engines(run) else 0
+    if not (most or may_change_engines(run)):
         return None
-    makers = engine_makers(run)
+    maker, engines, per_node = engine_makers(run)[0], required(engines_of(run), "engines"), sizes_of(run).gpus_per_node
+    placed = set(range(engines.number))
 
     async def start(number: int) -> InferenceEngine:
-        restart = partial(processes.restart, "engine", number, makers[number])
-        return RemoteEngine(await in_a_daemon_thread(restart))
+        if number in placed:
+            return RemoteEngine(await in_a_daemon_thread(partial(processes.restart, "engine", number, maker)))
+        seat = layout_of_engine(engines, number, per_node)
+        found = RemoteEngine(await in_a_daemon_thread(partial(processes.add, seat, maker)))
+        placed.add(number)
+        return found
 
-    return EngineRestarts(start, most=engine.max_engine_restarts, backoff=engine.engine_restart_backoff_seconds)
+    return EngineRestarts(start, most=most, backoff=engine.engine_restart_backoff_seconds)
+
+
+def engine_changes(
+    run: SkyRLTrainConfig, client: InferenceEngineClient, processes: Processes, folder: Path
+) -> EngineChanges | None:
+    """What adds and drains engines as requests in the run's folder ask for; None where it cannot be done."""
+    if not may_change_engines(run):
+        return None
+    least = run.generator.inference_engine.min_engines
+    remove = partial(processes.remove, "engine")
+    return EngineChanges(folder, client, least=least, most=most_engines(run), remove=remove)
 
 
 def in_flight(run: SkyRLTrainConfig) -> InFlight:

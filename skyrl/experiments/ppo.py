@@ -21,6 +21,7 @@ from skyrl.data.prompts import PromptDataset
 from skyrl.endpoint.doors import Address, Doors
 from skyrl.errors import DataError
 from skyrl.experiments.collaborators import (
+    engine_changes,
     engine_makers,
     engine_restarts,
     in_flight,
@@ -43,6 +44,7 @@ from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards
 from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.runs.engine_changes import EngineChanges
 from skyrl.runs.inputs import check_data, look_at_the_models, notice, report_unread_variables, sandbox_in_force
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with, weight_digests_of
 from skyrl.tracking.batch_dump import BatchDump
@@ -109,6 +111,11 @@ class BasePPOExp(PolicyGradientModels):
     @cached_property
     def client(self) -> InferenceEngineClient:
         return self.get_inference_client()
+
+    @cached_property
+    def engine_changes(self) -> EngineChanges | None:
+        """What adds and drains engines on request; None where none can be."""
+        return None if self.recorded else engine_changes(self.cfg, self.client, self.processes, self.folder.path)
 
     @cached_property
     def generator(self) -> SkyRLGymGenerator:
@@ -358,9 +365,11 @@ class BasePPOExp(PolicyGradientModels):
         )
 
     async def _ready_to_sample(self, sync: WeightSync | NoEngines, *, newest: bool = False) -> None:
-        """The engines are at work. They get the weights if they have none (a checkpoint was saved meanwhile, for
-        example), and with `newest` if they have older ones.
+        """The engines are at work, as many as are asked for. They get the weights if they have none (a checkpoint was
+        saved meanwhile, for example), and with `newest` if they have older ones.
         """
+        if self.engine_changes is not None:
+            await self.engine_changes.heed()
         if sync.is_behind if newest else sync.is_missing:
             await self.time_sharing.for_travel("policy")
             await sync.catch_up()

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
-from attrs import Factory, define
+from attrs import Factory, define, frozen
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
@@ -55,6 +56,21 @@ class _Served:
     """Calls that draw the engine's samples."""
 
 
+@frozen(kw_only=True)
+class EngineState:
+    """One engine, as `skyrl engines` lists it."""
+
+    number: int
+    state: str
+    """serving, starting, waiting for weights, or lost: it died, and may be started again."""
+
+    samples: int = 0
+    """Samples that it is drawing."""
+
+    weight_version: int | None = None
+    """Version of the weights that it samples from; None while it does not serve."""
+
+
 class InferenceEngineClient:
     """The engines of a run, used as one. All of them hold the same model."""
 
@@ -76,7 +92,7 @@ class InferenceEngineClient:
         self.tokenizer, self.model_path = tokenizer, model_path
         self.lora_cfg, self.inference_engine_config = lora_cfg, inference_engine_config
         self._serving = [self._served(number, engine) for number, engine in enumerate(engines)]
-        self._all, self._number = tuple(engines), len(engines)
+        self._all, self._numbers, self._next = tuple(engines), set(range(len(engines))), len(engines)
         self._restarts = restarts
         self._waiting: deque[tuple[GenerationRequest, asyncio.Future[_Served]]] = deque()
         self._conversations: Conversations[_Served] = Conversations()
@@ -107,8 +123,53 @@ class InferenceEngineClient:
     def metrics(self) -> dict[str, float]:
         """How many engines serve, how many are out of service, and how many were started again since the start."""
         serving = len(self._serving)
-        found = {"inference/engines_in_service": float(serving), "inference/engines_lost": self._number - serving}
+        found = {"inference/engines_in_service": float(serving), "inference/engines_lost": len(self._numbers) - serving}
         return found if self._restarts is None else found | {"inference/engine_restarts": self._restarts.succeeded}
+
+    @property
+    def states(self) -> list[EngineState]:
+        """The engines that are there or are being started, in order of numbers."""
+        starts = self._restarts
+        starting, ready = (starts.starting, starts.waiting) if starts is not None else ((), ())
+        found = {number: EngineState(number=number, state="lost") for number in self._numbers}
+        found |= {number: EngineState(number=number, state="starting") for number in starting}
+        found |= {number: EngineState(number=number, state="waiting for weights") for number in ready}
+        for served in self._serving:
+            found[served.number] = EngineState(
+                number=served.number,
+                state="serving",
+                samples=served.samples,
+                weight_version=served.engine.weight_version,
+            )
+        return [found[number] for number in sorted(found)]
+
+    def add_engine(self) -> int:
+        """Start one engine more in the background; it serves with the weights after the next. Returns its number."""
+        assert self._restarts is not None, "engines of this run cannot be added"
+        number, self._next = self._next, self._next + 1
+        self._restarts.add(number)
+        return number
+
+    def not_added(self) -> list[tuple[int, str]]:
+        """Number and reason of each engine that was to be added and could not be started; said once."""
+        return [] if self._restarts is None else self._restarts.take_not_started()
+
+    async def drain(self, number: int) -> None:
+        """Take an engine out of service for good: it finishes what it draws, and is closed. The others take all
+        requests from now on. One that is lost is not waited for any more.
+        """
+        self._numbers.discard(number)
+        found = [each for each in self._serving if each.number == number]
+        if not found:
+            return
+        [served] = found
+        assert len(self._serving) > 1, "the last engine is not drained"
+        self._serving.remove(served)
+        while served.calls:
+            await asyncio.wait(served.calls)
+        with suppress(ProcessError):
+            await served.engine.close()
+        self._all = tuple(engine for engine in self._all if engine is not served.engine)
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """Draw all samples of a request from one engine: that which drew the turn before or computes a prompt with the
@@ -138,12 +199,13 @@ class InferenceEngineClient:
         self._open = False
         await self._everywhere(lambda engine: engine.pause(self._in_flight))
 
-    async def admit_restarted(self) -> None:
-        """Take engines that were started again into service. Called while paused, before weights are loaded: they hold
-        those that the run started from.
+    async def admit_started(self) -> bool:
+        """Take engines that were started meanwhile into service; were there any? Called while paused, before weights
+        are loaded: they hold those that the run started from.
         """
-        for number, engine in self._restarts.take() if self._restarts else ():
-            self._all = (*self._all, engine)
+        taken = self._restarts.take() if self._restarts else []
+        for number, engine in taken:
+            self._all, self._numbers = (*self._all, engine), self._numbers | {number}
             served = self._served(number, engine)
             self._serving.append(served)
             self._serving.sort(key=lambda each: each.number)
@@ -151,6 +213,7 @@ class InferenceEngineClient:
                 await engine.pause(self._in_flight)
             except ProcessError as error:
                 self._lose(served, error)
+        return bool(taken)
 
     async def resume(self) -> None:
         """Lets every engine take work again."""
@@ -158,8 +221,11 @@ class InferenceEngineClient:
         self._open = True
         self._admit()
 
-    async def load_weights(self, incoming_sets: Sequence[IncomingWeights], version: int) -> None:
-        """Give each engine in service its set of weights, in the order of `in_service`.
+    async def load_weights(
+        self, incoming_sets: Sequence[IncomingWeights], version: int, abort: Callable[[str], None] | None = None
+    ) -> None:
+        """Give each engine in service its set of weights, in the order of `in_service`. Where the engines meet to
+        receive them, `abort` ends the waiting of the others for one that died.
 
         Where some engines take the weights, one that does not is lost. Where none does, the first error is raised, that
         of a process that ended before all others, and every engine holds its old weights or refuses work.
@@ -169,7 +235,7 @@ class InferenceEngineClient:
             f"{len(incoming_sets)} sets of weights for {len(serving)} engines in service"
         )
         calls = [s.engine.load_weights(incoming, version) for s, incoming in zip(serving, incoming_sets, strict=True)]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        outcomes = await _outcomes(calls, abort)
         failed: list[tuple[_Served, RunError]] = []
         for served, outcome in zip(serving, outcomes, strict=True):
             if isinstance(outcome, _LOST):
@@ -344,3 +410,22 @@ class InferenceEngineClient:
                 self._restarts.died(served.number)
         elif served in self._serving:
             raise cause
+
+
+async def _outcomes(
+    calls: Sequence[Coroutine[object, object, None]], abort: Callable[[str], None] | None
+) -> list[BaseException | None]:
+    """The error of each call, or None. When a process ends, `abort` ends the other calls, which are awaited."""
+    told = abort is None
+
+    async def outcome(call: Coroutine[object, object, None]) -> None:
+        nonlocal told
+        try:
+            await call
+        except ProcessError as error:
+            if not told and abort is not None:
+                told = True
+                await asyncio.to_thread(abort, str(error))
+            raise
+
+    return await asyncio.gather(*map(outcome, calls), return_exceptions=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from skyrl.errors import ProcessLost, WeightSyncError
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.processes.handles import Handle
@@ -32,7 +33,12 @@ class RemoteEngine:
         await self._handle.call(InferenceEngine.resume)
 
     async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
-        await self._handle.call(InferenceEngine.load_weights, incoming, version)
+        try:
+            await self._handle.call(InferenceEngine.load_weights, incoming, version)
+        except ProcessLost as error:
+            if error.process == self._handle.name:
+                raise
+            raise WeightSyncError(f"{self._handle.name} got no weights: {error}") from error  # who shared the transfer
         self._weight_version = version
 
     async def load(self) -> EngineLoad | None:

@@ -1,11 +1,13 @@
-"""Engines that died, started again: a bounded number of times, after pauses that grow. See `InferenceEngineClient`."""
+"""Engines that are started while a run goes on: those that died, a bounded number of times and after pauses that grow,
+and those that are added. See `InferenceEngineClient`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 from skyrl.errors import RunError
 from skyrl.inference.engine import InferenceEngine
@@ -33,14 +35,40 @@ class EngineRestarts:
         self._tries: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: list[tuple[int, InferenceEngine]] = []
+        self.starting: set[int] = set()
+        """Numbers of engines that are being started."""
         self.succeeded = 0
         """Restarts so far that gave an engine."""
+        self._not_started: list[tuple[int, str]] = []
 
     def died(self, number: int) -> None:
         """Starts the engine of this number again, if that may still be tried."""
-        task = asyncio.get_running_loop().create_task(self.again(number))
+        self._in_the_background(number, self.again(number))
+
+    def add(self, number: int) -> None:
+        """Starts an engine that there has not been yet, once."""
+        self._in_the_background(number, self._first(number))
+
+    def _in_the_background(self, number: int, start: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(start)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.starting.add(number)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self.starting.discard(number)
+
+        task.add_done_callback(ended)
+
+    async def _first(self, number: int) -> None:
+        try:
+            engine = await self._start(number)
+        except RunError as error:
+            self._not_started.append((number, str(error)))
+            _log.warning("inference engine %d could not be added: %s", number, error)
+            return
+        self._ready.append((number, engine))
+        _log.warning("inference engine %d is there, and serves with the next weights", number)
 
     async def again(self, number: int) -> None:
         """Start the engine of this number until it is there, or has been started too often."""
@@ -58,9 +86,19 @@ class EngineRestarts:
             return
         _log.warning("inference engine %d stays out of service after %d restarts", number, self._most)
 
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Numbers of the engines that are ready and not taken yet."""
+        return tuple(number for number, _ in self._ready)
+
     def take(self) -> list[tuple[int, InferenceEngine]]:
         """Number and engine of each that is ready; they are the caller's from now on."""
         taken, self._ready = self._ready, []
+        return taken
+
+    def take_not_started(self) -> list[tuple[int, str]]:
+        """Number of each engine that was to be added and could not be started, with the reason."""
+        taken, self._not_started = self._not_started, []
         return taken
 
     async def close(self) -> None:

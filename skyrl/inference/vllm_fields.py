@@ -42,6 +42,8 @@ NOT_ARGUMENTS = {
     "engine_init_kwargs": "is more arguments, each under its own name",
     "fully_sharded_loras": "belongs to adapters, and is an argument where there is one",
     "num_engines": "is how many such engines are started",
+    "min_engines": "is how few may be left",
+    "max_engines": "is how many there may be",
     "max_engine_restarts": "is how often one is started again",
     "engine_restart_backoff_seconds": "is when",
     "run_engines_locally": "says that they are started here",

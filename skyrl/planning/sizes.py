@@ -60,15 +60,20 @@ def _shared(models: dict[str, Grid], engines: Engines | None = None) -> Layout:
     )
 
 
-def _engines(engines: Engines, gpus_per_node: int) -> Iterator[Layout]:
-    """A pool for each engine."""
+def layout_of_engine(engines: Engines, number: int, gpus_per_node: int) -> Layout:
+    """The pool and the seat of one engine with GPUs of its own."""
     nodes = (
         1 if engines.on_one_node or engines.gpus <= gpus_per_node else engines.pipeline * _parts(engines, gpus_per_node)
     )
+    name = f"engine-{number}"
+    pool = Pool(name=name, nodes=nodes, gpus_per_node=engines.gpus // nodes)
+    return Layout(pools=(pool,), placements=(_engine(number, name, first=0, gpus=engines.gpus),))
+
+
+def _engines(engines: Engines, gpus_per_node: int) -> Iterator[Layout]:
+    """A pool for each engine."""
     for number in range(engines.number):
-        name = f"engine-{number}"
-        pool = Pool(name=name, nodes=nodes, gpus_per_node=engines.gpus // nodes)
-        yield Layout(pools=(pool,), placements=(_engine(number, name, first=0, gpus=engines.gpus),))
+        yield layout_of_engine(engines, number, gpus_per_node)
 
 
 def _parts(engines: Engines, gpus_per_node: int) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from attrs import frozen
 
+from skyrl.planning.layout import Layout
 from skyrl.processes.progress import Progress
 from skyrl.processes.together import gather_or_cancel
 
@@ -122,6 +123,14 @@ class Processes(Protocol):
         """One process anew, in the place of the one that had this role and rank, which is ended if it still runs.
         Returns when it is made; raises `ProcessError` as `start` does.
         """
+
+    def add(self, seat: Layout, maker: Callable[[], T]) -> Handle[T]:
+        """One process more, in a pool of its own, which is reserved for it. Returns when it is made; raises
+        `ProcessError` as `start` does.
+        """
+
+    def remove(self, role: str, rank: int) -> None:
+        """End one process that has a pool to itself, and give the pool back."""
 
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
         """One process for each maker, rank i made by `makers[i]()` inside it; returns when all are made.

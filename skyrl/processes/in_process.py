@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from skyrl.planning.layout import Layout
 from skyrl.processes.calls import apply, name_of
 from skyrl.processes.handles import Group
 from skyrl.processes.progress import Progress
@@ -54,6 +55,14 @@ class InProcess:
     def restart(self, role: str, rank: int, maker: Callable[[], T]) -> LocalHandle[T]:
         """Another object in the place of the old one."""
         return LocalHandle(f"{role}-{rank}", maker(), self.progress)
+
+    def add(self, seat: Layout, maker: Callable[[], T]) -> LocalHandle[T]:
+        """One object more."""
+        [placed] = seat.placements
+        return LocalHandle(f"{placed.role}-{placed.rank}", maker(), self.progress)
+
+    def remove(self, role: str, rank: int) -> None:
+        """Does nothing: there is no process to end."""
 
     def dump_stacks(self) -> list[Path]:
         """There is no other process."""

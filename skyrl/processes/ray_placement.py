@@ -62,8 +62,8 @@ class Placement:
     def __init__(self, layout: Layout, device: Device, seconds: float, *, patience: float = 0.0) -> None:
         self._layout, self._device = layout, device
         self._addresses: dict[str, str] = {}
-        self._groups: list[PlacementGroup] = []
-        assignment = self._assigned(patience)
+        self._groups: dict[str, PlacementGroup] = {}
+        assignment = self._assigned(layout, patience)
         deadline = time.monotonic() + seconds
         try:
             self._pools = {pool.name: self._reserve(pool, assignment[pool.name], deadline) for pool in layout.pools}
@@ -71,12 +71,35 @@ class Placement:
             self.remove()
             raise
 
-    def _assigned(self, patience: float) -> Assignment:
+    def add(self, more: Layout, seconds: float) -> None:
+        """Reserve further pools. Raises `NoRoomError` as the constructor does."""
+        assignment, deadline = self._assigned(more, 0.0), time.monotonic() + seconds
+        for pool in more.pools:
+            try:
+                self._pools[pool.name] = self._reserve(pool, assignment[pool.name], deadline)
+            except BaseException:
+                self._remove(pool.name)
+                raise
+        before = self._layout
+        self._layout = Layout(pools=before.pools + more.pools, placements=before.placements + more.placements)
+
+    def give_back(self, role: str, rank: int) -> None:
+        """Give the pool of this process back, which it had to itself."""
+        before = self._layout
+        [gone] = [placed for placed in before.placements if (placed.role, placed.rank) == (role, rank)]
+        self._layout = Layout(
+            pools=tuple(pool for pool in before.pools if pool.name != gone.pool),
+            placements=tuple(placed for placed in before.placements if placed is not gone),
+        )
+        del self._pools[gone.pool]
+        self._remove(gone.pool)
+
+    def _assigned(self, layout: Layout, patience: float) -> Assignment:
         """Machines for every pool, which may have to join or to become free within `patience` seconds."""
         deadline = time.monotonic() + patience
         while True:
             try:
-                return assign(self._layout, self.free(), unit=_RESOURCE[self._device])
+                return assign(layout, self.free(), unit=_RESOURCE[self._device])
             except NoRoom as refusal:
                 if time.monotonic() >= deadline:
                     waited = f", for {patience:g} s" if patience else ""
@@ -105,9 +128,12 @@ class Placement:
 
     def remove(self) -> None:
         """Gives everything back."""
-        for group in self._groups:
-            remove_placement_group(group)
-        self._groups = []
+        for pool in list(self._groups):
+            self._remove(pool)
+
+    def _remove(self, pool: str) -> None:
+        if pool in self._groups:
+            remove_placement_group(self._groups.pop(pool))
 
     def _reserve(self, pool: Pool, nodes: Sequence[str], deadline: float) -> list[Reservation]:
         """Reserve the pool's resources on each of these machines, in their order."""
@@ -116,7 +142,7 @@ class Placement:
             strategy="STRICT_SPREAD",
             bundle_label_selector=[{"ray.io/node-id": node} for node in nodes],
         )
-        self._groups.append(group)
+        self._groups[pool.name] = group
         if not group.wait(max(0.0, deadline - time.monotonic())):
             free = ", ".join(f"{node.id}: {node.gpus}" for node in self.free())
             raise NoRoomError(

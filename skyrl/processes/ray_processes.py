@@ -59,7 +59,9 @@ class RayProcesses:
         device: Device,
         environment: Mapping[str, str] = {},
         object_store_bytes: int = OBJECT_STORE_BYTES,
+        spare: int = 0,
     ) -> None:
+        """`spare` are places for processes that may be added, on a cluster of our own without GPUs."""
         self.step = 0
         """The current step of the run; it stands on the lines of the logs."""
         self.progress = Progress()
@@ -69,7 +71,7 @@ class RayProcesses:
         self._closed = False
         self._placement: Placement | None = None
         if address is None:
-            slots = sum(pool.gpus_per_node for pool in layout.pools)
+            slots = sum(pool.gpus_per_node for pool in layout.pools) + spare
             self._cluster = start(slots, device, object_store_bytes)
         else:
             self._cluster = attach(address, deadlines.start, address_field)
@@ -103,6 +105,22 @@ class RayProcesses:
         self._end([member for member in self._members if (member.role, member.rank) == (role, rank)])
         [handle] = self._made([self._start_actor(role, rank)], [maker])
         return handle
+
+    def add(self, seat: Layout, maker: Callable[[], T]) -> RayHandle[T]:
+        assert self._placement is not None, "there are processes already"
+        [placed] = seat.placements
+        self._placement.add(seat, self._deadlines.start)
+        self.where[placed.role, placed.rank] = self._placement.place(placed)
+        try:
+            return self.restart(placed.role, placed.rank, maker)
+        except BaseException:
+            self.remove(placed.role, placed.rank)
+            raise
+
+    def remove(self, role: str, rank: int) -> None:
+        self._end([member for member in self._members if (member.role, member.rank) == (role, rank)])
+        if self._placement is not None and self.where.pop((role, rank), None) is not None:
+            self._placement.give_back(role, rank)
 
     def _made(self, members: Sequence[Member], makers: Sequence[Callable[[], T]]) -> list[RayHandle[T]]:
         """Handles of the objects, once every process is there and has made its own; else none of them is left."""

@@ -46,7 +46,7 @@ class Member:
         how = last_words(self.log) or how_it_died(error)
         line = last_line(self.log)
         last = f"; last line of its log: {line}" if line and not last_words(self.log) else ""
-        self.exit_notice.set(ProcessLost(f"{self} died: {how}{last}; log: {self.log}", self.role))
+        self.exit_notice.set(ProcessLost(f"{self} died: {how}{last}; log: {self.log}", self.name))
 
 
 class Watch:
@@ -131,7 +131,7 @@ class Watch:
                 ProcessLost(
                     f"{member} has given no sign of life for {silent:.0f} s{busy}: it is stopped, or hangs in native "
                     f"code; what the other ranks were doing is in their logs; log: {member.log}",
-                    member.role,
+                    member.name,
                 )
             )
 

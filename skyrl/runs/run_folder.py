@@ -5,6 +5,7 @@
     progress.json         what the run is doing, for whoever watches it: replaced every second
     timeline.jsonl        phases and calls of the steps of trainer.profile_steps: `skyrl.tracking.timeline`
     profile/              traces of the updates of these steps, by torch.profiler
+    engines/              engines as `skyrl engines` lists them, and requests to add and drain some
     alarms.jsonl          alarms that were raised, one line for each
     trajectories.jsonl    sampled answers with their rewards, for people
     tokens/               log-probabilities, advantages and more of each token of these: `skyrl.tracking.token_file`

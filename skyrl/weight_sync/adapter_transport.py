@@ -46,7 +46,7 @@ class BroadcastAdapterTransport:
         here, there = self._place.call(len(client.in_service))
         incoming = [self._adapter(Broadcast(group=group, weights=infos)) for group in there]
         await send_both(
-            client.load_weights(incoming, version),
+            client.load_weights(incoming, version, here.abort),
             source.stream(BroadcastSender(group=here, dtype=DTYPE), adapter=True),
             here.abort,
         )

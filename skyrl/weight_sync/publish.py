@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from skyrl.errors import WeightSyncError
+from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.weight_sync.canary import Canary, Metrics
 from skyrl.weight_sync.transports import WeightSource, WeightTransport
@@ -29,7 +29,7 @@ class WeightSync:
     ) -> None:
         """`arrived` is called with each version that the engines sample from. Engines receive every `interval`th
         version, the first one there is, and versions that `catch_up` asks for. The canary compares after the first
-        transfer and after every `canary_interval`th of the later ones.
+        transfer, after every `canary_interval`th of the later ones, and after those that new engines take part in.
         """
         self._source, self._client, self._transport, self._canary = source, client, transport, canary
         self._arrived, self._interval = arrived, interval
@@ -67,17 +67,27 @@ class WeightSync:
         """
         version = self._newest
         await self._client.pause()
-        await self._client.admit_restarted()
+        are_new = await self._client.admit_started()
         try:
-            await self._transport.send(self._source, self._client, version)
+            await self._send_to_those_left(version)
         except WeightSyncError:
             await self._client.resume()  # who is still in service holds whole weights
             raise
         metrics: Metrics = {}
-        if self._transfers % self._canary_interval == 0:
+        if are_new or self._transfers % self._canary_interval == 0:
             metrics = await self._client.inspect(lambda engines: self._canary.compare(self._source, engines, version))
         self._transfers += 1
         self._sent = version
         self._arrived(version)
         await self._client.resume()
         return metrics | self._client.metrics
+
+    async def _send_to_those_left(self, version: int) -> None:
+        """A transfer in which one of several engines dies begins again with the others."""
+        while True:
+            serving = self._client.in_service
+            try:
+                return await self._transport.send(self._source, self._client, version)
+            except ProcessError:
+                if self._client.in_service == serving:  # it was the last engine, or none
+                    raise

@@ -105,7 +105,7 @@ class BroadcastTransport:
         infos = _infos(await source.metadata(), self._dtype)
         here, there = self._place.call(len(client.in_service))
         await send_both(
-            client.load_weights([Broadcast(group=group, weights=infos) for group in there], version),
+            client.load_weights([Broadcast(group=group, weights=infos) for group in there], version, here.abort),
             source.stream(BroadcastSender(group=here, dtype=self._dtype), dtype=self._dtype),
             here.abort,
         )
@@ -131,7 +131,7 @@ class NativeTransport:
         )
         incoming_sets = [Native(group=group, backend=self._backend, weights=infos) for group in there]
         await send_both(
-            client.load_weights(incoming_sets, version),
+            client.load_weights(incoming_sets, version, here.abort),
             source.stream(sender, everywhere=self._senders > 1, dtype=self._dtype),
             here.abort,
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stderr
 from dataclasses import make_dataclass
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +22,19 @@ from skyrl.config import SamplingParams
 from skyrl.config.sizes import starts_engines
 from skyrl.endpoint.doors import TOKEN_VARIABLE
 from skyrl.errors import ModelError, ProcessError, SkyRLError
-from skyrl.experiments.collaborators import engine_makers, engine_restarts, parity_canary, weight_road
+from skyrl.experiments.collaborators import (
+    engine_changes,
+    engine_makers,
+    engine_restarts,
+    parity_canary,
+    weight_road,
+)
 from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
+from skyrl.inference.client import EngineState
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.processes.in_process import InProcess
+from skyrl.runs.engine_changes import ask
 from tests.effects.observables import placement
 from tests.effects.probe import Probe, Scene, observable
 
@@ -92,6 +102,42 @@ def restarts(scene: Scene) -> object:
         return [call.args for call in sleep.call_args_list]
 
     return asyncio.run(pauses())
+
+
+class _ManyEngines:
+    """A client whose engines start, and serve, at once."""
+
+    def __init__(self, number: int) -> None:
+        self.states = [EngineState(number=each, state="serving") for each in range(number)]
+
+    def add_engine(self) -> int:
+        self.states.append(EngineState(number=len(self.states), state="serving"))
+        return len(self.states) - 1
+
+    def not_added(self) -> list[tuple[int, str]]:
+        return []
+
+    async def drain(self, number: int) -> None:
+        self.states = [each for each in self.states if each.number != number]
+
+
+@observable("the numbers of engines after requests to add two and to drain three")
+def engine_numbers(scene: Scene) -> object:
+    async def numbers() -> object:
+        client: Any = _ManyEngines(scene.run.generator.inference_engine.num_engines)
+        changes = engine_changes(scene.run, client, InProcess(), Path("run"))
+        if changes is None:
+            return "there is no change"
+        found = []
+        for action in (["add"] * 2, ["drain"] * 3):
+            for each in action:
+                ask(Path("run"), "add" if each == "add" else "drain")
+            await changes.heed()
+            found.append(len(client.states))
+        return found
+
+    with redirect_stderr(StringIO()):
+        return asyncio.run(numbers())
 
 
 @observable("the log-probabilities that the embedded engine draws with")
@@ -269,6 +315,8 @@ VALUES: Mapping[str, Any] = {
 PROBES: tuple[Probe, ...] = (
     Probe(f"{E}backend", "vllm", engine, {"trainer.deterministic": False}),
     Probe(f"{E}num_engines", 2, placement, APART),
+    Probe(f"{E}min_engines", 2, engine_numbers, {**APART, f"{E}num_engines": 2}),
+    Probe(f"{E}max_engines", 3, engine_numbers, {**APART, f"{E}num_engines": 2}),
     Probe(f"{E}max_engine_restarts", 1, restarts, {**APART, f"{E}num_engines": 2}),
     Probe(f"{E}engine_restart_backoff_seconds", 1.0, restarts, {**APART, f"{E}num_engines": 2}),
     Probe(f"{E}run_engines_locally", False, servers, {f"{E}backend": "vllm"}),

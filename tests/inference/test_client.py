@@ -349,6 +349,35 @@ async def test_the_engine_that_ended_is_named_and_not_the_one_that_missed_it() -
         await door.load_weights([weights("y")] * 2, version=1)
 
 
+async def test_engines_that_wait_for_one_that_died_are_told_and_awaited() -> None:
+    a, b = WaitingEngine("a"), SlowEngine("b")
+    door = client(a, b)
+    b.fault = ProcessError("b died")
+    with pytest.raises(ProcessError, match="b died"):
+        await door.load_weights([weights("y")] * 2, version=1, abort=a.abort)
+    assert door.in_service == (a,)
+    await door.load_weights([weights("z")], version=1)
+    assert a.weights == ["z"]
+
+
+class WaitingEngine(SlowEngine):
+    """Its first weights do not come before they are called off."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.loop = asyncio.get_running_loop()
+        self.aborted: asyncio.Future[str] = self.loop.create_future()
+
+    def abort(self, why: str) -> None:
+        """From another thread."""
+        self.loop.call_soon_threadsafe(self.aborted.set_result, why)
+
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+        if not self.aborted.done():
+            raise WeightSyncError(await self.aborted)
+        await super().load_weights(incoming, version)
+
+
 async def test_engines_with_different_weights_are_an_error() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
     door = client(a, b)

@@ -66,7 +66,7 @@ async def lost(door: InferenceEngineClient, engine: SlowEngine, *others: SlowEng
 async def publish(door: InferenceEngineClient, version: int) -> None:
     """New weights, as `WeightSync` brings them."""
     await door.pause()
-    await door.admit_restarted()
+    await door.admit_started()
     await door.load_weights([weights(f"for {n}") for n in range(len(door.in_service))], version)
     await door.resume()
 

@@ -15,9 +15,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from skyrl.errors import ProcessError
+from skyrl.errors import NoRoomError, ProcessError
 from skyrl.planning.layout import Layout, Node, Pool, RankPlacement, assign
-from skyrl.planning.sizes import layout
+from skyrl.planning.sizes import layout, layout_of_engine
 from skyrl.planning.topology import Engines, Grid, Sizes
 from skyrl.processes import ray_cluster
 from skyrl.processes.handles import Deadlines
@@ -123,6 +123,22 @@ def test_every_process_is_where_the_plan_says(attached: None, machines: int, nam
         place = places[placed.role, placed.rank]
         taken[placed.pool] |= {(place.node, gpu) for gpu in place.gpus}
     assert len(set().union(*taken.values())) == sum(len(gpus) for gpus in taken.values()) == planned.gpus
+    placement.remove()
+    assert soon(lambda: sum(node.gpus for node in placement.free()) == 8 * machines)
+
+
+def test_a_pool_is_added_where_there_is_room_and_given_back(attached: None, machines: int) -> None:
+    placement = Placement(layout(Sizes(policy=Grid(nodes=machines, gpus_per_node=6), colocate_all=False)), "cuda", 120)
+    one = layout_of_engine(Engines(number=1, tensor=2), 7, 8)
+    placement.add(one, 60)
+    place = placement.place(one.placements[0])
+    assert place.gpus == ("6", "7")
+    assert sum(node.gpus for node in placement.free()) == 2 * (machines - 1)
+    with pytest.raises(NoRoomError, match="engine-8 needs 1 node with 8 free GPUs") as refused:
+        placement.add(layout_of_engine(Engines(number=1, tensor=8), 8, 8), 60)
+    assert refused.value.pool == "engine-8"
+    placement.give_back("engine", 7)
+    assert soon(lambda: sum(node.gpus for node in placement.free()) == 2 * machines)
     placement.remove()
     assert soon(lambda: sum(node.gpus for node in placement.free()) == 8 * machines)
 

@@ -27,15 +27,17 @@ class World:
         self.calls: list[str] = []
         self.holds_weights = True
         self.metrics = {"engines": 2.0}
-        self.broken = False
+        self.broken = self.has_new_engines = False
+        self.in_service: tuple[str, ...] = ("a", "b")
+        self.dying = 0
         world: Any = self
         self.sync = WeightSync(world, world, world, world, lambda v: self.calls.append(f"arrived {v}"), **settings)
 
     async def pause(self) -> None:
         self.calls.append("pause")
 
-    async def admit_restarted(self) -> None:
-        """No engine was started again."""
+    async def admit_started(self) -> bool:
+        return self.has_new_engines
 
     async def resume(self) -> None:
         self.calls.append("resume")
@@ -45,6 +47,10 @@ class World:
         self.holds_weights = True
         if self.broken:
             raise WeightSyncError("torn")
+        if self.dying:
+            self.dying -= 1
+            self.in_service = self.in_service[1:] or self.in_service
+            raise ProcessError("an engine died")
 
     async def inspect(self, look: Callable[[object], Awaitable[Any]]) -> Any:
         return await look(())
@@ -255,3 +261,21 @@ def test_rows_hold_prompt_and_completion_with_the_engines_numbers() -> None:
     assert batch.rollout_logprobs is not None
     assert batch.rollout_logprobs.tolist() == [[0.0, 0.0, -0.5, -0.25], [0.0, -1.0, 0.0, 0.0]]
     assert (batch.lengths.tolist(), batch.groups.tolist()) == ([4, 2], [0, 1])
+
+
+async def test_new_engines_are_compared_before_they_serve_whatever_the_interval() -> None:
+    world = World(canary_interval=10)
+    for version in range(1, 4):
+        world.has_new_engines = version == 3
+        await world.sync.publish(version)
+    assert [call for call in world.calls if call.startswith("compare")] == ["compare 1", "compare 3"]
+
+
+async def test_a_transfer_in_which_an_engine_dies_begins_again_with_the_others_and_the_last_ends_it() -> None:
+    world = World()
+    world.dying = 1
+    await world.sync.publish(1)
+    assert world.calls == ["pause", "send 1", "send 1", "compare 1", "arrived 1", "resume"]
+    world.dying = 1
+    with pytest.raises(ProcessError, match="an engine died"):
+        await world.sync.publish(2)

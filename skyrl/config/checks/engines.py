@@ -183,7 +183,19 @@ def eight_bits_are_for_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def engines_are_as_many_as_they_may_be(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A run begins with a number of engines that it may have."""
+    engine = run.generator.inference_engine
+    if engine.min_engines > engine.num_engines:
+        message = f"{engine.min_engines} is more than num_engines = {engine.num_engines}"
+        yield Problem(path="generator.inference_engine.min_engines", message=message, hint="lower it")
+    if engine.max_engines is not None and engine.max_engines < engine.num_engines:
+        message = f"{engine.max_engines} is less than num_engines = {engine.num_engines}"
+        yield Problem(path="generator.inference_engine.max_engines", message=message, hint="raise it, or leave it out")
+
+
 ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    engines_are_as_many_as_they_may_be,
     nccl_has_cuda,
     nccl_is_vllms,
     weights_have_a_way_to_servers,

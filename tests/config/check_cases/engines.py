@@ -7,6 +7,10 @@ from typing import Any
 from tests.config.check_cases.settings import APART, ENGINE, RAY, SERVER, VLLM
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "engines_are_as_many_as_they_may_be": [
+        ({**RAY, ENGINE + "min_engines": 2}, ENGINE + "min_engines"),
+        ({**RAY, ENGINE + "num_engines": 3, ENGINE + "max_engines": 2}, ENGINE + "max_engines"),
+    ],
     "nccl_is_vllms": [
         ({**RAY, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")
     ],
@@ -49,6 +53,12 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "engines_are_as_many_as_they_may_be": {
+        **RAY,
+        ENGINE + "num_engines": 2,
+        ENGINE + "min_engines": 2,
+        ENGINE + "max_engines": 2,
+    },
     "weights_have_a_way_to_servers": {**APART, **SERVER, ENGINE + "weight_sync_backend": "gloo"},
     "engines_of_the_run_get_its_weights": {**SERVER, ENGINE + "weight_sync_backend": "none"},
     "a_token_is_not_shown_to_the_network": {
