@@ -71,6 +71,15 @@ def test_engines_get_the_weights_of_every_combination(sizes: dict[str, int], nan
     assert parity and max(parity) < 1e-4
 
 
+def test_engines_get_the_adapter_alone(nano: Path, tmp_path: Path) -> None:
+    adapter = {"trainer__policy__model__lora": {"rank": 4, "alpha": 8}, "trainer__max_training_steps": 2}
+    train(nano, tmp_path, **ON_RAY | adapter | degrees(tensor_model=2))
+    rows = metrics(tmp_path)
+    parity = [row["weight_sync/parity_max"] for row in rows if "weight_sync/parity_max" in row]
+    assert parity and max(parity) < 1e-4
+    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
+
+
 def test_a_run_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
     split: dict[str, Any] = {**KILLED_ON_RAY, **degrees(tensor_model=2)}
     status, said = run(nano, tmp_path / "whole", **split)
