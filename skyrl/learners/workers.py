@@ -175,7 +175,7 @@ def _under(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource
     def drawn() -> dict[str, Tensor]:
         base = {name for name, _ in named_weights(source.meta_model())}
         changed = named_weights(change(without_numbers(source.meta_model())))
-        added = {name: weight for name, weight in changed if name.replace(".base_layer.", ".") not in base}
+        added = {name: weight for name, weight in changed if base.isdisjoint({name, name.replace(".base_layer.", ".")})}
         return {**source.drawn(), **added}
 
     return ModelSource(
