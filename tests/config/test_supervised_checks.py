@@ -90,6 +90,27 @@ SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
             "tensor_parallel_size",
             "2: strategy = deepspeed does not read it; set it to 1, or strategy = fsdp2",
         ),
+        (
+            {"expert_parallel_size": 2, "strategy": "deepspeed"},
+            "expert_parallel_size",
+            "2: strategy = deepspeed does not read it; set it to 1, or strategy = fsdp2",
+        ),
+        (
+            {"expert_parallel_size": 2, "tensor_parallel_size": 2},
+            "expert_parallel_size",
+            "2 ranks cannot spread experts where tensor_parallel_size = 2; set one of both to 1",
+        ),
+        (
+            {"expert_parallel_size": 2, "fsdp_config.fsdp_size": 2},
+            "expert_parallel_size",
+            "2 ranks cannot spread experts of copies that are sharded over a part of the ranks; set "
+            "fsdp_config.fsdp_size = -1",
+        ),
+        (
+            {"expert_parallel_size": 3},
+            "expert_parallel_size",
+            "3 does not divide the 4 ranks of the model; nearest divisors: 2 and 4",
+        ),
     ],
 )
 def test_a_layout_that_cannot_run_is_refused(values: dict[str, Any], path: str, said: str) -> None:
@@ -99,6 +120,7 @@ def test_a_layout_that_cannot_run_is_refused(values: dict[str, Any], path: str, 
 def test_layouts_that_fit_their_ranks_are_taken() -> None:
     assert problems(**SHARED, sequence_parallel_size=2, tensor_parallel_size=2) == {}
     assert problems(**SHARED, context_parallel_size=2, strategy="deepspeed") == {}
+    assert problems(**SHARED, context_parallel_size=2, expert_parallel_size=4) == {}
 
 
 def test_a_supervised_run_without_its_kind_is_recognized_by_fields_that_reinforcement_learning_lacks() -> None:

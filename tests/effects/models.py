@@ -405,7 +405,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     *(
         place.probe("expert_parallel_size", 2, place.sights.spread(), place.several)
-        for place in (POLICY_PLACE, CRITIC_PLACE, REFERENCE_PLACE)
+        for place in (*LEARNING, REFERENCE_PLACE)
     ),
     *(
         POLICY_PLACE.probe(f"router_{name}_loss_coef", 0.5, POLICY_PLACE.sights.trained(), MIXTURE)

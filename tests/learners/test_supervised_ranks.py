@@ -81,13 +81,33 @@ def test_several_ranks_learn_what_one_process_does(
     changes = {**evaluated(tmp_path, kind), "placement__num_gpus_per_node": 2, **LAYOUTS[layout]}
     config: Any = compose([], settings(nano, tmp_path, kind, **changes)).config
     assert config.deepspeed_config.zero_optimization.stage == 3
+    run_in(config, {"fsdp2": pool, "deepspeed": zero_pool}[config.strategy])
+    assert_same_course(tmp_path, alone[kind])
+
+
+def run_in(config: Any, pool: Pool) -> None:
+    """The run, with the pool's processes as ranks."""
     experiment: Any = experiment_class(config)(config)
-    pools = {"fsdp2": pool, "deepspeed": zero_pool}
-    experiment.processes = PoolProcesses(pools[config.strategy], experiment.replicas)
+    experiment.processes = PoolProcesses(pool, experiment.replicas)
     experiment.run()
-    found, expected = records(tmp_path), records(alone[kind])
+
+
+def assert_same_course(one: Path, other: Path) -> None:
+    """Losses, evaluations, weights."""
+    found, expected = records(one), records(other)
     for name in ("train/loss", "train/grad_norm", "eval/all/loss"):
         ours, theirs = ([record[name] for record in run if name in record] for run in (found, expected))
         assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5) and ours
-    one, other = (load_file(folder / "run" / "model" / "model.safetensors") for folder in (tmp_path, alone[kind]))
-    assert one.keys() == other.keys() and farthest(one, other) < 1e-4
+    ours, theirs = (load_file(folder / "run" / "model" / "model.safetensors") for folder in (one, other))
+    assert ours.keys() == theirs.keys() and farthest(ours, theirs) < 1e-4
+
+
+def test_spread_experts_learn_what_one_process_does(nano: Path, tmp_path: Path, pool: Pool) -> None:
+    mixture = {"model__path": str(nano / "mixture"), "optimizer_config__adam_eps": 1e-6}
+    train(nano, tmp_path / "alone", "sft", **evaluated(tmp_path, "sft"), **mixture)
+    spread = {"placement__num_gpus_per_node": 2, "expert_parallel_size": 2, **mixture}
+    (tmp_path / "spread").mkdir()
+    run_in(compose([], settings(nano, tmp_path / "spread", "sft", **evaluated(tmp_path, "sft"), **spread)).config, pool)
+    assert_same_course(tmp_path / "spread", tmp_path / "alone")
+    logged = [record for record in records(tmp_path / "spread") if "train/router_max_violation" in record]
+    assert logged and all(record["train/router_entropy"] > 0 for record in logged)

@@ -1,4 +1,4 @@
-"""Checks of supervised runs whose ranks share sequences or matrices.
+"""Checks of supervised runs whose ranks share sequences, matrices or experts.
 
 Whether the sizes divide the heads of the model is checked where its files are at hand:
 `skyrl.experiments.model_checks`.
@@ -12,7 +12,7 @@ from typing import Any
 from skyrl.config.supervised.model import MODEL, sharing_rows
 from skyrl.config.supervised.root import SupervisedConfig
 from skyrl.errors import Problem
-from skyrl.planning.batches import divisors
+from skyrl.planning.batches import divisors, nearest
 from skyrl.tree.rules import Check
 
 _SIZES = ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_size")
@@ -58,9 +58,30 @@ def matrices_are_cut_under_fsdp(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="tensor_parallel_size", message=message, hint="set it to 1, or strategy = fsdp2")
 
 
+def experts_are_spread_under_fsdp(run: SupervisedConfig) -> Iterator[Problem]:
+    """Experts are spread over all ranks under FSDP, whose other matrices are whole."""
+    path, size, ranks = "expert_parallel_size", run.expert_parallel_size, MODEL.ranks(run)
+    if size == 1:
+        return
+    if not MODEL.by_fsdp(run):
+        message = f"{size}: strategy = {run.strategy} does not read it"
+        yield Problem(path=path, message=message, hint="set it to 1, or strategy = fsdp2")
+    elif run.tensor_parallel_size > 1:
+        message = f"{size} ranks cannot spread experts where tensor_parallel_size = {run.tensor_parallel_size}"
+        yield Problem(path=path, message=message, hint="set one of both to 1")
+    elif run.fsdp_config.fsdp_size not in (-1, ranks):
+        message = f"{size} ranks cannot spread experts of copies that are sharded over a part of the ranks"
+        yield Problem(path=path, message=message, hint="set fsdp_config.fsdp_size = -1")
+    elif ranks % size:
+        fitting = " and ".join(map(str, nearest(size, divisors(ranks))))
+        message = f"{size} does not divide the {ranks} ranks of the model"
+        yield Problem(path=path, message=message, hint=f"nearest divisors: {fitting}")
+
+
 LAYOUT_CHECKS: tuple[Check[Any], ...] = (
     ranks_form_whole_groups,
     shared_sequences_are_packed,
     gathered_keys_are_not_dropped,
     matrices_are_cut_under_fsdp,
+    experts_are_spread_under_fsdp,
 )

@@ -107,6 +107,11 @@ class SupervisedConfig(RunConfig):
     """Consecutive ranks that hold a part of every large matrix each and compute on the same rows (arXiv:1909.08053).
     Divides the number of ranks, of attention heads, and of key and value heads. 1: matrices are whole."""
 
+    expert_parallel_size: int = field(default=1, validator=positive)
+    """Consecutive ranks that hold different experts of a mixture of experts (GShard, arXiv:2006.16668): tokens travel
+    to them and back. Divides the number of ranks and of experts; under FSDP, with `fsdp_size = -1` and
+    `tensor_parallel_size = 1`. 1: every rank computes all experts for its tokens."""
+
     faults: FaultsConfig = FaultsConfig(on_non_finite="abort")
     """Interruptions and stalls. A gradient that is not finite is left out as `optimizer_config.max_skipped_updates`
     says with `on_non_finite = "skip"`, and ends the run with abort."""
@@ -343,7 +348,7 @@ class SupervisedConfig(RunConfig):
 
 _OF_A_LEARNER = (
     "model", "optimizer_config", "fsdp_config", "deepspeed_config", "use_dropout", "sequence_parallel_size",
-    "context_parallel_size", "tensor_parallel_size",
+    "context_parallel_size", "tensor_parallel_size", "expert_parallel_size",
 )  # fmt: skip
 """Fields that a policy and a critic have under the same name. Which of both learns is the experiment's choice."""
 
