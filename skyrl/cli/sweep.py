@@ -42,11 +42,12 @@ def sweep(
     import os
 
     from skyrl.config.sweep import load_sweep
+    from skyrl.sweeps.results import unmeasured
     from skyrl.sweeps.trials import spelled, trials_of, waiting
 
     asked = load_sweep(file)
     trials = trials_of(asked, os.environ, device=None if target == "local" else "cuda")
-    for sentence in trials.twice:
+    for sentence in (*unmeasured(asked.metric), *trials.twice):
         click.echo(sentence, err=True)
     if dry_run:
         for trial in trials.trials:

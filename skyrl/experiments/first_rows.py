@@ -26,7 +26,7 @@ from skyrl.data.sources import FILES, BadRow, Columns, Row, chat_of, first_row, 
 from skyrl.envs.env import Env
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
-from skyrl.envs.registry import MakeEnv, find_task
+from skyrl.envs.registry import MakeEnv, find_env, find_task
 from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth
 from skyrl.errors import ConfigError, DataError, Problem, TaskError
 from skyrl.experiments.model_checks import readable_files
@@ -185,12 +185,16 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
         )
         return
     try:
+        if row.env_class == run.environment.env_class:
+            find_env(row.env_class)
+    except TaskError:  # another check reports the configuration's own
+        return
+    try:
         make = find_task(row.env_class, run.environment.env_class, run.environment.skyrl_gym)
         if isinstance(make, type) and issubclass(make, Env) and make.__module__.startswith("skyrl.envs."):
             make(deepcopy(row.extras))
     except TaskError as error:
-        if row.env_class != run.environment.env_class or "import" not in str(error):
-            yield Problem(path="environment.env_class", message=f"{row.source}, row 0: {error}")
+        yield Problem(path="environment.env_class", message=f"{row.source}, row 0: {error}")
         return
     problems = list(_signature_problems(row, make))
     yield from problems

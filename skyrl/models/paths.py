@@ -26,6 +26,8 @@ def check_model_path(path: str, *, weights: bool = True) -> str | None:
     if folder is None:
         return None
     if not folder.is_dir():
+        if folder.is_file():
+            return f"{path} is a file, and a model is a folder in Hugging Face format, or a hub name: owner/name"
         return f"there is no model folder {path}{beside(path)}, and a hub name has the form owner/name"
     if not (folder / "config.json").is_file():
         return f"the folder {path} holds no config.json, so it is not a Hugging Face model"

@@ -12,6 +12,8 @@ from typing import Any, Literal
 from attrs import frozen
 
 from skyrl.sweeps.trials import Trial, spelled
+from skyrl.tracking.metric_table import METRICS, unknown
+from skyrl.tree.names import nearest
 
 
 @frozen(kw_only=True)
@@ -45,6 +47,14 @@ def results(trials: Sequence[Trial], metric: str, goal: Literal["max", "min"]) -
     found = [_result(point, group, metric, goal) for point, group in groups.items()]
     sign = -1 if goal == "max" else 1
     return sorted(found, key=lambda each: (not each.values, sign * each.mean if each.values else 0.0))
+
+
+def unmeasured(metric: str) -> Iterator[str]:
+    """A sentence on a metric that skyrl does not log. A loss or an environment of your own may."""
+    for missing in unknown([metric]):
+        near = nearest(missing, [spec.name for _, specs in METRICS for spec in specs])
+        hint = f"did you mean {near}?" if near else "docs/metrics.md lists all metrics"
+        yield f"no metric of skyrl is called {missing}, and runs are compared only if your code logs it; {hint}"
 
 
 def table(found: Sequence[Result], metric: str) -> str:

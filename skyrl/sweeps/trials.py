@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from skyrl.config.entry import RunConfig
 from skyrl.config.kept import kept_text
 from skyrl.config.kinds import kind_of
 from skyrl.config.load import compose, load
-from skyrl.config.sweep import SweepConfig, flat
+from skyrl.config.sweep import SweepConfig, draws_of, flat
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.launchers.job import STATE, TASKS
 from skyrl.launchers.prepared import RUN_FILE
@@ -102,10 +102,26 @@ def trials_of(sweep: SweepConfig, environ: Mapping[str, str], *, device: str | N
             number = numbers.setdefault(mark, len(numbers))
             trials[mark] = _trial(sweep, point, number, folder, values, environ, device)
         except ConfigError as error:
-            problems += [each for each in error.problems if each not in problems]
+            found = [_in_its_table(each, sweep, kind.path("seed")) for each in error.problems]
+            problems += [each for each in found if each not in problems]
     if problems:
         raise ConfigError(problems, title="This sweep cannot start")
     return Trials(folder=folder, trials=tuple(trials.values()), twice=tuple(twice))
+
+
+def _in_its_table(problem: Problem, sweep: SweepConfig, seed_field: str) -> Problem:
+    """The problem, whose place is the sweep's table with the value where one sets it: the one that wins."""
+    tables: list[tuple[str, Collection[str]]] = [
+        ("seeds", [seed_field] if sweep.seeds else []),
+        ("grid", dict(flat(sweep.grid))),
+        ("random.values", draws_of(sweep.random)),
+        ("points", [path for point in sweep.points for path, _ in flat(point)]),
+        ("set", dict(flat(sweep.set))),
+    ]
+    for name, paths in tables:
+        if any(problem.path == path or problem.path.startswith(f"{path}.") for path in paths):
+            return evolve(problem, place=f"{name} of the sweep")
+    return problem
 
 
 def _trial(

@@ -17,6 +17,7 @@ from typing import Any
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.tree.classes import assembled, class_name, fields_of, known_class
 from skyrl.tree.frames import described, raised_at
+from skyrl.tree.names import nearest
 
 
 def import_object(name: str, error: type[UserError] = UserError) -> Any:
@@ -30,7 +31,8 @@ def import_object(name: str, error: type[UserError] = UserError) -> Any:
         raise error(_why(where, failure)) from failure
     for each in attribute.split("."):
         if not hasattr(found, each):
-            raise error(f"{where} has no {attribute!r}")
+            near = nearest(each, [name for name in dir(found) if not name.startswith("_")])
+            raise error(f"{where} has no {attribute!r}" + (f"; did you mean {near}?" if near else ""))
         found = getattr(found, each)
     return found
 

@@ -71,7 +71,8 @@ def test_an_environment_class_in_a_file_is_used_as_it_is(tmp_path: Path) -> None
         ("gsm9k", "Registered: aime, code, gsm8k,"),
         ("no_such_module_anywhere:f", "no_such_module_anywhere cannot be found"),
         ("nowhere/task.py:f", "there is no file nowhere/task.py"),
-        ("math:no_such_name", "math has no 'no_such_name'"),
+        ("math:no_such_name", "math has no 'no_such_name'$"),
+        ("math:sqtr", r"math has no 'sqtr'; did you mean sqrt\?"),
         ("math:pi", "neither a subclass of skyrl.envs.Env"),
     ],
 )

@@ -162,6 +162,15 @@ def test_a_reward_function_is_called_once_on_an_empty_answer(nano: Path, tmp_pat
     assert said.replace("{file}", str(file)) in f"{problem.message}\n{problem.hint}"
 
 
+@pytest.mark.parametrize("name", ["fien", "PI"])
+def test_what_is_wrong_with_the_task_of_the_configuration_is_told_once(nano: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "rewards.py"
+    file.write_text(f"{REWARDS}\nPI = 3\n", encoding="utf-8")
+    (problem,) = problems(nano, tmp_path, {"environment.env_class": f"{file}:{name}"})
+    said = {"fien": f"{file} has no 'fien'; did you mean fine?", "PI": f"{file}:PI is neither a subclass of"}
+    assert problem.message.startswith(said[name])
+
+
 @pytest.mark.parametrize("name", ["skips", "fine"])
 def test_a_reward_function_that_takes_an_empty_answer_is_no_problem(nano: Path, tmp_path: Path, name: str) -> None:
     file = tmp_path / "rewards.py"

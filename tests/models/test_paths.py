@@ -54,6 +54,12 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "no model folder ~/other" in (check_model_path("~/other") or "")
 
 
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.touch()
+    assert (check_model_path(str(file)) or "").startswith(f"{file} is a file, and a model is a folder")
+
+
 @pytest.mark.parametrize("path", ["/nowhere/model", "runs/quickstart-base/model", "gpt2", ""])
 def test_what_is_neither_a_folder_nor_a_hub_name_is_told(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

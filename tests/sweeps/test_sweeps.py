@@ -125,7 +125,12 @@ def test_a_sweep_that_cannot_be_is_refused(tables: Mapping[str, Any], said: str,
 def test_every_point_is_checked_before_anything_starts(here: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         trials(grid={LR: (1e-3, "fast"), "trainer.epoch": (1,)})
-    assert {problem.path for problem in refused.value.problems} == {LR, "trainer.epoch"}
+    places = {problem.path: problem.place for problem in refused.value.problems}
+    assert places == {LR: "grid of the sweep", "trainer.epoch": "grid of the sweep"}
+    with pytest.raises(ConfigError) as refused:
+        trials(set={"trainer.epochs": "many"}, points=({LR: "fast"},), seeds=(-1,))
+    places = {problem.path: problem.place for problem in refused.value.problems}
+    assert places == {"trainer.epochs": "set of the sweep", LR: "points of the sweep", SEED: "seeds of the sweep"}
     assert not (here / "sweeps").exists()
 
 
@@ -238,6 +243,15 @@ def test_a_dry_run_lists_the_runs_and_starts_none(here: Path) -> None:
         ["1", "new", f"{LR}=0.002"],
     ]
     assert not (here / "sweeps").exists()
+
+
+def test_a_metric_that_no_run_logs_is_told_before_anything_is_trained(here: Path) -> None:
+    write(here, metric="eval/all/avg_scor", grid={LR: [1e-3]})
+    done = command("--dry-run")
+    assert done.exit_code == 0 and "no metric of skyrl is called eval/all/avg_scor" in done.stderr
+    assert "did you mean eval/<set>/avg_score?" in done.stderr
+    write(here, metric="eval/all/avg_score", grid={LR: [1e-3]})
+    assert "no metric" not in command("--dry-run").stderr
 
 
 @pytest.mark.long
