@@ -12,12 +12,12 @@ from typing import Any
 import attrs
 
 from skyrl.config.allocation import ALLOCATION_RULES
-from skyrl.config.engines import backend_of, engine_dtype
+from skyrl.config.engines import GROUP_TRANSPORTS, backend_of, engine_dtype
 from skyrl.config.every_kind import EVERY_KIND_RULES
 from skyrl.config.generator import SamplingParams
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import grid_of, models_of, starts_engines
+from skyrl.config.sizes import grid_of, models_of, samples, starts_engines
 from skyrl.config.trackers import lacks_of
 from skyrl.tree.rules import Rule, rule
 
@@ -42,18 +42,21 @@ _KIND_OF_ENGINE = tuple(
         "trainer.algorithm.use_kl_in_reward",
         *_KIND_OF_ENGINE,
         "generator.inference_engine.num_engines",
+        "generator.inference_engine.weight_sync_backend",
         "trainer.rollouts_from",
     ),
     unset="auto",
 )
 def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
     """Ray is for what one process cannot hold: several ranks or engines, or an engine with processes of its own. A run
-    that is fed from a recording has no engine, and engines that run already are no processes of the run.
+    that is fed from a recording has no engine, and engines that run already are no processes of the run; a learner that
+    forms a group with them is one of its own.
     """
     engine = run.generator.inference_engine
     alone = all(grid_of(run, model).ranks == 1 for model in models_of(run))
     embedded = not starts_engines(run) or (backend_of(engine).is_embedded and engine.num_engines == 1)
-    return "in_process" if embedded and alone else "ray"
+    grouped = samples(run) and not starts_engines(run) and engine.weight_sync_backend in GROUP_TRANSPORTS
+    return "in_process" if embedded and alone and not grouped else "ray"
 
 
 @rule(writes="trainer.ref.model.path", reads=("trainer.policy.model.path",))
@@ -304,6 +307,7 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     exports_lie_in_a_run_folder_that_was_chosen,
     a_tracker_that_cannot_be_had_gives_way_to_the_console,
     *ALLOCATION_RULES,
+    nccl_is_for_vllm_on_cuda,
     one_process_suffices_for_one_embedded_engine,
     the_reference_is_where_the_policy_started,
     the_first_input_is_the_prompt,
@@ -321,7 +325,6 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     the_engine_uses_the_trainers_rope_base,
     a_deterministic_run_samples_deterministically,
     keys_and_values_that_outlive_new_weights_are_not_shared,
-    nccl_is_for_vllm_on_cuda,
     precision_bounds_how_far_engine_and_learner_differ,
 )
 """Derivation rules in order: a rule comes after those that write what it reads."""

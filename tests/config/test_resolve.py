@@ -73,6 +73,15 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
     ({"trainer.device": "cuda"}, "trainer.recompute_activations", True),
     ({"trainer.device": "cpu"}, "trainer.recompute_activations", False),
     ({"generator.inference_engine.backend": "torch"}, "trainer.placement.executor", "in_process"),
+    (
+        {
+            "generator.inference_engine.backend": "http",
+            "generator.inference_engine.external_server_urls": ["http://127.0.0.1:1"],
+            "generator.inference_engine.weight_sync_backend": "gloo",
+        },
+        "trainer.placement.executor",
+        "ray",
+    ),
     ({"generator.inference_engine.backend": "vllm"}, "trainer.placement.executor", "ray"),
     (
         {"generator.inference_engine.backend": "torch", "generator.inference_engine.num_engines": 2},

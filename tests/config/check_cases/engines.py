@@ -16,7 +16,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "weights_have_a_way_to_servers": [
         ({**setting, ENGINE + "weight_sync_backend": way}, ENGINE + "weight_sync_backend")
-        for setting in (SERVER, {**APART, **SERVER, ENGINE + "backend": "sglang"})
+        for setting in (
+            {**SERVER, "trainer.placement.executor": "in_process"},
+            {**APART, **SERVER, ENGINE + "backend": "sglang"},
+        )
         for way in ("nccl", "gloo")
     ],
     "engines_of_the_run_get_its_weights": [({ENGINE + "weight_sync_backend": "none"}, ENGINE + "weight_sync_backend")],
