@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -41,10 +42,54 @@ class _Stream:
     def wait_stream(self, _: object) -> None:
         """What is computed on the host is there."""
 
+    def record_event(self) -> _Stream:
+        """An event of a stream."""
+        return self
+
+    def synchronize(self) -> None:
+        """What is computed on the host is there."""
+
+
+_all_gather = dist.all_gather
+
+
+def _gather_uneven(outputs: list[Tensor], own: Tensor, group: Any = None, **options: Any) -> Any:
+    """`all_gather` of numbers of rows that differ, which NCCL does and gloo does not."""
+    most = max(len(each) for each in outputs)
+    if min(len(each) for each in outputs) == most:
+        return _all_gather(outputs, own, group=group, **options)
+    sent = own.new_zeros(most, *own.shape[1:])
+    sent[: len(own)] = own
+    received = [torch.empty_like(sent) for _ in outputs]
+    _all_gather(received, sent, group=group)
+    for target, rows in zip(outputs, received, strict=True):
+        target.copy_(rows[: len(target)])
+    return None
+
+
+def _scatter_uneven(output: Tensor, inputs: list[Tensor], group: Any = None) -> None:
+    """`reduce_scatter` of numbers of rows that differ."""
+    whole = torch.cat(inputs)
+    dist.all_reduce(whole, group=group)
+    output.copy_(whole.split([len(each) for each in inputs])[dist.get_rank(group)])
+
+
+class _Counts(list[int]):
+    """In the place of an array of numpy."""
+
+    def tolist(self) -> list[int]:
+        """What an array says of itself."""
+        return self
+
 
 @contextmanager
 def _nothing(*_: object, **__: object) -> Iterator[None]:
     yield
+
+
+def _on_the_host(tensor: Any, *, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """What CUDA's tensor would be on the host; numbers of tokens as gloo takes them."""
+    return _Counts(tensor.tolist()) if as_numpy and isinstance(tensor, Tensor) else tensor
 
 
 @cache
@@ -55,6 +100,7 @@ def install() -> None:
         patch.setattr(torch, "compile", lambda function: function)  # it would take a minute, and is not what is tested
         from megatron.core.models import gpt  # noqa: F401 - all of it that is compiled
         from megatron.core.tensor_parallel import random
+        from megatron.core.transformer.moe import token_dispatcher
     cuda: Any = torch.cuda
     cuda.current_device = lambda: torch.device("cpu")
     cuda.synchronize = cuda.empty_cache = cuda.set_device = lambda *_: None
@@ -67,6 +113,9 @@ def install() -> None:
     random._get_cuda_rng_state = lambda *_, **__: torch.zeros(())
     random._set_cuda_rng_state = lambda *_, **__: None
     random.CudaRNGStatesTracker.fork = _nothing
+    groups: Any = dist
+    groups.all_gather, groups.reduce_scatter = _gather_uneven, _scatter_uneven
+    token_dispatcher.maybe_move_tensor_to_cpu = _on_the_host  # it leaves tensors that are there as they are
     mode: Any = _OnTheHost()
     mode.__enter__()
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")  # seems to be ours

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.config.checks.megatron import ranks_of_experts
 from skyrl.config.checks.schedule import schedule_reads
 from skyrl.config.deepspeed import OffloadConfig
 from skyrl.config.model_tables import ModelTable
@@ -196,6 +197,7 @@ def _megatron(model: ModelTable) -> Iterator[Effect]:
         f"{path}.dist_ckpt_optim_fully_reshardable",
         never("a checkpoint is kept from other numbers of ranks (any number of ranks can load every checkpoint)"),
     )
+    yield effect_where(f"{path}.moe_token_dispatcher_type", _has_other_experts_elsewhere(model))
     gradients = _gradients(model)
     of_learning = ("ddp_config", "torch_profiler_config", "optimizer_config_kwargs") if gradients else ()
     yield from (effect_where(f"{path}.{name}", *gradients) for name in of_learning)
@@ -203,6 +205,12 @@ def _megatron(model: ModelTable) -> Iterator[Effect]:
     yield effect_where(f"{path}.lora_config", *gradients, _adapts(model))
     others = Condition("the strategy is not megatron", lambda run: not model.by_megatron(run))
     yield effect_where(model.at("model_config_kwargs"), others)
+
+
+def _has_other_experts_elsewhere(model: ModelTable) -> Condition:
+    """Tokens travel to experts only where some are on other ranks, or cut among them."""
+    words = "expert_model_parallel_size or the ranks that cut experts are above 1"
+    return Condition(words, lambda run: ranks_of_experts(model.section(run).megatron_config) > 1)
 
 
 def _stage_is(model: ModelTable, *stages: int) -> Condition:

@@ -95,25 +95,34 @@ class MegatronConfig(BaseConfig):
     """Ranks that share one sequence; above 1 it needs `trainer.use_sample_packing`."""
 
     expert_model_parallel_size: int = field(default=1, validator=positive)
-    """Ranks over which the experts of a mixture-of-experts model are spread."""
+    """Ranks over which the experts of a mixture of experts are spread (GShard, arXiv:2006.16668), among all ranks of a
+    pipeline stage. Divides the experts of a layer; times `expert_tensor_parallel_size`, the ranks of a stage."""
 
     expert_tensor_parallel_size: int | None = field(default=None, validator=positive)
-    """Ranks that share each expert's matrices. None: `tensor_model_parallel_size`."""
+    """Ranks that share each expert's matrices; divides the features inside an expert. None:
+    `tensor_model_parallel_size`."""
 
     moe_token_dispatcher_type: Literal["alltoall", "allgather", "flex"] = "alltoall"
-    """How tokens reach their experts on other ranks."""
+    """How tokens reach their experts on other ranks. alltoall: each goes to the ranks of its experts; allgather: every
+    rank gets all of them; flex: by the package DeepEP, on CUDA."""
 
     moe_router_load_balancing_type: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] = "none"
-    """How the router is kept from overloading experts. none: it is left as it is, so that the engines agree."""
+    """How the router is kept from overloading experts. none: it is left as it is, so that the engines agree. aux_loss,
+    seq_aux_loss and global_aux_loss: a loss (arXiv:2101.03961) over a micro-batch, a sequence or all ranks, weighed by
+    `transformer_config_kwargs.moe_aux_loss_coeff`, or else by the model's own `router_aux_loss_coef`. sinkhorn: tokens
+    are assigned evenly (arXiv:2103.16716), while training alone."""
 
     moe_grouped_gemm: bool = True
-    """Compute the experts of a rank in one kernel."""
+    """Compute the experts of a rank in one kernel, which takes bfloat16 on CUDA; false: a product for each."""
 
     moe_router_score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = None
-    """How router logits become scores. None: what the model's own configuration says."""
+    """How router logits become scores. None: what the model's own configuration says. Megatron-core 0.16 has no
+    sqrtsoftplus."""
 
     moe_router_enable_expert_bias: bool | None = None
-    """Route with a bias per expert, trained outside the loss. None: what the model's own configuration says."""
+    """Choose experts by their scores plus a bias each, which is moved after every step towards those that got fewer
+    tokens (arXiv:2408.15664); needs `moe_router_score_function = "sigmoid"`. It is stored in checkpoints, not in
+    exports. None: what the model's own configuration says."""
 
     ddp_config: MegatronDDPConfig = MegatronDDPConfig()
     """Data parallelism."""

@@ -189,9 +189,9 @@ def parallel_sizes(run: SkyRLTrainConfig, model: Model) -> dict[str, int]:
 
 
 def expert_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that hold different experts; 1 under Megatron, which has an expert size of its own."""
+    """Ranks of the model that hold different experts, whatever the strategy."""
     if run.trainer.strategy == "megatron":
-        return 1
+        return int(getattr(run.trainer, model).megatron_config.expert_model_parallel_size)
     return int(getattr(run.trainer, model).expert_parallel_size)
 
 

@@ -58,25 +58,8 @@ class Unimplemented:
         )
 
 
-_EXPERTS: Mapping[str, tuple[Any, ...] | None] = {
-    "expert_model_parallel_size": (1,),
-    "expert_tensor_parallel_size": (None, 1),
-    "moe_token_dispatcher_type": None,
-    "moe_router_load_balancing_type": None,
-    "moe_grouped_gemm": None,
-    "moe_router_score_function": None,
-    "moe_router_enable_expert_bias": None,
-}
-"""Fields of `megatron_config` about experts -> values that run; None: others are warned about."""
-
-UNIMPLEMENTED: tuple[Unimplemented, ...] = (
-    # learners
-    *(
-        Unimplemented(f"trainer.{model}.megatron_config.{name}", "mixtures of experts under Megatron", runs)
-        for model in ("policy", "critic", "ref")
-        for name, runs in _EXPERTS.items()
-    ),
-)
+UNIMPLEMENTED: tuple[Unimplemented, ...] = ()
+"""Of the tree of reinforcement learning."""
 
 
 def _is_among(value: object, runs: tuple[Any, ...]) -> bool:

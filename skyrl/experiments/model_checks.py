@@ -105,7 +105,7 @@ def _unequal_parts(prefix: str, degrees: _Degrees, path: str | None, ranks: int)
 
 
 def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron's ranks have equally many heads and features each, and its pipeline stages equally many layers."""
+    """Megatron's ranks have equally many heads, features and experts each, its pipeline stages equally many layers."""
     if run.trainer.strategy != "megatron":
         return
     for model in (name for name in models_of(run) if name != "critic"):
@@ -113,8 +113,14 @@ def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Prob
         files, config = readable_files(section.model.path), section.megatron_config
         if files is None:
             continue
-        for name, parts in (("tensor_model", files.sizes_to_cut), ("pipeline_model", files.layers_to_cut)):
-            size = getattr(config, f"{name}_parallel_size")
+        if files.experts is None and config.expert_model_parallel_size > 1:
+            yield Problem(
+                path=f"trainer.{model}.megatron_config.expert_model_parallel_size",
+                message=f"the model {section.model.path} has no experts that ranks could share",
+                hint="set it to 1",
+            )
+        for name, parts in files.parts_under_megatron.items():
+            size = getattr(config, f"{name}_parallel_size") or config.tensor_model_parallel_size
             if found := uneven_parts(parts, size, grid_of(run, model).ranks):
                 what, uneven = found
                 yield Problem(

@@ -27,15 +27,15 @@ from skyrl.learners.megatron_memory import BufferMemory, move_optimizer
 from skyrl.learners.megatron_optimizer import make_megatron_optimizer
 from skyrl.learners.megatron_package import join_groups, leave_groups
 from skyrl.learners.megatron_settings import MegatronSettings
-from skyrl.learners.megatron_state import MegatronState
+from skyrl.learners.megatron_state import Cut, MegatronState
 from skyrl.learners.moving import HOST
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.strategy import ModelSource, StrategyContext, nan_unless_finite
 from skyrl.models.adapter_layout import Adapters, with_adapters
-from skyrl.models.files import sizes_to_cut
+from skyrl.models.files import parts_under_megatron
 from skyrl.models.megatron_adapters import attach_adapters, let_gradients_pass
 from skyrl.models.megatron_gpt import MegatronDecoder, transformer_config
-from skyrl.models.megatron_layout import DecoderSizes, layout_of
+from skyrl.models.megatron_layout import DecoderSizes, expert_layout_of, layout_of
 from skyrl.planning.batches import uneven_parts
 from skyrl.tree import joined
 
@@ -60,15 +60,22 @@ class Megatron:
     def _refuse_uneven(self, source: ModelSource, context: StrategyContext) -> None:
         """Raises `ModelError` for degrees that do not divide the model, before any group of ranks is made."""
         self._meta: Any = source.meta_model()
-        config, ranks = self._meta.config.get_text_config().to_dict(), context.ranks.size
-        cuts = (
-            ("tensor_model", self._degrees.tensor, sizes_to_cut(config)),
-            ("pipeline_model", self._degrees.pipeline, {"layers": config["num_hidden_layers"]}),
-        )
-        for name, size, parts in cuts:
-            if found := uneven_parts(parts, size, ranks):
+        parts = parts_under_megatron(self._meta.config.get_text_config().to_dict())
+        table = joined(context.section_field, "megatron_config")
+        degrees = {
+            "tensor_model": self._degrees.tensor,
+            "pipeline_model": self._degrees.pipeline,
+            "expert_model": self._degrees.expert,
+            "expert_tensor": self._degrees.expert_tensor,
+        }
+        if self._degrees.expert > 1 and "expert_model" not in parts:
+            field = f"{table}.expert_model_parallel_size"
+            raise ModelError(f"this model has no experts that ranks could share: set {field} = 1")
+        for name, sizes_of_parts in parts.items():
+            size = degrees[name]
+            if found := uneven_parts(sizes_of_parts, size, context.ranks.size):
                 what, uneven = found
-                field = joined(context.section_field, f"megatron_config.{name}_parallel_size")
+                field = f"{table}.{name}_parallel_size"
                 sizes = " or ".join(map(str, uneven.nearest))
                 raise ModelError(f"{size} ranks cannot share the model's {uneven.whole} {what}: set {field} = {sizes}")
 
@@ -81,29 +88,31 @@ class Megatron:
             sizes,
             context.compute_dtype,
             self._settings.transformer,
+            self._settings.experts,
             field=f"{table}.transformer_config_kwargs",
         )
         if self._device.type == "cuda":
             tensor_parallel.model_parallel_cuda_manual_seed(0)  # nothing is drawn, and the states must be there
         head = getattr(self._meta, "head_name", None)
         self.model = MegatronDecoder(self._meta, sizes, megatron, self._device, is_critic=head is not None)
-        parts, part = self._degrees.tensor, parallel_state.get_tensor_model_parallel_rank()
-        value_head = f"{head}.weight" if head else None
-        layouts = [layout_of(sizes, parts=parts, part=each, value_head=value_head) for each in range(parts)]
+        dense, experts = self._cuts(sizes, value_head=f"{head}.weight" if head else None)
         adapters = Adapters.of(self._meta, joined=self._settings.joins_adapters)
         if adapters is not None:
-            attach_adapters(self.model.gpt, layouts[part], adapters)
-            layouts = [with_adapters(layout, adapters) for layout in layouts]
+            attach_adapters(self.model.gpt, dense.own, adapters)
+            dense = Cut(layouts=[with_adapters(layout, adapters) for layout in dense.layouts], group=dense.group)
         named: list[tuple[str, Any]] = list(self.model.named_parameters_of_all())
         for name, parameter in named:
             # Megatron-core's mark of what the norm counts on every rank; it sets it only where it draws weights
-            parameter.tensor_model_parallel = parts > 1 and layouts[0][name] != layouts[1][name]
+            differs = len(dense.layouts) > 1 and dense.layouts[0].get(name) != dense.layouts[1].get(name)
+            parameter.tensor_model_parallel = name in experts.own or differs
             if adapters is not None:
-                parameter.requires_grad = self._meta.get_parameter(layouts[part][name][0].weight).requires_grad
+                [first, *_] = (experts.own if name in experts.own else dense.own)[name]
+                parameter.requires_grad = self._meta.get_parameter(first.weight).requires_grad
         self._ddp: Any = None
         self._outer: Any = None
         self.optimizer: torch.optim.Optimizer | None = None
         self._max_grad_norm = float("inf")
+        self._biases: dict[str, Tensor] = {}  # of experts, before the step
         if context.optimizer is None:
             self.model.requires_grad_(False)
         else:
@@ -117,12 +126,25 @@ class Megatron:
                 self._ddp, self._settings, context.optimizer, field=f"{table}.optimizer_config_kwargs"
             )
             self._buffers = BufferMemory(self._ddp)
+            # of which the learning rate is set; experts have another, which follows it
             self.optimizer = self._outer.chained_optimizers[0].optimizer
             self._max_grad_norm = context.optimizer.max_grad_norm or float("inf")
             megatron.finalize_model_grads_func = finalize_model_grads
             self._overlap(megatron, reducing)
-        self._state = MegatronState(self.model, self._outer, layouts, part, self._meta, self._ranks, self._device)
+        self._state = MegatronState(self.model, self._outer, dense, experts, self._meta, self._ranks, self._device)
         self._state.load_weights(source)
+
+    def _cuts(self, sizes: DecoderSizes, value_head: str | None) -> tuple[Cut, Cut]:
+        """How ranks have the parameters among them: those that all data-parallel ranks have, and those on experts."""
+        parts, degrees = self._degrees.tensor, self._degrees
+        layouts = [layout_of(sizes, parts=parts, part=each, value_head=value_head) for each in range(parts)]
+        among = parallel_state.get_expert_tensor_and_model_parallel_group()
+        experts = [
+            expert_layout_of(sizes, groups=degrees.expert, parts=degrees.expert_tensor, rank=each)
+            for each in range(among.size())
+        ]
+        dense = Cut(layouts=layouts, group=parallel_state.get_tensor_model_parallel_group())
+        return dense, Cut(layouts=experts, group=among)
 
     def _refuse_stages_without_adapters(self, table: str) -> None:
         """Raises `ModelError` on every rank: Megatron-core has no optimizer for a stage that learns nothing."""
@@ -198,6 +220,7 @@ class Megatron:
         self.model.train()  # where alone Megatron-core recomputes; nothing is dropped
         self._ddp.zero_grad_buffer()
         self._outer.zero_grad()
+        self._biases = {name: bias.clone() for name, bias in self.model.expert_biases().items()}
         self._run(micro_batches, step, forward_only=False)
 
     def _run(
@@ -233,7 +256,13 @@ class Megatron:
             if math.isfinite(self._max_grad_norm):
                 for each in self._outer.chained_optimizers:
                     clip_grad_by_total_norm_fp32(each.get_parameters(), self._max_grad_norm, norm)
+            assert self.optimizer is not None
+            for group in self._outer.param_groups:
+                group["lr"] = self.optimizer.param_groups[0]["lr"]
             self._outer.step_with_ready_grads()
+        else:  # Megatron-core has changed them with the gradients
+            for name, bias in self.model.expert_biases().items():
+                bias.copy_(self._biases[name])
         if self._settings.empties_cache and self._device.type == "cuda":
             torch.cuda.empty_cache()
         return norm

@@ -39,6 +39,12 @@ class Degrees:
     pipeline: int = 1
     context: int = 1
 
+    expert: int = 1
+    """Ranks that have different experts; they are among the others."""
+
+    expert_tensor: int = 1
+    """Ranks that cut the matrices of experts."""
+
     @classmethod
     def of(cls, config: MegatronConfig) -> Degrees:
         """The degrees that are configured."""
@@ -46,6 +52,8 @@ class Degrees:
             tensor=config.tensor_model_parallel_size,
             pipeline=config.pipeline_model_parallel_size,
             context=config.context_parallel_size,
+            expert=config.expert_model_parallel_size,
+            expert_tensor=config.expert_tensor_parallel_size or config.tensor_model_parallel_size,
         )
 
 
@@ -68,6 +76,8 @@ def join_groups(degrees: Degrees, timeout: float) -> None:
             tensor_model_parallel_size=degrees.tensor,
             pipeline_model_parallel_size=degrees.pipeline,
             context_parallel_size=degrees.context,
+            expert_model_parallel_size=degrees.expert,
+            expert_tensor_parallel_size=degrees.expert_tensor,
             distributed_timeout_minutes=max(1, math.ceil(timeout / 60)),
             create_gloo_process_groups=False,
         )

@@ -21,6 +21,9 @@ class MegatronSettings:
     transformer: Mapping[str, Any]
     """Fields of `TransformerConfig`, besides those that follow from the model."""
 
+    experts: Mapping[str, object]
+    """Fields of `TransformerConfig` for a model with experts, besides the others."""
+
     joins_adapters: bool = True
     """Linear layers that Megatron-core joins have one factor A of their adapters in common."""
 
@@ -37,12 +40,13 @@ class MegatronSettings:
     def of(cls, config: MegatronConfig, optimizer: OptimizerConfig | None, dtype: torch.dtype) -> MegatronSettings:
         """Settings out of a model's table, computing in `dtype`."""
         degrees = Degrees.of(config)
-        transformer = _transformer(config, degrees)
+        transformer, experts = _transformer(config, degrees), _experts(config, degrees)
         if optimizer is None:
-            return cls(degrees=degrees, transformer=transformer)
+            return cls(degrees=degrees, transformer=transformer, experts=experts)
         return cls(
             degrees=degrees,
             transformer=transformer,
+            experts=experts,
             joins_adapters=config.lora_config.lora_type == "lora",
             ddp=_ddp(config, optimizer),
             optimizer=_optimizer(config, optimizer, dtype),
@@ -59,6 +63,18 @@ def _transformer(config: MegatronConfig, degrees: Degrees) -> dict[str, Any]:
         "apply_rope_fusion": False,
         "persist_layer_norm": False,
         **config.transformer_config_kwargs,
+    }
+
+
+def _experts(config: MegatronConfig, degrees: Degrees) -> dict[str, object]:
+    return {
+        "expert_model_parallel_size": degrees.expert,
+        "expert_tensor_parallel_size": degrees.expert_tensor,
+        "moe_token_dispatcher_type": config.moe_token_dispatcher_type,
+        "moe_router_load_balancing_type": config.moe_router_load_balancing_type,
+        "moe_grouped_gemm": config.moe_grouped_gemm,
+        "moe_router_score_function": config.moe_router_score_function or "softmax",
+        "moe_router_enable_expert_bias": bool(config.moe_router_enable_expert_bias),
     }
 
 

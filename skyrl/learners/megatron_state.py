@@ -1,8 +1,8 @@
 """The weights and the optimizer's state out of Megatron-core's parameters and back, by the names of the stored model.
 
-A parameter is a part of several stored weights joined; of its state each data-parallel rank has a stretch. What is
-written is put together one stored tensor at a time and cut into as many stretches as ranks have it. Importing this
-needs Megatron-core.
+A parameter is a part of several stored weights joined, or of the experts of a layer; of its state each data-parallel
+rank has a stretch. What is written is put together one stored tensor at a time and cut into as many stretches as ranks
+have it. Importing this needs Megatron-core.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.sharing import check_complete, slots_of
 from skyrl.learners.strategy import ModelSource
 from skyrl.models.adapter_layout import COMMON, different, new_adapters_in_common
+from skyrl.models.expert_names import place_in_files
 from skyrl.models.megatron_gpt import MegatronDecoder
-from skyrl.models.megatron_layout import Block, Layout, block_of, fill, own_part, put
+from skyrl.models.megatron_layout import Block, Layout, block_of, fill, matrix_of, own_part, put
 from skyrl.models.naming import named_weights
 
 STEP = "step"
 """The one part of an optimizer's state that is a number."""
+
+BIASES = "router."
+"""Begins the stored names of what routers have learned outside the loss."""
 
 
 @frozen(eq=False)
@@ -45,6 +49,21 @@ class _Stretch:
         return whole.flatten()[self.start : self.start + self.main.numel()].view(self.main.shape)
 
 
+@frozen(kw_only=True, eq=False)
+class Cut:
+    """How ranks have parameters among them."""
+
+    layouts: Sequence[Layout]
+    """Layouts of all ranks of the group, in their order."""
+
+    group: dist.ProcessGroup
+
+    @property
+    def own(self) -> Layout:
+        """The layout of this rank."""
+        return self.layouts[self.group.rank()]
+
+
 class MegatronState:
     """One model's weights and optimizer state. Methods are collective, but for `parts`."""
 
@@ -52,16 +71,17 @@ class MegatronState:
         self,
         model: MegatronDecoder,
         optimizer: Any,
-        layouts: Sequence[Layout],
-        part: int,
-        meta_model: nn.Module,
+        dense: Cut,
+        experts: Cut,
+        meta_model: Any,
         ranks: Ranks,
         device: torch.device,
     ) -> None:
-        """`layouts` are those of all tensor-parallel ranks, of which this one is number `part`; `optimizer` is
-        Megatron-core's chain, None of a model that never changes.
+        """`experts` has the parameters on experts, `dense` all others; `optimizer` is Megatron-core's chain, None of a
+        model that never changes.
         """
-        self._model, self._optimizer, self._layouts, self._part = model, optimizer, layouts, part
+        self._model, self._optimizer, self._dense, self._experts = model, optimizer, dense, experts
+        self._kind = meta_model.config.get_text_config().model_type
         self._ranks, self._device = ranks, device
         self.shapes: Mapping[str, Tensor] = {
             name: torch.empty(weight.shape, device="meta") for name, weight in named_weights(meta_model)
@@ -69,7 +89,7 @@ class MegatronState:
         self._parameters = dict(model.named_parameters_of_all())
         self._parameter_of: dict[str, str] = {}  # stored weight -> the first parameter here that has a part of it
         for name in self._parameters:
-            for piece in layouts[part][name]:
+            for piece in self._pieces(name):
                 self._parameter_of.setdefault(piece.weight, name)
 
     @cached_property
@@ -86,14 +106,14 @@ class MegatronState:
         """
         stored = source.stored
         drawn = dict(named_weights(source.load(HOST))) if stored is None else source.drawn()
-        drawn = new_adapters_in_common(drawn, self._layouts[self._part])
+        drawn = new_adapters_in_common(drawn, self._dense.own)
 
         def read(piece: Block) -> Tensor:
             if piece.weight in drawn:
-                return _columns(drawn[piece.weight][piece.rows.start : piece.rows.stop], piece)
+                return _columns(matrix_of(drawn[piece.weight])[piece.rows.start : piece.rows.stop], piece)
             assert stored is not None
-            name = piece.weight.replace(".base_layer.", ".")
-            return _columns(stored.rows(name, piece.rows, self.shapes[piece.weight].shape), piece)
+            name, shape = piece.weight.replace(".base_layer.", "."), self.shapes[piece.weight].shape
+            return _columns(stored.rows(*place_in_files(name, piece.rows, shape, self._kind)), piece)
 
         with torch.no_grad():
             for name, parameter in self._parameters.items():
@@ -142,6 +162,8 @@ class MegatronState:
                 yield from self._own_stretch(f"optimizer.{name}.{slot}", self._whole(name, local))
             if steps is not None and parameter.requires_grad and self._number == 0:
                 yield TensorShard.whole(f"optimizer.{name}.{STEP}", torch.tensor(steps))
+        for name, bias in self._model.expert_biases().items() if self._number == 0 else ():
+            yield TensorShard.whole(BIASES + name, bias)
 
     def load(self, source: TensorSource) -> None:
         """Load the state; see `Strategy.load_state`. Every rank reads what it holds."""
@@ -157,10 +179,15 @@ class MegatronState:
             stretch.state.clear()
             for slot in slots.get(self._pieces(name)[0].weight, ()):
                 stretch.state[slot] = self._slot(source, name, slot, stretch)
+        for name, bias in self._model.expert_biases().items():
+            if BIASES + name in source.shapes:
+                bias.copy_(source.read(BIASES + name))
+            else:  # the state is of a learner that has none
+                bias.zero_()
 
     def _refuse_factors_that_differ(self, source: TensorSource) -> None:
         """Raises `ResumeError` for adapters of joined layers that were not learned as one, where they are to be."""
-        for name, pieces in self._layouts[self._part].items():
+        for name, pieces in self._dense.own.items():
             if name.endswith(COMMON):
                 first, *others = [piece.weight for piece in pieces]
                 for other in others:
@@ -177,7 +204,7 @@ class MegatronState:
         local = torch.zeros(self._parameters[name].shape, device=self._device)
 
         def read(piece: Block) -> Tensor:
-            width = self.shapes[piece.weight][:1].numel()
+            width = matrix_of(self.shapes[piece.weight])[:1].numel()
             start = piece.rows.start * width
             rows = source.read(pattern.format(piece.weight), start, len(piece.rows) * width)
             return _columns(rows.view(len(piece.rows), -1), piece)
@@ -186,21 +213,24 @@ class MegatronState:
         return local
 
     def _pieces(self, name: str) -> tuple[Block, ...]:
-        return self._layouts[self._part][name]
+        return self._cut(name).own[name]
+
+    def _cut(self, name: str) -> Cut:
+        return self._experts if name in self._experts.own else self._dense
 
     def _whole(self, weight: str, local: Tensor) -> Tensor:
-        """A stored tensor out of what each tensor-parallel rank's parameter, or a part of its state, holds of it."""
+        """A stored tensor out of what each rank's parameter, or a part of its state, holds of it."""
         name = self._parameter_of[weight]
         whole = torch.empty(self.shapes[weight].shape, dtype=local.dtype, device=local.device)
-        group = parallel_state.get_tensor_model_parallel_group()
+        cut = self._cut(name)
         own = own_part(local, self._pieces(name), weight).contiguous()
-        most = max(sum(len(each.rows) for each in layout[name] if each.weight == weight) for layout in self._layouts)
+        most = max(sum(len(each.rows) for each in layout[name] if each.weight == weight) for layout in cut.layouts)
         sent = torch.zeros((most, *own.shape[1:]), dtype=own.dtype, device=own.device)
         sent[: len(own)] = own
-        received = [torch.empty_like(sent) for _ in self._layouts] if len(self._layouts) > 1 else [sent]
-        if len(self._layouts) > 1:
-            dist.all_gather(received, sent, group=group)
-        for layout, part in zip(self._layouts, received, strict=True):
+        received = [torch.empty_like(sent) for _ in cut.layouts] if len(cut.layouts) > 1 else [sent]
+        if len(cut.layouts) > 1:
+            dist.all_gather(received, sent, group=cut.group)
+        for layout, part in zip(cut.layouts, received, strict=True):
             put(whole, part, layout[name], weight)
         return whole
 
@@ -236,7 +266,11 @@ class MegatronState:
         flat = torch.zeros(parameter.numel(), device=self._device)
         if stretch is not None and own is not None:
             flat[stretch.start : stretch.start + own.numel()] = own.flatten()
-        dist.all_reduce(flat, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        if getattr(parameter, "allreduce", True):
+            group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        else:  # on experts
+            group = parallel_state.get_expert_data_parallel_group()
+        dist.all_reduce(flat, group=group)
         return flat.view(parameter.shape)
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -71,6 +72,25 @@ def stored_names(weights: Iterator[tuple[str, Tensor]], model_type: str) -> Iter
             yield f"{router[1]}.{names.block}.{router[2]}", tensor
         else:
             yield name, tensor
+
+
+def place_in_files(name: str, rows: range, shape: torch.Size, model_type: str) -> tuple[str, range, torch.Size]:
+    """Where files have rows of a weight of transformers of this `shape`: name, rows and shape of what is stored. `rows`
+    count those of all experts of a layer, one below the other, and lie inside one of their matrices.
+    """
+    names = _FAMILIES.get(model_type)
+    fused, router = _FUSED.fullmatch(name), _ROUTER.fullmatch(name)
+    if names is not None and router is not None:
+        return f"{router[1]}.{names.block}.{router[2]}", rows, shape
+    if names is None or fused is None:
+        return name, rows, shape
+    height = shape[1] if fused[2] == "down_proj" else shape[1] // 2
+    number, first = divmod(rows.start, height)
+    kind, expert = names.down, number
+    if fused[2] != "down_proj":
+        kind, expert = (names.gate, names.up)[number % 2], number // 2
+    stored = f"{fused[1]}.{names.block}.experts.{expert}.{kind}.weight"
+    return stored, range(first, first + len(rows)), torch.Size((height, shape[2]))
 
 
 def _each_expert(prefix: str, kind: str, tensor: Tensor, names: _Names) -> Iterator[tuple[str, Tensor]]:

@@ -92,6 +92,11 @@ def grouped_product(rows: Tensor, matrices: Tensor, sizes: Tensor) -> Tensor:
     """
     if rows.device.type == "cuda" and rows.dtype is torch.bfloat16 and rows.numel():
         return one_kernel(rows, matrices, sizes)
+    return product_of_each(rows, matrices, sizes)
+
+
+def product_of_each(rows: Tensor, matrices: Tensor, sizes: Tensor) -> Tensor:
+    """`grouped_product` by a product for each expert."""
     parts = rows.split(sizes.tolist())
     return torch.cat([nn.functional.linear(part, matrix) for part, matrix in zip(parts, matrices, strict=True)])
 

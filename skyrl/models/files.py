@@ -50,10 +50,9 @@ class ModelFiles:
         return sizes_to_cut(self.config)
 
     @property
-    def layers_to_cut(self) -> dict[str, int]:
-        """What stages of a pipeline have equal parts of, by its name in messages."""
-        found = self.config.get("num_hidden_layers")
-        return {"layers": found} if isinstance(found, int) else {}
+    def parts_under_megatron(self) -> dict[str, dict[str, int]]:
+        """What Megatron's ranks have equal parts of; see the function of this name."""
+        return parts_under_megatron(self.config)
 
     @property
     def heads(self) -> int | None:
@@ -144,6 +143,21 @@ def sizes_to_cut(config: Mapping[str, Any]) -> dict[str, int]:
         "intermediate features": config.get("intermediate_size"),
     }
     return {name: size for name, size in found.items() if isinstance(size, int)}
+
+
+def parts_under_megatron(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """What Megatron's ranks have equal parts of, by its name in messages, for each of its dimensions, out of the values
+    of a transformers configuration. The last two are there for a model with experts alone.
+    """
+    layers, experts = config.get("num_hidden_layers"), next(_experts(config), 0)
+    matrices = sizes_to_cut(config)
+    found = {"tensor_model": matrices, "pipeline_model": {"layers": layers} if isinstance(layers, int) else {}}
+    inner = config.get("moe_intermediate_size") or config.get("intermediate_size")
+    if experts and isinstance(inner, int):
+        if not config.get("mlp_only_layers") and config.get("decoder_sparse_step", 1) == 1:
+            matrices.pop("intermediate features", None)  # no layer has them
+        found |= {"expert_model": {"experts": experts}, "expert_tensor": {"features of an expert": inner}}
+    return found
 
 
 def _table(file: Path) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -24,7 +26,8 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from skyrl.errors import ModelError
-from skyrl.models.megatron_layout import DecoderSizes
+from skyrl.models.megatron_experts import let_token_counts_differ, sparse_layer
+from skyrl.models.megatron_layout import DecoderSizes, Mixture
 from skyrl.models.megatron_modules import MegatronNorm, RowAttention, RowsOfTokens
 from skyrl.models.output_head import PlainHead
 from skyrl.models.segment_attention import Segments, segments_fit
@@ -32,12 +35,20 @@ from skyrl.models.shared_rows import RowSharing
 
 
 def transformer_config(
-    config: PretrainedConfig, sizes: DecoderSizes, dtype: torch.dtype, overrides: Mapping[str, Any], *, field: str
+    config: PretrainedConfig,
+    sizes: DecoderSizes,
+    dtype: torch.dtype,
+    overrides: Mapping[str, Any],
+    experts: Mapping[str, object],
+    *,
+    field: str,
 ) -> TransformerConfig:
     """Megatron-core's settings of the decoder of a transformers configuration, computed in `dtype` on the groups of
-    ranks that there are. `overrides` are further fields, of which the user sets some at the path `field`.
+    ranks that there are. `overrides` are further fields, of which the user sets some at the path `field`; `experts` are
+    those of a model with experts.
 
-    Raises `ModelError` for a model that has what is not converted, and for overrides of what follows from the model.
+    Raises `ModelError` for a model that has what is not converted, for overrides of what follows from the model, and
+    for what Megatron-core refuses.
     """
     _refuse_what_is_not_converted(config)
     tensor = parallel_state.get_tensor_model_parallel_world_size()
@@ -65,13 +76,37 @@ def transformer_config(
         "pipeline_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
         "fp16": dtype is torch.float16,
-        "variable_seq_lengths": pipeline > 1,
-        "moe_token_dispatcher_type": "alltoall",  # the only one that variable lengths allow
         "perform_initialization": False,
         "use_cpu_initialization": True,
     }
+    derived |= {} if sizes.mixture is None else _mixture(config, sizes, sizes.mixture, experts)
     _refuse_overrides(overrides, derived, field)
-    return TransformerConfig(**derived, **overrides)
+    if sizes.mixture is not None and tensor > 1 and not overrides.get("sequence_parallel", True):
+        raise ModelError(
+            f"{field}.sequence_parallel: Megatron-core trains experts beside tensor parallelism with it alone"
+        )
+    balanced = str(experts["moe_router_load_balancing_type"]).endswith("aux_loss") and sizes.mixture is not None
+    unless_said = {"moe_aux_loss_coeff": config.router_aux_loss_coef} if balanced else {}
+    try:
+        megatron = TransformerConfig(**derived, **{**unless_said, **overrides})
+    except (ValueError, AssertionError) as error:
+        raise ModelError(f"{field.rpartition('.')[0]}: Megatron-core does not take it: {error}") from error
+    # Megatron-core refuses this beside its dispatcher by all-gather, which is replaced by one that it suits
+    megatron.variable_seq_lengths = pipeline > 1
+    return megatron
+
+
+def _mixture(
+    config: PretrainedConfig, sizes: DecoderSizes, mixture: Mixture, experts: Mapping[str, object]
+) -> dict[str, object]:
+    return {
+        "num_moe_experts": mixture.experts,
+        "moe_ffn_hidden_size": mixture.inner,
+        "moe_layer_freq": [int(layer in mixture.layers) for layer in range(sizes.layers)],
+        "moe_router_topk": mixture.per_token,
+        "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),  # weights that do not add up to 1
+        **experts,
+    }
 
 
 def _refuse_what_is_not_converted(config: PretrainedConfig) -> None:
@@ -91,7 +126,7 @@ def _refuse_overrides(overrides: Mapping[str, Any], derived: Mapping[str, Any], 
     known = {each.name for each in fields(TransformerConfig)}
     for name in overrides:
         if name in derived:
-            raise ModelError(f"{field}.{name} follows from the model and the degrees of parallelism: leave it out")
+            raise ModelError(f"{field}.{name} follows from the model and the rest of its table: leave it out")
         if name not in known:
             raise ModelError(f"{field}.{name}: Megatron-core's TransformerConfig has no such field")
 
@@ -195,13 +230,22 @@ class MegatronDecoder(nn.Module):
 
     def named_parameters_of_all(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of this stage by Megatron's names, layers counted over all stages."""
-        first = self.gpt.decoder.layers[0].layer_number - 1 if len(self.gpt.decoder.layers) else 0
-        for name, parameter in self.gpt.named_parameters():
-            head, layers, rest = name.partition("decoder.layers.")
-            if layers:
-                number, _, rest = rest.partition(".")
-                name = f"{head}{layers}{int(number) + first}.{rest}"
-            yield name, parameter
+        return ((self._name_among_all(name), parameter) for name, parameter in self.gpt.named_parameters())
+
+    def expert_biases(self) -> dict[str, Tensor]:
+        """Biases that routers add to the scores of experts before they choose, (experts,) float32, by layer of this
+        stage as Megatron names them; empty for a model that routes without.
+        """
+        named = ((name, buffer) for name, buffer in self.gpt.named_buffers() if name.endswith(".expert_bias"))
+        return {self._name_among_all(name): buffer for name, buffer in named}
+
+    def _name_among_all(self, name: str) -> str:
+        """Megatron's name of what belongs to this stage, layers counted over all stages."""
+        head, layers, rest = name.partition("decoder.layers.")
+        if not layers:
+            return name
+        number, _, rest = rest.partition(".")
+        return f"{head}{layers}{int(number) + self.gpt.decoder.layers[0].layer_number - 1}.{rest}"
 
     def forward(
         self,
@@ -257,29 +301,43 @@ class MegatronDecoder(nn.Module):
 
     def _build(self, is_critic: bool) -> GPTModel:
         layers = get_num_layers_to_build(self._megatron)
-        layer = get_gpt_layer_local_spec(qk_layernorm=self._sizes.head_norms, normalization="RMSNorm")
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = MegatronNorm
-        attention = layer.submodules.self_attention.submodules
-        attention.core_attention = RowAttention
-        if self._sizes.head_norms:
-            attention.q_layernorm = attention.k_layernorm = MegatronNorm
+        first = get_transformer_layer_offset(self._megatron)
+        specs = [self._layer(number) for number in range(first, first + layers)]
         stage = parallel_state.get_pipeline_model_parallel_rank()
         is_last = stage == self._megatron.pipeline_model_parallel_size - 1
-        gpt = GPTModel(
-            self._megatron,
-            TransformerBlockSubmodules(layer_specs=[layer] * layers, layer_norm=MegatronNorm),
-            vocab_size=self._sizes.padded_vocabulary(self._tensor),
-            max_sequence_length=getattr(self.config, "max_position_embeddings", 0) or 0,
-            pre_process=stage == 0,
-            post_process=is_last,
-            share_embeddings_and_output_weights=self._sizes.tied and not is_critic,
-            position_embedding_type="none",
-        )
+        try:
+            gpt = GPTModel(
+                self._megatron,
+                TransformerBlockSubmodules(layer_specs=specs, layer_norm=MegatronNorm),
+                vocab_size=self._sizes.padded_vocabulary(self._tensor),
+                max_sequence_length=getattr(self.config, "max_position_embeddings", 0) or 0,
+                pre_process=stage == 0,
+                post_process=is_last,
+                share_embeddings_and_output_weights=self._sizes.tied and not is_critic,
+                position_embedding_type="none",
+            )
+        except ImportError as error:  # of a package for its flexible dispatcher
+            raise ModelError(f"megatron_config.moe_token_dispatcher_type: {error}") from error
         gpt._postprocess = lambda hidden_states, **_: hidden_states
+        let_token_counts_differ(gpt, self._megatron)
         if is_last and is_critic:
             del gpt.output_layer
             gpt.value_head = nn.Linear(self._sizes.hidden, 1, bias=False, dtype=self._megatron.params_dtype)
         return gpt
+
+    def _layer(self, number: int) -> ModuleSpec:
+        """Megatron-core's specification of a layer, counted from 0 over all stages, with our modules in it."""
+        mixture, norms = self._sizes.mixture, self._sizes.head_norms
+        if mixture is not None and number in mixture.layers:
+            layer = sparse_layer(self._megatron, head_norms=norms)
+        else:
+            layer = get_gpt_layer_local_spec(qk_layernorm=norms, normalization="RMSNorm")
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = MegatronNorm
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = RowAttention
+        if norms:
+            attention.q_layernorm = attention.k_layernorm = MegatronNorm
+        return layer
 
     def _make_head(self, is_critic: bool) -> nn.Module:
         if is_critic:

@@ -1,8 +1,9 @@
 """Names and layouts of a decoder's weights: which rows of which stored weight make up a Megatron parameter.
 
 Megatron-core joins query, key and value of each group of heads into one matrix, and gate and up projection into
-another; its tensor parallelism cuts what is joined, and pads the vocabulary. Both directions of the conversion follow
-from one table of `Block`s, one tensor at a time. Nothing here needs Megatron-core.
+another; its tensor parallelism cuts what is joined, and pads the vocabulary. The experts that a rank has of a layer lie
+one below the other. Both directions of the conversion follow from one table of `Block`s, one tensor at a time. Nothing
+here needs Megatron-core.
 """
 
 from __future__ import annotations
@@ -17,10 +18,45 @@ from transformers import PretrainedConfig
 
 from skyrl.errors import ModelError
 
+PER_EXPERT = 3
+"""Dimensions of a stored weight that has a matrix for each expert."""
+
 EMBEDDINGS, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 """Megatron's names of the matrices with a row for each token."""
 
 _STORED_EMBEDDINGS, _STORED_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@frozen(kw_only=True)
+class Mixture:
+    """Sizes of the mixtures of experts in a decoder."""
+
+    experts: int
+    """Experts of a layer."""
+
+    per_token: int
+    """Experts that compute a token."""
+
+    inner: int
+    """Features inside an expert."""
+
+    layers: frozenset[int]
+    """Layers, numbered from 0, that have experts in the place of one feed-forward network."""
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> Self | None:
+        """Sizes from a transformers configuration; None for a model without experts. Layers of Qwen's mixtures have
+        them by `decoder_sparse_step` and `mlp_only_layers`, those of others all.
+        """
+        if not getattr(config, "num_local_experts", 0):
+            return None
+        step, dense = getattr(config, "decoder_sparse_step", 1), getattr(config, "mlp_only_layers", ())
+        return cls(
+            experts=config.num_local_experts,
+            per_token=config.num_experts_per_tok,
+            inner=getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
+            layers=frozenset(n for n in range(config.num_hidden_layers) if (n + 1) % step == 0 and n not in dense),
+        )
 
 
 @frozen(kw_only=True)
@@ -46,6 +82,9 @@ class DecoderSizes:
     head_norms: bool
     """Queries and keys are normalized per head."""
 
+    mixture: Mixture | None = None
+    """None: every layer has one feed-forward network."""
+
     @classmethod
     def of(cls, config: PretrainedConfig) -> Self:
         """Sizes from a transformers configuration. Raises `ModelError` for an architecture without a converter."""
@@ -57,6 +96,7 @@ class DecoderSizes:
             )
         attention_bias, head_norms = ARCHITECTURES[kind]
         return cls(
+            mixture=Mixture.of(config),
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -78,6 +118,8 @@ ARCHITECTURES: Mapping[str, tuple[bool, bool]] = {
     "llama": (False, False),
     "qwen2": (True, False),
     "qwen3": (False, True),
+    "mixtral": (False, False),
+    "qwen3_moe": (False, True),
 }
 """`model_type` of transformers -> whether attention has a bias on query, key and value, and whether it normalizes
 heads."""
@@ -91,7 +133,7 @@ class Block:
     """Name of the stored weight."""
 
     rows: range
-    """Its rows."""
+    """Its rows; of one that holds a matrix for each expert, the rows of these one below the other."""
 
     columns: range | None = None
     """Its columns; None: all of them."""
@@ -105,7 +147,7 @@ Layout = Mapping[str, tuple[Block, ...]]
 
 
 def layout_of(sizes: DecoderSizes, *, parts: int = 1, part: int = 0, value_head: str | None = None) -> Layout:
-    """Blocks of every parameter on one of the `parts` ranks that cut matrices among them.
+    """Blocks of every parameter, but for those of experts, on one of the `parts` ranks that cut matrices among them.
 
     `value_head` names the weight of a critic's head, which stands in the place of the output head. A tied output head,
     which the last stage of a pipeline holds a copy of, is laid out as the embeddings are.
@@ -135,6 +177,9 @@ def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[t
             yield f"self_attention.{name}_layernorm.weight", (Block(f"{stored}self_attn.{name}_norm.weight", head),)
     mixed = _share(sizes.heads * sizes.head_size, parts, part)
     yield "self_attention.linear_proj.weight", (Block(f"{stored}self_attn.o_proj.weight", whole, mixed),)
+    if sizes.mixture is not None and layer in sizes.mixture.layers:
+        yield "mlp.router.weight", (Block(f"{stored}mlp.gate.weight", range(sizes.mixture.experts)),)
+        return
     inner = _share(sizes.intermediate, parts, part)
     gate, up = (Block(f"{stored}mlp.{name}_proj.weight", inner, None, n * len(inner)) for n, name in enumerate(_GATED))
     yield "mlp.linear_fc1.weight", (gate, up)
@@ -142,6 +187,32 @@ def _layer(sizes: DecoderSizes, layer: int, parts: int, part: int) -> Iterator[t
 
 
 _GATED = ("gate", "up")
+
+
+def expert_layout_of(sizes: DecoderSizes, *, groups: int, parts: int, rank: int) -> Layout:
+    """Blocks of the parameters of experts on one of the ranks that have all experts among them: `groups` of ranks with
+    different experts, in each of which `parts` ranks cut every matrix. Empty for a model without experts.
+    """
+    found: dict[str, tuple[Block, ...]] = {}
+    for layer in () if sizes.mixture is None else sorted(sizes.mixture.layers):
+        assert sizes.mixture is not None
+        own = _share(sizes.mixture.experts, groups, rank // parts)
+        inner = _share(sizes.mixture.inner, parts, rank % parts)
+        stored, name = f"model.layers.{layer}.mlp.experts.", f"decoder.layers.{layer}.mlp.experts."
+        gate_up: list[Block] = []
+        for number in range(2 * own.start, 2 * own.stop):  # gate and up of each expert
+            rows = _moved(inner, number * sizes.mixture.inner)
+            gate_up.append(Block(f"{stored}gate_up_proj", rows, None, len(gate_up) * len(inner)))
+        down: list[Block] = []
+        for expert in own:
+            rows = _moved(range(sizes.hidden), expert * sizes.hidden)
+            down.append(Block(f"{stored}down_proj", rows, inner, len(down) * sizes.hidden))
+        found |= {f"{name}gate_up": tuple(gate_up), f"{name}down": tuple(down)}
+    return found
+
+
+def _moved(rows: range, by: int) -> range:
+    return range(rows.start + by, rows.stop + by)
 
 
 def _joined_heads(sizes: DecoderSizes, stored: str, kind: str, parts: int, part: int) -> Iterator[Block]:
@@ -177,9 +248,16 @@ def own_part(local: Tensor, pieces: Sequence[Block], weight: str) -> Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
+def matrix_of(whole: Tensor) -> Tensor:
+    """A stored weight whose rows `Block`s count: the matrices of all experts (E, rows, columns) become one of
+    (E x rows, columns); a view.
+    """
+    return whole.flatten(0, 1) if whole.dim() == PER_EXPERT else whole
+
+
 def put(whole: Tensor, part: Tensor, pieces: Sequence[Block], weight: str) -> None:
     """Write `part`, which `own_part` gave on a rank whose parameter has these `pieces`, into the whole weight."""
-    first = 0
+    whole, first = matrix_of(whole), 0
     for piece in (each for each in pieces if each.weight == weight):
         rows = part[first : first + len(piece.rows)]
         first += len(piece.rows)

@@ -103,10 +103,6 @@ def test_three_mistakes_are_told_at_once_with_what_was_meant(run_toml: Path, tmp
         ("trainer.policy_mini_batch_size=3", "nearest divisors: 2 and 4"),
         ("environment.env_class=gsm9k", "Registered: aime, code, gsm8k"),
         ("data.train_data=['gone.parquet']", "there is no file gone.parquet"),
-        (
-            "trainer.policy.megatron_config.expert_model_parallel_size=2",
-            "has not implemented it yet: mixtures of experts under Megatron",
-        ),
         ("trainer.algorithm.policy_loss_type=gspoo", "did you mean gspo?"),
         ("+trainer.new=3", "the prefix + is not supported"),
         ("trainer", "cannot be read"),

@@ -152,9 +152,11 @@ def test_the_table_says_how_megatron_spreads_a_replica() -> None:
         "trainer.strategy": "megatron",
         f"{table_of_megatron}tensor_model_parallel_size": 2,
         f"{table_of_megatron}pipeline_model_parallel_size": 2,
+        f"{table_of_megatron}expert_model_parallel_size": 4,
+        f"{table_of_megatron}expert_tensor_parallel_size": 1,
     }
     plan = planned(values)
-    assert "2 x pipeline 2 x tensor 2" in table(plan)
+    assert "2 x pipeline 2 x tensor 2 (expert 4)" in table(plan)
     assert plan["models"][0]["pipeline_parallel"] == 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,66 +9,29 @@ import pytest
 from skyrl.config import SkyRLTrainConfig, check, load
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.unimplemented import UNIMPLEMENTED, Unimplemented
-from skyrl.tree import FrozenDict, evolve_at, get_at
-from skyrl.tree.classes import table_paths
-from tests.config.check_cases.settings import APART, ENGINE, PLACEMENT, RAY, VLLM, gpus, resolved
-from tests.config.leaves import LEAVES, OTHERS, RUNNABLE
-
-PATHS = set(LEAVES) | set(table_paths(SkyRLTrainConfig))
-REFUSING = [entry for entry in UNIMPLEMENTED if entry.runs is not None and entry.severity == "error"]
+from skyrl.tree import evolve_at
+from tests.config.check_cases.settings import APART, ENGINE, PLACEMENT, RAY, VLLM, gpus
+from tests.config.leaves import RUNNABLE
 
 
-def other_values(entry: Unimplemented) -> Iterator[Any]:
-    """Values of the entry's path that do not run."""
-    if entry.path in PATHS - set(LEAVES):
-        yield {"param_dtype": "fp32"}
-        return
-    value = OTHERS[entry.path]
-    if value not in (entry.runs or ()):
-        yield value
-    if entry.path == ENGINE + "backend":
-        yield "http"
+def test_everything_in_the_tree_is_implemented() -> None:
+    assert UNIMPLEMENTED == ()
 
 
-def evolve_if_possible(run: SkyRLTrainConfig, path: str, value: Any) -> SkyRLTrainConfig:
-    """The tree with this value, written as a file would write it."""
-    if get_at(run, path) == value and type(get_at(run, path)) is type(value):
-        return run
-    if isinstance(value, dict) and path in PATHS - set(LEAVES):
-        for name, item in value.items():
-            run = evolve_at(run, f"{path}.{name}", item)
-        return run
-    return evolve_at(run, path, value if not isinstance(value, dict) else FrozenDict(value))
-
-
-def test_the_values_that_run_are_spelled_as_a_file_has_them() -> None:
+def test_what_would_not_be_is_refused_with_the_values_that_run() -> None:
     entry = Unimplemented("trainer.strategy", "the others", (None, True, "fsdp2"))
     [problem] = entry.check(evolve_at(SkyRLTrainConfig(), entry.path, "deepspeed"))
-    assert problem.hint == "what runs: none or true or fsdp2"
+    assert problem.message == "'deepspeed' does not run in this version, which has not implemented it yet: the others"
+    assert (problem.severity, problem.hint) == ("error", "what runs: none or true or fsdp2")
+    assert list(entry.check(evolve_at(SkyRLTrainConfig(), entry.path, "fsdp2"))) == []
 
 
-@pytest.mark.parametrize("entry", UNIMPLEMENTED, ids=lambda entry: entry.path)
-def test_what_is_not_implemented_yet_is_a_path_of_the_tree(entry: Unimplemented) -> None:
-    assert entry.path in PATHS
-
-
-@pytest.mark.parametrize("entry", REFUSING, ids=lambda entry: entry.path)
-def test_a_value_that_asks_for_what_is_missing_is_refused(entry: Unimplemented) -> None:
-    values = list(other_values(entry))
-    assert values
-    for value in values:
-        run = evolve_if_possible(resolved({}), entry.path, value)
-        [problem] = entry.check(run)
-        assert problem.path == entry.path
-        assert entry.what in problem.message
-        assert problem.hint.startswith("what runs: ")
-        assert "Watched" not in problem.message
-
-
-@pytest.mark.parametrize("entry", REFUSING, ids=lambda entry: entry.path)
-def test_a_value_that_runs_is_not_refused(entry: Unimplemented) -> None:
-    for value in entry.runs or ():
-        assert list(entry.check(evolve_if_possible(resolved({}), entry.path, value))) == []
+def test_a_table_that_is_not_read_is_told_for_each_of_its_fields() -> None:
+    entry = Unimplemented("trainer.policy.megatron_config.lora_config", "adapters")
+    run = evolve_at(SkyRLTrainConfig(), f"{entry.path}.lora_type", "canonical_lora")
+    [problem] = entry.check(run)
+    assert (problem.path, problem.severity) == (f"{entry.path}.lora_type", "warning")
+    assert list(entry.check(SkyRLTrainConfig())) == []
 
 
 @pytest.mark.parametrize(

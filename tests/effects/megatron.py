@@ -26,6 +26,15 @@ TRACED = {
 }
 
 
+ROUTING: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+    ("moe_token_dispatcher_type", "allgather", {f"{{m}}{TABLE}expert_model_parallel_size": 2}),
+    ("moe_router_load_balancing_type", "aux_loss", {}),
+    ("moe_grouped_gemm", False, {}),
+    ("moe_router_score_function", "sigmoid", {}),
+    ("moe_router_enable_expert_bias", True, {f"{{m}}{TABLE}moe_router_score_function": "sigmoid"}),
+)
+
+
 class FakePackage:
     """In the place of the module that needs Megatron-core."""
 
@@ -50,9 +59,11 @@ def _traces(scene: Scene, model: ModelTable) -> object:
 def _probes(place: Place) -> Iterator[Probe]:
     title = place.model.title
     given = Observable(f"what Megatron-core gets for the {title}", lambda it: given_to_megatron(it, place.model))
-    for name in ("tensor_model", "pipeline_model", "context"):
+    for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor"):
         yield place.probe(f"{TABLE}{name}_parallel_size", 2, given, MEGATRON, place.several)
     yield place.probe(f"{TABLE}transformer_config_kwargs", {"recompute_granularity": None}, given, MEGATRON)
+    for name, value, context in ROUTING:
+        yield place.probe(TABLE + name, value, given, MEGATRON, place.several, context)
     yield place.probe(f"{TABLE}model_config_kwargs", {"rms_norm_eps": 0.5}, given, MEGATRON)
 
 

@@ -22,7 +22,7 @@ LEAVES = [(kind, path) for kind in KINDS for path, _ in leaf_paths(root_of(kind)
 PROBED = {(probe.kind, probe.path) for probe in PROBES}
 UNIMPLEMENTED = {(kind, path) for kind in KINDS for path in kind_named(kind).unimplemented_paths}
 
-NOT_IMPLEMENTED = {"rl": 16, "sft": 0, "reward_model": 0}
+NOT_IMPLEMENTED = {"rl": 0, "sft": 0, "reward_model": 0}
 """Leaves in the tables of what is not implemented. The numbers may only fall."""
 
 

@@ -181,6 +181,35 @@ def test_degrees_of_megatron_divide_heads_and_layers(
 
 
 @pytest.mark.parametrize(
+    ("sizes", "experts", "cutting", "found"),
+    [
+        ({"num_experts": 8}, 8, 2, []),
+        ({"num_experts": 6}, 4, 1, [("expert_model", "4 ranks cannot share the 6 experts", "sizes that can: 2")]),
+        ({"num_experts": 8}, 2, 5, [("expert_tensor", "5 ranks cannot share the 24 features of", "that can: 4 and 8")]),
+        ({}, 2, 1, [("expert_model", "the model", "set it to 1")]),
+    ],
+)
+def test_degrees_of_experts_under_megatron_divide_them(
+    sizes: dict[str, int], experts: int, cutting: int, found: list[tuple[str, str, str]], tmp_path: Path
+) -> None:
+    config = {"num_attention_heads": 4, "intermediate_size": 7, "moe_intermediate_size": 24, "num_hidden_layers": 6}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", **config, **sizes}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    table = "trainer__policy__megatron_config__"
+    run = resolved(
+        trainer__strategy="megatron",
+        trainer__policy__model__path=str(tmp_path),
+        trainer__placement__policy_num_gpus_per_node=8,
+        **{f"{table}expert_model_parallel_size": experts, f"{table}expert_tensor_parallel_size": cutting},
+    )
+    problems = list(degrees_of_megatron_divide_the_model(run))
+    assert len(problems) == len(found)
+    for problem, (name, message, hint) in zip(problems, found, strict=True):
+        assert problem.path == f"trainer.policy.megatron_config.{name}_parallel_size"
+        assert problem.message.startswith(message) and problem.hint.endswith(hint)
+
+
+@pytest.mark.parametrize(
     ("experts", "size", "problem"),
     [
         ({"num_experts": 8}, 4, None),

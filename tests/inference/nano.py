@@ -65,8 +65,10 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def nano_model(kind: str = "qwen2", seed: int = 0) -> Any:
-    """Two layers of 32 with weights large enough that every token of the context counts."""
+def nano_model(kind: str = "qwen2", seed: int = 0, **changes: Any) -> Any:
+    """Two layers of 32 with weights large enough that every token of the context counts; `changes` are further fields
+    of the model's configuration.
+    """
     config, model, extra = KINDS[kind]
     torch.manual_seed(seed)
     built = model(
@@ -81,7 +83,7 @@ def nano_model(kind: str = "qwen2", seed: int = 0) -> Any:
             initializer_range=0.3,
             eos_token_id=EOS,
             pad_token_id=PAD,
-            **extra,
+            **extra | changes,
         )
     )
     return built.eval()

@@ -9,10 +9,28 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from skyrl.errors import ModelError
-from skyrl.models.megatron_layout import Block, DecoderSizes, Layout, fill, layout_of, own_part, put
+from skyrl.models.megatron_layout import (
+    Block,
+    DecoderSizes,
+    Layout,
+    expert_layout_of,
+    fill,
+    layout_of,
+    matrix_of,
+    own_part,
+    put,
+)
 from skyrl.models.naming import named_weights
 from tests.inference.nano import nano_model
 
@@ -54,6 +72,30 @@ REAL: dict[str, Any] = {
         vocab_size=128_256,
         tie_word_embeddings=False,
     ),
+    "Qwen3-30B-A3B": AutoConfig.for_model(
+        "qwen3_moe",
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        vocab_size=151_936,
+        tie_word_embeddings=False,
+        head_dim=128,
+    ),
+    "Mixtral-8x7B": MixtralConfig(
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        num_local_experts=8,
+        vocab_size=32_000,
+        tie_word_embeddings=False,
+    ),
 }
 
 
@@ -68,17 +110,19 @@ def rows_of(layout: Layout, weights: Mapping[str, Tensor], name: str, padded: in
 
 
 def cut(weight: Tensor, piece: Block) -> Tensor:
+    weight = matrix_of(weight)
     rows = weight[piece.rows.start : piece.rows.stop]
     return rows if piece.columns is None else rows[:, piece.columns.start : piece.columns.stop]
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen2, tied", "qwen3", "llama"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2, tied", "qwen3", "llama", "qwen3_moe", "mixtral"])
 def test_weights_come_back_as_they_were_however_many_ranks_cut_them(kind: str, parts: int) -> None:
     model = nano_model(kind)
     weights = {name: weight + torch.rand_like(weight) for name, weight in named_weights(model)}  # no norm is 1
     sizes = DecoderSizes.of(model.config)
     layouts = [layout_of(sizes, parts=parts, part=part) for part in range(parts)]
+    layouts += [expert_layout_of(sizes, groups=2, parts=parts, rank=rank) for rank in range(2 * parts)]
     back = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
     padded = sizes.padded_vocabulary(parts) // parts
     for layout in layouts:
@@ -121,8 +165,13 @@ def test_every_number_of_a_real_model_has_one_place(name: str, parts: int) -> No
         layout = dict(layout_of(sizes, parts=parts, part=part))
         if sizes.tied:
             del layout["output_layer.weight"]  # a copy of the embeddings
+        for rank in (part, parts + part):  # of two groups of ranks with different experts
+            layout |= {
+                f"{rank} {name}": pieces
+                for name, pieces in expert_layout_of(sizes, groups=2, parts=parts, rank=rank).items()
+            }
         for piece in (piece for pieces in layout.values() for piece in pieces):
-            whole = stored[piece.weight]
+            whole = matrix_of(stored[piece.weight])
             width = 1 if whole.dim() == 1 else len(piece.columns) if piece.columns else whole.shape[1]
             is_cut = len(piece.rows) * width < whole.numel() or parts == 1
             placed[piece.weight] += len(piece.rows) * width if is_cut or part == 0 else 0
@@ -130,5 +179,7 @@ def test_every_number_of_a_real_model_has_one_place(name: str, parts: int) -> No
 
 
 def test_a_model_without_a_converter_is_refused_by_its_name() -> None:
-    with pytest.raises(ModelError, match="no converter between mistral and Megatron: one of llama, qwen2, qwen3"):
+    with pytest.raises(
+        ModelError, match="no converter between mistral and Megatron: one of llama, qwen2, qwen3, mixtral, qwen3_moe is"
+    ):
         DecoderSizes.of(MistralConfig())

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from skyrl.config.megatron import MegatronConfig
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import models_of, trained_models
+from skyrl.config.sizes import grid_of, models_of, trained_models
 from skyrl.errors import Problem
+from skyrl.planning.batches import divisors, nearest
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check
 
@@ -52,7 +54,8 @@ def models_on_the_same_gpus_have_the_same_degrees(run: SkyRLTrainConfig) -> Iter
     if not _is_megatron(run) or not shares:
         return
     others = [model for model in models_of(run) if model != "policy"]
-    for model, name in product(others, ("tensor_model", "pipeline_model", "context")):
+    degrees = ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
+    for model, name in product(others, degrees):
         field = f"megatron_config.{name}_parallel_size"
         policy, own = (get_at(run, f"trainer.{each}.{field}") for each in ("policy", model))
         if policy != own:
@@ -63,12 +66,97 @@ def models_on_the_same_gpus_have_the_same_degrees(run: SkyRLTrainConfig) -> Iter
             )
 
 
+def experts_of_megatron_are_spread_over_all_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The ranks of a pipeline stage fall into groups that have all experts among them."""
+    for path, config, ranks in _tables(run):
+        stages, tensor = config.pipeline_model_parallel_size, expert_tensor_of(config)
+        cutting = stages * tensor
+        if ranks % cutting:
+            yield Problem(
+                path=f"{path}.expert_tensor_parallel_size",
+                message=f"pipeline x expert tensor = {stages} x {tensor} does not divide the model's {ranks} ranks",
+                hint="set it to tensor_model_parallel_size, or leave it out",
+            )
+        elif ranks // cutting % config.expert_model_parallel_size:
+            size, fitting = config.expert_model_parallel_size, divisors(ranks // cutting)
+            yield Problem(
+                path=f"{path}.expert_model_parallel_size",
+                message=f"{size} does not divide the {ranks // cutting} ranks that are left beside pipeline x expert "
+                f"tensor = {cutting}",
+                hint=f"nearest divisors: {' and '.join(map(str, nearest(size, fitting)))}",
+            )
+
+
+def tokens_reach_experts_by_what_megatron_core_has(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Megatron-core's flexible dispatcher sends tokens to other ranks, and there have to be some."""
+    for path, config, _ in _tables(run):
+        if config.moe_token_dispatcher_type == "flex" and ranks_of_experts(config) == 1:
+            yield Problem(
+                path=f"{path}.moe_token_dispatcher_type",
+                message="flex sends tokens to other ranks, and every rank has all experts",
+                hint="set it to alltoall, or expert_model_parallel_size above 1",
+            )
+
+
+def megatron_core_has_the_router(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Megatron-core scores by softmax or sigmoid, and routes by a bias beside sigmoid alone."""
+    for path, config, _ in _tables(run):
+        score = config.moe_router_score_function
+        if score == "sqrtsoftplus":
+            message = "Megatron-core 0.16 does not score experts by sqrtsoftplus"
+            yield Problem(path=f"{path}.moe_router_score_function", message=message, hint="softmax or sigmoid")
+        elif config.moe_router_enable_expert_bias and score != "sigmoid":
+            yield Problem(
+                path=f"{path}.moe_router_enable_expert_bias",
+                message="Megatron-core has a bias for each expert beside sigmoid alone",
+                hint=f"set it to false, or {path}.moe_router_score_function = sigmoid",
+            )
+
+
+def engines_route_as_the_model_says(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """An engine knows the model's own router alone: one that is changed here gives other log-probabilities."""
+    for path, config, _ in _tables(run):
+        changed = {
+            "moe_router_score_function": config.moe_router_score_function == "sigmoid",
+            "moe_router_load_balancing_type": config.moe_router_load_balancing_type == "sinkhorn",
+        }
+        for name in (name for name, is_changed in changed.items() if is_changed):
+            yield Problem(
+                path=f"{path}.{name}",
+                message="engines route as the model's own configuration says, and so will differ from the learner",
+                hint="leave it out, unless the model was trained so",
+                severity="warning",
+            )
+
+
 MEGATRON_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     megatron_steps_by_adam_or_sgd,
     megatron_drops_nothing,
     megatron_keeps_activations_on_the_gpu,
     models_on_the_same_gpus_have_the_same_degrees,
+    experts_of_megatron_are_spread_over_all_ranks,
+    tokens_reach_experts_by_what_megatron_core_has,
+    megatron_core_has_the_router,
+    engines_route_as_the_model_says,
 )
+
+
+def expert_tensor_of(config: MegatronConfig) -> int:
+    """Ranks that cut the matrices of experts."""
+    return config.expert_tensor_parallel_size or config.tensor_model_parallel_size
+
+
+def ranks_of_experts(config: MegatronConfig) -> int:
+    """Ranks that have all experts of a layer among them."""
+    return config.expert_model_parallel_size * expert_tensor_of(config)
+
+
+def _tables(run: SkyRLTrainConfig) -> Iterator[tuple[str, MegatronConfig, int]]:
+    """Path and content of `megatron_config` of each model under Megatron, and the ranks of the model."""
+    for model in models_of(run) if _is_megatron(run) else ():
+        if model != "critic":
+            section = getattr(run.trainer, model)
+            yield f"trainer.{model}.megatron_config", section.megatron_config, grid_of(run, model).ranks
 
 
 def _is_megatron(run: SkyRLTrainConfig) -> bool:

@@ -75,8 +75,13 @@ def experts_are_spread_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if size == 1:
             continue
         if run.trainer.strategy not in ("fsdp", "fsdp2"):
-            message = f"{size}: strategy = {run.trainer.strategy} does not read it"
-            yield Problem(path=path, message=message, hint="set it to 1, or trainer.strategy = fsdp2")
+            its_own = f"trainer.{model}.megatron_config.expert_model_parallel_size = {size}"
+            by_megatron = run.trainer.strategy == "megatron" and model != "critic"
+            yield Problem(
+                path=path,
+                message=f"{size}: strategy = {run.trainer.strategy} does not read it",
+                hint=f"set it to 1, and {its_own}" if by_megatron else "set it to 1, or trainer.strategy = fsdp2",
+            )
         elif section.tensor_parallel_size > 1:
             message = f"{size} ranks cannot spread experts where tensor_parallel_size = {section.tensor_parallel_size}"
             yield Problem(path=path, message=message, hint="set one of both to 1")

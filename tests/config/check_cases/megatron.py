@@ -12,6 +12,10 @@ DROPOUT = "trainer.policy.model.lora.dropout"
 CRITICS_RULE = "trainer.critic.optimizer_config.optimizer"
 OFFLOADING = {"trainer.offload_activations": True}
 DEGREE = "megatron_config.tensor_model_parallel_size"
+TABLE = "trainer.policy.megatron_config."
+EXPERT, DISPATCHER = TABLE + "expert_model_parallel_size", TABLE + "moe_token_dispatcher_type"
+SCORE, BIAS = TABLE + "moe_router_score_function", TABLE + "moe_router_enable_expert_bias"
+BALANCING = TABLE + "moe_router_load_balancing_type"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "megatron_steps_by_adam_or_sgd": [
@@ -28,6 +32,21 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**MEGATRON, f"trainer.{model}.{DEGREE}": 2}, f"trainer.ref.{DEGREE}") for model in ("policy", "ref")
     ]
     + [({**MEGATRON, **CRITIC, f"trainer.critic.{DEGREE}": 2}, f"trainer.critic.{DEGREE}")],
+    "experts_of_megatron_are_spread_over_all_ranks": [
+        ({**MEGATRON, EXPERT: 3}, EXPERT),
+        ({**MEGATRON, TABLE + "expert_tensor_parallel_size": 3}, TABLE + "expert_tensor_parallel_size"),
+    ],
+    "tokens_reach_experts_by_what_megatron_core_has": [({**MEGATRON, DISPATCHER: "flex"}, DISPATCHER)],
+    "megatron_core_has_the_router": [
+        ({**MEGATRON, SCORE: "sqrtsoftplus"}, SCORE),
+        ({**MEGATRON, BIAS: True}, BIAS),
+        ({**MEGATRON, BIAS: True, SCORE: "softmax"}, BIAS),
+    ],
+    "engines_route_as_the_model_says": [
+        ({**MEGATRON, SCORE: "sigmoid"}, SCORE),
+        ({**MEGATRON, SCORE: "sigmoid", BIAS: True}, SCORE),
+        ({**MEGATRON, BALANCING: "sinkhorn"}, BALANCING),
+    ],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
@@ -35,4 +54,8 @@ SILENT: dict[str, dict[str, Any]] = {
     "megatron_drops_nothing": {**MEGATRON, DROPOUT: 0.1},
     "megatron_keeps_activations_on_the_gpu": OFFLOADING,
     "models_on_the_same_gpus_have_the_same_degrees": {**MEGATRON, **APART, f"trainer.ref.{DEGREE}": 2},
+    "experts_of_megatron_are_spread_over_all_ranks": {EXPERT: 3},
+    "tokens_reach_experts_by_what_megatron_core_has": {DISPATCHER: "flex"},
+    "megatron_core_has_the_router": {SCORE: "sqrtsoftplus"},
+    "engines_route_as_the_model_says": {**MEGATRON, BALANCING: "aux_loss", SCORE: "softmax"},
 }
