@@ -100,14 +100,7 @@ class Megatron:
         if adapters is not None:
             attach_adapters(self.model.gpt, dense.own, adapters)
             dense = Cut(layouts=[with_adapters(layout, adapters) for layout in dense.layouts], group=dense.group)
-        named: list[tuple[str, Any]] = list(self.model.named_parameters_of_all())
-        for name, parameter in named:
-            # Megatron-core's mark of what the norm counts on every rank; it sets it only where it draws weights
-            differs = len(dense.layouts) > 1 and dense.layouts[0].get(name) != dense.layouts[1].get(name)
-            parameter.tensor_model_parallel = name in experts.own or differs
-            if adapters is not None:
-                [first, *_] = (experts.own if name in experts.own else dense.own)[name]
-                parameter.requires_grad = self._meta.get_parameter(first.weight).requires_grad
+        self._mark(dense, experts, only_adapters=adapters is not None)
         self._ddp: Any = None
         self._outer: Any = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -133,6 +126,17 @@ class Megatron:
             self._overlap(megatron, reducing)
         self._state = MegatronState(self.model, self._outer, dense, experts, self._meta, self._ranks, self._device)
         self._state.load_weights(source)
+
+    def _mark(self, dense: Cut, experts: Cut, *, only_adapters: bool) -> None:
+        """Tell Megatron-core which parameters are parts, and which learn."""
+        named: list[tuple[str, Any]] = list(self.model.named_parameters_of_all())
+        for name, parameter in named:
+            # Megatron-core's mark of what the norm counts on every rank; it sets it only where it draws weights
+            differs = len(dense.layouts) > 1 and dense.layouts[0].get(name) != dense.layouts[1].get(name)
+            parameter.tensor_model_parallel = name in experts.own or differs
+            if only_adapters:
+                [first, *_] = (experts.own if name in experts.own else dense.own)[name]
+                parameter.requires_grad = self._meta.get_parameter(first.weight).requires_grad
 
     def _cuts(self, sizes: DecoderSizes, value_head: str | None) -> tuple[Cut, Cut]:
         """How ranks have the parameters among them: those that all data-parallel ranks have, and those on experts."""

@@ -16,7 +16,7 @@ from skyrl.errors import ModelError
 from tests.inference.nano import nano_model
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
-from tests.learners.test_megatron import CONTEXT, KWARGS, PIPELINE, ROW_BY_ROW, TABLE, TENSOR, Spread
+from tests.learners.test_megatron import ADAPTER, APART, CONTEXT, KWARGS, PIPELINE, ROW_BY_ROW, TABLE, TENSOR, Spread
 from tests.learners.test_strategies import (
     Trained,
     assert_same_numbers,
@@ -226,6 +226,16 @@ def test_what_does_not_fit_the_model_or_megatron_core_is_refused_by_name(
 def test_a_model_without_experts_has_none_to_spread(processes: Pool, small: TrainerConfig) -> None:
     with pytest.raises(ModelError, match=r"no experts that ranks could share: set .*expert_model_parallel_size = 1"):
         Spread(processes, small).policy({EXPERT: 2}, 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["EP2", "TP2 and EP2 on the same ranks", "PP2 x EP2"])
+async def test_adapters_learn_beside_experts_that_stay(name: str, mixture: Spread) -> None:
+    changes, ranks = WAYS[name]
+    one, other = mixture.alone(ADAPTER), mixture.policy(changes | APART, ranks)
+    for step in range(2):
+        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+    assert_same_weights(await weights_of(one), await weights_of(other))
 
 
 @pytest.mark.long
