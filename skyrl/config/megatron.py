@@ -110,7 +110,7 @@ class MegatronConfig(BaseConfig):
     """How the router is kept from overloading experts. none: it is left as it is, so that the engines agree. aux_loss,
     seq_aux_loss and global_aux_loss: a loss (arXiv:2101.03961) over a micro-batch, a sequence or all ranks, weighed by
     `transformer_config_kwargs.moe_aux_loss_coeff`, or else by the model's own `router_aux_loss_coef`. sinkhorn: tokens
-    are assigned evenly (arXiv:2103.16716), while training alone."""
+    are assigned evenly (arXiv:2103.16716) while training, by weights that do not add up to 1."""
 
     moe_grouped_gemm: bool = True
     """Compute the experts of a rank in one kernel, which takes bfloat16 on CUDA; false: a product for each."""

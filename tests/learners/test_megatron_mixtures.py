@@ -197,7 +197,8 @@ async def test_balancing_changes_what_the_router_learns(kind: str, mixture: Spre
     weight = {} if kind == "sinkhorn" else {KWARGS: {"moe_aux_loss_coeff": 10.0}}
     balancing = {TABLE + "moe_router_load_balancing_type": kind, **weight}
     plain, balanced = mixture.alone({}), mixture.policy(WAYS["EP2"][0] | balancing, 2)
-    torch.testing.assert_close(await balanced.score(batch(7)), await plain.score(batch(7)), atol=1e-5, rtol=1e-5)
+    if kind != "sinkhorn":  # whose weights are not those of the model
+        torch.testing.assert_close(await balanced.score(batch(7)), await plain.score(batch(7)), atol=1e-5, rtol=1e-5)
     one, two = await plain.update(mini_batch(0)), await balanced.update(mini_batch(0))
     assert two["grad_norm"] != pytest.approx(one["grad_norm"], rel=1e-3)
 
