@@ -108,7 +108,7 @@ def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Prob
     """Megatron's ranks have equally many heads, features and experts each, its pipeline stages equally many layers."""
     if run.trainer.strategy != "megatron":
         return
-    for model in (name for name in models_of(run) if name != "critic"):
+    for model in models_of(run):
         section = getattr(run.trainer, model)
         files, config = readable_files(section.model.path), section.megatron_config
         if files is None:

@@ -154,9 +154,8 @@ def ranks_of_experts(config: MegatronConfig) -> int:
 def _tables(run: SkyRLTrainConfig) -> Iterator[tuple[str, MegatronConfig, int]]:
     """Path and content of `megatron_config` of each model under Megatron, and the ranks of the model."""
     for model in models_of(run) if _is_megatron(run) else ():
-        if model != "critic":
-            section = getattr(run.trainer, model)
-            yield f"trainer.{model}.megatron_config", section.megatron_config, grid_of(run, model).ranks
+        section = getattr(run.trainer, model)
+        yield f"trainer.{model}.megatron_config", section.megatron_config, grid_of(run, model).ranks
 
 
 def _is_megatron(run: SkyRLTrainConfig) -> bool:

@@ -76,7 +76,7 @@ def experts_are_spread_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
             continue
         if run.trainer.strategy not in ("fsdp", "fsdp2"):
             its_own = f"trainer.{model}.megatron_config.expert_model_parallel_size = {size}"
-            by_megatron = run.trainer.strategy == "megatron" and model != "critic"
+            by_megatron = run.trainer.strategy == "megatron"
             yield Problem(
                 path=path,
                 message=f"{size}: strategy = {run.trainer.strategy} does not read it",
