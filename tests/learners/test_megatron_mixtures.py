@@ -63,6 +63,11 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+def assert_same_steps(one: dict[str, float], other: dict[str, float]) -> None:
+    """The same numbers, but for those of routers, which are not measured under Megatron."""
+    assert_same_numbers({name: value for name, value in one.items() if not name.startswith("router_")}, other)
+
+
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Pool]:
     started = Pool(4)
@@ -89,7 +94,7 @@ def alone(mixture: Spread) -> Trained:
 async def test_five_steps_are_those_of_one_process(name: str, mixture: Spread, alone: Trained) -> None:
     other = await course(mixture.policy(*WAYS[name]))
     for one, two in zip(alone.metrics, other.metrics, strict=True):
-        assert_same_numbers(one, two)
+        assert_same_steps(one, two)
     assert_same_weights(alone.weights, other.weights)
     torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
 
@@ -114,7 +119,7 @@ async def test_mixtures_of_other_kinds_are_converted_both_ways_and_learn_alike(
     before = await weights_of(other)
     assert all(torch.equal(weight, before[key]) for key, weight in (await weights_of(one)).items())
     for step in range(2):
-        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+        assert_same_steps(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
@@ -138,7 +143,9 @@ async def test_a_state_goes_on_with_other_degrees_and_under_fsdp2(
     second = mixture.fsdp2() if loaded is None else mixture.policy(*WAYS[loaded])
     await second.load_state(tensors, numbers)
     for step in (3, 4):
-        assert_same_numbers(alone.metrics[step], await second.update(mini_batch(step)))
+        (assert_same_numbers if loaded is None else assert_same_steps)(
+            alone.metrics[step], await second.update(mini_batch(step))
+        )
     assert_same_weights(alone.weights, await weights_of(second))
 
 
@@ -149,7 +156,7 @@ async def test_sgd_learns_alike(name: str, mixture: Spread) -> None:
     sgd = {"policy.optimizer_config.optimizer": "sgd", "policy.optimizer_config.lr": 0.01}
     one, other = mixture.alone(sgd), mixture.policy(changes | sgd, ranks)
     for step in range(2):
-        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+        assert_same_steps(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
@@ -159,7 +166,7 @@ async def test_the_learning_rate_of_experts_follows_the_schedule(mixture: Spread
     changes, ranks = WAYS["EP2"]
     one, other = mixture.alone(warm), mixture.policy(changes | warm, ranks)
     for step in range(3):
-        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+        assert_same_steps(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
@@ -235,7 +242,7 @@ async def test_adapters_learn_beside_experts_that_stay(name: str, mixture: Sprea
     changes, ranks = WAYS[name]
     one, other = mixture.alone(ADAPTER), mixture.policy(changes | APART, ranks)
     for step in range(2):
-        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+        assert_same_steps(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
