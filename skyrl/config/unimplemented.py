@@ -59,7 +59,7 @@ class Unimplemented:
 
 
 UNIMPLEMENTED: tuple[Unimplemented, ...] = ()
-"""Of the tree of reinforcement learning."""
+"""Settings of reinforcement learning that nothing reads yet: none."""
 
 
 def _is_among(value: object, runs: tuple[Any, ...]) -> bool:
