@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from skyrl.config import compose
 from skyrl.experiments.ppo import BasePPOExp
@@ -15,6 +16,7 @@ from tests.experiments.forked import run
 from tests.experiments.test_kills import ON_RAY as KILLED_ON_RAY
 from tests.experiments.test_kills import assert_kills_change_nothing, moments
 from tests.experiments.test_other_ranks import ON_RAY, RANKS, samples
+from tests.inference.nano import nano_model
 from tests.megatron_shim import HostPolicyWorker
 from tests.nano_run import metrics, train
 
@@ -78,6 +80,17 @@ def test_engines_get_the_adapter_alone(nano: Path, tmp_path: Path) -> None:
     parity = [row["weight_sync/parity_max"] for row in rows if "weight_sync/parity_max" in row]
     assert parity and max(parity) < 1e-4
     assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_engines_get_the_weights_of_spread_experts(nano: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(nano / "model")
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    nano_model("qwen3_moe", vocab_size=len(tokenizer), **ends).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    path = {"trainer__policy__model__path": str(tmp_path / "model"), "trainer__max_training_steps": 2}
+    train(nano, tmp_path, **ON_RAY | path | degrees(expert_model=2))
+    parity = [row["weight_sync/parity_max"] for row in metrics(tmp_path) if "weight_sync/parity_max" in row]
+    assert parity and max(parity) < 1e-4
 
 
 def test_a_run_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:

@@ -70,23 +70,20 @@ def nano_model(kind: str = "qwen2", seed: int = 0, **changes: Any) -> Any:
     of the model's configuration.
     """
     config, model, extra = KINDS[kind]
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+    }
     torch.manual_seed(seed)
-    built = model(
-        config(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            initializer_range=0.3,
-            eos_token_id=EOS,
-            pad_token_id=PAD,
-            **extra | changes,
-        )
-    )
-    return built.eval()
+    return model(config(**sizes | extra | changes)).eval()
 
 
 def keys(name: str, count: int) -> tuple[SampleKey, ...]:
