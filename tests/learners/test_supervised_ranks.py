@@ -98,8 +98,8 @@ def assert_same_course(one: Path, other: Path) -> None:
     for name in ("train/loss", "train/grad_norm", "eval/all/loss"):
         ours, theirs = ([record[name] for record in run if name in record] for run in (found, expected))
         assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5) and ours
-    ours, theirs = (load_file(folder / "run" / "model" / "model.safetensors") for folder in (one, other))
-    assert ours.keys() == theirs.keys() and farthest(ours, theirs) < 1e-4
+    learned, wanted = (load_file(folder / "run" / "model" / "model.safetensors") for folder in (one, other))
+    assert learned.keys() == wanted.keys() and farthest(learned, wanted) < 1e-4
 
 
 def test_spread_experts_learn_what_one_process_does(nano: Path, tmp_path: Path, pool: Pool) -> None:
