@@ -85,7 +85,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "trainer.attention",
         "the strategy is not megatron, which has an attention of its own, or the engine is torch",
-        lambda run: not _is_megatron(run) or run.generator.inference_engine.backend == "torch",
+        lambda run: not _is_megatron(run) or backend_of(run.generator.inference_engine).is_embedded,
     ),
     Effect(
         "trainer.recompute_activations",

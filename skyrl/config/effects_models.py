@@ -10,9 +10,9 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.config.checks.megatron import ranks_of_experts
 from skyrl.config.checks.schedule import schedule_reads
 from skyrl.config.deepspeed import OffloadConfig
+from skyrl.config.megatron import ranks_of_experts
 from skyrl.config.model_tables import ModelTable
 from skyrl.config.models import SkyRLLoraConfig
 from skyrl.tree.classes import fields_of

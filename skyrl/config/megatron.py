@@ -152,3 +152,13 @@ class MegatronConfig(BaseConfig):
 
     dist_ckpt_optim_fully_reshardable: bool = field(default=False, metadata=FREE)
     """Store optimizer state so that any other number of ranks and any parallelism can load it; slower to write."""
+
+
+def expert_tensor_of(config: MegatronConfig) -> int:
+    """Ranks that cut the matrices of experts."""
+    return config.expert_tensor_parallel_size or config.tensor_model_parallel_size
+
+
+def ranks_of_experts(config: MegatronConfig) -> int:
+    """Ranks that have all experts of a layer among them."""
+    return config.expert_model_parallel_size * expert_tensor_of(config)

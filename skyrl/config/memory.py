@@ -15,7 +15,7 @@ import attrs
 
 from skyrl.config.deepspeed import ZeroOptimizationConfig
 from skyrl.config.engines import backend_of, engine_dtype
-from skyrl.config.megatron import MegatronConfig
+from skyrl.config.megatron import ranks_of_experts
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     Model,
@@ -135,7 +135,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
         scoring=_pass(run, model, trainer.micro_forward_batch_size_per_gpu),
         update=_pass(run, model, trainer.micro_train_batch_size_per_gpu) if learns else None,
         shards=ranks if deepspeed or section.fsdp_config.fsdp_size == -1 else section.fsdp_config.fsdp_size,
-        expert_parallel=_sharing_experts(section.megatron_config) if megatron else section.expert_parallel_size,
+        expert_parallel=ranks_of_experts(section.megatron_config) if megatron else section.expert_parallel_size,
         micro_batches=work.micro_batches,
         states=0 if learns and section.optimizer_config.optimizer == "sgd" else 2,
         layer_states=1 if learns and section.optimizer_config.optimizer == "muon" else None,
@@ -345,12 +345,6 @@ def _megatron(run: SkyRLTrainConfig, model: Model) -> Megatron:
         gradient_size=4 if in_float else 2,
         cuts_tokens=bool(config.transformer_config_kwargs.get("sequence_parallel", sizes["tensor"] > 1)),
     )
-
-
-def _sharing_experts(config: MegatronConfig) -> int:
-    """Ranks that have the experts of a layer among them."""
-    tensor = config.expert_tensor_parallel_size or config.tensor_model_parallel_size
-    return config.expert_model_parallel_size * tensor
 
 
 def _samples_of_an_engine(run: SkyRLTrainConfig, engines: int) -> int:

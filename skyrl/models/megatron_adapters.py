@@ -47,7 +47,7 @@ class ParallelAdapter(nn.Module):
     def _add(self, name: str, shape: tuple[int, int], like: Tensor, *, is_whole: bool) -> None:
         parameter = nn.Parameter(torch.empty(shape, dtype=like.dtype, device=like.device))
         if is_whole:  # on every rank, which sees a share of the tokens: Megatron-core sums such gradients over ranks
-            parameter.sequence_parallel = self._shares_tokens  # type: ignore[attr-defined]
+            parameter.sequence_parallel = self._shares_tokens  # type: ignore[attr-defined]  # Megatron-core's mark
         self.register_parameter(name, parameter)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -189,7 +189,7 @@ class _Road(_OneWeight):
         self.seen.append((type(sender).__name__, size, everywhere))
         return ()
 
-    async def load_weights(self, incoming: Iterable[object], version: int) -> None:
+    async def load_weights(self, incoming: Iterable[object], version: int, *_: object) -> None:
         self.seen += [type(each).__name__ for each in incoming]
 
 

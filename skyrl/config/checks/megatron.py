@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from skyrl.config.megatron import MegatronConfig
+from skyrl.config.megatron import MegatronConfig, expert_tensor_of, ranks_of_experts
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import grid_of, models_of, trained_models
 from skyrl.errors import Problem
@@ -139,16 +139,6 @@ MEGATRON_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     megatron_core_has_the_router,
     engines_route_as_the_model_says,
 )
-
-
-def expert_tensor_of(config: MegatronConfig) -> int:
-    """Ranks that cut the matrices of experts."""
-    return config.expert_tensor_parallel_size or config.tensor_model_parallel_size
-
-
-def ranks_of_experts(config: MegatronConfig) -> int:
-    """Ranks that have all experts of a layer among them."""
-    return config.expert_model_parallel_size * expert_tensor_of(config)
 
 
 def _tables(run: SkyRLTrainConfig) -> Iterator[tuple[str, MegatronConfig, int]]:
