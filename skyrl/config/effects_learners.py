@@ -56,7 +56,6 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
             "context_parallel_size",
             "tensor_parallel_size",
             "expert_parallel_size",
-            "model_config_kwargs",
             "use_dropout",
             "model.init_from_scratch",
         )

@@ -204,7 +204,7 @@ def _megatron(model: ModelTable) -> Iterator[Effect]:
     yield effect_where(f"{path}.empty_cuda_cache", *gradients, _on_cuda(model))
     yield effect_where(f"{path}.lora_config", *gradients, _adapts(model))
     others = Condition("the strategy is not megatron", lambda run: not model.by_megatron(run))
-    yield effect_where(model.at("model_config_kwargs"), others)
+    yield effect_where(model.at("model_config_kwargs"), *exists(model), others)
 
 
 def _has_other_experts_elsewhere(model: ModelTable) -> Condition:

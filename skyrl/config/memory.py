@@ -336,12 +336,13 @@ def _recomputes(run: SkyRLTrainConfig, model: Model) -> bool:
 
 def _megatron(run: SkyRLTrainConfig, model: Model) -> Megatron:
     section, sizes = getattr(run.trainer, model), parallel_sizes(run, model)
+    ranks = grid_of(run, model).ranks  # fewer than the degrees take: another check reports that
     config, learns = section.megatron_config, model in trained_models(run)
     distributes = learns and section.optimizer_config.optimizer == "adamw"
     in_float = config.ddp_config.grad_reduce_in_fp32 or run.trainer.compute_dtype == "float32"
     return Megatron(
         stages=sizes["pipeline"],
-        sharing_states=grid_of(run, model).ranks // (sizes["pipeline"] * sizes["tensor"]) if distributes else 1,
+        sharing_states=max(1, ranks // (sizes["pipeline"] * sizes["tensor"])) if distributes else 1,
         gradient_size=4 if in_float else 2,
         cuts_tokens=bool(config.transformer_config_kwargs.get("sequence_parallel", sizes["tensor"] > 1)),
     )

@@ -57,6 +57,7 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.recompute_activations": {"trainer.strategy": "megatron"},
     ENGINE + "enable_prefix_caching": {ENGINE + "backend": "http"},
     ENGINE + "rollout_dtype": {ENGINE + "backend": "vllm"},
+    ENGINE + "enable_return_routed_experts": {ENGINE + "backend": "sglang"},
     EVALUATION + "temperature": {EVALUATION + "greedy": True},
     "generator.merge_stepwise_output": SINGLE,
     "environment.skyrl_gym.reward_model.timeout": {"environment.env_class": "reward_model"},

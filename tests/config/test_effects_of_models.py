@@ -166,6 +166,12 @@ BY_OTHERS: Values = {"{t}strategy": "fsdp2"}
 WITH_MEGATRON = (
     Case("megatron_config.tensor_model_parallel_size", 2, MEGATRON, (BY_OTHERS,)),
     Case("megatron_config.ddp_config", {"overlap_grad_reduce": True}, MEGATRON, (BY_OTHERS,), learns=True),
+    Case(
+        "megatron_config.moe_token_dispatcher_type",
+        "allgather",
+        {**MEGATRON, "{m}megatron_config.expert_model_parallel_size": 2},
+        ({"{m}megatron_config.expert_model_parallel_size": 1},),
+    ),
     Case("megatron_config.optimizer_config_kwargs", {"loss_scale": 1}, MEGATRON, (BY_OTHERS,), learns=True),
     Case("megatron_config.torch_profiler_config", {"enable": True}, MEGATRON, (BY_OTHERS,), learns=True),
     Case("megatron_config.empty_cuda_cache", False, {**MEGATRON, **CUDA}, (ON_CPU, BY_OTHERS), learns=True),

@@ -35,11 +35,11 @@ ALLOCATED: dict[str, dict[str, Any]] = {
     },
     "vllm:d24+megatron:(attn:d2p2t2c3|ffn:p2t3e2)": {
         "trainer.strategy": "megatron",
-        **{f"trainer.{model}.{_MEGATRON}tensor_model_parallel_size": 2 for model in ("policy", "ref")},
-        **{f"trainer.{model}.{_MEGATRON}pipeline_model_parallel_size": 2 for model in ("policy", "ref")},
-        **{f"trainer.{model}.{_MEGATRON}context_parallel_size": 3 for model in ("policy", "ref")},
-        **{f"trainer.{model}.{_MEGATRON}expert_model_parallel_size": 2 for model in ("policy", "ref")},
-        **{f"trainer.{model}.{_MEGATRON}expert_tensor_parallel_size": 3 for model in ("policy", "ref")},
+        **{f"trainer.{model}.{_MEGATRON}tensor_model_parallel_size": 2 for model in ("policy", "critic", "ref")},
+        **{f"trainer.{model}.{_MEGATRON}pipeline_model_parallel_size": 2 for model in ("policy", "critic", "ref")},
+        **{f"trainer.{model}.{_MEGATRON}context_parallel_size": 3 for model in ("policy", "critic", "ref")},
+        **{f"trainer.{model}.{_MEGATRON}expert_model_parallel_size": 2 for model in ("policy", "critic", "ref")},
+        **{f"trainer.{model}.{_MEGATRON}expert_tensor_parallel_size": 3 for model in ("policy", "critic", "ref")},
     },
     "vllm[rollout]:d1+fsdp[actor]:d2+fsdp[ref]:d4": {"trainer.placement.colocate_policy_ref": False},
 }
