@@ -91,7 +91,7 @@ def let_token_counts_differ(gpt: nn.Module, config: TransformerConfig) -> None:
     """Replace dispatchers that take it that all ranks have as many tokens."""
     if config.moe_token_dispatcher_type != "allgather":
         return
-    for layer in gpt.decoder.layers:  # type: ignore[union-attr]
+    for layer in gpt.decoder.layers:  # type: ignore[union-attr]  # a list of modules
         if layer.is_moe_layer:
             mixture = layer.mlp
             mixture.token_dispatcher = UnevenAllGather(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
 import ssl
 import subprocess
@@ -276,7 +275,7 @@ def certificate(folder: Path, address: str) -> Path:
     return file
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+@pytest.mark.needs("openssl")
 async def test_a_server_with_tls_is_asked_only_by_who_trusts_its_certificate_for_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,7 +160,7 @@ class Ends:
     async def stream(self, consume: Callable[..., Any], *, everywhere: bool = False, dtype: str | None = None) -> None:
         self.streamed.append((consume, everywhere))
 
-    async def load_weights(self, incoming: Any, version: int) -> None:
+    async def load_weights(self, incoming: Any, version: int, abort: object) -> None:
         self.loaded.append((incoming, version))
 
 
