@@ -293,11 +293,15 @@ def _convert_buffers(model: nn.Module, precision: MixedPrecisionConfig) -> None:
 
 
 def _sent(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The weight, of any shape, in `dtype`; where it is sharded, its shards are on their way to all ranks."""
+    """The weight, of any shape, in `dtype`; where it is sharded, its shards are on their way to all ranks, or have come
+    where gloo carries them: its collectives in the background corrupt the heap of a process that allocates meanwhile
+    (torch 2.13), which then dies some steps later.
+    """
     rounded = weight.detach() if dtype is None else weight.detach().to(dtype)
     if not isinstance(rounded, DTensor):
         return rounded
-    return rounded.redistribute(placements=[Replicate()] * rounded.device_mesh.ndim, async_op=True)
+    in_background = rounded.device.type != "cpu"
+    return rounded.redistribute(placements=[Replicate()] * rounded.device_mesh.ndim, async_op=in_background)
 
 
 def _arrived(weight: Tensor) -> Tensor:

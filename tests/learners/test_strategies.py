@@ -368,6 +368,15 @@ async def test_sgd_learns_and_resumes_alike_however_its_model_is_spread(
     assert_same_numbers(await one.update(mini_batch(2)), await other.update(mini_batch(2)))
 
 
+@pytest.mark.long
+async def test_weights_are_gathered_between_many_updates(spread: Spread) -> None:
+    """Gathers in the background corrupted the heap of a rank, which died after a few dozen of these rounds."""
+    learner = spread.policy({}, 2)
+    for step in range(200):
+        await learner.update(mini_batch(step % STEPS))
+        await weights_of(learner)
+
+
 @pytest.mark.long  # the first run of a machine compiles the kernel
 @pytest.mark.parametrize("stage", [1, 2, 3])
 async def test_deepspeeds_kernel_for_cpu_memory_learns_as_torchs_adamw_and_resumes(
