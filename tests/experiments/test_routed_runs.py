@@ -46,4 +46,5 @@ def test_a_run_replays_what_its_engine_chose(way: str, nano: Path, tmp_path: Pat
         apart[replays] = first["policy/rollout_train_logprobs_abs_diff_max"]
         assert 0 <= first["policy/router_unused_experts"] <= 1 and first["policy/router_entropy"] > 0
         assert first["policy/router_max_violation"] >= first["policy/router_mean_violation"] >= 0
-    assert apart[True] <= apart[False]
+    if way == "synchronous":  # two asynchronous runs begin with the samples that came first, which are not the same
+        assert apart[True] <= apart[False]
