@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 @click.option(
     "--gpus-per-node", type=click.IntRange(min=1), help="GPUs of one machine [default: 8, or more if needed]."
 )
-@click.option("--svg", "drawn", type=click.Path(path_type=Path), help="Draw nodes, GPUs and phases into this file.")
+@click.option(
+    "--svg",
+    "drawn",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw nodes, GPUs and phases into this file.",
+)
 @click.option(
     "--fit", "gpus", type=click.IntRange(min=1), metavar="GPUS", help="Propose layouts on so many GPUs instead."
 )
@@ -66,7 +71,10 @@ def plan(
     if drawn is not None:
         from skyrl.cli.plan_picture import picture
 
-        drawn.write_text(picture(planned), encoding="utf-8")
+        try:
+            drawn.write_text(picture(planned), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{drawn} cannot be written: {error.strerror}") from error
     click.echo(json.dumps(planned, indent=2) if as_json else "\n".join([table(planned), *memory_lines(planned)]))
 
 

@@ -72,5 +72,7 @@ def test_the_command_writes_the_file_and_prints_the_plan(tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     assert "policy" in done.output
     assert fromstring((tmp_path / "plan.svg").read_text(encoding="utf-8")).tag == f"{SVG}svg"
+    nowhere = CliRunner().invoke(plan, [*words[:-1], str(tmp_path / "missing" / "plan.svg")])
+    assert str(nowhere.exception).endswith("plan.svg cannot be written: No such file or directory")
     refused = CliRunner().invoke(plan, [*words, "--fit", "8"])
     assert isinstance(refused.exception, UserError)
