@@ -189,7 +189,7 @@ def _terminated_in_words() -> Iterator[None]:
 
 def _stop_before_the_start(number: int, frame: FrameType | None) -> NoReturn:
     """A signal while nothing runs that could be saved: a run that is there hears of it itself."""
-    raise Stopped(f"Stopped by {signal.Signals(number).name}, before anything was started.", EXIT_REQUEUE)
+    raise Stopped(f"Stopped by {signal.Signals(number).name}; nothing was saved.", EXIT_REQUEUE)
 
 
 @contextlib.contextmanager

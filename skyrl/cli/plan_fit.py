@@ -102,14 +102,17 @@ def _refuse_unknown(run: SkyRLTrainConfig) -> None:
 
     engine = run.generator.inference_engine
     unknown = models_without_sizes(run, known_shape_of)
+    reasons = []
     if run.trainer.device != "cuda":
-        raise UserError("--fit lays out GPUs: give trainer.device=cuda")
+        reasons.append("it lays out GPUs: give trainer.device=cuda")
     if run.trainer.placement.gpu_kind is None:
-        raise UserError("--fit: name the kind of GPU, as in trainer.placement.gpu_kind=H100-80")
+        reasons.append("name the kind of GPU, as in trainer.placement.gpu_kind=H100-80")
     if unknown:
-        raise UserError(f"--fit: the sizes of {', '.join(unknown)} are not known here: give a folder with config.json")
+        reasons.append(f"the sizes of {', '.join(unknown)} are not known here: give a folder with config.json")
     if not starts_engines(run) or backend_of(engine).is_embedded:
-        raise UserError(f"--fit lays out engines that the run starts on GPUs, and backend = {engine.backend} has none")
+        reasons.append(f"it lays out engines that the run starts on GPUs, and backend = {engine.backend} has none")
+    if reasons:
+        raise UserError("--fit: " + "\n--fit: ".join(reasons))
 
 
 def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:

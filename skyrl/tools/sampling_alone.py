@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from skyrl.experiments.standalone import StandaloneSampling
 
 
+_WITHOUT_ENVIRONMENT = ("environment.env_class=null", "environment.agent.command=[]", "environment.agent.function=null")
+"""Leaves the code of the task out: a stored configuration may name code that the user has not vouched for."""
+
+
 @contextmanager
 def prepared(
     target: Target,
@@ -45,7 +49,7 @@ def prepared(
         raise UserError(
             f"{target.name} is a model: name a configuration with data and an environment, such as run.toml"
         )
-    overrides = [*overrides, "trainer.eval_before_train=true"]
+    overrides = [*overrides, "trainer.eval_before_train=true", *([] if rewarded else _WITHOUT_ENVIRONMENT)]
     checks = partial(_machine, rewarded=rewarded)
     composed = _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     kind = "evaluations" if rewarded else "generations"

@@ -19,6 +19,7 @@ import cattrs
 from skyrl.errors import ConfigError
 from skyrl.tree.frozen import FrozenDict
 from skyrl.tree.literals import NULL_WORDS, is_bracketed, literal, quoting_hint
+from skyrl.tree.names import nearest
 from skyrl.tree.plain import NAMES, TypeMismatch, key_of_table, number, plain, scalar, shown
 from skyrl.tree.secrets import Secret
 from skyrl.tree.units import Unit
@@ -208,7 +209,8 @@ def _member(value: object, kind: object) -> object:
     for member in get_args(kind):
         if type(member) is type(value) and member == value:
             return member
-    raise TypeMismatch(f"{shown(value)} is not {describe(kind)}")
+    meant = nearest(value, [str(member) for member in get_args(kind)]) if isinstance(value, str) else None
+    raise TypeMismatch(f"{shown(value)} is not {describe(kind)}", hint=f"did you mean {meant}?" if meant else "")
 
 
 def _instance(value: object, kind: type[Any]) -> Any:

@@ -329,6 +329,10 @@ def test_a_proposal_is_written_as_a_layer_that_makes_the_run_fit(tmp_path: Path)
     [
         (["--fit", "8", *FIT, "trainer.device=cpu", f"{ENGINE}backend=torch"], "give trainer.device=cuda"),
         (["--fit", "8", *FIT, "trainer.placement.gpu_kind=null"], "trainer.placement.gpu_kind=H100-80"),
+        (
+            ["--fit", "8", *FIT, "trainer.placement.gpu_kind=null", "trainer.policy.model.path=nobody/knows"],
+            "trainer.placement.gpu_kind=H100-80\n--fit: the sizes of nobody/knows are not known",
+        ),
         (["--fit", "8", *FIT, "trainer.policy.model.path=nobody/knows"], "the sizes of nobody/knows are not known"),
         (["--fit", "1", *FIT, "trainer.policy.model.path=Qwen/Qwen2.5-72B"], "no layout fits 1 x H100-80; 8 would do"),
         (["--fit", "8", "kind=sft", "model.path=m", 'train_datasets=["rows.jsonl"]'], "this run has no engines"),

@@ -74,6 +74,15 @@ def test_results_and_samples_are_in_a_new_folder_and_the_model_of_a_checkpoint_i
     assert again.stdout.splitlines()[-1].endswith("step_6-2"), "earlier results are kept"
 
 
+def test_answers_of_a_run_need_no_word_for_the_code_that_only_its_configuration_names(trained: Path) -> None:
+    run = str(trained / "run")
+    with pytest.raises(ConfigError, match="environment.env_class"):
+        found(run)
+    result = skyrl("generate", run)
+    assert result.exception is None, result.exception
+    assert result.stdout.startswith("18 answers in ")
+
+
 def test_answers_to_prompts_of_a_file_are_written_without_an_environment(nano: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"prompt": [{"role": "user", "content": letter}]} for letter in "ab"]
