@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -10,45 +11,66 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from attrs import frozen
+
 from skyrl.errors import ProcessError
 from skyrl.processes.names import Entry
 
 _SUFFIX = ".name"
 
 
+@frozen
+class _Lease:
+    """What a name's file says."""
+
+    entry: Entry
+    seconds: float
+    """How long it lives without being renewed."""
+
+    age: float
+    """Seconds since it was renewed."""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.age <= self.seconds
+
+
 class NamesOnDisk:
-    """A file for each name. Its time of change says when it was renewed, by the clock of the disk, not of a machine."""
+    """A file for each name. Its time of change says when it was renewed, by the clock of the disk, not of a machine.
+
+    Whoever publishes, renews or withdraws a name holds the folder's lock, so that of many who find an owner dead, one
+    gets the name.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def add(self, name: str, entry: Entry, seconds: float) -> bool:
-        with self._reported():
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._reported(), self._locked():
+            found = self._read(self._file(name))
+            if found is not None and found.is_alive:
+                return False
             scratch = self._scratch()
-            scratch.write_text(json.dumps({"value": entry.value, "owner": entry.owner, "seconds": seconds}))
             try:
-                return self._linked(scratch, self._file(name)) or (
-                    self._set_aside_if_dead(name) and self._linked(scratch, self._file(name))
-                )
+                scratch.write_text(json.dumps({"value": entry.value, "owner": entry.owner, "seconds": seconds}))
+                scratch.replace(self._file(name))
             finally:
-                scratch.unlink()
+                scratch.unlink(missing_ok=True)
+            return True
 
     def renew(self, name: str, entry: Entry, seconds: float) -> bool:
-        with self._reported():
+        with self._reported(), self._locked():
             found = self._read(self._file(name))
-            if found is None or found[0].owner != entry.owner or self._age(self._file(name)) > found[1]:
+            if found is None or found.entry.owner != entry.owner or not found.is_alive:
                 return False
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(self._file(name))
-                return True
-            return False
+            os.utime(self._file(name))
+            return True
 
     def remove(self, name: str, owner: str) -> None:
-        with self._reported():
+        with self._reported(), self._locked():
             found = self._read(self._file(name))
-            if found is not None and found[0].owner == owner:
-                self._file(name).unlink(missing_ok=True)
+            if found is not None and found.entry.owner == owner:
+                self._file(name).unlink()
 
     def find(self, prefix: str) -> Mapping[str, str]:
         with self._reported():
@@ -58,9 +80,8 @@ class NamesOnDisk:
 
     def get(self, name: str) -> str | None:
         with self._reported():
-            file = self._file(name)
-            found = self._read(file)
-            return None if found is None or self._age(file) > found[1] else found[0].value
+            found = self._read(self._file(name))
+            return found.entry.value if found is not None and found.is_alive else None
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{quote(name, safe='')}{_SUFFIX}"
@@ -68,48 +89,34 @@ class NamesOnDisk:
     def _scratch(self) -> Path:
         return self._folder / f".{secrets.token_hex(8)}"
 
-    def _linked(self, scratch: Path, file: Path) -> bool:
-        """Put the file there, unless there is one; one step, on NFS, too."""
+    def _read(self, file: Path) -> _Lease | None:
+        """The lease in a file, and its age from the same opening, since the file may be replaced meanwhile; None where
+        there is no such file, or none that is whole.
+        """
         try:
-            os.link(scratch, file)
-        except FileExistsError:
-            return False
-        return True
-
-    def _set_aside_if_dead(self, name: str) -> bool:
-        """Remove a name whose lease is over. One that somebody published anew meanwhile is put back."""
-        file, aside = self._file(name), self._scratch()
-        found = self._read(file)
-        if found is None:
-            return True
-        if self._age(file) <= found[1]:
-            return False
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(file, aside)
-            taken = self._read(aside)
-            if taken is not None and taken[0].owner != found[0].owner:
-                self._linked(aside, file)
-            aside.unlink()
-        return True
-
-    def _read(self, file: Path) -> tuple[Entry, float] | None:
-        """The entry and the seconds of its lease; None where there is no such file, or none that is whole."""
-        try:
-            found = json.loads(file.read_text())
-            return Entry(found["value"], found["owner"]), float(found["seconds"])
+            with file.open(encoding="utf-8") as opened:
+                found = json.load(opened)
+                age = self._now() - os.fstat(opened.fileno()).st_mtime
+            return _Lease(Entry(found["value"], found["owner"]), float(found["seconds"]), age)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
-    def _age(self, file: Path) -> float:
-        """Seconds since the file was renewed, by the clock of its disk; infinite for one that is gone."""
+    def _now(self) -> float:
+        """The time by the clock of the folder's disk."""
         scratch = self._scratch()
         scratch.touch()
         try:
-            return scratch.stat().st_mtime - file.stat().st_mtime
-        except FileNotFoundError:
-            return float("inf")
+            return scratch.stat().st_mtime
         finally:
             scratch.unlink()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Ends with the process that holds it, and is that of all machines where the folder is mounted by NFS."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self._folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
