@@ -21,7 +21,7 @@ _SUFFIX = ".name"
 
 @frozen
 class _Lease:
-    """What a name's file says."""
+    """A published name as its file has it."""
 
     entry: Entry
     seconds: float

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import reduce
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -250,11 +252,12 @@ def written(values: dict[str, Any]) -> SkyRLTrainConfig:
 
 
 def variants(rule: Rule[Any]) -> list[SkyRLTrainConfig]:
-    """Trees that differ in everything the rule reads, so that all its branches are taken."""
+    """Trees that differ in up to three of the values that the rule reads, so that all its branches are taken."""
     trees = [SkyRLTrainConfig(), resolve(SkyRLTrainConfig()), resolve(written(RUNNABLE | {"trainer.device": "cuda"}))]
-    for path in rule.reads:
-        trees += [evolve_at(tree, path, OTHERS[path]) for tree in list(trees)]
-    return trees
+    changed = chain.from_iterable(combinations(rule.reads, count) for count in range(4))
+    return [
+        reduce(lambda run, path: evolve_at(run, path, OTHERS[path]), paths, tree) for paths in changed for tree in trees
+    ]
 
 
 # The rules

@@ -93,6 +93,7 @@ def assert_trained_on_the_same(nano: Path, out: Path, undisturbed: Path, **chang
             assert two["policy/final_loss"] == pytest.approx(one["policy/final_loss"], rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_the_ranks_that_are_left(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

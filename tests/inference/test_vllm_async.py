@@ -241,7 +241,8 @@ def shared_memory(pids: set[int]) -> set[Path]:
     return {Path("/" + line.split(" /", 1)[1]) for line in lines if " /dev/shm/" in line and "(deleted)" not in line}
 
 
-@pytest.mark.parametrize("disable_multiproc", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("disable_multiproc", [True, False])
 def test_nothing_is_left_when_the_process_that_hosts_an_engine_is_killed(folder: Path, disable_multiproc: bool) -> None:
     with Host() as host:
         pids = host.run(start, folder, disable_multiproc=disable_multiproc)

@@ -81,7 +81,7 @@ MODELS = [(family, tied) for family in ("qwen2", "qwen3", "llama") for tied in (
 @pytest.mark.parametrize(
     ("family", "tied"),
     [
-        ("qwen3_moe", False),
+        pytest.param("qwen3_moe", False, marks=pytest.mark.long),
         pytest.param("mixtral", False, marks=pytest.mark.long),
         *(pytest.param(*model, marks=[pytest.mark.long] * (model != ("qwen3", True))) for model in MODELS),
     ],

@@ -167,6 +167,7 @@ async def test_a_frozen_process_is_named_and_one_that_computes_for_longer_is_not
     await computing  # a call to one rank is not the business of another, and has lasted longer than the heartbeat
 
 
+@pytest.mark.long
 async def test_silence_counts_from_when_a_process_has_started(processes: RayProcesses) -> None:
     def slowly() -> Counter:
         keep_the_interpreter(math.ceil(1.2 * HEARTBEAT))

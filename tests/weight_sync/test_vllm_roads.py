@@ -38,11 +38,11 @@ CONFIG = InferenceEngineConfig(model_dtype="float32", async_engine=False, max_nu
 CANARY = Canary(prompts=tuple(prompts(140, 133)), temperature=1.0, bound=1e-4)
 TRANSPORTS = ("shared", "broadcast", "folder", "delta", "native")
 MODELS = [
-    ("qwen2", True),
     ("qwen3", False),
     *(
         pytest.param(*each, marks=pytest.mark.long)
         for each in (
+            ("qwen2", True),
             ("qwen2", False),
             ("qwen3", True),
             ("llama", True),
