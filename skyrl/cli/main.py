@@ -99,7 +99,7 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
             f"To train again, choose other folders ({kind.path('run_path')}, {kind.path('ckpt_path')}) or "
             f"delete these; to train longer, raise {' or '.join(kind.length)}."
         )
-    for line in summary(composed.config, experiment.folder):
+    for line in summary(experiment.cfg, experiment.folder):
         click.echo(line)
 
 

@@ -21,6 +21,7 @@ from skyrl.config.sizes import (
     Model,
     engines_of,
     grid_of,
+    longest_row,
     models_of,
     on_ray,
     parallel_sizes,
@@ -169,7 +170,7 @@ def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
         copies=max(1, engines.tensor // shape.key_heads),
         size=4 if dtype == "float32" else 2,
         sequences=min(engine.max_num_seqs, _samples_of_an_engine(run, engines.number)),
-        length=sum(_lengths(run)),
+        length=sum(longest_row(run)),
         step_tokens=engine.max_num_batched_tokens,
         budget=round(memory * engine.gpu_memory_utilization) if budgeted and memory else None,
     )
@@ -299,17 +300,10 @@ def _precision(run: SkyRLTrainConfig, model: Model, *, sharded: bool) -> Precisi
     return "bfloat16" if sharded else "autocast"
 
 
-def _lengths(run: SkyRLTrainConfig) -> tuple[int, int]:
-    """Longest prompt and longest answer of a sample, in tokens; later turns count as the answer."""
-    generator, prompt = run.generator, run.trainer.max_prompt_length
-    start = prompt if generator.max_turns == 1 else generator.max_input_length or prompt
-    return prompt, max(start - prompt, 0) + generator.sampling_params.max_generate_length
-
-
 def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:
     """The largest micro-batch of a rank: all of its rows have the greatest length."""
     trainer = run.trainer
-    prompt, answer = _lengths(run)
+    prompt, answer = longest_row(run)
     shares = trainer.share_group_prompts and (trainer.attention == "sdpa" or trainer.strategy == "megatron")
     sizes = parallel_sizes(run, model)
     by_tokens = trainer.max_tokens_per_microbatch > 0

@@ -75,6 +75,13 @@ def evaluates(run: SkyRLTrainConfig) -> bool:
     return run.trainer.eval_before_train or read_interval(run.trainer.eval_interval).ever
 
 
+def longest_row(run: SkyRLTrainConfig) -> tuple[int, int]:
+    """Longest prompt and longest answer of a sample, in tokens; later turns count as the answer."""
+    generator, prompt = run.generator, run.trainer.max_prompt_length
+    start = prompt if generator.max_turns == 1 else generator.max_input_length or prompt
+    return prompt, max(start - prompt, 0) + generator.sampling_params.max_generate_length
+
+
 def starts_engines(run: SkyRLTrainConfig) -> bool:
     """Does the run start the engines, or do they run already, elsewhere, or is there no need of any?"""
     return samples(run) and backend_of(run.generator.inference_engine).is_started_by_the_run

@@ -71,6 +71,11 @@ class TrainerConfig(BaseConfig):
     """Stop before more prompts than this were trained on, repetitions counted. None: no such limit. May be raised on
     resume."""
 
+    num_dummy_steps: int = field(default=0, validator=non_negative, metadata=FREE)
+    """Take this many steps on made-up samples of the greatest length in place of training, and end: what does not fit
+    in memory fails within minutes. Whole batches are scored, learned from and sent to the engines; nothing is sampled,
+    evaluated, resumed or kept. Metrics go to `full_length` in the run's folder. 0: train."""
+
     train_batch_size: int = field(default=1024, validator=positive)
     """Prompts per training step; each gives `generator.n_samples_per_prompt` samples."""
 

@@ -28,6 +28,7 @@ from skyrl.experiments.collaborators import (
     parity_canary,
     weight_road,
 )
+from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.sampling import read_prompts, sampled_rollouts, steps_that_prompts_fill
 from skyrl.experiments.served_policy import address_of_clients, served_policy
@@ -89,7 +90,7 @@ class BasePPOExp(PolicyGradientModels):
 
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
-        super().__init__(cfg)
+        super().__init__(without_traces(cfg) if cfg.trainer.num_dummy_steps else cfg)
         self.endpoint: Endpoint | None = None
         """The HTTP endpoint, while the run serves one."""
 
@@ -134,8 +135,10 @@ class BasePPOExp(PolicyGradientModels):
     @cached_property
     def total_steps(self) -> int:
         """Batches in all epochs, at most `max_training_steps` and what `max_training_prompts` fills; those of the
-        recording, where there is one.
+        recording, where there is one; those that are made up, where they are asked for.
         """
+        if self.cfg.trainer.num_dummy_steps:
+            return self.cfg.trainer.num_dummy_steps
         if self.recorded:
             return self.recorded.total_steps(at_most=self.cfg.trainer.max_training_steps)
         return steps_that_prompts_fill(self.cfg, len(self.train_dataset))
@@ -236,6 +239,8 @@ class BasePPOExp(PolicyGradientModels):
 
     def get_rollouts(self) -> Rollouts:
         """Source of training batches."""
+        if self.cfg.trainer.num_dummy_steps:
+            return full_length_rollouts(self.cfg, len(self.tokenizer))
         if self.recorded:
             return RecordedRollouts(self.recorded.recording, self.cfg.trainer.train_batch_size)
         return sampled_rollouts(
@@ -439,7 +444,10 @@ class BasePPOExp(PolicyGradientModels):
         self.sample_sink.write_uncomputed()
 
     async def finish(self) -> None:
-        """Write the trained model, and draw the curve of rewards."""
+        """Write the trained model, and draw the curve of rewards; of made-up samples, say that they fit."""
+        if self.cfg.trainer.num_dummy_steps:
+            notice(verdict(self.cfg, self.folder.metrics.read()))
+            return
         await super().finish()
         self.folder.draw_curve(redacted(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}"))
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from attrs import evolve
+
+from skyrl.interop.areal_settings import apply
 from skyrl.interop.report import Conversion, Line
 from skyrl.interop.shell import overrides_in
+from skyrl.interop.skyrl_programs import program_of, settings_of
 from skyrl.interop.skyrl_settings import convert_one
 from skyrl.interop.skyrl_sft import SFT_ROOTS, convert_settings, convert_sft, is_sft
 from skyrl.interop.values import References, flat_file, is_script, text_of, without_references, yaml_value
@@ -24,7 +28,7 @@ def convert_skyrl(name: str) -> Conversion:
     if is_script(name):
         script = text_of(name)
         overrides = overrides_in(script, SFT_ROOTS) if "main_sft" in script else overrides_in(script)
-        return convert_overrides(overrides, name)
+        return convert_overrides(overrides, name, program=program_of(script))
     values, _ = without_references(flat_file(name))
     if is_sft(values):
         return convert_sft(values, name)
@@ -34,8 +38,10 @@ def convert_skyrl(name: str) -> Conversion:
     return _finished(writing, values)
 
 
-def convert_overrides(overrides: Iterable[str], where: str = "overrides") -> Conversion:
-    """A list of `path=value`, as Hydra or a later SkyRL took them. The last of several for one path wins."""
+def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, program: str = "") -> Conversion:
+    """A list of `path=value`, as Hydra or a later SkyRL took them. The last of several for one path wins. `program` is
+    the module that takes them.
+    """
     read = [_Override(override) for override in overrides]
     values = {each.key: each.value for each in read if not each.takes_away}
     references = References(values)
@@ -44,14 +50,18 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides") -> Con
             _taken_away(each) if each.takes_away else (each.key, references.filled(each.value)) for each in read
         ]
         return convert_settings(settings, where)
-    writing = Writing(where)
+    writing, known = Writing(where), settings_of(program)
     for each in read:
         if each.takes_away:
             writing.note(_taken_away(each))
+            continue
+        filled = references.filled(each.value)
+        become = known and each.key in known.settings and known.settings[each.key](filled, values)
+        if become:
+            apply(writing, each.key, filled, become)
         else:
-            filled = references.filled(each.value)
             convert_one(writing, each.key, filled, each.text, added=each.is_added, others=values)
-    return _finished(writing, values)
+    return evolve(_finished(writing, values), remarks=(known.remark,) if known else ())
 
 
 class _Override:

@@ -55,7 +55,8 @@ class Recovery(Generic[R]):
         self.run = run
         """What begins next."""
         trainer = run.trainer
-        self._retries = trainer.recover_retries if trainer.recover_mode in ("auto", "fault") else 0
+        is_retried = trainer.recover_mode in ("auto", "fault") and not trainer.num_dummy_steps
+        self._retries = trainer.recover_retries if is_retried else 0
         self._retried = self._lost = 0
 
     def follows(self, failure: RunError) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from skyrl.config import SkyRLTrainConfig
 from skyrl.runs.run_folder import RunFolder
+from skyrl.runs.run_tree import AnyRun
 
 
-def summary(run: SkyRLTrainConfig, folder: RunFolder) -> Iterator[str]:
+def summary(run: AnyRun, folder: RunFolder) -> Iterator[str]:
     """Lines for the terminal; the last one compares the first evaluation with the last."""
     places = (
         ("configuration", folder.path / "config.json"),

@@ -22,7 +22,7 @@ UNFILLED = re.compile(r"\$\{|\$\(")
 
 AUTHORS_OWN = (
     "trainer.algorithm.overlong_buffer", "generator.enable_child_agents", "generator.train_child_trajectories",
-    "harbor_trial_config", "generator.rate_limit", "trainer.num_dummy_steps", "trainer.override_entrypoint",
+    "harbor_trial_config", "generator.rate_limit", "trainer.override_entrypoint",
     "trainer.arctic_rl", "generator.task", "generator.inference_engine.thunder_agent",
 )  # fmt: skip
 """Fields of subclasses that the examples bring with them."""

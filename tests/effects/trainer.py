@@ -43,6 +43,7 @@ BEST = {**SOME, "ckpt_keep_best": 1, "ckpt_best_metric": "eval/all/avg_score"}
 COURSE: tuple[Probe, ...] = (
     Probe(f"{T}seed", 1, run, quick=True),
     *on(planned_steps, {}, epochs=0, max_training_steps=1, max_training_prompts=4, train_batch_size=24),
+    *on(planned_steps, {}, num_dummy_steps=1),
     *on(optimizer_steps, {}, policy_mini_batch_size=2, update_epochs_per_batch=2),
     *on(optimizer_steps, {}, policy_mini_batch_size_in_samples=2),
     *on(old_logprobs, {}, algorithm__old_logprobs="engine"),

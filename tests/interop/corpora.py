@@ -74,7 +74,9 @@ def total(files: Iterable[Converted]) -> Counter[str]:
 def _scripts(scripts: list[dict[str, Any]]) -> tuple[Converted, ...]:
     return tuple(
         Converted(
-            name=script["script"], facts=script, conversion=convert_overrides(script["overrides"], script["script"])
+            name=script["script"],
+            facts=script,
+            conversion=convert_overrides(script["overrides"], script["script"], program=script.get("entrypoint") or ""),
         )
         for script in scripts
     )

@@ -53,6 +53,22 @@ def mini_batches_in_samples_are_those_in_prompts(run: SkyRLTrainConfig) -> Itera
             )
 
 
+def made_up_batches_lack_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Made-up samples take the place of sampled ones, and no engine chose experts for them."""
+    trainer = run.trainer
+    if not trainer.num_dummy_steps:
+        return
+    if trainer.rollouts_from is not None:
+        message = "made-up samples take the place of the recorded ones of trainer.rollouts_from"
+        yield Problem(path="trainer.num_dummy_steps", message=message, hint="set one of the two")
+    for model in ("policy", "ref"):
+        if getattr(trainer, model).moe_enable_routing_replay:
+            name = f"trainer.{model}.moe_enable_routing_replay"
+            message = f"made-up samples come without the experts that {name} needs"
+            hint = f"set {name} = false for these steps, which take as much memory"
+            yield Problem(path="trainer.num_dummy_steps", message=message, hint=hint)
+
+
 def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Ranks that compute on the same rows, because they share sequences or layers, are equally many everywhere."""
     for model in models_of(run):
@@ -161,6 +177,7 @@ def the_reference_scores_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem
 
 BATCH_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     mini_batches_in_samples_are_those_in_prompts,
+    made_up_batches_lack_nothing,
     ranks_form_whole_groups,
     mini_batches_divide_the_batch,
     critic_mini_batches_divide_the_batch,

@@ -28,6 +28,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             "trainer.micro_train_batch_size_per_gpu",
         ),
     ],
+    "made_up_batches_lack_nothing": [
+        ({"trainer.num_dummy_steps": 1, "trainer.rollouts_from": "elsewhere"}, "trainer.num_dummy_steps"),
+        ({"trainer.num_dummy_steps": 1, "trainer.ref.moe_enable_routing_replay": True}, "trainer.num_dummy_steps"),
+    ],
     "ranks_form_whole_groups": [
         (
             {**gpus(6, role), **CRITIC, f"trainer.{role}.sequence_parallel_size": 4},
@@ -70,6 +74,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "made_up_batches_lack_nothing": {"trainer.num_dummy_steps": 1},
     "mini_batches_divide_the_batch": {"trainer.policy_mini_batch_size": 512},
     "critic_mini_batches_divide_the_batch": {"trainer.critic_mini_batch_size": 300},
     "micro_batches_divide_the_mini_batch": {"trainer.micro_train_batch_size_per_gpu": 5},

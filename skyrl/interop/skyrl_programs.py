@@ -1,0 +1,117 @@
+"""SkyRL's example programs that bring Python of their own: what their estimators and trainers compute, as settings.
+
+A script names its program behind `-m`. The settings here compute what the published program does; one that was changed
+since is its author's own, so that the report says what was assumed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from skyrl.interop.areal_values import Becomes
+
+Values = Mapping[str, Any]
+_ALGORITHM = "trainer.algorithm."
+_ESTIMATOR = _ALGORITHM + "advantage_estimator"
+_MODULE = re.compile(r"\s-m\s+([A-Za-z_][\w.]*)")
+
+
+@frozen(kw_only=True)
+class Program:
+    """Settings that mean something else, or anything at all, because this program reads them."""
+
+    settings: Mapping[str, Callable[[object, Values], Becomes | None]]
+    """A setting to its outcome, given all settings; None: it is what it is in every script."""
+
+    remark: str = field(default="")
+    """A sentence for the end of the report."""
+
+
+def program_of(script: str) -> str:
+    """Dotted name of the module that a script starts; empty where it names none."""
+    found = _MODULE.findall(script)
+    return str(found[-1]) if found else ""
+
+
+def settings_of(program: str) -> Program | None:
+    """The program of a dotted module name, where it is a known one."""
+    return PROGRAMS.get(program.rpartition(".")[2])
+
+
+def _replaced(why: str) -> Callable[[object, Values], Becomes]:
+    return lambda value, values: Becomes(needless=why)
+
+
+def _where_it_distills(become: Becomes) -> Callable[[object, Values], Becomes | None]:
+    return lambda value, values: become if _distills(values) else None
+
+
+def _distills(values: Values) -> bool:
+    return values.get(_ESTIMATOR) == "no_op" and values.get(_ALGORITHM + "use_kl_in_reward") is True
+
+
+def _token_rewards(value: object, values: Values) -> Becomes | None:
+    """`no_op`: the reward of each token is its advantage, a return that is discounted to nothing at once."""
+    if value != "no_op":
+        return None
+    as_they_are = {_ESTIMATOR: "reinforce++", _ALGORITHM + "gamma": 0.0, _ALGORITHM + "whiten_advantages": False}
+    if not _distills(values):
+        return Becomes(writes=as_they_are, note="the reward of each token is its advantage")
+    only_the_divergence = {
+        _ALGORITHM + "reward_shaping.scale": 0.0,
+        _ALGORITHM + "kl_loss_coef": 1.0,
+        _ALGORITHM + "kl_estimator_type": "k1",
+    }
+    note = "the advantage of each token is the teacher's log-probability (trainer.ref) less the policy's"
+    return Becomes(writes=as_they_are | only_the_divergence, note=note)
+
+
+def _own_loss(value: object, values: Values) -> Becomes | None:
+    """The program's `importance_sampling` sums tokens itself, whatever `loss_reduction` is."""
+    if value != "importance_sampling":
+        return None
+    path = _ALGORITHM + "policy_loss_type"
+    return Becomes(writes={path: value, _ALGORITHM + "loss_reduction": "seq_mean_token_sum_norm"})
+
+
+def _less_the_batch_mean(value: object, values: Values) -> Becomes | None:
+    """`simple_baseline`: the reward of an answer less the mean reward of the batch, for every token of the answer."""
+    if value != "simple_baseline":
+        return None
+    if values.get("generator.max_turns", 1) != 1 or values.get(_ALGORITHM + "use_kl_in_reward") is True:
+        return Becomes(refused=f"{value} gives every token the whole reward; here, rewards before a token do not count")
+    writes = {
+        _ESTIMATOR: "reinforce++",
+        _ALGORITHM + "whiten_advantages": False,
+        _ALGORITHM + "reward_shaping.norm.mean_level": "batch",
+    }
+    return Becomes(writes=writes, note="the advantage of an answer is its reward less the mean of the batch")
+
+
+_AS_PUBLISHED = (
+    "The script starts SkyRL's example program {}, and was converted as that program was published: if yours was "
+    'changed, name your own function instead (trainer.algorithm.advantage_estimator = "FILE.py:NAME").'
+)
+
+PROGRAMS: Mapping[str, Program] = {
+    "main_on_policy_distill": Program(
+        settings={
+            _ESTIMATOR: _token_rewards,
+            _ALGORITHM + "policy_loss_type": _own_loss,
+            _ALGORITHM + "loss_reduction": _replaced("the program's own loss sums tokens by seq_mean_token_sum_norm"),
+            **dict.fromkeys(
+                (_ALGORITHM + "kl_loss_coef", _ALGORITHM + "kl_estimator_type"),
+                _where_it_distills(Becomes(needless="the program takes the difference of log-probabilities as it is")),
+            ),
+        },
+        remark=_AS_PUBLISHED.format("main_on_policy_distill"),
+    ),
+    "main_custom_adv_est": Program(
+        settings={_ESTIMATOR: _less_the_batch_mean}, remark=_AS_PUBLISHED.format("main_custom_adv_est")
+    ),
+}
+"""Name of the program's module, without its package, to what is known of it."""
