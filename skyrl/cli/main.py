@@ -5,6 +5,7 @@ torch.
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import functools
 import signal
@@ -244,9 +245,25 @@ def _errors_as_exit_codes() -> Iterator[None]:
         hint = missing_package(error)
         _explain(hint or traceback.format_exc())
         sys.exit(2 if hint else 1)
+    except OSError as error:
+        _explain(_of_a_file(error) or traceback.format_exc())
+        sys.exit(1)
     except Exception:  # noqa: BLE001 - a mistake of ours: all that is known of it, without secrets
         _explain(traceback.format_exc())
         sys.exit(1)
+
+
+_OF_FILES = frozenset({errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS})
+"""Errors of the operating system whose cause is outside the program: permissions, full disks, files in the way."""
+
+
+def _of_a_file(error: OSError) -> str | None:
+    """The message for a file that cannot be read or written; None for any other error."""
+    if error.errno not in _OF_FILES:
+        return None
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return error.strerror if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
 
 
 def _explain(why: str) -> None:

@@ -1,4 +1,4 @@
-"""`skyrl publish`: a server of others under a name that runs ask for."""
+"""`skyrl publish`: starts a server and publishes its address under a name that runs look up."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from skyrl.errors import UserError
     default=1800.0,
     show_default=True,
     type=click.FloatRange(0, min_open=True),
-    help="Time until the server takes connections.",
+    help="Time limit for the server to accept connections, in seconds.",
 )
 def publish(name: str, url: str, command: tuple[str, ...], names: str | None, start_seconds: float) -> None:
-    """Start a server, and publish its address under a name as long as it runs.
+    """Start a server, and publish its address under a name while it runs.
 
-    An engine that starts on a machine nobody knew before: skyrl publish engines/0 http://10.0.0.7:8000 -- vllm serve
-    MODEL --port 8000. A run finds it as name:engines/0.
+    For servers whose machine is not known in advance, such as an engine in a queue: skyrl publish engines/0
+    http://10.0.0.7:8000 -- vllm serve MODEL --port 8000. A run finds it as name:engines/0.
     """
     if not names:
         raise UserError("publish needs a store of names: --names nfs:FOLDER, or the variable SKYRL_NAMES")

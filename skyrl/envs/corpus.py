@@ -68,7 +68,7 @@ class SearchIndex:
 def read_corpus(path: Path) -> tuple[Document, ...]:
     """Every document of a file. Raises `DataError` with file and line for the first invalid one."""
     if not path.is_file():
-        raise DataError(f"there is no corpus {path}")
+        raise DataError(f"there is no corpus {path}" if not path.exists() else f"the corpus {path} is not a file")
     documents: dict[str, Document] = {}
     try:
         with path.open(encoding="utf-8") as lines:

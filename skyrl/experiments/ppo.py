@@ -374,7 +374,7 @@ class BasePPOExp(PolicyGradientModels):
         saved meanwhile, for example), and with `newest` if they have older ones.
         """
         if self.engine_changes is not None:
-            await self.engine_changes.heed()
+            await self.engine_changes.handle_requests()
         if sync.is_behind if newest else sync.is_missing:
             await self.time_sharing.for_travel("policy")
             await sync.catch_up()

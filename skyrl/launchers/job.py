@@ -108,8 +108,8 @@ class Launch:
             known = {each.name for each in attrs.fields(cls)}
             fields = {name: value for name, value in plain.items() if name in known}
             return cls(**{**fields, "folder": folder.absolute(), "tasks": tuple(plain.get("tasks", ()))})
-        except FileNotFoundError:
-            raise UserError(f"{folder} is no folder of a launch: it has no {RECORD}") from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(f"{folder} is not the folder of a launch: it has no {RECORD}") from None
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{folder / RECORD} cannot be read: {error}") from None
 

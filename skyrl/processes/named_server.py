@@ -1,4 +1,4 @@
-"""A server of others that has a name for as long as it runs."""
+"""Runs a server and publishes its address under a name while it runs: `skyrl publish`."""
 
 from __future__ import annotations
 
@@ -26,39 +26,45 @@ def run_under_a_name(
     say: Callable[[str], None],
     lease: float = LEASE_SECONDS,
 ) -> int:
-    """The exit code of the command, whose address has the name from when it takes connections until it ends. SIGINT and
-    SIGTERM are handed on to it.
+    """Run the command, publish `url` under the name from its first accepted connection until it ends, and return its
+    exit code (128 + N if signal N ended it). SIGINT and SIGTERM are forwarded to it.
 
-    Raises `UserError` for an address without a port or a command that is not there, and `ProcessError` for a server
-    that takes no connections within `start_seconds`, or whose name is another's: then it is ended.
+    Raises `UserError` for an address without a port or a command that cannot be started. Raises `ProcessError`, and
+    ends the command, if it accepts no connection within `start_seconds` or if the name belongs to another owner.
     """
     place = urlsplit(url)
     if place.scheme not in ("http", "https") or place.hostname is None or place.port is None:
-        raise UserError(f"{url} is no address of a server: write http://HOST:PORT")
+        raise UserError(f"{url} is not the address of a server: write http://HOST:PORT")
     with _running(command) as process:
         deadline = time.monotonic() + start_seconds
-        while process.poll() is None and not _takes_connections(place.hostname, place.port):
+        while process.poll() is None and not _accepts_connections(place.hostname, place.port):
             if time.monotonic() > deadline:
-                raise ProcessError(f"{command[0]} takes no connections at {url} after {start_seconds:g} s")
+                raise ProcessError(f"{command[0]} accepted no connection at {url} within {start_seconds:g} s")
             time.sleep(_POLL_SECONDS)
-        if process.poll() is None:
+        if process.poll() is not None:
+            say(f"{command[0]} ended before it accepted a connection at {url}, with exit code {_code(process.wait())}")
+        else:
             with Published(store, name, url, lease) as published:
                 say(f"published as name:{name}")
                 while process.poll() is None:
                     if published.lost.wait(_POLL_SECONDS):
-                        raise ProcessError(f"the name {name} is another's now: its lease could not be renewed in time")
-        code = process.wait()
-    return code if code >= 0 else 128 - code
+                        raise ProcessError(f"the name {name} has another owner: its lease was not renewed in time")
+        return _code(process.wait())
+
+
+def _code(returned: int) -> int:
+    """Exit code as shells give it: 128 + N for a process that signal N ended."""
+    return returned if returned >= 0 else 128 - returned
 
 
 @contextmanager
 def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The command in a session of its own, which has ended when the block has."""
+    """The command as a process in its own session; it has ended when the block exits."""
     try:
         process = subprocess.Popen(command, start_new_session=True)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be started: {error.strerror}") from error
-    kept = {each: signal.signal(each, lambda number, _: _hand_on(process, number)) for each in _HANDED_ON}
+    kept = {each: signal.signal(each, lambda number, _: _forward(process, number)) for each in _FORWARDED}
     try:
         yield process
     finally:
@@ -73,15 +79,15 @@ def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
                 process.wait()
 
 
-_HANDED_ON = (signal.SIGINT, signal.SIGTERM)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
 
 
-def _hand_on(process: subprocess.Popen[bytes], number: int) -> None:
+def _forward(process: subprocess.Popen[bytes], number: int) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(number)
 
 
-def _takes_connections(host: str, port: int) -> bool:
+def _accepts_connections(host: str, port: int) -> bool:
     with suppress(OSError):
         socket.create_connection((host, port), 1).close()
         return True

@@ -1,7 +1,7 @@
-"""Engines that are added and drained while a run goes on: requests in the run's folder, and what the run answers.
+"""Adds and drains engines during a run, by requests that `skyrl engines` leaves in the run's folder.
 
-engines/request-*.json    one request, written whole by `skyrl engines`; the run removes it when it has answered
-engines/state.json        the engines and the last answers, replaced by the run at the beginning of each step
+engines/request-*.json    one request, written atomically by `skyrl engines`; the run deletes it once it has replied
+engines/state.json        the engines and the latest replies, replaced by the run before each step
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from skyrl.runs.inputs import notice
 
 FOLDER, STATE = "engines", "state.json"
 REPLIES = 20
-"""Answers that are kept."""
+"""Replies that `state.json` keeps."""
 
 Action = Literal["add", "drain"]
 
 
 @frozen(kw_only=True)
 class Reply:
-    """What became of a request."""
+    """The run's reply to one request."""
 
     asked: str
     """The request in words, such as `drain engine 1`."""
 
     said: str
+    """Action that was taken, or the reason of a refusal."""
+
     moment: float
-    """Seconds since 1970."""
+    """Time of the reply, in seconds since 1970."""
 
 
 @frozen(kw_only=True)
@@ -46,59 +48,83 @@ class Engines:
     """The content of `state.json`."""
 
     least: int
+    """Fewest engines that may serve: `min_engines`."""
+
     most: int
+    """Most engines that there may be: `max_engines`."""
+
     engines: tuple[EngineState, ...]
     answers: tuple[Reply, ...] = ()
+    """The latest replies, the newest last."""
 
     @classmethod
     def read(cls, run: Path) -> Engines:
-        """Raises `UserError` where the run has not written it."""
+        """The state of the run in this folder. Raises `UserError` where there is no such file, or it cannot be read."""
         file = run / FOLDER / STATE
         try:
             plain = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return cls(
+                least=plain["least"],
+                most=plain["most"],
+                engines=tuple(EngineState(**each) for each in plain["engines"]),
+                answers=tuple(Reply(**each) for each in plain["answers"]),
+            )
+        except FileNotFoundError:
             raise UserError(
                 f"{run} has no {FOLDER}/{STATE}: it is not the folder of a run whose engines can change "
                 "(on Ray, trainer.placement.colocate_all = false), or the run has not begun its first step"
             ) from None
-        engines = tuple(EngineState(**each) for each in plain["engines"])
-        answers = tuple(Reply(**each) for each in plain["answers"])
-        return cls(least=plain["least"], most=plain["most"], engines=engines, answers=answers)
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{file} cannot be read: another version of skyrl wrote it, or it is damaged") from None
 
 
 def ask(run: Path, action: Action, engine: int | None = None) -> None:
-    """Leave a request for the run in this folder. `engine` is the number of the one to drain, None: the last."""
+    """Leave a request for the run in this folder. `engine` is the number of the engine to drain; None: the last one.
+
+    Raises `UserError` if the request cannot be written.
+    """
     folder = run / FOLDER
     name = f"request-{time.time_ns()}-{uuid.uuid4().hex[:8]}"
     scratch = folder / f"{name}.tmp"
-    scratch.write_text(json.dumps({"action": action, "engine": engine}), encoding="utf-8")
-    scratch.replace(folder / f"{name}.json")
+    try:
+        scratch.write_text(json.dumps({"action": action, "engine": engine}), encoding="utf-8")
+        scratch.replace(folder / f"{name}.json")
+    except OSError as error:
+        raise UserError(f"no request can be written in {folder}: {error.strerror}") from None
 
 
 def unanswered(run: Path) -> int:
-    """Requests that the run has not looked at yet."""
+    """Number of requests that the run has not handled yet."""
     return len(list((run / FOLDER).glob("request-*.json")))
 
 
 class EngineChanges:
-    """The run's side: changes its engines between two steps. Requests to an earlier session are forgotten."""
+    """The run's side: changes its engines between two steps.
+
+    Requests that an earlier process of the run left unanswered are deleted.
+    """
 
     def __init__(
         self, run: Path, client: InferenceEngineClient, *, least: int, most: int, remove: Callable[[int], None]
     ) -> None:
-        """`remove` ends the process of the engine of a number, and gives its GPUs back."""
+        """`least` and `most` bound the number of engines; `remove` ends the process of the engine with a given number
+        and releases its GPUs.
+        """
         self._folder, self._client, self._least, self._most, self._remove = run / FOLDER, client, least, most, remove
         self._answers: list[Reply] = []
         self._folder.mkdir(parents=True, exist_ok=True)
         for file in self._folder.iterdir():
             file.unlink()
 
-    async def heed(self) -> None:
-        """Do what is asked for. Called before a step samples: an added engine starts in the background meanwhile, and
-        a drained one has finished when this returns.
+    async def handle_requests(self) -> None:
+        """Carry out every request in the folder and write the new state. Called before each step samples.
+
+        Engines that are added start in the background; engines that are drained have finished when this returns.
         """
         for file in sorted(self._folder.glob("request-*.json")):
-            asked, said = await self._answered(file.read_text(encoding="utf-8"))
+            asked, said = await self._handle(file.read_text(encoding="utf-8"))
             self._answer(asked, said)
             file.unlink()
         for number, reason in self._client.not_added():
@@ -109,8 +135,8 @@ class EngineChanges:
         self._answers = [*self._answers, Reply(asked=asked, said=said, moment=time.time())][-REPLIES:]
         notice(f"{asked}: {said}")
 
-    async def _answered(self, text: str) -> tuple[str, str]:
-        """The request in words, and what became of it."""
+    async def _handle(self, text: str) -> tuple[str, str]:
+        """The request in words, and what was done."""
         try:
             plain = json.loads(text)
             action, number = plain["action"], plain["engine"]
@@ -125,26 +151,26 @@ class EngineChanges:
     def _add(self) -> str:
         there = len(self._client.states)
         if there >= self._most:
-            return f"refused: there are {there}, and generator.inference_engine.max_engines is {self._most}"
-        return f"engine {self._client.add_engine()} is being started, and serves with the next weights"
+            return f"refused: there are {there} engines, and generator.inference_engine.max_engines is {self._most}"
+        return f"engine {self._client.add_engine()} is starting; it serves from the next weight transfer on"
 
     async def _drain(self, number: int | None) -> str:
         states = {each.number: each.state for each in self._client.states}
         serving = [number for number, state in states.items() if state == "serving"]
         gone = serving[-1] if number is None else number
         if states.get(gone) not in ("serving", "lost"):
-            return f"refused: the engines that serve are {', '.join(map(str, serving))}"
+            return f"refused: engine {gone} does not serve; these do: {', '.join(map(str, serving))}"
         if states[gone] == "serving" and len(serving) <= self._least:
-            return f"refused: {len(serving)} serve, and generator.inference_engine.min_engines is {self._least}"
+            return f"refused: {len(serving)} engines serve, and generator.inference_engine.min_engines is {self._least}"
         await self._client.drain(gone)
         await in_a_daemon_thread(lambda: self._remove(gone))
-        return f"engine {gone} {'has finished its samples, and ' if states[gone] == 'serving' else ''}is gone"
+        return f"engine {gone} {'finished its samples and ' if states[gone] == 'serving' else ''}was removed"
 
     def _write(self) -> None:
         found = Engines(
             least=self._least, most=self._most, engines=tuple(self._client.states), answers=tuple(self._answers)
         )
         scratch = self._folder / f"{STATE}.tmp"
-        with contextlib.suppress(OSError):  # a full disk disturbs nothing here
+        with contextlib.suppress(OSError):  # the list is for people: a full disk must not end the run
             scratch.write_text(json.dumps(attrs.asdict(found)), encoding="utf-8")
             scratch.replace(self._folder / STATE)

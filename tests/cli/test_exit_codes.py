@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import click
@@ -30,6 +31,10 @@ ENDINGS: list[tuple[BaseException, int, str]] = [
     (NonFiniteError("the loss is nan"), 1, "the loss is nan"),
     (ZeroDivisionError("of a mistake"), 1, "ZeroDivisionError: of a mistake"),
     (MemoryError(), 1, "MemoryError"),
+    (PermissionError(errno.EACCES, "Permission denied", "out/x"), 1, "out/x: Permission denied\n"),
+    (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device\n"),
+    (OSError(errno.EBADF, "Bad file descriptor"), 1, "Traceback"),
+    (PermissionError(errno.EPERM, "Operation not permitted"), 1, "Traceback"),
     (Stopped("Stopped by SIGTERM."), 75, "Stopped by SIGTERM."),
     (Stopped("Stopped.", 130), 130, "Stopped."),
     (KeyboardInterrupt(), 130, "Stopped. "),
@@ -50,6 +55,18 @@ def test_every_way_to_end_has_its_exit_code_and_says_why(
         command.main([])
     assert ended.value.code == code
     assert said in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_named_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raises(**_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "out.svg")
+
+    monkeypatch.setattr(command.cli, "main", raises)
+    with pytest.raises(SystemExit):
+        command.main([])
+    assert capsys.readouterr().err == "out.svg: Read-only file system\n"
 
 
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (3, 3)])

@@ -132,7 +132,7 @@ def engine_numbers(scene: Scene) -> object:
         for action in (["add"] * 2, ["drain"] * 3):
             for each in action:
                 ask(Path("run"), "add" if each == "add" else "drain")
-            await changes.heed()
+            await changes.handle_requests()
             found.append(len(client.states))
         return found
 

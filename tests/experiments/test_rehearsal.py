@@ -13,6 +13,7 @@ import tomli_w
 from click.testing import CliRunner, Result
 
 from skyrl.cli.rehearse import rehearse
+from skyrl.errors import UserError
 from tests import nano_run
 from tests.interop.corpora import RECORDED, areal_files, scripts_of_2026
 from tests.long_cases import long_except
@@ -226,3 +227,11 @@ def test_published_files_go_through_every_phase(name: str, gsm8k: dict[str, Any]
     done = CliRunner().invoke(rehearse, [str(tmp_path / "run.toml"), *words])
     assert done.exit_code == 0, done.output
     assert "failed" not in [state for states in outcomes(done).values() for state in states]
+
+
+def test_a_folder_that_cannot_be_kept_is_refused(nano: Path, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    done = rehearsed(nano, tmp_path, "--keep", str(in_the_way))
+    assert isinstance(done.exception, UserError)
+    assert str(done.exception) == f"--keep {in_the_way}: the folder cannot be made: File exists"

@@ -29,7 +29,7 @@ class Desk:
     async def asks(self, action: str, engine: int | None = None) -> str:
         """The answer to one request."""
         ask(self.run, "add" if action == "add" else "drain", engine)
-        await self.changes.heed()
+        await self.changes.handle_requests()
         return self.said()[-1]
 
     def said(self) -> list[str]:
@@ -38,10 +38,10 @@ class Desk:
 
 async def test_an_added_engine_serves_with_the_next_weights(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    assert await desk.asks("add") == "engine 2 is being started, and serves with the next weights"
+    assert await desk.asks("add") == "engine 2 is starting; it serves from the next weight transfer on"
     assert [each.state for each in desk.client.states] == ["serving", "serving", "starting"]
     await desk.starts.ended()
-    await desk.changes.heed()
+    await desk.changes.handle_requests()
     assert [each.state for each in Engines.read(tmp_path).engines] == ["serving", "serving", "waiting for weights"]
     assert (names(desk.client), desk.new.events) == (["a", "b"], [])
     await publish(desk.client, version=1)
@@ -51,14 +51,14 @@ async def test_an_added_engine_serves_with_the_next_weights(tmp_path: Path) -> N
         "inference/engines_lost": 0,
         "inference/engine_restarts": 0,
     }
-    assert await desk.asks("add") == "refused: there are 3, and generator.inference_engine.max_engines is 3"
+    assert await desk.asks("add") == "refused: there are 3 engines, and generator.inference_engine.max_engines is 3"
 
 
 async def test_a_drained_engine_finishes_its_samples_and_gets_no_others(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     first, second = await asked_of(desk.client, ("one", 1), ("two", 1))
     ask(tmp_path, "drain", 0)
-    draining = asyncio.ensure_future(desk.changes.heed())
+    draining = asyncio.ensure_future(desk.changes.handle_requests())
     (third,) = await asked_of(desk.client, ("three", 1))
     assert (desk.a.asked, desk.b.asked) == (["one"], ["two", "three"])
     assert not draining.done()
@@ -67,7 +67,7 @@ async def test_a_drained_engine_finishes_its_samples_and_gets_no_others(tmp_path
     await draining
     assert (await first)[0].text == "a"
     assert (desk.a.events, desk.removed) == (["close"], [0])
-    assert desk.said() == ["engine 0 has finished its samples, and is gone"]
+    assert desk.said() == ["engine 0 finished its samples and was removed"]
     desk.b.go.set()
     await asyncio.gather(second, third)
     assert desk.client.metrics["inference/engines_lost"] == 0
@@ -79,7 +79,7 @@ async def test_a_draining_engine_that_dies_has_its_samples_drawn_elsewhere(tmp_p
     desk = Desk(tmp_path)
     (first,) = await asked_of(desk.client, ("one", 1))
     ask(tmp_path, "drain", 0)
-    draining = asyncio.ensure_future(desk.changes.heed())
+    draining = asyncio.ensure_future(desk.changes.handle_requests())
     await asyncio.sleep(0)
     desk.a.fault = ProcessError("it died")
     desk.a.go.set()
@@ -91,11 +91,11 @@ async def test_a_draining_engine_that_dies_has_its_samples_drawn_elsewhere(tmp_p
 
 async def test_requests_that_cannot_be_granted_are_refused_with_the_reason(tmp_path: Path) -> None:
     desk = Desk(tmp_path, least=2, most=2)
-    assert await desk.asks("drain", 5) == "refused: the engines that serve are 0, 1"
-    assert await desk.asks("drain") == "refused: 2 serve, and generator.inference_engine.min_engines is 2"
+    assert await desk.asks("drain", 5) == "refused: engine 5 does not serve; these do: 0, 1"
+    assert await desk.asks("drain") == "refused: 2 engines serve, and generator.inference_engine.min_engines is 2"
     assert "max_engines is 2" in await desk.asks("add")
     (tmp_path / "engines" / "request-0.json").write_text("[]")
-    await desk.changes.heed()
+    await desk.changes.handle_requests()
     assert (desk.said()[-1], unanswered(tmp_path)) == ("refused", 0)
     assert (names(desk.client), desk.removed) == (["a", "b"], [])
 
@@ -106,9 +106,9 @@ async def test_a_lost_engine_that_is_drained_makes_room_for_another(tmp_path: Pa
     await lost(desk.client, desk.a, desk.b)
     await desk.starts.ended()
     assert "refused" in await desk.asks("add")
-    assert await desk.asks("drain", 0) == "engine 0 is gone"
+    assert await desk.asks("drain", 0) == "engine 0 was removed"
     desk.starts.outcomes = [desk.new]
-    assert (await desk.asks("add")).startswith("engine 2 is being started")
+    assert (await desk.asks("add")).startswith("engine 2 is starting")
     await desk.starts.ended()
 
 
@@ -118,7 +118,7 @@ async def test_an_engine_that_cannot_be_added_leaves_the_others_as_they_are(tmp_
     await desk.asks("add")
     await desk.starts.ended()
     await publish(desk.client, version=1)
-    await desk.changes.heed()
+    await desk.changes.handle_requests()
     assert desk.said()[-1] == "engine 2 could not be started: no room"
     assert [each.number for each in Engines.read(tmp_path).engines] == [0, 1]
 
@@ -127,7 +127,7 @@ async def test_requests_to_an_earlier_session_are_forgotten(tmp_path: Path) -> N
     Desk(tmp_path)
     ask(tmp_path, "drain")
     desk = Desk(tmp_path)
-    await desk.changes.heed()
+    await desk.changes.handle_requests()
     assert (desk.said(), unanswered(tmp_path)) == ([], 0)
 
 
@@ -135,18 +135,46 @@ async def test_the_command_lists_engines_and_asks_a_run_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = Desk(tmp_path)
-    assert await desk.asks("drain") == "engine 1 has finished its samples, and is gone"
+    assert await desk.asks("drain") == "engine 1 finished its samples and was removed"
     shown = CliRunner().invoke(command, [str(tmp_path)]).output.splitlines()
     assert shown[1].split() == ["0", "serving", "0", "0"]
-    assert shown[2] == "at least 1, at most 3"
-    assert shown[3].endswith("drain an engine: engine 1 has finished its samples, and is gone")
+    assert shown[2] == "engines allowed: 1 to 3"
+    assert shown[3].endswith("drain an engine: engine 1 finished its samples and was removed")
     ended = CliRunner().invoke(command, [str(tmp_path), "add"])
     assert isinstance(ended.exception, UserError)
-    assert "is not going on" in str(ended.exception)
+    assert "is not running" in str(ended.exception)
     monkeypatch.setattr("skyrl.runs.run_owner.is_locked", lambda folder: True)
     assert CliRunner().invoke(command, [str(tmp_path), "add", "--count", "2"]).exit_code == 0
     assert unanswered(tmp_path) == 2
-    assert isinstance(CliRunner().invoke(command, [str(tmp_path), "add", "3"]).exception, UserError)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["add", "3"], "add takes no engine numbers; --count says how many to add"),
+        (["list", "3"], "list takes no engine numbers"),
+        (["list", "--count", "2"], "--count goes with add"),
+        (["drain", "1", "--count", "2"], "--count goes with add, or with drain without engine numbers"),
+    ],
+)
+def test_arguments_that_would_be_ignored_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
+    Desk(tmp_path).changes._write()
+    with pytest.raises(UserError, match=said):
+        CliRunner().invoke(command, [str(tmp_path), *words], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"least": 1, "most": 2, "engines": [{"rank": 1}], "answers": []}', "{"])
+def test_a_state_file_of_another_version_is_refused_in_a_sentence(tmp_path: Path, text: str) -> None:
+    Desk(tmp_path)
+    (tmp_path / "engines" / "state.json").write_text(text)
+    with pytest.raises(UserError, match=r"state\.json cannot be read: another version of skyrl wrote it"):
+        Engines.read(tmp_path)
+
+
+def test_a_request_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "engines").write_text("a file")
+    with pytest.raises(UserError, match="no request can be written in .*engines: Not a directory"):
+        ask(tmp_path, "add")
 
 
 def test_the_folder_of_another_run_has_no_engines(tmp_path: Path) -> None:

@@ -125,10 +125,12 @@ def test_folders_of_launches_are_numbered(here: Path) -> None:
     ]
 
 
-def test_a_folder_that_is_no_launch_is_said_to_be_none(here: Path) -> None:
-    done = launch("status", "nothing")
-    assert isinstance(done.exception, UserError)
-    assert "is no folder of a launch" in str(done.exception)
+def test_a_path_that_is_not_a_launch_is_refused(here: Path) -> None:
+    (here / "file").write_text("")
+    for name in ("nothing", "file"):
+        done = launch("status", name)
+        assert isinstance(done.exception, UserError)
+        assert str(done.exception) == f"{name} is not the folder of a launch: it has no launch.json"
 
 
 def test_a_local_launch_runs_in_the_background_to_its_end(here: Path) -> None:

@@ -82,16 +82,24 @@ def test_a_server_whose_name_is_taken_is_ended(tmp_path: Path) -> None:
 def test_a_server_that_takes_no_connections_is_named_and_ended(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-c", "import signal; signal.pause()"]
-    with pytest.raises(ProcessError, match=f"takes no connections at {url} after 0.1 s"):
+    with pytest.raises(ProcessError, match=f"accepted no connection at {url} within 0.1 s"):
         run_under_a_name(NamesOnDisk(tmp_path), "a", url, command, start_seconds=0.1, say=print)
     assert [child for child in psutil.Process().children() if "signal.pause" in " ".join(child.cmdline())] == []
+
+
+def test_a_server_that_ends_before_it_accepts_connections_is_reported(tmp_path: Path) -> None:
+    store, url, said = NamesOnDisk(tmp_path), f"http://127.0.0.1:{free_port()}", list[str]()
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    assert run_under_a_name(store, "a", url, command, start_seconds=60, say=said.append) == 3
+    assert said == [f"{sys.executable} ended before it accepted a connection at {url}, with exit code 3"]
+    assert store.find("") == {}
 
 
 @pytest.mark.parametrize(
     ("url", "command", "said"),
     [
-        ("10.0.0.7:8000", "true", "10.0.0.7:8000 is no address of a server"),
-        ("http://10.0.0.7", "true", "http://10.0.0.7 is no address of a server"),
+        ("10.0.0.7:8000", "true", "10.0.0.7:8000 is not the address of a server"),
+        ("http://10.0.0.7", "true", "http://10.0.0.7 is not the address of a server"),
         ("http://10.0.0.7:8000", "no-such-program", "no-such-program cannot be started: No such file"),
     ],
 )
