@@ -63,9 +63,8 @@ class GenerationRequest:
     """One for each sample wanted; their number is n."""
 
     on_tokens: Callable[[NewTokens], None] | None = field(default=None, eq=False, repr=False)
-    """Called with tokens as they are drawn, in order for each sample, from any thread; it returns at once. An engine
-    that has no tokens before it has the whole answer, such as one in another process, never calls it. When an engine
-    is lost and another draws the samples again, `start` begins again at 0."""
+    """Called with tokens as they are drawn, in order for each sample, from any thread; it returns at once. When samples
+    are drawn again, by another engine or because an answer did not get through, `start` begins again at 0."""
 
 
 @frozen(kw_only=True)

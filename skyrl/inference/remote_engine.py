@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+from collections.abc import Callable
+
 from attrs import evolve
 
 from skyrl.errors import ProcessLost, WeightSyncError
-from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, NewTokens
 from skyrl.inference.incoming_weights import IncomingWeights
+from skyrl.inference.token_reports import draw_and_report, new_tokens, open_report
 from skyrl.processes.handles import Handle
 
 
@@ -23,8 +28,26 @@ class RemoteEngine:
         return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """Tokens are not reported before the answer is whole: a callback does not reach another process."""
-        return await self._handle.call(InferenceEngine.generate, evolve(request, on_tokens=None))
+        """One completion per key, in order. A callback does not reach another process: tokens are fetched for it."""
+        if request.on_tokens is None:
+            return await self._handle.call(InferenceEngine.generate, request)
+        name = secrets.token_hex(16)
+        await self._handle.call(open_report, name)
+        call = self._handle.call(draw_and_report, evolve(request, on_tokens=None), name)
+        drawing, hearing = asyncio.ensure_future(call), asyncio.ensure_future(self._hear(name, request.on_tokens))
+        try:
+            await asyncio.wait((drawing, hearing))
+            return drawing.result()  # where the process is gone, it says so
+        finally:
+            for task in (drawing, hearing):
+                task.cancel()
+            await asyncio.gather(drawing, hearing, return_exceptions=True)
+
+    async def _hear(self, name: str, on_tokens: Callable[[NewTokens], None]) -> None:
+        """Pass on the tokens of a report until it is closed."""
+        while (found := await self._handle.call(new_tokens, name)) is not None:
+            for new in found:
+                on_tokens(new)
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
         await self._handle.call(InferenceEngine.pause, in_flight)
