@@ -6,7 +6,8 @@
 A request that fails on its way, or that the server cannot take now (429, 502, 503, 504), is sent again: after a random
 part of 0.1 s, then of twice as long each time, at most 5 s ("full jitter", Brooker 2015), until its deadline. Redirects
 are not followed, and proxies of the environment are not used: only the configured address is asked, and only it sees
-the token.
+the token. An answer that is streamed (server-sent events) is heard event by event; one that breaks off is asked for
+again, and heard from its beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import asyncio
 import json
 import random
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 
 import httpx
 
@@ -32,6 +35,9 @@ LONGEST_ANSWER = 64 << 20
 
 ATTEMPTS = 6
 """Times that one request is sent, at most."""
+
+Listener = Callable[[object], None]
+"""Takes the events of one streamed answer, each decoded from JSON."""
 
 _BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server that may take the same request later."""
@@ -60,7 +66,7 @@ class Connection:
 
     async def get(self, path: str, *, seconds: float, attempts: int = ATTEMPTS) -> object:
         """The answer to GET. Raises as `post`."""
-        return await self._ask("GET", path, None, {}, seconds, attempts)
+        return await self._ask(path, seconds, attempts, partial(self._once, "GET", path, None, {}, {}))
 
     async def post(
         self,
@@ -78,7 +84,26 @@ class Connection:
         Raises `ServerRefusal` for a request that the server does not take, `ProcessError` where no answer that is JSON
         came in time.
         """
-        return await self._ask("POST", path, body or {}, query or {}, seconds, attempts, headers)
+        return await self._ask(
+            path, seconds, attempts, partial(self._once, "POST", path, body or {}, query or {}, headers or {})
+        )
+
+    async def hear(
+        self,
+        path: str,
+        body: Mapping[str, object],
+        *,
+        seconds: float,
+        begin: Callable[[], Listener],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Pass the events of a streamed answer to a listener as they come; returns at its end (`[DONE]`). An answer
+        that comes in one piece is one event.
+
+        `begin` makes the listener of each attempt. `seconds` are those of the whole stream. Raises as `post`, and what
+        a listener raises.
+        """
+        await self._ask(path, seconds, ATTEMPTS, partial(self._events, path, body, headers or {}, begin))
 
     async def close(self) -> None:
         """Closes every connection; what is under way fails."""
@@ -86,22 +111,13 @@ class Connection:
         if client is not None:
             await client.aclose()
 
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, object] | None,
-        query: Mapping[str, str],
-        seconds: float,
-        attempts: int,
-        headers: Mapping[str, str] | None = None,
-    ) -> object:
+    async def _ask(self, path: str, seconds: float, attempts: int, once: Callable[[], Awaitable[object]]) -> object:
         why = "it did not answer"
         try:
             async with asyncio.timeout(seconds):
                 for attempt in range(attempts):
                     try:
-                        return await self._once(method, path, body, query, headers)
+                        return await once()
                     except _Failure as failure:
                         why = failure.why
                         if attempt + 1 < attempts:
@@ -110,22 +126,51 @@ class Connection:
             raise ProcessError(f"the inference server {self.url} had {seconds:g} s for {path}: {why}") from None
         raise ProcessError(f"the inference server {self.url} failed {attempts} times at {path}: {why}")
 
+    @asynccontextmanager
+    async def _sent(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+    ) -> AsyncIterator[httpx.Response]:
+        """The head of an answer; what breaks on the way is a failure."""
+        try:
+            async with self._open().stream(
+                method, self.url + path, json=body, params=dict(query) or None, headers=dict(headers)
+            ) as response:
+                yield response
+        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+            raise _Failure(f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}") from error
+
     async def _once(
         self,
         method: str,
         path: str,
         body: Mapping[str, object] | None,
         query: Mapping[str, str],
-        headers: Mapping[str, str] | None,
+        headers: Mapping[str, str],
     ) -> object:
-        try:
-            async with self._open().stream(
-                method, self.url + path, json=body, params=dict(query) or None, headers=dict(headers or {})
-            ) as response:
-                content = await self._content(response)
-        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-            raise _Failure(f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}") from error
+        async with self._sent(method, path, body, query, headers) as response:
+            content = await self._content(response)
         return self._read(response, path, content)
+
+    async def _events(
+        self, path: str, body: Mapping[str, object], headers: Mapping[str, str], begin: Callable[[], Listener]
+    ) -> None:
+        listen = begin()
+        async with self._sent("POST", path, body, {}, headers) as response:
+            if not response.is_success or "event-stream" not in response.headers.get("content-type", ""):
+                listen(self._read(response, path, await self._content(response)))
+                return
+            async with aclosing(_lines(response)) as lines:
+                async for line in lines:
+                    if line == b"data: [DONE]":
+                        return
+                    if line.startswith(b"data:"):
+                        listen(_event(line.removeprefix(b"data:")))
+        raise _Failure("its stream ended before its last event")
 
     async def _content(self, response: httpx.Response) -> bytes:
         content = bytearray()
@@ -172,6 +217,27 @@ class Connection:
                 timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             )
         return self._client
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Whole lines of a stream."""
+    begun = b""
+    async for piece in response.aiter_bytes():
+        *lines, begun = (begun + piece).split(b"\n")
+        if max(map(len, (*lines, begun))) > LONGEST_ANSWER:
+            raise _Failure(f"it sends an event of more than {LONGEST_ANSWER} bytes")
+        for line in lines:
+            yield line.rstrip(b"\r")
+
+
+def _event(content: bytes) -> object:
+    try:
+        event = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _Failure(f"an event of its stream is not JSON: {type(error).__name__}") from error
+    if isinstance(event, dict) and event.get("error"):
+        raise _Failure(f"its stream ends with an error: {_message(content)}")
+    return event
 
 
 def _pause(attempt: int) -> float:

@@ -21,7 +21,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, ProcessError, RunError, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, refuse_foreign
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InFlight, SampleKey, longest_completion
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InFlight, longest_completion
 from skyrl.inference.gate import Gate
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.server_answers import Asked, BadAnswer, completion
@@ -100,7 +100,7 @@ class HttpEngine:
             return (nothing,) * len(request.keys)
         async with self._gate:
             self._refuse_if_out_of_service()
-            samples = [asyncio.ensure_future(self._sample(request, key, limit)) for key in request.keys]
+            samples = [asyncio.ensure_future(self._sample(request, index, limit)) for index in range(len(request.keys))]
             try:
                 return tuple(await asyncio.gather(*samples))
             finally:
@@ -207,18 +207,18 @@ class HttpEngine:
                 raise ModelError("neither the model nor the server says how many positions it has: give max_model_len")
             self._max_model_len, self._connected = min(known), True
 
-    async def _sample(self, request: GenerationRequest, key: SampleKey, limit: int) -> Completion:
+    async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
         flight = _Flight(set() if self._expected is None else {self._weight_version})
         self._flights.add(flight)
         asked = Asked(
             request=request,
-            key=key,
+            index=index,
             limit=limit,
             vocabulary=self._vocabulary,
             ends=self._ends | set(request.sampling.stop_token_ids or ()),
             versions=flight.versions,
         )
-        session = f"{sample_seed(evolve(key, turn=0)) % 2**64:016x}"
+        session = f"{sample_seed(evolve(asked.key, turn=0)) % 2**64:016x}"
         try:
             return await self._pulse.guard(self._fitting(asked, session))
         finally:

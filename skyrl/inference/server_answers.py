@@ -50,7 +50,9 @@ class Asked:
     """A sample as it was asked for, which its answer is compared with."""
 
     request: GenerationRequest
-    key: SampleKey
+    index: int
+    """Place of the sample among those of the request."""
+
     limit: int
     """Longest possible completion in tokens."""
 
@@ -63,6 +65,11 @@ class Asked:
     versions: Collection[int]
     """Versions of the weights that the server held while it worked on the sample; empty where it has its own, which
     count as version 0."""
+
+    @property
+    def key(self) -> SampleKey:
+        """The sample's key."""
+        return self.request.keys[self.index]
 
 
 def completion(drawn: Drawn, asked: Asked, tokenizer: ChatTokenizer) -> Completion:

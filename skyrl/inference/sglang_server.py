@@ -29,6 +29,7 @@ from skyrl.inference.server_answers import (
     versions_of_spans,
 )
 from skyrl.inference.server_dialects import ServerDeadlines, ServerFacts
+from skyrl.inference.server_streams import Growing, answered
 from skyrl.inference.vllm_model import ExpectedWeights
 
 ADDITIONAL = BACKENDS["sglang"].sampling_arguments
@@ -65,9 +66,8 @@ class SGLangServer:
             "return_logprob": True,
             "logprob_start_len": -1,
         }
-        answer = await self._samples.post(
-            "/generate", body, seconds=self._deadlines.call, headers={"X-Session-ID": session}
-        )
+        seconds = self._deadlines.call
+        answer = await answered(self._samples, "/generate", body, asked, session, Growing, seconds=seconds)
         return _drawn(answer, asked)
 
     async def pause(self, in_flight: InFlight) -> None:

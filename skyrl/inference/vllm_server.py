@@ -37,6 +37,7 @@ from skyrl.inference.server_answers import (
     versions_of_spans,
 )
 from skyrl.inference.server_dialects import ServerDeadlines, ServerFacts
+from skyrl.inference.server_streams import Parts, answered
 from skyrl.inference.vllm_model import ExpectedWeights
 from skyrl.inference.vllm_sampling import check_sampling, sampling_arguments
 
@@ -107,14 +108,15 @@ class VLLMServer:
         if self._route == _GENERATE:
             try:
                 body = {"token_ids": prompt, "sampling_params": arguments, "return_token_ids": True}
-                return _of_generate(await self._sample(body, session), asked)
+                return _of_generate(await self._sample(body, session, asked), asked)
             except ServerRefusal as error:
                 if error.status not in _LACKING:
                     raise
                 self._route = _COMPLETIONS
         flat = {name: value for name, value in arguments.items() if name not in _NOT_IN_COMPLETIONS}
         flat["vllm_xargs"] = flat.pop("extra_args", None)
-        return _of_completions(await self._sample({"prompt": prompt, "return_token_ids": True, **flat}, session), asked)
+        body = {"prompt": prompt, "return_token_ids": True, **flat}
+        return _of_completions(await self._sample(body, session, asked), asked)
 
     async def pause(self, in_flight: InFlight) -> None:
         self._mode = "wait" if in_flight == "finish" else "keep"
@@ -253,10 +255,9 @@ class VLLMServer:
         await self._post("/update_weight_version", {"new_version": str(version)})
         return ""
 
-    async def _sample(self, body: Mapping[str, object], session: str) -> object:
-        return await self._samples.post(
-            self._route, {"model": self._model, **body}, seconds=self._deadlines.call, headers={"X-Session-ID": session}
-        )
+    async def _sample(self, body: Mapping[str, object], session: str, asked: Asked) -> object:
+        whole = {"model": self._model, **body}
+        return await answered(self._samples, self._route, whole, asked, session, Parts, seconds=self._deadlines.call)
 
     async def _post(
         self,

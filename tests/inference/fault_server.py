@@ -124,12 +124,41 @@ class FaultServer:
             "unfinished": lambda: meta.update(finish_reason={"type": "stop"}),
         }
         changes.get(fault, lambda: None)()
+        if body.get("stream"):
+            await self._stream(fault, answer, writer)
+            return
         text = json.dumps([answer] if fault == "list" else answer)
         _write(writer, "<html>" + text if fault == "not json" else text, cut=fault in ("truncated", "slow"))
         if fault == "truncated":
             raise ConnectionError
         if fault == "slow":
             await asyncio.Event().wait()
+
+    async def _stream(self, fault: str, answer: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Two events of the beginning, one of the whole, and the end; the stream breaks off before what is missing."""
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        tokens = answer["output_ids"]
+        for count in (1, 3):
+            part = {"output_ids": tokens[:count], "meta_info": {"finish_reason": None, "completion_tokens": count}}
+            _write_chunk(writer, f"data: {json.dumps(part)}\n\n")
+        await writer.drain()
+        if fault == "truncated":
+            raise ConnectionError
+        if fault == "error event":
+            _write_chunk(writer, 'data: {"error": {"message": "out of memory"}}\n\n')
+            return
+        if fault == "not json":
+            _write_chunk(writer, "data: {half\n\n")
+            return
+        _write_chunk(writer, f"data: {json.dumps([answer] if fault == 'list' else answer)}\n\n")
+        if fault != "no last event":
+            _write_chunk(writer, "data: [DONE]\n\n")
+        _write_chunk(writer, "")
+
+
+def _write_chunk(writer: asyncio.StreamWriter, text: str) -> None:
+    content = text.encode()
+    writer.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
 
 
 def _write(writer: asyncio.StreamWriter, answer: Any, *, status: int = 200, more: str = "", cut: bool = False) -> None:

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self
 
 import uvicorn
+from attrs import evolve
 from safetensors.torch import load_file
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from torch import Tensor
 
 from skyrl.config import SamplingParams
 from skyrl.errors import SkyRLError
-from skyrl.inference.engine import Completion, GenerationRequest, InFlight, SampleKey
+from skyrl.inference.engine import Completion, GenerationRequest, InFlight, NewTokens, SampleKey
 from skyrl.inference.incoming_weights import Shared
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.processes.service import listen
@@ -88,6 +90,8 @@ class SGLangStandIn:
             self.asked.append(path)
             content = await request.body()
             body = await request.json() if content else {}
+            if body.get("stream"):
+                return StreamingResponse(self._events(body), media_type="text/event-stream")
             generates = path == "/generate"
             self.answering += generates
             work = asyncio.ensure_future(handle(body))
@@ -106,12 +110,15 @@ class SGLangStandIn:
 
         return answer
 
-    async def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _generate(
+        self, body: dict[str, Any], on_tokens: Callable[[NewTokens], None] | None = None
+    ) -> dict[str, Any]:
         given = body["sampling_params"]
         unknown = set(given) - SAMPLING
         if unknown:
             raise SkyRLError(f"unexpected sampling parameters: {sorted(unknown)}")
-        (completion,) = await self._engine.generate(_request(body["input_ids"], given))
+        asked = evolve(_request(body["input_ids"], given), on_tokens=on_tokens)
+        (completion,) = await self._engine.generate(asked)
         (text, ids) = completion.text, list(completion.token_ids)
         return {
             "text": text,
@@ -127,6 +134,33 @@ class SGLangStandIn:
                 "weight_versions": self._spans(completion.weight_versions),
             },
         }
+
+    async def _events(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        """All tokens so far with every event; the last one is the whole answer."""
+        so_far: list[int] = []
+        new: asyncio.Queue[tuple[int, ...]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def listen(tokens: NewTokens) -> None:
+            loop.call_soon_threadsafe(new.put_nowait, tokens.token_ids)
+
+        self.answering += 1
+        work = asyncio.ensure_future(self._generate(body, listen))
+        try:
+            while not work.done():
+                coming = asyncio.ensure_future(new.get())
+                await asyncio.wait((work, coming), return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    coming.cancel()
+                    break
+                so_far += coming.result()
+                meta = {"completion_tokens": len(so_far), "finish_reason": None}
+                yield f"data: {json.dumps({'output_ids': so_far, 'meta_info': meta})}\n\n"
+            yield f"data: {json.dumps(await work)}\n\n"
+            yield "data: [DONE]\n\n"
+        finally:
+            work.cancel()
+            self.answering -= 1
 
     async def _pause(self, body: dict[str, Any]) -> dict[str, Any]:
         self.pausing = True

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, SkyRLError, WeightSyncError
 from skyrl.inference import http_connection
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
 from skyrl.inference.http_connection import Connection
 from skyrl.inference.http_engine import HttpEngine
 from skyrl.inference.incoming_weights import Shared
@@ -110,6 +111,40 @@ async def test_a_fault_that_passes_by_costs_no_sample_and_changes_none(folder: P
             assert drawn(await made.generate(asked)) == right(asked), fault
             assert server.answered == 2, fault
             await made.close()
+
+
+STREAMED = [fault for fault in PASSING if fault != "slow"] + ["error event", "no last event"]
+
+
+@pytest.mark.parametrize("fault", STREAMED)
+async def test_a_stream_that_fails_is_drawn_again_and_heard_from_its_beginning(folder: Path, fault: str) -> None:
+    async with FaultServer([fault]) as server:
+        made, heard = engine(folder, server.url), list[NewTokens]()
+        asked = evolve(request(prompts(5)[0]), on_tokens=heard.append)
+        assert drawn(await made.generate(asked)) == right(asked)
+        await made.close()
+    last = max(place for place, new in enumerate(heard) if new.start == 0)
+    assert sum((new.token_ids for new in heard[last:]), ()) == right(asked)[0][0]
+    assert len(heard[last:]) == 3
+
+
+async def test_a_token_that_the_model_does_not_have_is_never_reported(folder: Path) -> None:
+    async with FaultServer(always="unknown token") as server:
+        made, heard = engine(folder, server.url), list[NewTokens]()
+        with pytest.raises(ProcessError, match="answers with token 258, where the model has 258, 3 times"):
+            await made.generate(evolve(request(prompts(5)[0]), on_tokens=heard.append))
+        await made.close()
+    assert heard == []
+
+
+async def test_an_event_without_end_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "LONGEST_ANSWER", 20)
+    async with FaultServer() as server:
+        made = engine(folder, server.url)
+        monkeypatch.setattr(made, "_connected", True)
+        with pytest.raises(ProcessError, match="it sends an event of more than 20 bytes"):
+            await made.generate(evolve(request(prompts(5)[0]), on_tokens=lambda _: None))
+        await made.close()
 
 
 def schedule(seed: int) -> list[str]:

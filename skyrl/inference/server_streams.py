@@ -1,0 +1,118 @@
+"""Streamed answers of inference servers: their tokens are reported as they come, and the whole is read like any answer.
+
+Connection.hear --event--> VLLM's: parts, joined | SGLang's: each holds all so far --tokens--> on_tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from skyrl.inference.engine import NewTokens
+from skyrl.inference.http_connection import Connection, Listener
+from skyrl.inference.server_answers import Asked, BadAnswer, ids, mapping
+
+
+class Streamed(Protocol):
+    """A streamed answer."""
+
+    whole: dict[str, Any]
+    """What has come so far, in the form of an answer that is not streamed."""
+
+    def add(self, event: object) -> None:
+        """Take the next event. Raises `BadAnswer`."""
+
+
+async def answered(
+    connection: Connection,
+    path: str,
+    body: Mapping[str, object],
+    asked: Asked,
+    session: str,
+    kind: Callable[[Asked], Streamed],
+    *,
+    seconds: float,
+) -> object:
+    """The answer to a request for one sample; streamed where somebody listens to its tokens. Raises `BadAnswer`."""
+    headers = {"X-Session-ID": session}
+    if asked.request.on_tokens is None:
+        return await connection.post(path, body, seconds=seconds, headers=headers)
+    attempts: list[Streamed] = []
+
+    def begin() -> Listener:
+        attempts.append(kind(asked))
+        return attempts[-1].add
+
+    await connection.hear(path, {**body, "stream": True}, seconds=seconds, headers=headers, begin=begin)
+    return attempts[-1].whole
+
+
+class _Reported:
+    """Reports the tokens of one sample."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked, self.count = asked, 0
+
+    def report(self, new: Sequence[int]) -> None:
+        """Raises `BadAnswer` for tokens that the model does not have, and for more than were asked for."""
+        asked, listen = self._asked, self._asked.request.on_tokens
+        strange = [token for token in new if not 0 <= token < asked.vocabulary]
+        if strange:
+            raise BadAnswer(f"with token {strange[0]}, where the model has {asked.vocabulary}")
+        if self.count + len(new) > asked.limit:
+            raise BadAnswer(f"with more tokens than the {asked.limit} that were asked for")
+        if new and listen is not None:
+            listen(NewTokens(index=asked.index, start=self.count, token_ids=tuple(new)))
+        self.count += len(new)
+
+
+class Parts:
+    """An answer in parts, as vLLM streams it: lists continue, and values replace those before them."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.whole: dict[str, Any] = {}
+        self._choice: dict[str, Any] = {}
+        self._reported = _Reported(asked)
+
+    def add(self, event: object) -> None:
+        given = dict(mapping(event, "a part of an answer"))
+        choices = given.pop("choices", None)
+        if not isinstance(choices, list) or len(choices) > 1:
+            raise BadAnswer("with a part that has not one choice")
+        _continue(self.whole, given)
+        for choice in choices:  # none in a part that counts tokens
+            part = mapping(choice, "a choice")
+            self._reported.report(ids(part.get("token_ids") or []))
+            _continue(self._choice, part)
+            self.whole["choices"] = [self._choice]
+
+
+class Growing:
+    """An answer of SGLang, which streams all of it so far with every event."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.whole: dict[str, Any] = {}
+        self._reported = _Reported(asked)
+
+    def add(self, event: object) -> None:
+        self.whole = dict(mapping(event, "a part of an answer"))
+        if self.whole.get("output_ids") is None:
+            return  # an older server names its tokens with their log-probabilities alone
+        so_far = ids(self.whole["output_ids"])
+        counted = mapping(self.whole.get("meta_info"), "meta_info").get("completion_tokens")
+        if counted is not None and counted != len(so_far):
+            raise BadAnswer(f"with {len(so_far)} tokens of {counted}: a server with --stream-output is not understood")
+        self._reported.report(so_far[self._reported.count :])
+
+
+def _continue(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+    """Add a part to what came before it."""
+    for name, value in part.items():
+        before = whole.get(name)
+        if isinstance(value, Mapping):
+            whole[name] = into = before if isinstance(before, dict) else {}
+            _continue(into, value)
+        elif isinstance(value, list):
+            whole[name] = [*(before if isinstance(before, list) else ()), *value]
+        elif value is not None or name not in whole:
+            whole[name] = value
