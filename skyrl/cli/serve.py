@@ -19,7 +19,8 @@ from skyrl.processes.torch_environment import set_torch_environment
 @click.option("--step", type=click.IntRange(min=1), help="A checkpoint of RUN [default: its trained model].")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
-def serve(target: str, arguments: tuple[str, ...], step: int | None, host: str, port: int) -> None:
+@click.option("--takes-weights", is_flag=True, help="Let a training run pause the model and replace its weights.")
+def serve(target: str, arguments: tuple[str, ...], step: int | None, host: str, port: int, takes_weights: bool) -> None:
     """Answer requests to a model over HTTP, in OpenAI's protocol.
 
     MODEL, RUN and CHECKPOINT are those of `skyrl eval`. Samples are drawn as generator.sampling_params says, unless a
@@ -37,5 +38,6 @@ def serve(target: str, arguments: tuple[str, ...], step: int | None, host: str, 
 
     files, overrides = split_words(arguments)
     address = Address(host=host, port=port, doors=Doors(token=api_key(TOKEN_VARIABLE)))
-    run(find_target(target, step), files, overrides, address, warn=warn, say=click.echo)
+    model = find_target(target, step)
+    run(model, files, overrides, address, takes_weights=takes_weights, warn=warn, say=click.echo)
     click.echo("The endpoint has stopped.")

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from skyrl.endpoint.anthropic import count_tokens, messages
 from skyrl.endpoint.chat import chat
 from skyrl.endpoint.completions import complete
+from skyrl.endpoint.control_routes import ControlRoutes
 from skyrl.endpoint.doors import Doors
 from skyrl.endpoint.fields import Fields, body_object
 from skyrl.endpoint.generate import generate
@@ -22,7 +23,7 @@ from skyrl.endpoint.policy import Policy
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.responses import responses
 from skyrl.endpoint.trajectories import PlayedTrajectory, Trajectories
-from skyrl.errors import RequestError
+from skyrl.errors import RequestError, RunError
 from skyrl.processes.service import LONGEST_BODY, body_of
 
 MOST_HEADERS = 200
@@ -34,55 +35,89 @@ RETRY_SECONDS = 1
 Respond = Callable[[Fields, Policy, PlayedTrajectory | None], Awaitable[Reply]]
 
 
-def endpoint_app(policy: Policy, trajectories: Trajectories, doors: Doors) -> Starlette:
+def endpoint_app(
+    policy: Policy, trajectories: Trajectories, doors: Doors, control: ControlRoutes | None = None
+) -> Starlette:
     """The endpoint for any ASGI server. Keys come as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
-
-    def trajectory_of(request: Request) -> PlayedTrajectory | None:
-        if len(request.headers) > MOST_HEADERS:
-            raise RequestError(f"the request has more than {MOST_HEADERS} headers", status=431)
-        key = _key(request)
-        trajectory = trajectories.of(key)
-        if trajectory is None and not doors.open_to_clients:
-            raise RequestError("only the agents of this run are served", status=401, code="invalid_api_key")
-        if trajectory is None and not doors.opened_by(key):
-            raise RequestError("this endpoint wants its token as the API key", status=401, code="invalid_api_key")
-        return trajectory
-
-    def post(answer: Respond) -> Callable[[Request], Awaitable[Response]]:
-        async def respond(request: Request) -> Response:
-            try:
-                trajectory = trajectory_of(request)
-                body = Fields(body_object(await _body(request)))
-                reply = await _while_connected(request, _begun(answer(body, policy, trajectory)))
-            except RequestError as error:
-                return _refusal(error)
-            return JSONResponse(reply.body) if reply.events is None else _EventStream(reply)
-
-        return respond
-
-    async def models(request: Request) -> Response:
-        try:
-            trajectory_of(request)
-        except RequestError as error:
-            return _refusal(error)
-        return JSONResponse({"object": "list", "data": [_model(policy, name) for name in policy.served.names]})
-
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
+    answers = _Answers(policy, trajectories, doors)
+    post = answers.to_posts
     return Starlette(
         routes=[
-            Route("/health", health),
-            Route("/v1/models", models),
+            Route("/health", _health),
+            Route("/v1/models", answers.to_models),
             Route("/v1/chat/completions", post(chat), methods=["POST"]),
             Route("/v1/completions", post(complete), methods=["POST"]),
             Route("/v1/responses", post(responses), methods=["POST"]),
             Route("/v1/messages", post(messages), methods=["POST"]),
             Route("/v1/messages/count_tokens", post(count_tokens), methods=["POST"]),
             Route("/inference/v1/generate", post(generate), methods=["POST"]),
+            *(() if control is None else control.routes(answers.to_clients_alone, _body)),
         ],
         exception_handlers={404: _no_route, 405: _no_route},
     )
+
+
+class _Answers:
+    """Answers of the routes to those whom the doors let in."""
+
+    def __init__(self, policy: Policy, trajectories: Trajectories, doors: Doors) -> None:
+        self._policy, self._trajectories, self._doors = policy, trajectories, doors
+
+    def to_posts(self, answer: Respond) -> Callable[[Request], Awaitable[Response]]:
+        """Answers to bodies, given up where the client hangs up."""
+
+        async def respond(request: Request) -> Response:
+            try:
+                trajectory = self._trajectory_of(request)
+                body = Fields(body_object(await _body(request)))
+                reply = await _while_connected(request, _begun(answer(body, self._policy, trajectory)))
+            except RequestError as error:
+                return _refusal(error)
+            return JSONResponse(reply.body) if reply.events is None else _EventStream(reply)
+
+        return respond
+
+    def to_clients_alone(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Answers to clients, and to no agent."""
+
+        async def respond(request: Request) -> Response:
+            try:
+                if self._trajectory_of(request) is not None:
+                    raise RequestError("an agent does not control the engines", status=403)
+                return await answer(request)
+            except RequestError as error:
+                return _refusal(error)
+            except RunError as error:
+                return _refusal(RequestError(f"the engines failed: {error}", status=500, code="engine_error"))
+
+        return respond
+
+    async def to_models(self, request: Request) -> Response:
+        """The names that requests may carry."""
+        try:
+            self._trajectory_of(request)
+        except RequestError as error:
+            return _refusal(error)
+        data = [_model(self._policy, name) for name in self._policy.served.names]
+        return JSONResponse({"object": "list", "data": data})
+
+    def _trajectory_of(self, request: Request) -> PlayedTrajectory | None:
+        """The trajectory of an agent; None for a client. Raises `RequestError` for whoever is not let in."""
+        if len(request.headers) > MOST_HEADERS:
+            raise RequestError(f"the request has more than {MOST_HEADERS} headers", status=431)
+        key = _key(request)
+        trajectory = self._trajectories.of(key)
+        if trajectory is None and not self._doors.open_to_clients:
+            raise RequestError("only the agents of this run are served", status=401, code="invalid_api_key")
+        if trajectory is None and not self._doors.opened_by(key):
+            raise RequestError("this endpoint wants its token as the API key", status=401, code="invalid_api_key")
+        return trajectory
+
+
+async def _health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
 
 
 def _key(request: Request) -> str | None:

@@ -1,29 +1,59 @@
-"""`POST /inference/v1/generate`: token ids in, token ids and log-probabilities out, as verifiers' training client asks.
+"""`POST /inference/v1/generate`: token ids in, token ids and log-probabilities out, as vLLM has it.
 
 {"token_ids": [...], "sampling_params": {"temperature": 1, "max_tokens": 64, "n": 1, "logprobs": 1, ...}}
 -> {"request_id": ..., "choices": [{"index": 0, "token_ids": [...], "logprobs": {...}, "finish_reason": ...}]}
+
+A stream sends token ids as they are sampled; the rest of a choice comes with its last part.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import aclosing
+from itertools import groupby
 from typing import Any
 
+from attrs import frozen
+
 from skyrl.endpoint.fields import Fields
+from skyrl.endpoint.live import LiveTokens
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy
-from skyrl.endpoint.reply import Json, Reply
-from skyrl.endpoint.sampling import drawn
+from skyrl.endpoint.reply import Event, Events, Json, Reply
+from skyrl.endpoint.sampling import Drawn, drawn
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.inference.engine import Completion
 
 _BOOKKEEPING = ("cache_salt", "priority", "request_id", "kv_transfer_params")
 
 
+@frozen(kw_only=True)
+class _Asked:
+    """A request, read."""
+
+    ids: tuple[int, ...]
+    drawn: Drawn
+    n: int
+    stream: bool
+    prompt_ids: bool
+    """Whether the answer repeats the prompt."""
+
+
 async def generate(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """The answer to one request. Raises `RequestError`."""
+    asked, number = _asked(body, policy, trajectory), secrets.token_hex(12)
+    head = {"request_id": number} | ({"prompt_token_ids": list(asked.ids)} if asked.prompt_ids else {})
+    if asked.stream:
+        return Reply(events=_events(head, asked, policy, trajectory), ends_with_done=True)
+    completions = await _answered(asked, policy, trajectory)
+    return Reply({**head, "choices": [_choice(index, each, asked) for index, each in enumerate(completions)]})
+
+
+def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
     policy.refuse_other_models(body.text("model"))
     body.refuse("features", "the engines read tokens alone", harmless=({},))
-    body.refuse("stream", "this route answers as a whole", harmless=(False,))
     body.ignore(*_BOOKKEEPING)
     settings = Fields(body.mapping("sampling_params"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
@@ -31,20 +61,50 @@ async def generate(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     count = settings.integer("n", 1, least=1, most=MOST_ANSWERS) or 1
     why = "the engines return the log-probability of the drawn token alone"
     settings.refuse("logprobs", why, harmless=(0, 1))
-    settings.ignore("skip_special_tokens", "detokenize", "spaces_between_special_tokens")
-    ids = body.ids("token_ids")
+    if not policy.ends_by(wanted.sampling.stop_token_ids or ()):
+        settings.refuse("ignore_eos", "an answer stops at the end of a sequence", harmless=(False,))
+    settings.ignore("skip_special_tokens", "detokenize", "spaces_between_special_tokens", "ignore_eos")
+    settings.ignore("flat_logprobs", "include_stop_str_in_output")
+    asked = _Asked(
+        ids=body.ids("token_ids"),
+        drawn=wanted,
+        n=count,
+        stream=body.boolean("stream"),
+        prompt_ids=body.boolean("return_token_ids"),
+    )
     settings.finish()
     body.finish()
-    with policy.admitted(count, trajectory):
-        prompt = await policy.tokens(ids, trajectory)
-        completions = await policy.sample(prompt, wanted, count, trajectory)
+    return asked
+
+
+async def _answered(
+    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveTokens | None = None
+) -> tuple[Completion, ...]:
+    with policy.admitted(asked.n, trajectory):
+        prompt = await policy.tokens(asked.ids, trajectory)
+        heard = None if live is None else live.listener()
+        completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory, heard)
         for completion in completions:
             policy.record(trajectory, prompt, completion)
-    choices = [_choice(index, completion) for index, completion in enumerate(completions)]
-    return Reply({"request_id": secrets.token_hex(12), "choices": choices})
+    return completions
 
 
-def _choice(index: int, completion: Completion) -> Json:
+async def _events(head: Json, asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+    live, sent = LiveTokens(), Counter[int]()
+    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
+    async with aclosing(live.until(answering)) as batches:
+        async for new in batches:
+            for each in new:
+                if rest := each.token_ids[sent[each.index] - each.start :]:  # tokens that are drawn again count once
+                    sent[each.index] += len(rest)
+                    yield Event({**head, "choices": [{"index": each.index, "token_ids": list(rest)}]})
+                    head = {"request_id": head["request_id"]}  # the prompt comes once
+    for index, completion in enumerate(answering.result()):
+        choice = _choice(index, completion, asked)
+        yield Event({**head, "choices": [{**choice, "token_ids": choice["token_ids"][sent[index] :]}]})
+
+
+def _choice(index: int, completion: Completion, asked: _Asked) -> dict[str, Any]:
     """Log-probabilities in nats, in the form of OpenAI's chats, with the ids of tokens as `token_id:N`."""
     content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
@@ -54,6 +114,23 @@ def _choice(index: int, completion: Completion) -> Json:
         "index": index,
         "token_ids": list(completion.token_ids),
         "logprobs": {"content": content},
-        "weight_versions": list(completion.weight_versions),
+        "weight_versions": _spans(completion.weight_versions),
         "finish_reason": completion.stop_reason,
+        "stop_reason": _stopped_by(completion, asked.drawn.sampling.stop or ()),
     }
+
+
+def _stopped_by(completion: Completion, stops: Sequence[str]) -> int | str | None:
+    """The stop text or the token that ended an answer."""
+    if completion.stop_reason != "stop":
+        return None
+    return next((stop for stop in stops if completion.text.endswith(stop)), completion.token_ids[-1])
+
+
+def _spans(versions: Sequence[int]) -> list[Json]:
+    """Version of the weights of each token, as runs of tokens with the same one; `end` is excluded."""
+    spans: list[Json] = []
+    for version, run in groupby(versions):
+        start = spans[-1]["end"] if spans else 0
+        spans.append({"version": str(version), "start": start, "end": start + len(list(run))})
+    return spans

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from attrs import evolve
@@ -68,21 +68,16 @@ def _begun(text: str, marker: str) -> int:
     return next((size for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), 0)
 
 
-class LiveAnswers:
-    """The answers of one request, by their index. Lives on the endpoint's event loop."""
+class LiveTokens:
+    """The tokens of one request's answers as they come, by their index. Lives on the endpoint's event loop."""
 
-    prompt: Prompt
-    """Known from the first piece on."""
-
-    def __init__(self, policy: Policy, stops: Sequence[str], *, tools: bool = False) -> None:
-        self._policy = policy
-        self._texts = defaultdict[int, GrowingText](lambda: GrowingText(stops, tools=tools))
+    def __init__(self) -> None:
         self._new: list[NewTokens] = []
         self._changed = asyncio.Event()
 
-    def listener(self, prompt: Prompt, first: int = 0) -> Callable[[NewTokens], None]:
-        """Takes the tokens of a prompt's samples, in any thread; the first of them is answer number `first`."""
-        self.prompt, loop = prompt, asyncio.get_running_loop()
+    def listener(self, first: int = 0) -> Callable[[NewTokens], None]:
+        """Takes the tokens of samples, in any thread; the first of them is answer number `first`."""
+        loop = asyncio.get_running_loop()
 
         def listen(new: NewTokens) -> None:
             with suppress(RuntimeError):  # the endpoint's loop has ended before the engine noticed
@@ -90,11 +85,9 @@ class LiveAnswers:
 
         return listen
 
-    async def pieces(
-        self, answering: asyncio.Task[T], texts: Callable[[T], Sequence[str]]
-    ) -> AsyncGenerator[tuple[int, str], None]:
-        """Each piece of text with its answer's index, until `answering` is done, which is given up where the iteration
-        is. `texts` are the whole texts of its result. Raises what it raises.
+    async def until(self, answering: asyncio.Task[T]) -> AsyncGenerator[list[NewTokens], None]:
+        """New tokens, as often as there are any, until `answering` is done, which is given up where the iteration
+        is.
         """
         answering.add_done_callback(lambda task: task.cancelled() or task.exception())  # looked at, whatever happens
         answering.add_done_callback(lambda _: self._changed.set())
@@ -103,19 +96,46 @@ class LiveAnswers:
                 await self._changed.wait()
                 self._changed.clear()
                 new, self._new = self._new, []
-                await self._policy.with_tokenizer(self._decode, new)
-                for index in sorted({each.index for each in new}):
-                    if piece := self._texts[index].piece():
-                        yield index, piece
+                yield new
         finally:
             answering.cancel()
-        for index, text in enumerate(texts(answering.result())):
-            if rest := self._texts[index].rest(text):
-                yield index, rest
 
     def _hear(self, new: NewTokens) -> None:
         self._new.append(new)
         self._changed.set()
+
+
+class LiveAnswers:
+    """The texts of one request's answers as they come, by their index. Lives on the endpoint's event loop."""
+
+    prompt: Prompt
+    """Known from the first piece on."""
+
+    def __init__(self, policy: Policy, stops: Sequence[str], *, tools: bool = False) -> None:
+        self._policy = policy
+        self._texts = defaultdict[int, GrowingText](lambda: GrowingText(stops, tools=tools))
+        self._tokens = LiveTokens()
+
+    def listener(self, prompt: Prompt, first: int = 0) -> Callable[[NewTokens], None]:
+        """Takes the tokens of a prompt's samples, in any thread; the first of them is answer number `first`."""
+        self.prompt = prompt
+        return self._tokens.listener(first)
+
+    async def pieces(
+        self, answering: asyncio.Task[T], texts: Callable[[T], Sequence[str]]
+    ) -> AsyncGenerator[tuple[int, str], None]:
+        """Each piece of text with its answer's index, until `answering` is done, which is given up where the iteration
+        is. `texts` are the whole texts of its result. Raises what it raises.
+        """
+        async with aclosing(self._tokens.until(answering)) as batches:
+            async for new in batches:
+                await self._policy.with_tokenizer(self._decode, new)
+                for index in sorted({each.index for each in new}):
+                    if piece := self._texts[index].piece():
+                        yield index, piece
+        for index, text in enumerate(texts(answering.result())):
+            if rest := self._texts[index].rest(text):
+                yield index, rest
 
     def _decode(self, tokenizer: ChatTokenizer, new: Sequence[NewTokens]) -> None:
         for each in new:

@@ -95,6 +95,10 @@ class Policy:
             )
         return name or self.served.names[0]
 
+    def ends_by(self, ids: Sequence[int]) -> bool:
+        """Whether the token that ends a sequence is one of these."""
+        return self._tokenizer.eos_token_id in ids
+
     @contextmanager
     def admitted(self, samples: int, trajectory: PlayedTrajectory | None) -> Iterator[None]:
         """Count the answers of a request while they are sampled. Raises `RequestError` with 429 beyond the bound."""

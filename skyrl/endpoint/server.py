@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.endpoint.app import endpoint_app
+from skyrl.endpoint.control import EngineControl
+from skyrl.endpoint.control_routes import ControlRoutes
 from skyrl.endpoint.doors import TOKEN_VARIABLE, Address
 from skyrl.endpoint.policy import Generate, Policy, ServedPolicy
 from skyrl.endpoint.trajectories import Trajectories
@@ -21,13 +24,24 @@ from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.processes.service import listen, server_of
 
+T = TypeVar("T")
+
 
 class Endpoint:
     """A running endpoint. Made on the event loop that `generate` belongs to."""
 
-    def __init__(self, served: ServedPolicy, tokenizer: ChatTokenizer, generate: Generate, address: Address) -> None:
-        """Listens from here on. Raises `UserError` for an address that others can reach while there is no token, and
-        `ProcessError` for one that cannot be had.
+    def __init__(
+        self,
+        served: ServedPolicy,
+        tokenizer: ChatTokenizer,
+        generate: Generate,
+        address: Address,
+        control: EngineControl | None = None,
+    ) -> None:
+        """Listens from here on. `control` lets clients pause the engines and replace their weights.
+
+        Raises `UserError` for an address that others can reach while there is no token, and `ProcessError` for one that
+        cannot be had.
         """
         bound = listen(address.host, address.port, address.doors.token, TOKEN_VARIABLE)
         shown = f"[{address.host}]" if ":" in address.host else address.host
@@ -36,7 +50,8 @@ class Endpoint:
         self.trajectories = Trajectories()
         self._engines = _HandOver(generate, asyncio.get_running_loop())
         self._policy = Policy(served, tokenizer, self._engines.generate)
-        self._server = server_of(endpoint_app(self._policy, self.trajectories, address.doors))
+        more = [] if control is None else [ControlRoutes(control, self._engines.call)]
+        self._server = server_of(endpoint_app(self._policy, self.trajectories, address.doors, *more))
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [bound]}, name="endpoint", daemon=True
         )
@@ -56,10 +71,14 @@ class Endpoint:
 
 @asynccontextmanager
 async def serving(
-    served: ServedPolicy, tokenizer: ChatTokenizer, generate: Generate, address: Address
+    served: ServedPolicy,
+    tokenizer: ChatTokenizer,
+    generate: Generate,
+    address: Address,
+    control: EngineControl | None = None,
 ) -> AsyncIterator[Endpoint]:
     """An endpoint for the length of the block; see `Endpoint`."""
-    endpoint = Endpoint(served, tokenizer, generate, address)
+    endpoint = Endpoint(served, tokenizer, generate, address, control)
     try:
         yield endpoint
     finally:
@@ -67,29 +86,33 @@ async def serving(
 
 
 class _HandOver:
-    """Has requests of the server's loop drawn on the loop of the engines."""
+    """Has calls of the server's loop made on the loop of the engines."""
 
     def __init__(self, generate: Generate, loop: asyncio.AbstractEventLoop) -> None:
         self._generate, self._loop = generate, loop
-        self._calls: set[Future[tuple[Completion, ...]]] = set()
+        self._calls: set[Future[Any]] = set()
         self._closed, self._changing = False, threading.Lock()
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """Raises `RunError` where the engines end before the answer, besides what the engines raise."""
+        """The samples of a request. Raises as `call`."""
+        return await self.call(lambda: self._generate(request))
+
+    async def call(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Await `call()` there. Raises `RunError` where the engines end before it does, besides what it raises."""
         with self._changing:
             if self._closed:
                 raise RunError("the engines have ended")
-            call = asyncio.run_coroutine_threadsafe(self._drawn(request), self._loop)
-            self._calls.add(call)
+            made = asyncio.run_coroutine_threadsafe(_awaited(call), self._loop)
+            self._calls.add(made)
         try:
-            return await asyncio.wrap_future(call)
+            return await asyncio.wrap_future(made)
         except asyncio.CancelledError:
             if self._closed:
                 raise RunError("the engines have ended") from None
             raise
         finally:
             with self._changing:
-                self._calls.discard(call)
+                self._calls.discard(made)
 
     def close(self) -> None:
         """Give up what is being drawn; called on the loop of the engines."""
@@ -98,5 +121,6 @@ class _HandOver:
         for call in calls:
             call.cancel()
 
-    async def _drawn(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        return await self._generate(request)
+
+async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
+    return await call()

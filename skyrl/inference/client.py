@@ -120,6 +120,17 @@ class InferenceEngineClient:
         return versions[0]
 
     @property
+    def running(self) -> int:
+        """Samples that engines have been given and not returned."""
+        return sum(served.samples for served in self._serving)
+
+    async def waiting(self) -> int:
+        """Samples that wait for an engine, or in one."""
+        loads = await asyncio.gather(*(engine.load() for engine in self.in_service))
+        queued = sum(len(request.keys) for request, waiting in self._waiting if not waiting.done())
+        return queued + sum(load.waiting for load in loads if load is not None)
+
+    @property
     def metrics(self) -> dict[str, float]:
         """How many engines serve, how many are out of service, and how many were started again since the start."""
         serving = len(self._serving)
@@ -194,9 +205,11 @@ class InferenceEngineClient:
                 served.samples -= len(request.keys)
                 self._admit()
 
-    async def pause(self) -> None:
-        """Returns when nothing runs on any engine. Requests made from now on wait."""
-        self._open = False
+    async def pause(self, in_flight: InFlight | None = None) -> None:
+        """Returns when nothing runs on any engine. Requests made from now on wait. `in_flight` replaces the policy for
+        samples that are being drawn.
+        """
+        self._open, self._in_flight = False, in_flight or self._in_flight
         await self._everywhere(lambda engine: engine.pause(self._in_flight))
 
     async def admit_started(self) -> bool:

@@ -17,7 +17,7 @@ class Streamed(Protocol):
     """A streamed answer."""
 
     whole: dict[str, Any]
-    """What has come so far, in the form of an answer that is not streamed."""
+    """The answer so far, in the form of one that is not streamed."""
 
     def add(self, event: object) -> None:
         """Take the next event. Raises `BadAnswer`."""

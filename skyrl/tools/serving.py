@@ -13,6 +13,7 @@ from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.load import compose
+from skyrl.config.sizes import workers_of_an_engine
 from skyrl.endpoint.doors import Address
 from skyrl.errors import Problem, Stopped, UserError
 from skyrl.tools.sampling_target import Target, stored_configuration
@@ -32,20 +33,23 @@ def serve(
     overrides: Sequence[str],
     address: Address,
     *,
+    takes_weights: bool = False,
     warn: Callable[[Sequence[Problem]], None],
     say: Callable[[str], None],
 ) -> None:
     """Answer requests until a signal comes. `say` is given the address once the engines are there.
 
-    Settings are those of a run: the target's own where `files` is empty. Raises `ConfigError` and `UserError`.
+    Settings are those of a run: the target's own where `files` is empty. With `takes_weights`, clients may pause the
+    engines and replace their weights. Raises `ConfigError` and `UserError`.
     """
     with TemporaryDirectory(prefix="skyrl-serve-") as scratch:
         model = target.model if target.checkpoint is None else _stored(target, Path(scratch) / "model")
         run = _configured(target, files or stored_configuration(target), overrides, model, Path(scratch), warn)
-        _serve(run, target.name, address, say)
+        _serve(run, target.name, address, say, takes_weights)
 
 
-def _serve(run: SkyRLTrainConfig, name: str, address: Address, say: Callable[[str], None]) -> None:
+def _serve(run: SkyRLTrainConfig, name: str, address: Address, say: Callable[[str], None], takes_weights: bool) -> None:
+    from skyrl.endpoint.control import EngineControl
     from skyrl.endpoint.server import serving
     from skyrl.experiments.served_policy import served_policy
     from skyrl.experiments.standalone import StandaloneSampling
@@ -53,8 +57,10 @@ def _serve(run: SkyRLTrainConfig, name: str, address: Address, say: Callable[[st
     sampling = StandaloneSampling(run)
 
     async def work() -> None:
-        policy = served_policy(run, name=name)
-        async with serving(policy, sampling.tokenizer, sampling.client.generate, address) as endpoint:
+        policy, client = served_policy(run, name=name), sampling.client
+        control = EngineControl(client, workers=workers_of_an_engine(run)) if takes_weights else None
+        generate = client.generate if control is None else control.generate
+        async with serving(policy, sampling.tokenizer, generate, address, control) as endpoint:
             say(f"{policy.names[0]} at {endpoint.url}/v1")
             await asyncio.Event().wait()
 

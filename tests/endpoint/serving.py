@@ -10,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.config import SamplingParams
+from skyrl.endpoint.control import EngineControl
 from skyrl.endpoint.doors import Address, Doors
 from skyrl.endpoint.policy import Generate, ServedPolicy
 from skyrl.endpoint.server import Endpoint, serving
@@ -93,7 +94,13 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    generate: Generate, tokenizer: Any, *, doors: Doors | None = None, most_samples: int = 64, max_model_len: int = 512
+    generate: Generate,
+    tokenizer: Any,
+    *,
+    doors: Doors | None = None,
+    most_samples: int = 64,
+    max_model_len: int = 512,
+    control: EngineControl | None = None,
 ) -> AsyncIterator[Served]:
     """An endpoint for the length of the block."""
     policy = ServedPolicy(
@@ -102,7 +109,7 @@ async def served(
         max_model_len=max_model_len,
         most_samples=most_samples,
     )
-    async with serving(policy, tokenizer, generate, Address(doors=doors or Doors())) as endpoint:
+    async with serving(policy, tokenizer, generate, Address(doors=doors or Doors()), control) as endpoint:
         yield Served(endpoint, tokenizer)
 
 

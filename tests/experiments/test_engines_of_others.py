@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,7 +18,7 @@ from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preflight import PREFLIGHT
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.models.loading import load_tokenizer
-from tests.inference.server_engines import vllm_server
+from tests.inference.server_engines import our_server, vllm_server
 from tests.inference.sglang_stand_in import SGLangStandIn
 from tests.nano_run import metrics, overrides, train
 
@@ -47,6 +48,11 @@ def over(server: SGLangStandIn, **changes: Any) -> dict[str, Any]:
     }
 
 
+def at(url: str) -> dict[str, Any]:
+    """Settings of engines over a server with vLLM's routes."""
+    return {"backend": "http", "external_server_urls": [url], "model_dtype": "float32"}
+
+
 def test_a_run_gives_a_server_its_weights_after_every_step(server: SGLangStandIn, nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, **over(server, trainer__max_training_steps=3))
     steps = [record for record in metrics(tmp_path) if "weight_sync/parity_max" in record]
@@ -55,6 +61,24 @@ def test_a_run_gives_a_server_its_weights_after_every_step(server: SGLangStandIn
     assert server.asked.count("/update_weights_from_disk") == 4
     assert server.asked.count("/pause_generation") == server.asked.count("/continue_generation") - 1  # the first one
     assert list((tmp_path / "run" / "weights").iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("road", ["disk", "delta"])
+def test_a_run_gives_its_weights_to_a_server_of_skyrls_own(nano: Path, tmp_path: Path, road: str) -> None:
+    url = our_server(nano / "model", "generator.sampling_params.max_generate_length=16")
+    changes = {f"generator__inference_engine__{name}": value for name, value in at(url).items()}
+    train(
+        nano,
+        tmp_path,
+        **changes,
+        generator__inference_engine__weight_sync_backend=road,
+        trainer__max_training_steps=2,
+    )
+    steps = [record for record in metrics(tmp_path) if "weight_sync/parity_max" in record]
+    assert len(steps) == 3  # before the first step, too
+    assert all(record["weight_sync/parity_max"] < 1e-4 for record in steps)
+    assert httpx.get(f"{url}/weight_info").json() == {"weight_version": "2"}
 
 
 def test_two_servers_share_the_samples_and_both_get_the_weights(
@@ -168,5 +192,10 @@ def test_the_quick_start_learns_over_the_stand_in_of_sglang(base: Path, tmp_path
 @pytest.mark.long
 def test_the_quick_start_learns_over_a_server_of_vllm(base: Path, tmp_path: Path) -> None:
     url = vllm_server(base / "model", "--max-model-len", "128", "--max-num-seqs", "256")
-    score = share_of_right_answers(base, tmp_path, backend="http", external_server_urls=[url], model_dtype="float32")
-    assert score >= 0.8
+    assert share_of_right_answers(base, tmp_path, **at(url)) >= 0.8
+
+
+@pytest.mark.long
+def test_the_quick_start_learns_over_a_server_of_skyrls_own(base: Path, tmp_path: Path) -> None:
+    url = our_server(base / "model", "generator.inference_engine.max_num_seqs=256")
+    assert share_of_right_answers(base, tmp_path, **at(url)) >= 0.8

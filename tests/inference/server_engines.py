@@ -24,34 +24,37 @@ from skyrl.inference.server_dialects import ServerDeadlines
 from skyrl.inference.sglang_server import SGLangServer
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.inference.vllm_server import EXTENSION, VLLMServer
+from tests.inference import gated_serve
 from tests.inference.nano import nano_tokenizer
 from tests.inference.sglang_stand_in import SGLangStandIn
 from tests.inference.steps import Steps, gate_of_model, gate_of_processes
 
-SERVERS = ("sglang server", "vllm server")
+SERVERS = ("sglang server", "vllm server", "our server")
 """Kinds of engine whose weights travel as files."""
 
 ROOT = Path(__file__).parents[2]
 DEADLINES = ServerDeadlines(start=240.0, call=120.0, heartbeat=120.0)
 
 _STAND_INS: list[SGLangStandIn] = []
-_VLLM: list[tuple[str, Steps]] = []
+_STARTED: dict[str, tuple[str, Steps]] = {}
+"""Address and gate of each server that was started as a process."""
 
 
 def engine_over(kind: str, folder: Path, **options: Any) -> tuple[InferenceEngine, Steps]:
     """An engine over a server of this kind, and the gate in front of the server's steps."""
-    if kind == "vllm server":
-        if not _VLLM:
-            steps = gate_of_processes()
-            _VLLM.append((vllm_server(folder, "--logits-processors", "tests.inference.vllm_gate:AskTheGate"), steps))
-        url, steps = _VLLM[0]
-        server: Any = VLLMServer(Connection(url), Connection(url), DEADLINES)
-    else:
+    if kind == "sglang server":
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         steps = gate_of_model(model)
         stand_in = SGLangStandIn(TorchEngine(model, nano_tokenizer(), max_num_seqs=16, max_model_len=96), folder)
         _STAND_INS.append(stand_in.__enter__())
-        server = SGLangServer(Connection(stand_in.url), Connection(stand_in.url), DEADLINES)
+        server: Any = SGLangServer(Connection(stand_in.url), Connection(stand_in.url), DEADLINES)
+    else:
+        if kind not in _STARTED:
+            steps = gate_of_processes()
+            gate = ("--logits-processors", "tests.inference.vllm_gate:AskTheGate")
+            _STARTED[kind] = (vllm_server(folder, *gate) if kind == "vllm server" else _gated(folder), steps)
+        url, steps = _STARTED[kind]
+        server = VLLMServer(Connection(url), Connection(url), DEADLINES)
     return HttpEngine(server, model_path=str(folder), heartbeat=120.0, tokenizer=nano_tokenizer(), **options), steps
 
 
@@ -60,11 +63,15 @@ async def arrived(kind: str) -> None:
     if kind == "sglang server":
         while not any(stand_in.pausing for stand_in in _STAND_INS):
             await asyncio.sleep(0.01)
-    if kind == "vllm server":  # whose loop takes one request after the other, and hands a pause on at once
-        later = Connection(_VLLM[0][0])
-        for _ in range(3):
-            await later.get("/health", seconds=60)
-        await later.close()
+    if kind in _STARTED:
+        asking = Connection(_STARTED[kind][0])
+        if kind == "vllm server":  # whose loop takes one request after the other, and hands a pause on at once
+            for _ in range(3):
+                await asking.get("/health", seconds=60)
+        else:
+            while not mapping(await asking.get("/is_paused", seconds=60), "a state")["is_paused"]:
+                await asyncio.sleep(0.01)
+        await asking.close()
 
 
 async def hung_up(kind: str) -> None:
@@ -72,11 +79,17 @@ async def hung_up(kind: str) -> None:
     if kind == "sglang server":
         while any(stand_in.answering for stand_in in _STAND_INS):
             await asyncio.sleep(0.01)
-    if kind == "vllm server":
-        load = Connection(_VLLM[0][0])
-        while mapping(await load.get("/load", seconds=60), "a load")["server_load"]:
+    if kind in _STARTED:
+        asking = Connection(_STARTED[kind][0])
+        while await _busy(kind, asking):
             await asyncio.sleep(0.01)
-        await load.close()
+        await asking.close()
+
+
+async def _busy(kind: str, asking: Connection) -> bool:
+    if kind == "vllm server":
+        return bool(mapping(await asking.get("/load", seconds=60), "a load")["server_load"])
+    return str(await asking.get("/metrics", seconds=60)).splitlines()[0] != "vllm:num_requests_running 0"
 
 
 def _end_with_the_parent() -> None:
@@ -114,14 +127,42 @@ def vllm_server(folder: Path, *more: str, env: dict[str, str] | None = None) -> 
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         **(env or {}),
     }
-    with (folder / f"server-{port}.log").open("wb") as log:
+    _start(command, folder / f"server-{port}.log", variables)
+    return f"http://127.0.0.1:{port}"
+
+
+def _gated(folder: Path) -> str:
+    settings = ("trainer.max_prompt_length=80", "generator.sampling_params.max_generate_length=16")
+    return our_server(folder, "generator.inference_engine.max_num_seqs=16", *settings, module=gated_serve.__name__)
+
+
+def our_server(folder: Path, *settings: str, module: str = "skyrl.cli") -> str:
+    """Starts `skyrl serve --takes-weights` over this model; its address. It ends with this process."""
+    command = [
+        *(sys.executable, "-m", module, "serve", str(folder), "--port", "0", "--takes-weights"),
+        *("generator.inference_engine.backend=torch", "generator.inference_engine.model_dtype=float32"),
+        *("trainer.device=cpu", *settings),
+    ]
+    log = folder / "our-server.log"
+    process = _start(command, log, {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    said = process.stdout.readline().decode()
+    assert said, log.read_text()  # it has ended
+    return said.split()[-1].removesuffix("/v1")
+
+
+def _start(
+    command: list[str], log: Path, variables: dict[str, str], *, stdout: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts a server that ends with this process."""
+    with log.open("wb") as written:
         process = subprocess.Popen(
             command,
             preexec_fn=_end_with_the_parent,
             env=os.environ | variables,
-            stdout=log,
-            stderr=log,
+            stdout=written if stdout is None else stdout,
+            stderr=written,
             start_new_session=True,
         )
     atexit.register(_end, process)
-    return f"http://127.0.0.1:{port}"
+    return process

@@ -11,6 +11,9 @@ from multiprocessing.connection import Listener
 from typing import Any
 from unittest.mock import patch
 
+PORT = "SKYRL_TESTS_GATE"
+"""Environment variable with the port of the gate on this machine."""
+
 _DEADLINE = 120.0
 """Seconds to wait for an engine to reach the gate; only an engine that takes too few steps spends them."""
 
@@ -85,9 +88,11 @@ def gate_of_vllm() -> Steps:
 
 
 def gate_of_processes() -> Steps:
-    """A step is one of any vLLM process that starts from now on with `vllm_gate.AskTheGate` as a logits processor."""
+    """A step is one of any process that starts from now on and asks: vLLM's with `vllm_gate.AskTheGate` as a logits
+    processor, and `gated_serve`.
+    """
     steps, listener = Steps(), Listener(("127.0.0.1", 0))
-    os.environ["SKYRL_TESTS_GATE"] = str(listener.address[1])
+    os.environ[PORT] = str(listener.address[1])
 
     def answer() -> None:
         with listener.accept() as engine, suppress(EOFError, ConnectionResetError):

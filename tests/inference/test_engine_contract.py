@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import InferenceEngineConfig, SamplingParams
 from skyrl.errors import RunError, UserError, WeightSyncError
-from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, NewTokens
 from skyrl.inference.incoming_weights import Folder, Shared, weight_info
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.inference.vllm_engine import VLLMEngine
@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("contract") / "model", model)
 
 
-OTHERS = ["vllm", "sglang server", pytest.param("vllm server", marks=pytest.mark.long)]
+OTHERS = ["vllm", "sglang server", "our server", pytest.param("vllm server", marks=pytest.mark.long)]
 """Kinds of engine beside the torch engine, which they are compared with."""
 
 every = pytest.mark.parametrize("kind", ["torch", *OTHERS])
@@ -401,6 +401,33 @@ def test_a_request_that_nobody_waits_for_is_given_up(host: Host, folder: Path, k
     cancelled, steps = host.run(give_up, kind, folder)
     assert cancelled
     assert 10 < steps < 30  # the step that was begun, and those of the turns that an event loop takes to pass it on
+
+
+async def heard_while_held(kind: str, folder: Path) -> tuple[list[NewTokens], list[NewTokens], tuple[Completion, ...]]:
+    """Tokens that were reported while the engine stood in front of a step, all that were reported, and the answer."""
+    heard: list[NewTokens] = []
+    asked = request((1, 2), count=2, max_generate_length=60, min_new_tokens=60)
+    async with held(kind, folder, attrs.evolve(asked, on_tokens=heard.append), after=12) as scene:
+        async with asyncio.timeout(120):
+            while {new.index for new in heard} != {0, 1}:
+                await asyncio.sleep(0.01)
+        early = list(heard)
+        scene.steps.release()
+        return early, heard, await scene.running[0]
+
+
+@every
+def test_tokens_are_reported_while_the_engine_draws_the_next(host: Host, folder: Path, kind: str) -> None:
+    early, heard, completions = host.run(heard_while_held, kind, folder)
+    assert 2 <= sum(len(new.token_ids) for new in early) <= 2 * 12
+    for index, completion in enumerate(completions):
+        reported: tuple[int, ...] = ()
+        for new in heard:
+            if new.index == index:
+                assert new.start == len(reported)
+                reported += new.token_ids
+        assert reported == completion.token_ids
+        assert len(reported) == 60
 
 
 LONG = [request(prompt, temperature=1.0, max_generate_length=70, count=2) for prompt in prompts(4, 9, 20, seed=8)]

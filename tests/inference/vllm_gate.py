@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
-PORT = "SKYRL_TESTS_GATE"
-"""Environment variable with the port of the gate on this machine."""
+from tests.inference.steps import PORT
 
 
 class AskTheGate(LogitsProcessor):
