@@ -309,7 +309,12 @@ _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
             "an agent plays the episodes (environment.agent.command or environment.agent.function)",
             lambda run: run.environment.agent.plays,
         )
-        for name in ("reward", "max_requests", "max_concurrent", "timeout_seconds", "isolate")
+        for name in ("reward", "max_requests", "max_concurrent", "max_starts_per_second", "timeout_seconds", "isolate")
+    ),
+    Effect(
+        "environment.agent.kwargs",
+        "a function is the agent (environment.agent.function)",
+        lambda run: run.environment.agent.function is not None,
     ),
     *(
         Effect(

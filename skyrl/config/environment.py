@@ -1,9 +1,10 @@
 """Environments: they answer the policy and score it."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from skyrl.config.entry import BaseConfig
-from skyrl.tree import FREE, IDENTITY, field, frozen
+from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.units import WholeSeconds
 from skyrl.tree.validators import fraction, positive
 
@@ -160,6 +161,9 @@ class AgentConfig(BaseConfig):
     """Import path of a function that is the agent, plain or `async`: it is called with those of `task`, `base_url`,
     `api_key` and `model` that it has parameters for. None: no function is the agent."""
 
+    kwargs: Mapping[str, Any] = FrozenDict()
+    """Further arguments of `function`, by name: settings of its own."""
+
     reward: Literal["environment", "returned", "exit_code"] = "environment"
     """Origin of the reward. environment: the prompt's environment judges what the agent returned or printed, or the
     policy's last answer where that is nothing; returned: the number that a function returned, or that a program printed
@@ -170,6 +174,10 @@ class AgentConfig(BaseConfig):
 
     max_concurrent: int = field(default=64, validator=positive, metadata=FREE)
     """Agents that run at the same time."""
+
+    max_starts_per_second: float | None = field(default=None, validator=positive, metadata=FREE)
+    """Agents that start per second, at most, after a first burst of as many, for services that limit what begins: of
+    sandboxes, for example. None: as many as `max_concurrent` lets through."""
 
     timeout_seconds: float | None = field(default=600.0, validator=positive, metadata=FREE)
     """Seconds that one agent may run, waiting for the policy included; then its trajectory has failed. None: any time.

@@ -16,6 +16,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.data.bounds import DEEPEST, LONGEST_LINE, Expansion, bytes_of, is_too_deep
+from skyrl.data.harbor_tasks import holds_tasks, read_tasks
 from skyrl.data.hugging_face import read_dataset
 from skyrl.errors import DataError
 
@@ -76,7 +77,7 @@ def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | 
         case ".json":
             rows = _read_json(_existing(path))
         case _:
-            rows = read_dataset(source)
+            rows = read_tasks(path) if holds_tasks(path) else read_dataset(source)
     empty = True
     for row in rows:
         empty = False

@@ -12,9 +12,13 @@ from typing import Any
 
 from attrs import field, frozen
 
+from skyrl.interop import skyrl_harbor
 from skyrl.interop.areal_values import Becomes
 
 Values = Mapping[str, Any]
+Convert = Callable[[object, Values], Becomes | None]
+"""Outcome of a setting's value, given all settings of the script."""
+
 _ALGORITHM = "trainer.algorithm."
 _ESTIMATOR = _ALGORITHM + "advantage_estimator"
 _MODULE = re.compile(r"\s-m\s+([A-Za-z_][\w.]*)")
@@ -24,11 +28,24 @@ _MODULE = re.compile(r"\s-m\s+([A-Za-z_][\w.]*)")
 class Program:
     """Settings that mean something else, or anything at all, because this program reads them."""
 
-    settings: Mapping[str, Callable[[object, Values], Becomes | None]]
-    """A setting to its outcome, given all settings; None: it is what it is in every script."""
+    settings: Mapping[str, Convert]
+    """A setting to its outcome; None: it is what it is in every script."""
 
-    remark: str = field(default="")
+    tables: Mapping[str, Callable[[str, object, Values], Becomes]] = field(factory=dict)
+    """Start of the names of a table, to the outcome of each rest of a name."""
+
+    implied: Callable[[Values], Mapping[str, object]] = lambda values: {}
+    """Paths of ours and values that hold unless a setting says otherwise."""
+
+    remark: str = ""
     """A sentence for the end of the report."""
+
+    def becomes(self, key: str, value: object, values: Values) -> Becomes | None:
+        """The outcome of one setting; None where the program reads it as every other does."""
+        if key in self.settings:
+            return self.settings[key](value, values)
+        table = next((name for name in self.tables if key.startswith(name)), None)
+        return None if table is None else self.tables[table](key.removeprefix(table), value, values)
 
 
 def program_of(script: str) -> str:
@@ -38,15 +55,15 @@ def program_of(script: str) -> str:
 
 
 def settings_of(program: str) -> Program | None:
-    """The program of a dotted module name, where it is a known one."""
-    return PROGRAMS.get(program.rpartition(".")[2])
+    """The known program of a dotted module name; None for others."""
+    return next((known for name, known in PROGRAMS.items() if f".{program}".endswith(f".{name}")), None)
 
 
-def _replaced(why: str) -> Callable[[object, Values], Becomes]:
+def _replaced(why: str) -> Convert:
     return lambda value, values: Becomes(needless=why)
 
 
-def _where_it_distills(become: Becomes) -> Callable[[object, Values], Becomes | None]:
+def _where_it_distills(become: Becomes) -> Convert:
     return lambda value, values: become if _distills(values) else None
 
 
@@ -97,7 +114,24 @@ _AS_PUBLISHED = (
     'changed, name your own function instead (trainer.algorithm.advantage_estimator = "FILE.py:NAME").'
 )
 
+_ONLY_SAMPLES = " It only samples, and trains nothing: `skyrl generate` does that with the converted file."
+
+
+def _harbor(name: str, more: Mapping[str, object], remark: str = "") -> Program:
+    """A program of Harbor's tasks, with what its `default.yaml` says beside that of the others."""
+    return Program(
+        settings=skyrl_harbor.SETTINGS,
+        tables={skyrl_harbor.TABLE: skyrl_harbor.of_a_trial},
+        implied=lambda values: skyrl_harbor.implied(values, more),
+        remark=f"Tasks are Harbor's: pip install harbor, under Python 3.12; settings of trials that the script leaves "
+        f"out are those of SkyRL's published {name}.{remark}",
+    )
+
+
 PROGRAMS: Mapping[str, Program] = {
+    "train_integrations.harbor.entrypoints.main_harbor": _harbor("main_harbor", skyrl_harbor.LATER),
+    "harbor.entrypoints.main_harbor": _harbor("main_harbor", {}),
+    "harbor.entrypoints.main_harbor_generate": _harbor("main_harbor_generate", {}, _ONLY_SAMPLES),
     "main_on_policy_distill": Program(
         settings={
             _ESTIMATOR: _token_rewards,
@@ -114,4 +148,4 @@ PROGRAMS: Mapping[str, Program] = {
         settings={_ESTIMATOR: _less_the_batch_mean}, remark=_AS_PUBLISHED.format("main_custom_adv_est")
     ),
 }
-"""Name of the program's module, without its package, to what is known of it."""
+"""End of the dotted name of a program, the longer first, to what is known of it."""

@@ -51,17 +51,24 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, pro
         ]
         return convert_settings(settings, where)
     writing, known = Writing(where), settings_of(program)
+    implied = dict(known.implied(values)) if known else {}
+    for path, value in implied.items():
+        writing.write("implied", path, value)
     for each in read:
         if each.takes_away:
             writing.note(_taken_away(each))
             continue
         filled = references.filled(each.value)
-        become = known and each.key in known.settings and known.settings[each.key](filled, values)
+        become = known and known.becomes(each.key, filled, values)
         if become:
             apply(writing, each.key, filled, become)
         else:
             convert_one(writing, each.key, filled, each.text, added=each.is_added, others=values)
-    return evolve(_finished(writing, values), remarks=(known.remark,) if known else ())
+    converted = _finished(writing, values)
+    written = {path for line in converted.lines for path in line.targets}
+    silent = [(path, value) for path, value in implied.items() if path not in written]
+    lines = [Line(outcome="kept", source=program, value=value, targets=(path,)) for path, value in silent]
+    return evolve(converted, defaults=tuple(lines), remarks=(known.remark,) if known else ())
 
 
 class _Override:

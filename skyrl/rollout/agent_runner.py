@@ -16,9 +16,9 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from skyrl.config.environment import AgentConfig
 from skyrl.envs.coroutines import settled
@@ -26,7 +26,9 @@ from skyrl.errors import RewardError, TaskError
 from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Agent, Call, Returned, environment_of, returned_by
 from skyrl.rollout.env_calls import EnvCalls
 from skyrl.rollout.isolated_agent import IsolatedAgent
+from skyrl.rollout.pace import Pace
 from skyrl.sandbox.tiers import Tier
+from skyrl.tree import thaw
 from skyrl.tree.imports import import_object
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ class AgentRunner:
         self.config, self._endpoint, self.model = config, endpoint, model
         self._agent = agent_of(config, tier)
         field = "environment.agent.timeout_seconds"
-        self._calls = EnvCalls(config.max_concurrent, config.timeout_seconds, field=field)
+        pace = Pace(config.max_starts_per_second)
+        self._calls = EnvCalls(config.max_concurrent, config.timeout_seconds, field=field, pace=pace)
 
     @property
     def endpoint(self) -> RunningEndpoint:
@@ -77,7 +80,7 @@ def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
     that cannot be isolated.
     """
     if config.function is not None:
-        return _of_function(import_object(config.function, TaskError), config.function)
+        return _of_function(import_object(config.function, TaskError), config.function, config.kwargs)
     program = config.command[0]
     if shutil.which(program) is None:
         raise TaskError(f"there is no program {program}, or it cannot be run")
@@ -86,26 +89,31 @@ def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
     return lambda call: _run(config.command, call)
 
 
-def _of_function(function: object, name: str) -> Agent:
+def _of_function(function: object, name: str, settings: Mapping[str, Any]) -> Agent:
     if not callable(function):
         raise TaskError(f"{name} is not a function")
     wanted = inspect.signature(function).parameters
     known = ("task", "base_url", "api_key", "model")
+    if taken := sorted({*settings} & {*known}):
+        raise TaskError(f"environment.agent.kwargs: {', '.join(taken)} is what every agent is given: leave it out")
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in wanted.values())
     unknown = [
         each.name
         for each in wanted.values()
-        if each.name not in known
+        if each.name not in (*known, *settings)
         and each.default is inspect.Parameter.empty
         and each.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     ]
     if unknown:
         raise TaskError(f"{name} wants {', '.join(unknown)}, and an agent is given {', '.join(known)}")
 
+    if not takes_all and (surplus := sorted({*settings} - {*wanted})):
+        raise TaskError(f"environment.agent.kwargs: {name} has no parameter {', '.join(surplus)}")
+
     def agent(call: Call) -> Returned:
         given = {"task": call.task, "base_url": f"{call.url}/v1", "api_key": call.key, "model": call.model}
         chosen = given if takes_all else {key: value for key, value in given.items() if key in wanted}
-        return Returned(value=settled(function(**chosen)))
+        return Returned(value=settled(function(**chosen, **thaw(settings))))
 
     return agent
 

@@ -15,6 +15,7 @@ from skyrl.envs.coroutines import noted, settled
 from skyrl.errors import RewardError, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.in_flight import SamplesInFlight
+from skyrl.rollout.pace import Pace
 from skyrl.rollout.threads import KeptThreads
 from skyrl.trajectory import Failure, Skipped
 from skyrl.tree.frames import raised_at
@@ -53,20 +54,23 @@ class EnvCalls:
         in_flight: SamplesInFlight | None = None,
         *,
         field: str = "environment.skyrl_gym.step_timeout_seconds",
+        pace: Pace | None = None,
     ) -> None:
         """`deadline` is in seconds for each call, from when it begins to run; None: any time. Calls are counted in
-        `in_flight`. `field` is the path of the deadline in messages.
+        `in_flight`. `field` is the path of the deadline in messages; `pace` limits how many begin in a second.
         """
         self._field = field
         self._in_flight = in_flight or SamplesInFlight()
         self._slots = asyncio.Semaphore(at_a_time)
         self._deadline = deadline
+        self._pace = pace or Pace(None)
 
     async def __call__(self, who: str, function: Callable[..., T], *args: object) -> tuple[T, float]:
         """The result of the function, and the seconds that it ran. Raises `EpisodeError` if it raises or is late; `who`
         begins the sentence.
         """
         async with self._slots:
+            await self._pace()
             with self._in_flight.in_environment():
                 value, error, seconds = await self._outcome(who, function, args)
         if isinstance(error, EpisodeError):

@@ -31,7 +31,14 @@ def played(scene: Scene) -> object:
 def limits(scene: Scene) -> object:
     with mock.patch("skyrl.rollout.agent_runner.EnvCalls") as calls:
         AgentRunner(scene.run.environment.agent, lambda: None, "policy")
-    return calls.call_args
+    return calls.call_args.args
+
+
+@observable("the most agents that start in a second")
+def starts(scene: Scene) -> object:
+    with mock.patch("skyrl.rollout.agent_runner.Pace") as pace:
+        AgentRunner(scene.run.environment.agent, lambda: None, "policy")
+    return pace.call_args
 
 
 ASKS_AND_WRITES = """
@@ -82,6 +89,8 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{A}reward", "environment", played, by("wants_heat")),
     Probe(f"{A}max_requests", 2, played, by("never_stops")),
     Probe(f"{A}max_concurrent", 2, limits, by("wants_heat")),
+    Probe(f"{A}max_starts_per_second", 2.0, starts, by("wants_heat")),
+    Probe(f"{A}kwargs", {"pays": 0.5}, played, by("pays")),
     Probe(f"{A}timeout_seconds", 5.0, limits, by("wants_heat")),
     Probe(f"{A}isolate", True, written, {f"{A}command": ["true"], f"{A}reward": "returned"}),
     Probe(f"{A}readable", ["{nano}/model"], kept_apart, ISOLATED),

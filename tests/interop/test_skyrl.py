@@ -22,8 +22,8 @@ from tests.interop.corpora import hydra_scripts
 Script = dict[str, Any]
 
 AUTHORS_OWN = {
-    "trainer.algorithm.overlong_buffer", "generator.retokenize_chat_history", "harbor_trial_config",
-    "generator.rate_limit", "generator.miniswe_config_path", "generator.miniswe_traj_dir",
+    "trainer.algorithm.overlong_buffer", "generator.retokenize_chat_history",
+    "generator.miniswe_config_path", "generator.miniswe_traj_dir",
 }  # fmt: skip
 """Fields that examples brought with them, by `+` or by a subclass."""
 

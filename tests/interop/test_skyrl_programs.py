@@ -121,3 +121,63 @@ def test_the_same_name_is_refused_in_the_script_of_another_program() -> None:
 def test_the_program_of_a_script_is_the_last_module_that_it_starts() -> None:
     assert program_of(f"set -x\nuv run --isolated --extra vllm -m {BASELINE} \\\n  trainer.epochs=1\n") == BASELINE
     assert program_of("python train.py trainer.epochs=1") == ""
+
+
+HARBOR = "examples.train_integrations.harbor.entrypoints.main_harbor"
+
+
+def test_harbors_tasks_are_played_by_its_agent_with_the_settings_of_its_trials() -> None:
+    conversion = converted(
+        HARBOR,
+        "harbor_trial_config.trials_dir=trials",
+        "harbor_trial_config.agent.kwargs.temperature=0.7",
+        "harbor_trial_config.agent.kwargs.max_turns=8",
+        "harbor_trial_config.agent.kwargs.store_all_messages=true",
+        "generator.rate_limit.enabled=true",
+        "generator.rate_limit.trajectories_per_second=2.5",
+        "generator.rate_limit.max_concurrency=10",
+        "generator.inference_engine.engine_init_kwargs.max_model_len=4096",
+        "generator.inference_engine.engine_init_kwargs.chat_template=thinking.jinja2",
+        "generator.step_wise_trajectories=true",
+    )
+    assert not conversion.refused
+    run = structure(conversion.tables, SkyRLTrainConfig)
+    agent = run.environment.agent
+    assert (agent.function, agent.reward) == ("skyrl.rollout.harbor:play", "returned")
+    assert (agent.max_starts_per_second, agent.max_concurrent) == (2.5, 10)
+    assert agent.kwargs["trials_dir"] == "trials"
+    assert agent.kwargs["agent"]["kwargs"]["max_turns"] == 8
+    assert agent.kwargs["agent"]["override_timeout_sec"] == 1200  # of the program's default.yaml
+    assert "store_all_messages" not in agent.kwargs["agent"]["kwargs"]
+    assert run.generator.sampling_params.temperature == 0.7
+    assert run.generator.eval_sampling_params is not None
+    assert run.generator.eval_sampling_params.temperature == 0.7
+    assert run.generator.sampling_params.max_tokens == run.generator.max_input_length == 4096
+    assert run.generator.chat_template.name_or_path == "thinking.jinja2"
+    assert outcomes(conversion)["generator.step_wise_trajectories"] == "needless"
+
+
+def test_what_a_program_settles_by_itself_is_in_the_report() -> None:
+    report = converted(HARBOR, "harbor_trial_config.trials_dir=trials").report()
+    assert "->  environment.agent.kwargs.agent.name" in report
+    assert "->  environment.agent.kwargs.trials_dir" in report
+    assert "trials_dir = '~/trials'" not in report  # the script says another
+
+
+def test_limits_that_are_not_enabled_are_left_out() -> None:
+    conversion = converted(HARBOR, "generator.rate_limit.enabled=false", "generator.rate_limit.max_concurrency=10")
+    assert set(outcomes(conversion).values()) == {"needless"}
+
+
+def test_settings_of_trials_in_another_file_are_refused() -> None:
+    [line] = converted("examples.harbor.entrypoints.main_harbor", "+harbor_trial_config=mine").refused
+    assert "mine.yaml" in line.why
+
+
+def test_a_program_that_only_samples_says_what_does_that_here() -> None:
+    assert "`skyrl generate`" in converted(HARBOR + "_generate", "harbor_trial_config.trials_dir=t").report()
+
+
+def test_limits_of_another_program_are_refused() -> None:
+    [line] = converted("mine.main", "+generator.rate_limit.enabled=true").refused
+    assert "a field of its author's own" in line.why

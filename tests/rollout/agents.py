@@ -86,3 +86,10 @@ def says_no_number(task: dict[str, Any], base_url: str, api_key: str) -> str:
 
 def wants_more(task: dict[str, Any], budget: int) -> float:
     return float(budget)
+
+
+async def pays(task: dict[str, Any], base_url: str, api_key: str, pays: float = 0.25) -> float:
+    """One question, and a reward that the configuration says."""
+    async with client(base_url, api_key) as ask:
+        await ask.chat.completions.create(model="tiny", messages=task["messages"])
+    return pays

@@ -202,3 +202,15 @@ async def test_the_key_of_a_trajectory_ends_with_it_and_nobody_else_is_served() 
                 for key in (keys[0], "any")
             ]
     assert statuses == [401, 401]
+
+
+def test_arguments_that_a_function_does_not_take_are_refused() -> None:
+    with pytest.raises(TaskError, match="has no parameter pay$"):
+        agent_of(by("pays", kwargs={"pay": 1.0}), "auto")
+    with pytest.raises(TaskError, match="api_key is what every agent is given"):
+        agent_of(by("pays", kwargs={"api_key": "mine"}), "auto")
+
+
+async def test_a_function_is_called_with_its_own_settings() -> None:
+    made, _ = await scripted(["3"], by("pays", kwargs={"pays": 0.75}))
+    assert made.reward == 0.75

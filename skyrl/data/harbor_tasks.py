@@ -1,0 +1,37 @@
+"""Folders of Harbor's tasks as rows: each task is a folder with an `instruction.md` and a `task.toml`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from skyrl.errors import DataError
+
+_INSTRUCTION, _CONFIGURATION = "instruction.md", "task.toml"
+
+
+def holds_tasks(folder: Path) -> bool:
+    """Whether a folder holds folders of tasks."""
+    return folder.is_dir() and next(_tasks(folder), None) is not None
+
+
+def read_tasks(folder: Path) -> Iterator[Mapping[str, Any]]:
+    """A row for each task, in the order of their names: the instruction as the user's message, and the task's folder.
+
+    Raises `DataError` for an instruction that cannot be read.
+    """
+    for task in sorted(_tasks(folder)):
+        try:
+            text = (task / _INSTRUCTION).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{task / _INSTRUCTION} cannot be read: {error}") from error
+        yield {
+            "prompt": [{"role": "user", "content": text}],
+            "harbor_task": str(task.absolute()),
+            "data_source": folder.name,
+        }
+
+
+def _tasks(folder: Path) -> Iterator[Path]:
+    return (each for each in folder.iterdir() if (each / _INSTRUCTION).is_file() and (each / _CONFIGURATION).is_file())
