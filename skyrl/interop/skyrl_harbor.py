@@ -55,7 +55,7 @@ _ROWS = "calls of an agent continue a row where their tokens do, and begin one e
 
 
 def implied(values: Values, more: Mapping[str, object] | None = None) -> dict[str, object]:
-    """What the programs do whatever a script says. `more` is added to their `default.yaml`."""
+    """Paths and values that the programs settle by themselves. `more` is added to their `default.yaml`."""
     longest = _longest(values)
     return {
         _AGENT + "function": "skyrl.rollout.harbor:play",
