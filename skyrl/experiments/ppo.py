@@ -6,54 +6,32 @@ configuration with fields of your own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import evaluates, starts_engines
-from skyrl.data.prompts import PromptDataset
-from skyrl.endpoint.doors import Address, Doors
-from skyrl.errors import DataError
-from skyrl.experiments.collaborators import (
-    engine_changes,
-    engine_makers,
-    engine_restarts,
-    in_flight,
-    parity_canary,
-    weight_road,
-)
+from skyrl.config.sizes import starts_engines
+from skyrl.experiments.collaborators import parity_canary, weight_road
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
-from skyrl.experiments.sampling import read_prompts, sampled_rollouts, steps_that_prompts_fill
-from skyrl.experiments.served_policy import address_of_clients, served_policy
-from skyrl.experiments.servers import server_engines
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
-from skyrl.inference.remote_engine import RemoteEngine
+from skyrl.experiments.policy_sampling import PolicySampling
+from skyrl.experiments.sampling import sampled_rollouts, steps_that_prompts_fill
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.model_worker import ModelWorker
-from skyrl.models.chat_templates import with_template
 from skyrl.processes.redaction import redacted
-from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards
-from skyrl.rollout.generator import SkyRLGymGenerator
-from skyrl.runs.engine_changes import EngineChanges
-from skyrl.runs.inputs import check_data, look_at_the_models, notice, report_unread_variables, sandbox_in_force
-from skyrl.runs.recorded import NoEngines, RecordedRollouts, RecordedRun, made_with, weight_digests_of
+from skyrl.runs.inputs import notice
+from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.tracking.batch_dump import BatchDump
 from skyrl.tracking.sample_files import SampleSink
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.describe import Metrics
-from skyrl.training.evaluation import Evaluation
 from skyrl.training.guards import FiniteNumbers, NonFiniteGuard
 from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import (
@@ -76,11 +54,8 @@ from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.weight_sync.publish import WeightSync
 
-if TYPE_CHECKING:
-    from skyrl.endpoint.server import Endpoint
 
-
-class BasePPOExp(PolicyGradientModels):
+class BasePPOExp(PolicySampling, PolicyGradientModels):
     """One run of policy-gradient training, in this process or spread over those of a Ray cluster.
 
     Each collaborator is made by its `get_...` method when it is first needed, and then kept.
@@ -91,8 +66,6 @@ class BasePPOExp(PolicyGradientModels):
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
         super().__init__(without_traces(cfg) if cfg.trainer.num_dummy_steps else cfg)
-        self.endpoint: Endpoint | None = None
-        """The HTTP endpoint, while the run serves one."""
 
     @classmethod
     def get_config_cls(cls) -> type[SkyRLTrainConfig]:
@@ -102,35 +75,8 @@ class BasePPOExp(PolicyGradientModels):
     # What a run is made of, kept once made. Override the method that makes it.
 
     @cached_property
-    def train_dataset(self) -> PromptDataset:
-        return self.get_train_dataset()
-
-    @cached_property
-    def eval_dataset(self) -> PromptDataset | None:
-        return self.get_eval_dataset()
-
-    @cached_property
-    def client(self) -> InferenceEngineClient:
-        return self.get_inference_client()
-
-    @cached_property
-    def engine_changes(self) -> EngineChanges | None:
-        """What adds and drains engines on request; None where none can be."""
-        return None if self.recorded else engine_changes(self.cfg, self.client, self.processes, self.folder.path)
-
-    @cached_property
-    def generator(self) -> SkyRLGymGenerator:
-        return self.get_generator()
-
-    @cached_property
     def rollouts(self) -> Rollouts:
         return self.get_rollouts()
-
-    @cached_property
-    def recorded(self) -> RecordedRun | None:
-        """The run whose samples this one is trained on, in place of engines; None for runs that sample."""
-        source = self.cfg.trainer.rollouts_from
-        return RecordedRun(Path(source).expanduser()) if source else None
 
     @cached_property
     def total_steps(self) -> int:
@@ -142,67 +88,6 @@ class BasePPOExp(PolicyGradientModels):
         if self.recorded:
             return self.recorded.total_steps(at_most=self.cfg.trainer.max_training_steps)
         return steps_that_prompts_fill(self.cfg, len(self.train_dataset))
-
-    def get_tokenizer(self) -> ChatTokenizer:
-        """The policy's tokenizer, with the chat template that is configured."""
-        return with_template(super().get_tokenizer(), self.cfg.generator.chat_template)
-
-    def get_train_dataset(self) -> PromptDataset:
-        """The prompts to train on. Raises `DataError` if they do not fill one batch."""
-        dataset = read_prompts(self.cfg, self.cfg.data.train_data, self.tokenizer)
-        batch = self.cfg.trainer.train_batch_size
-        if len(dataset) < batch:
-            raise DataError(
-                f"trainer.train_batch_size = {batch} prompts, but the training data has {len(dataset)}"
-                + (f" ({dataset.too_long} more are longer than trainer.max_prompt_length)" if dataset.too_long else "")
-            )
-        return dataset
-
-    def get_eval_dataset(self) -> PromptDataset | None:
-        """The prompts to evaluate on, or None if this run never evaluates."""
-        return read_prompts(self.cfg, self.cfg.data.val_data, self.tokenizer) if evaluates(self.cfg) else None
-
-    def get_inference_client(self) -> InferenceEngineClient:
-        """The engines that sample, each with weights of its own."""
-        return InferenceEngineClient(
-            self.get_engines(),
-            self.tokenizer,
-            self.model_path,
-            self.cfg.trainer.policy.model.lora,
-            self.cfg.generator.inference_engine,
-            in_flight=in_flight(self.cfg),
-            restarts=engine_restarts(self.cfg, self.processes),
-        )
-
-    def get_engines(self) -> Sequence[InferenceEngine]:
-        """The engines: processes of the run, or servers that run already, which get the policy's weights."""
-        if not starts_engines(self.cfg):
-            return server_engines(self.cfg, takes_weights=True)
-        handles = self.processes.start("engine", engine_makers(self.cfg)).handles
-        return [RemoteEngine(handle) for handle in handles]
-
-    def get_generator(self) -> SkyRLGymGenerator:
-        """Generator of rewarded trajectories."""
-        generator = SkyRLGymGenerator(
-            self.model_path,
-            self.cfg.trainer.policy.model.lora,
-            self.cfg.generator,
-            self.cfg.environment.skyrl_gym,
-            self.client,
-            self.tokenizer,
-            user_env_class=self.cfg.environment.env_class,
-            agent=self.get_agent(),
-            seed=self.cfg.trainer.seed,
-        )
-        self.progress.details = generator.in_flight.__str__
-        return generator
-
-    def get_agent(self) -> AgentRunner | None:
-        """The agent that plays the episodes, where one does."""
-        if not self.cfg.environment.agent.plays:
-            return None
-        environment, model = self.cfg.environment, served_policy(self.cfg).names[0]
-        return AgentRunner(environment.agent, lambda: self.endpoint, model, environment.skyrl_gym.sandbox_tier)
 
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines."""
@@ -251,24 +136,10 @@ class BasePPOExp(PolicyGradientModels):
             waits=self.progress.waits,
         )
 
-    def get_evaluation(self) -> Evaluation | None:
-        """Evaluation of the policy on other prompts, if this run evaluates."""
-        if self.eval_dataset is None:
-            return None
-        trainer = self.cfg.trainer
-        return Evaluation(
-            self.eval_dataset.prompts,
-            self.generator,
-            self.cfg.generator,
-            batch_size=trainer.eval_batch_size,
-            dump_folder=self.exports / "dumped_evals" if trainer.dump_eval_results else None,
-            decode=self._decode,
-        )
-
     @cached_property
     def sample_sink(self) -> SampleSink:
         """Sink of the samples that are kept for people, written in the background."""
-        return self.folder.samples.sink(self._decode, self.cfg.trainer.samples_per_step_kept)
+        return self.folder.samples.sink(self.decode, self.cfg.trainer.samples_per_step_kept)
 
     def get_sinks(self) -> list[Sink]:
         """Receivers of what a step computes: the samples for people, and dumps and recording where there are some."""
@@ -385,50 +256,10 @@ class BasePPOExp(PolicyGradientModels):
         with self.clock.measure("write_samples"):
             await self.folder.samples.finished()
 
-    def check_inputs(self) -> Mapping[str, object] | None:
-        """Prompts and models; the sandbox that answers are judged in, if there is one."""
-        if self.recorded:  # it was checked when it was recorded
-            return None
-        train, evaluation = self.train_dataset, self.eval_dataset
-        sandbox = sandbox_in_force(self.cfg, train, evaluation)
-        check_data(self.cfg, train, evaluation)
-        variables = self.cfg.generator.chat_template_kwargs
-        report_unread_variables("generator.chat_template_kwargs", self.tokenizer, variables)
-        look_at_the_models(self.cfg, self.tokenizer, train, evaluation)
-        return sandbox
-
     async def prepare(self) -> None:
         """The devices are free for the engines, which start when the loop is put together. The endpoint listens."""
         await self.time_sharing.for_engines()
         self.open_endpoint()
-
-    def open_endpoint(self) -> None:
-        """Serve the policy over HTTP, where this run does."""
-        address = None if self.recorded else self.get_endpoint_address()
-        if address is not None:
-            from skyrl.endpoint.server import Endpoint
-
-            async def generate(request: GenerationRequest) -> tuple[Completion, ...]:
-                return await self.client.generate(request)
-
-            self.endpoint = Endpoint(served_policy(self.cfg), self.tokenizer, generate, address)
-            self.held.callback(self.endpoint.stop)
-            if self.cfg.generator.inference_engine.enable_http_endpoint:
-                notice(f"The policy is served at {self.endpoint.url}/v1")
-
-    def get_endpoint_address(self) -> Address | None:
-        """The address of the endpoint; None where this run serves nobody."""
-        return address_of_clients(self.cfg) or self.address_of_agents
-
-    @property
-    def address_of_agents(self) -> Address | None:
-        """An address of this machine that answers the run's agents alone; None where no agent plays."""
-        return Address(doors=Doors(open_to_clients=False)) if self.cfg.environment.agent.plays else None
-
-    async def close_endpoint(self) -> None:
-        """Serve no more; called before the engines are closed."""
-        if self.endpoint is not None:
-            await self.endpoint.close()
 
     def begin_recording(self) -> None:
         """Raises `RunError` if the recording cannot be written."""
@@ -453,7 +284,3 @@ class BasePPOExp(PolicyGradientModels):
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         self.sample_sink.keep(step, groups)
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
-        return text

@@ -15,7 +15,7 @@ from skyrl.errors import Problem, Stopped
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.first_rows import first_rows_can_be_used
 from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_policy_can_chat
-from skyrl.experiments.ppo import BasePPOExp
+from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.preflight import (
     keys_are_there,
     missing_data,
@@ -29,16 +29,16 @@ from skyrl.planning.sizes import layout_of_engines
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.handles import Processes
 from skyrl.processes.silence import Silence
-from skyrl.runs.inputs import check_data, look_at_the_models, notice, report_unread_variables, sandbox_in_force
+from skyrl.runs.inputs import notice
 from skyrl.tree.rules import Check
 
 R = TypeVar("R")
 
 
-class StandaloneSampling(BasePPOExp):
+class StandaloneSampling(PolicySampling):
     """Samples from a model that is not trained. Single use.
 
-    Example: `StandaloneSampling(run).run(sample)`, where `sample` is a coroutine function that uses `generator`.
+    Example: `StandaloneSampling(run).sample(work)`, where `work` is a coroutine function that uses `generator`.
     """
 
     def get_processes(self) -> Processes:
@@ -51,13 +51,7 @@ class StandaloneSampling(BasePPOExp):
 
     def check_inputs(self) -> Mapping[str, object] | None:
         """The evaluation prompts and the model; the sandbox that answers are judged in, if there is one."""
-        prompts = self.eval_dataset
-        sandbox = sandbox_in_force(self.cfg, prompts)
-        check_data(self.cfg, None, prompts)
-        variables = self.cfg.generator.chat_template_kwargs
-        report_unread_variables("generator.chat_template_kwargs", self.tokenizer, variables)
-        look_at_the_models(self.cfg, self.tokenizer, None, prompts)
-        return sandbox
+        return self.check_prompts(None, self.eval_dataset)
 
     def sample(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Start the engines, run `work`, and end everything that was started. Raises `Stopped` on a signal or at the

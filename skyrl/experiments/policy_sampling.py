@@ -1,0 +1,209 @@
+"""Sampling from the policy, put together: prompts, engines, environments, agents and the endpoint, without learners.
+
+Evaluation and generation alone need no more (`standalone.py`); `ppo.py` adds the models that learn, and the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.sizes import evaluates, starts_engines
+from skyrl.data.prompts import PromptDataset
+from skyrl.endpoint.doors import Address, Doors
+from skyrl.errors import DataError
+from skyrl.experiments.collaborators import (
+    engine_changes,
+    engine_makers,
+    engine_restarts,
+    in_flight,
+)
+from skyrl.experiments.experiment import BaseExp
+from skyrl.experiments.sampling import read_prompts
+from skyrl.experiments.served_policy import address_of_clients, served_policy
+from skyrl.experiments.servers import server_engines
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
+from skyrl.inference.remote_engine import RemoteEngine
+from skyrl.models.chat_templates import with_template
+from skyrl.rollout.agent_runner import AgentRunner
+from skyrl.rollout.generator import SkyRLGymGenerator
+from skyrl.runs.engine_changes import EngineChanges
+from skyrl.runs.inputs import check_data, look_at_the_models, notice, report_unread_variables, sandbox_in_force
+from skyrl.runs.recorded import RecordedRun
+from skyrl.training.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from skyrl.endpoint.server import Endpoint
+
+
+class PolicySampling(BaseExp):
+    """An experiment that samples from a policy and rewards its answers; a subclass says what the samples are for."""
+
+    cfg: SkyRLTrainConfig
+
+    def __init__(self, cfg: SkyRLTrainConfig) -> None:
+        """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
+        super().__init__(cfg)
+        self.endpoint: Endpoint | None = None
+        """The HTTP endpoint, while the run serves one."""
+
+    # Parts, kept once made. Override the method that makes one.
+
+    @cached_property
+    def train_dataset(self) -> PromptDataset:
+        return self.get_train_dataset()
+
+    @cached_property
+    def eval_dataset(self) -> PromptDataset | None:
+        return self.get_eval_dataset()
+
+    @cached_property
+    def client(self) -> InferenceEngineClient:
+        return self.get_inference_client()
+
+    @cached_property
+    def engine_changes(self) -> EngineChanges | None:
+        """What adds and drains engines on request; None where none can be."""
+        return None if self.recorded else engine_changes(self.cfg, self.client, self.processes, self.folder.path)
+
+    @cached_property
+    def generator(self) -> SkyRLGymGenerator:
+        return self.get_generator()
+
+    @cached_property
+    def recorded(self) -> RecordedRun | None:
+        """The run whose samples this one is trained on, in place of engines; None for runs that sample."""
+        source = self.cfg.trainer.rollouts_from
+        return RecordedRun(Path(source).expanduser()) if source else None
+
+    def get_tokenizer(self) -> ChatTokenizer:
+        """The policy's tokenizer, with the chat template that is configured."""
+        return with_template(super().get_tokenizer(), self.cfg.generator.chat_template)
+
+    def get_train_dataset(self) -> PromptDataset:
+        """The prompts to train on. Raises `DataError` if they do not fill one batch."""
+        dataset = read_prompts(self.cfg, self.cfg.data.train_data, self.tokenizer)
+        batch = self.cfg.trainer.train_batch_size
+        if len(dataset) < batch:
+            raise DataError(
+                f"trainer.train_batch_size = {batch} prompts, but the training data has {len(dataset)}"
+                + (f" ({dataset.too_long} more are longer than trainer.max_prompt_length)" if dataset.too_long else "")
+            )
+        return dataset
+
+    def get_eval_dataset(self) -> PromptDataset | None:
+        """The prompts to evaluate on, or None if this run never evaluates."""
+        return read_prompts(self.cfg, self.cfg.data.val_data, self.tokenizer) if evaluates(self.cfg) else None
+
+    def get_inference_client(self) -> InferenceEngineClient:
+        """The engines that sample, each with weights of its own."""
+        return InferenceEngineClient(
+            self.get_engines(),
+            self.tokenizer,
+            self.model_path,
+            self.cfg.trainer.policy.model.lora,
+            self.cfg.generator.inference_engine,
+            in_flight=in_flight(self.cfg),
+            restarts=engine_restarts(self.cfg, self.processes),
+        )
+
+    def get_engines(self) -> Sequence[InferenceEngine]:
+        """The engines: processes of the run, or servers that run already, which get the policy's weights."""
+        if not starts_engines(self.cfg):
+            return server_engines(self.cfg, takes_weights=True)
+        handles = self.processes.start("engine", engine_makers(self.cfg)).handles
+        return [RemoteEngine(handle) for handle in handles]
+
+    def get_generator(self) -> SkyRLGymGenerator:
+        """Generator of rewarded trajectories."""
+        generator = SkyRLGymGenerator(
+            self.model_path,
+            self.cfg.trainer.policy.model.lora,
+            self.cfg.generator,
+            self.cfg.environment.skyrl_gym,
+            self.client,
+            self.tokenizer,
+            user_env_class=self.cfg.environment.env_class,
+            agent=self.get_agent(),
+            seed=self.cfg.trainer.seed,
+        )
+        self.progress.details = generator.in_flight.__str__
+        return generator
+
+    def get_agent(self) -> AgentRunner | None:
+        """The agent that plays the episodes, where one does."""
+        if not self.cfg.environment.agent.plays:
+            return None
+        environment, model = self.cfg.environment, served_policy(self.cfg).names[0]
+        return AgentRunner(environment.agent, lambda: self.endpoint, model, environment.skyrl_gym.sandbox_tier)
+
+    def get_evaluation(self) -> Evaluation | None:
+        """Evaluation of the policy on other prompts, if this run evaluates."""
+        if self.eval_dataset is None:
+            return None
+        trainer = self.cfg.trainer
+        return Evaluation(
+            self.eval_dataset.prompts,
+            self.generator,
+            self.cfg.generator,
+            batch_size=trainer.eval_batch_size,
+            dump_folder=self.exports / "dumped_evals" if trainer.dump_eval_results else None,
+            decode=self.decode,
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, with special tokens."""
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    def check_inputs(self) -> Mapping[str, object] | None:
+        """Prompts and models; the sandbox that answers are judged in, if there is one."""
+        if self.recorded:  # it was checked when it was recorded
+            return None
+        return self.check_prompts(self.train_dataset, self.eval_dataset)
+
+    def check_prompts(
+        self, train: PromptDataset | None, evaluation: PromptDataset | None
+    ) -> Mapping[str, object] | None:
+        """Check these prompts together with the model. Returns the sandbox that answers are judged in, if there is one,
+        for the run's record.
+        """
+        sandbox = sandbox_in_force(self.cfg, train, evaluation)
+        check_data(self.cfg, train, evaluation)
+        variables = self.cfg.generator.chat_template_kwargs
+        report_unread_variables("generator.chat_template_kwargs", self.tokenizer, variables)
+        look_at_the_models(self.cfg, self.tokenizer, train, evaluation)
+        return sandbox
+
+    def open_endpoint(self) -> None:
+        """Serve the policy over HTTP, where this run does."""
+        address = None if self.recorded else self.get_endpoint_address()
+        if address is not None:
+            from skyrl.endpoint.server import Endpoint
+
+            async def generate(request: GenerationRequest) -> tuple[Completion, ...]:
+                return await self.client.generate(request)
+
+            self.endpoint = Endpoint(served_policy(self.cfg), self.tokenizer, generate, address)
+            self.held.callback(self.endpoint.stop)
+            if self.cfg.generator.inference_engine.enable_http_endpoint:
+                notice(f"The policy is served at {self.endpoint.url}/v1")
+
+    def get_endpoint_address(self) -> Address | None:
+        """The address of the endpoint; None where this run serves nobody."""
+        return address_of_clients(self.cfg) or self.address_of_agents
+
+    @property
+    def address_of_agents(self) -> Address | None:
+        """An address of this machine that answers the run's agents alone; None where no agent plays."""
+        return Address(doors=Doors(open_to_clients=False)) if self.cfg.environment.agent.plays else None
+
+    async def close_endpoint(self) -> None:
+        """Serve no more; called before the engines are closed."""
+        if self.endpoint is not None:
+            await self.endpoint.close()
