@@ -66,7 +66,8 @@ from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from skyrl.config.supervised.root import RewardModelConfig, SFTConfig, SFTPlacementConfig, SupervisedConfig
+    from skyrl.config.supervised.placement import SFTPlacementConfig
+    from skyrl.config.supervised.root import RewardModelConfig, SFTConfig, SupervisedConfig
 
 __all__ = [
     "AdvantageEstimatorRegistry",

@@ -8,20 +8,19 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from skyrl.config.alarms import AlarmConfig
-from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.deepspeed import DeepSpeedConfig
-from skyrl.config.entry import BaseConfig, RunConfig
+from skyrl.config.entry import RunConfig
 from skyrl.config.faults import FaultsConfig
 from skyrl.config.generator import ChatTemplateConfig
 from skyrl.config.intervals import Interval, interval
-from skyrl.config.learners import CriticConfig, FSDPConfig, OptimizerConfig, PolicyConfig
+from skyrl.config.learners import FSDPConfig, OptimizerConfig
 from skyrl.config.models import ModelConfig
-from skyrl.config.placement import PlacementConfig
+from skyrl.config.supervised.as_trainer import trainer_of
+from skyrl.config.supervised.placement import SFTPlacementConfig
 from skyrl.config.tracker_settings import TrackersConfig
 from skyrl.config.trackers import Tracker
 from skyrl.config.trainer import TrainerConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
-from skyrl.tree.units import Seconds
 from skyrl.tree.validators import (
     all_positive,
     non_negative,
@@ -33,39 +32,8 @@ from skyrl.tree.validators import (
 TrainOnWhat = Literal["last_assistant_message", "all_assistant_messages"]
 """Choice of the messages of a chat that are learned."""
 
-SCORE = "score"
-"""Name of a reward model's head, which is the one that transformers gives it."""
-
 _sources = rule_of_one_field(lambda value: all(value), "names that are not empty")
 _weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), "positive numbers")
-
-
-@frozen
-class SFTPlacementConfig(BaseConfig):
-    """The processes of the model that learns. On a machine without GPUs the counts are processes."""
-
-    num_nodes: int = field(default=1, validator=positive)
-    """Nodes of the model."""
-
-    num_gpus_per_node: int = field(default=1, validator=positive)
-    """GPUs on each of them."""
-
-    executor: Literal["auto", "in_process", "ray"] = field(default="auto", metadata=FREE)
-    """in_process: in the process of the command, where one is enough; ray: Ray actors. auto: ray where there are
-    several processes."""
-
-    ray_address: str | None = field(default=None, metadata=FREE)
-    """Ray cluster that the run joins, as `host:port`; `auto` is one that runs on this machine. None: the run starts one
-    of its own here and ends it. Read when the executor is ray."""
-
-    start_timeout_seconds: Seconds = field(default=600.0, validator=positive, metadata=FREE)
-    """How long all processes may take to be there, with their models loaded. Read when the executor is ray."""
-
-    call_timeout_seconds: Seconds = field(default=3600.0, validator=positive, metadata=FREE)
-    """Longest that anything asked of a process may take, such as one update. Read when the executor is ray."""
-
-    heartbeat_timeout_seconds: Seconds = field(default=60.0, validator=positive, metadata=FREE)
-    """A process that gives no sign of life for so long ends the run. Read when the executor is ray."""
 
 
 @frozen
@@ -308,57 +276,7 @@ class SupervisedConfig(RunConfig):
     @property
     def trainer(self) -> TrainerConfig:
         """The tree as a `TrainerConfig`, which learners, checkpoints and sessions are built from."""
-        rows, resume = self.micro_train_batch_size_per_gpu * self.rows_of_an_item, self.resume_from
-        named = resume not in ("", "latest")
-        learner: dict[str, Any] = {name: getattr(self, name) for name in _OF_A_LEARNER}
-        return TrainerConfig(
-            **{name: getattr(self, name) for name in _OF_A_TRAINER},
-            policy=PolicyConfig(**learner, record_memory=self.record_memory, use_torch_compile=self.compiles),
-            critic=CriticConfig(**learner),
-            algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=False, value_head_prefix=SCORE),
-            placement=self._placement,
-            train_batch_size=self.batch_size,
-            policy_mini_batch_size=self.batch_size,
-            critic_mini_batch_size=self.batch_size,
-            micro_train_batch_size_per_gpu=rows,
-            micro_forward_batch_size_per_gpu=rows,
-            use_sample_packing=self.use_sequence_packing,
-            resume_mode="from_path" if named else "latest" if resume else "none",
-            resume_path=resume if named else None,
-            ckpt_path=self.ckpt_path or "",
-            export_path=self.export_path or "",
-            log_path=self.log_path or "",
-        )
-
-    @property
-    def _placement(self) -> PlacementConfig:
-        own = self.placement
-        return PlacementConfig(
-            colocate_all=False,
-            colocate_policy_ref=False,
-            policy_num_nodes=own.num_nodes,
-            policy_num_gpus_per_node=own.num_gpus_per_node,
-            executor=own.executor,
-            ray_address=own.ray_address,
-            start_timeout_seconds=own.start_timeout_seconds,
-            call_timeout_seconds=own.call_timeout_seconds,
-            heartbeat_timeout_seconds=own.heartbeat_timeout_seconds,
-        )
-
-
-_OF_A_LEARNER = (
-    "model", "optimizer_config", "fsdp_config", "deepspeed_config", "use_dropout", "sequence_parallel_size",
-    "context_parallel_size", "tensor_parallel_size", "expert_parallel_size",
-)  # fmt: skip
-"""Fields that a policy and a critic have under the same name. Which of both learns is the experiment's choice."""
-
-_OF_A_TRAINER = (
-    "strategy", "faults", "device", "seed", "deterministic", "max_tokens_per_microbatch", "compute_dtype", "attention",
-    "recompute_activations", "offload_activations", "tokenizer_path", "disable_fast_tokenizer", "eval_before_train",
-    "eval_interval", "resume_with_changes", "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep",
-    "hf_save_interval", "run_path", "project_name", "run_name", "logger", "trackers", "alarms", "profile_steps",
-)  # fmt: skip
-"""Fields that `TrainerConfig` has under the same name."""
+        return trainer_of(self)
 
 
 @frozen
