@@ -210,6 +210,10 @@ class EngineBackend:
     """How an adapter (LoRA) reaches it alone; empty where the engine gets the weights that the adapter is merged into.
     """
 
+    samples_keep_adapters: bool = False
+    """Whether a sample is drawn to its end by the adapter that it began with, so that none may be in flight when the
+    next one comes."""
+
     transports: tuple[str, ...] = ("gloo", "disk", "delta")
     """Values of `weight_sync_backend` by which weights reach it in another process."""
 
@@ -297,6 +301,8 @@ BACKENDS: Mapping[str, EngineBackend] = {
     ),
     "sglang": EngineBackend(
         fields=("model_dtype",),
+        adapters="files",
+        samples_keep_adapters=True,
         is_started_by_the_run=False,
         shares_prefixes=True,
         transports=("disk",),

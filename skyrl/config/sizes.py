@@ -109,12 +109,15 @@ def most_engines(run: SkyRLTrainConfig) -> int:
 def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
     """Do engines get the adapter that is trained, and not the weights that it is merged into? They need the base
     weights all the time: weights in eight bits, those drawn by the learner, and those of engines that give theirs up to
-    sleep come whole.
+    sleep come whole, and so do those of SGLang where samples in flight continue under new ones.
     """
     engine, model = run.generator.inference_engine, run.trainer.policy.model
     able = backend_of(engine)
     gives_up = engine.rollout_dtype == "int8" or (run.trainer.placement.colocate_all and able.sleeps)
-    return bool(samples(run) and model.lora.rank and able.adapters) and not (gives_up or model.init_from_scratch)
+    asynchronous = run.trainer.fully_async
+    changes = able.samples_keep_adapters and asynchronous.enabled and asynchronous.interrupt_generation
+    whole = gives_up or changes or model.init_from_scratch
+    return bool(samples(run) and model.lora.rank and able.adapters) and not whole
 
 
 def joins_servers(run: SkyRLTrainConfig) -> bool:

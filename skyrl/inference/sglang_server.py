@@ -7,12 +7,14 @@ names the version of its weights in `meta_info`.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from skyrl.config.engines import BACKENDS
 from skyrl.errors import ServerRefusal, UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter
+from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import EngineLoad, InFlight, temperature_of
 from skyrl.inference.http_connection import ATTEMPTS, Connection
@@ -44,6 +46,8 @@ class SGLangServer:
         self._samples, self._control, self._deadlines = samples, control, deadlines
         self.url = control.url
         self._mode = _PAUSE_MODES["finish"]
+        self._run, self._adapter = secrets.token_hex(4), ""
+        """Beginning of the names of this run's adapters, and the name of the one that samples are drawn by."""
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         info = mapping(await self._get_first("/model_info", "/get_model_info"), "its model")
@@ -60,12 +64,14 @@ class SGLangServer:
         )
 
     async def draw(self, asked: Asked, session: str) -> Drawn:
-        body = {
+        body: dict[str, Any] = {
             "input_ids": list(asked.request.prompt_ids),
             "sampling_params": _sampling(asked),
             "return_logprob": True,
             "logprob_start_len": -1,
         }
+        if self._adapter:
+            body["lora_path"] = self._adapter
         seconds = self._deadlines.call
         answer = await answered(self._samples, "/generate", body, asked, session, Growing, seconds=seconds)
         return _drawn(answer, asked)
@@ -108,7 +114,26 @@ class SGLangServer:
         return "" if answer.get("success") is True else str(answer.get("message"))
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
-        raise WeightSyncError(f"the inference server {self.url} gets the weights that an adapter is merged into")
+        assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
+        assert in_flight == "finish", "a sample keeps the adapter that it began with"
+        folder = Path(adapter.tensors.path) / "peft"
+        await asyncio.to_thread(write_adapter, adapter, folder)
+        name, before = f"skyrl-{self._run}-{version}", self._adapter
+        try:
+            await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, attempts=1)
+        except ServerRefusal as error:
+            raise WeightSyncError(
+                f"the inference server {self.url} takes no such adapter, see --enable-lora, --max-lora-rank "
+                f"{adapter.rank} and --lora-target-modules all of its start: {error}"
+            ) from error
+        self._adapter = name
+        try:
+            if before:
+                await self._post("/unload_lora_adapter", {"lora_name": before})
+            await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+        except ServerRefusal as error:
+            return str(error)
+        return ""
 
     async def load(self) -> EngineLoad | None:
         metrics = await self._control.get("/metrics", seconds=self._deadlines.heartbeat, attempts=1)

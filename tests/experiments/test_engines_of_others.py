@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from skyrl.config import compose
+from skyrl.config.sizes import sends_adapters_alone
 from skyrl.errors import ConfigError, UserError, WeightSyncError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preflight import PREFLIGHT
@@ -79,6 +80,28 @@ def test_a_run_gives_its_weights_to_a_server_of_skyrls_own(nano: Path, tmp_path:
     assert len(steps) == 3  # before the first step, too
     assert all(record["weight_sync/parity_max"] < 1e-4 for record in steps)
     assert httpx.get(f"{url}/weight_info").json() == {"weight_version": "2"}
+
+
+def test_a_run_gives_sglang_the_adapter_alone(server: SGLangStandIn, nano: Path, tmp_path: Path) -> None:
+    lora = {"trainer__policy__model__lora__rank": 2, "trainer__policy__model__lora__lora_sync_path": str(tmp_path)}
+    train(nano, tmp_path, **over(server, trainer__max_training_steps=2, **lora))
+    steps = [record["weight_sync/parity_max"] for record in metrics(tmp_path) if "weight_sync/parity_max" in record]
+    assert len(steps) == server.asked.count("/load_lora_adapter") == 3
+    assert max(steps) < 1e-4
+    assert server.asked.count("/unload_lora_adapter") == 2
+    assert "/update_weights_from_disk" not in server.asked
+
+
+def test_sglang_gets_whole_weights_where_samples_in_flight_continue_under_them(nano: Path, tmp_path: Path) -> None:
+    values = overrides(nano, tmp_path) | {
+        "generator.inference_engine.backend": "sglang",
+        "generator.inference_engine.external_server_urls": ["http://127.0.0.1:1"],
+        "trainer.policy.model.lora.rank": 2,
+    }
+    ahead = values | {"trainer.fully_async": {"enabled": True, "interrupt_generation": True}}
+    finished = values | {"trainer.fully_async": {"enabled": True, "interrupt_generation": False}}
+    runs = [compose([], each).config for each in (values, ahead, finished)]
+    assert [sends_adapters_alone(run) for run in runs] == [True, False, True]
 
 
 def test_two_servers_share_the_samples_and_both_get_the_weights(

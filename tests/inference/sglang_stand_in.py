@@ -25,6 +25,7 @@ from torch import Tensor
 
 from skyrl.config import SamplingParams
 from skyrl.errors import SkyRLError
+from skyrl.inference.adapters import shared
 from skyrl.inference.engine import Completion, GenerationRequest, InFlight, NewTokens, SampleKey
 from skyrl.inference.incoming_weights import Shared
 from skyrl.inference.torch_engine import TorchEngine
@@ -44,8 +45,10 @@ SAMPLING = {
 class SGLangStandIn:
     """`with SGLangStandIn(engine, model_path) as server:` answers at `server.url` until it is left."""
 
-    def __init__(self, engine: TorchEngine, model_path: Path) -> None:
-        self._engine, self._model_path = engine, str(model_path)
+    def __init__(self, engine: TorchEngine, model_path: Path, *, enable_lora: bool = True) -> None:
+        self._engine, self._model_path, self._enable_lora = engine, str(model_path), enable_lora
+        self.adapters: list[str] = []
+        """Names of the adapters that are loaded. The engine computes with the last one, and refuses the others."""
         self._names: dict[int, str] = {0: "default"}
         self.asked: list[str] = []
         """Paths of the requests, in order."""
@@ -59,6 +62,8 @@ class SGLangStandIn:
             "/continue_generation": self._continue,
             "/update_weights_from_disk": self._update_from_disk,
             "/update_weight_version": self._rename,
+            "/load_lora_adapter": self._load_adapter,
+            "/unload_lora_adapter": self._unload_adapter,
             "/model_info": self._model_info,
             "/health": self._health,
             "/metrics": self._metrics,
@@ -114,6 +119,8 @@ class SGLangStandIn:
         self, body: dict[str, Any], on_tokens: Callable[[NewTokens], None] | None = None
     ) -> dict[str, Any]:
         given = body["sampling_params"]
+        if body.get("lora_path") != (self.adapters[-1] if self.adapters else None):
+            raise SkyRLError(f"there is no adapter {body.get('lora_path')} here, or another one is computed with")
         unknown = set(given) - SAMPLING
         if unknown:
             raise SkyRLError(f"unexpected sampling parameters: {sorted(unknown)}")
@@ -182,6 +189,24 @@ class SGLangStandIn:
     async def _rename(self, body: dict[str, Any]) -> dict[str, Any]:
         self._names[self._engine.weight_version] = body["new_version"]
         return {"success": True, "new_version": body["new_version"]}
+
+    async def _load_adapter(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not self._enable_lora:
+            raise SkyRLError("LoRA is not enabled. Please set `--enable-lora` to enable LoRA.")
+        if body["lora_name"] in self.adapters:
+            raise SkyRLError(f"LoRA with name {body['lora_name']} already exists")
+        folder = Path(body["lora_path"])
+        settings = json.loads((folder / "adapter_config.json").read_text())
+        tensors = tuple(load_file(folder / "adapter_model.safetensors").items())
+        version = self._engine.weight_version + 1
+        self._names[version] = self._names[version - 1]
+        await self._engine.load_weights(shared(tensors, rank=settings["r"], alpha=settings["lora_alpha"]), version)
+        self.adapters.append(body["lora_name"])
+        return {"success": True, "loaded_adapters": self.adapters}
+
+    async def _unload_adapter(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.adapters.remove(body["lora_name"])
+        return {"success": True, "loaded_adapters": self.adapters}
 
     async def _model_info(self, body: dict[str, Any]) -> dict[str, Any]:
         name = self._named(self._engine.weight_version)

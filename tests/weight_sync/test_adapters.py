@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from skyrl.inference.http_connection import Connection
 from skyrl.inference.http_engine import HttpEngine
 from skyrl.inference.incoming_weights import Folder, Shared, weight_info
 from skyrl.inference.server_dialects import ServerDeadlines
+from skyrl.inference.sglang_server import SGLangServer
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.inference.vllm_server import VLLMServer
@@ -30,6 +32,7 @@ from skyrl.models.naming import named_weights
 from skyrl.weight_sync.senders import FolderSender
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 from tests.inference.server_engines import vllm_server
+from tests.inference.sglang_stand_in import SGLangStandIn
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import saved, small_model
 from tests.nano_run import metrics, train
@@ -165,6 +168,50 @@ def test_what_is_written_for_servers_is_an_adapter_of_peft(tmp_path: Path) -> No
         torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
 
 
+# SGLang's routes, over the torch engine
+
+
+@contextmanager
+def sglang(folder: Path, **options: Any) -> Iterator[tuple[SGLangStandIn, HttpEngine]]:
+    """A server that keeps them, and an engine over it."""
+    engine = TorchEngine(small_model(), nano_tokenizer(), max_num_seqs=16, max_model_len=96)
+    with SGLangStandIn(engine, saved(folder / "model", small_model()), **options) as stand_in:
+        server = SGLangServer(Connection(stand_in.url), Connection(stand_in.url), ServerDeadlines(start=60.0))
+        yield stand_in, HttpEngine(server, model_path=str(folder / "model"), tokenizer=nano_tokenizer())
+
+
+def sent_as_files(model: Any, path: Path) -> Adapter:
+    tensors = tensors_of(model)
+    path.mkdir(parents=True)
+    FolderSender(path=str(path), dtype="float32")(iter(tensors))
+    infos = tuple(weight_info(name, tensor) for name, tensor in tensors)
+    return Adapter(tensors=Folder(path=str(path), weights=infos), rank=LORA.rank, alpha=LORA.alpha)
+
+
+async def test_sglang_gets_the_adapter_alone_under_a_name_of_its_own_and_forgets_the_one_before(tmp_path: Path) -> None:
+    with sglang(tmp_path) as (stand_in, engine):
+        assert await far_from(engine, vllm_learner(1)) > 1e-2
+        for version in (1, 2):
+            model = vllm_learner(version)
+            await give(engine, sent_as_files(model, tmp_path / f"version-{version}"), version)
+            assert await far_from(engine, model) < 1e-4
+            assert [name.split("-")[0] + "-" + name.split("-")[-1] for name in stand_in.adapters] == [
+                f"skyrl-{version}"
+            ]
+        drawn = await engine.generate(ASKED[0])
+        assert {version for each in drawn for version in each.weight_versions} == {2}
+        assert "/update_weights_from_disk" not in stand_in.asked
+        await engine.close()
+
+
+async def test_a_sglang_server_without_adapters_is_told_how_to_start(tmp_path: Path) -> None:
+    with sglang(tmp_path, enable_lora=False) as (_, engine):
+        with pytest.raises(WeightSyncError, match=r"--enable-lora, --max-lora-rank 4 .* LoRA is not enabled"):
+            await give(engine, sent_as_files(vllm_learner(1), tmp_path / "sent"), 1)
+        assert await far_from(engine, small_model()) < 1e-4
+        await engine.close()
+
+
 # vLLM, in process and as a server: a process of its own for either
 
 
@@ -197,11 +244,7 @@ async def twenty_updates(kind: str, folder: Path, path: Path) -> tuple[list[floa
     differences = []
     for version in range(1, 21):
         model = vllm_learner(version)
-        tensors, sent = tensors_of(model), path / f"version-{version}"
-        sent.mkdir(parents=True)
-        FolderSender(path=str(sent), dtype="float32")(iter(tensors))
-        infos = tuple(weight_info(name, tensor) for name, tensor in tensors)
-        await give(engine, Adapter(tensors=Folder(path=str(sent), weights=infos), rank=4, alpha=8), version)
+        await give(engine, sent_as_files(model, path / f"version-{version}"), version)
         differences.append(await far_from(engine, model))
     assert engine.weight_version == 20
     await engine.close()
