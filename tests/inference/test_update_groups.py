@@ -25,7 +25,7 @@ from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.transports import BroadcastTransport, TransferRendezvous
 from tests.inference.nano import nano_tokenizer, prompts
-from tests.inference.server_engines import DEADLINES, vllm_server
+from tests.inference.server_engines import DEADLINES, our_server, vllm_server
 from tests.inference.vllm_models import saved, small_model
 from tests.weight_sync.held import HeldModel
 
@@ -33,6 +33,9 @@ pytestmark = pytest.mark.xdist_group("vllm_contract")
 
 
 _PATIENCE = timedelta(seconds=60)
+
+SHORT = ("generator.sampling_params.max_generate_length=64",)
+"""Settings of a server whose model has 256 positions."""
 
 
 class Routes:
@@ -131,9 +134,10 @@ async def test_a_server_of_vllm_leaves_the_group_of_a_run_that_died(tmp_path: Pa
 
 
 @pytest.mark.long
-async def test_weights_reach_a_server_of_vllm_over_gloo(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["our server", "vllm server"])
+async def test_weights_reach_a_server_over_gloo(tmp_path: Path, kind: str) -> None:
     folder = saved(tmp_path / "model", small_model())
-    url = vllm_server(folder)
+    url = vllm_server(folder) if kind == "vllm server" else our_server(folder, *SHORT)
     connection = Connection(url)
     with pytest.raises(UserError, match="has 1 workers"):
         await VLLMServer(connection, connection, DEADLINES, workers=2).connect(claim=True)
