@@ -23,6 +23,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from skyrl.config import InferenceEngineConfig, SamplingParams, SkyRLLoraConfig
+from skyrl.inference.admission import Admission
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, SampleKey
 
@@ -86,15 +87,15 @@ def _ends(ids: tuple[int, ...]) -> Iterator[int]:
     return iter(range(len(ids) // _BLOCK * _BLOCK, 0, -_BLOCK))
 
 
-class ByLoadAlone(InferenceEngineClient):
+class ByLoadAlone(Admission):
     """Requests go to the engine with the fewest samples."""
 
     def _with_prefix(self, request: GenerationRequest) -> Iterator[Any]:
         return iter(())
 
 
-class WithFixedLimits(InferenceEngineClient):
-    """Every engine is given as many samples as it may be given."""
+class WithFixedLimits(Admission):
+    """Every engine is given as many samples as it allows at first."""
 
     def _ask_for_load(self, served: Any, answers: int) -> None:
         return
@@ -119,13 +120,15 @@ async def run(engines: list[Simulated], work: list[Coroutine[Any, Any, Any]]) ->
     return steps
 
 
-def client(kind: type[InferenceEngineClient], engines: list[Any]) -> InferenceEngineClient:
-    """A client of these engines, which are given at most 64 samples at a time."""
+def client(kind: type[Admission], engines: list[Any]) -> InferenceEngineClient:
+    """A client that admits requests in this way to these engines, which are given at most 64 samples at a time."""
     unused: Any = None
-    return kind(engines, unused, "model", SkyRLLoraConfig(), InferenceEngineConfig(max_num_seqs=64))
+    made = InferenceEngineClient(engines, unused, "model", SkyRLLoraConfig(), InferenceEngineConfig(max_num_seqs=64))
+    made._admission = kind(engines, 64)
+    return made
 
 
-def prompt_tokens(kind: type[InferenceEngineClient], count: int, seed: int) -> int:
+def prompt_tokens(kind: type[Admission], count: int, seed: int) -> int:
     """Tokens of prompts that engines compute for agents and for groups."""
     engines = [Simulated(64) for _ in range(count)]
     door, draws = client(kind, engines), random.Random(seed)
@@ -147,7 +150,7 @@ def prompt_tokens(kind: type[InferenceEngineClient], count: int, seed: int) -> i
     return sum(engine.computed for engine in engines)
 
 
-def steps(kind: type[InferenceEngineClient], count: int, seed: int) -> int:
+def steps(kind: type[Admission], count: int, seed: int) -> int:
     """Steps for samples with a long tail, where one engine runs a quarter of what the others do."""
     engines = [Simulated(8 if number == 0 else 32) for number in range(count)]
     door, draws = client(kind, engines), random.Random(seed)
@@ -159,8 +162,8 @@ def steps(kind: type[InferenceEngineClient], count: int, seed: int) -> int:
 def ratios(count: int, seed: int) -> dict[str, float]:
     """What is left of prompt tokens, and of steps."""
     return {
-        "prompt_tokens": prompt_tokens(InferenceEngineClient, count, seed) / prompt_tokens(ByLoadAlone, count, seed),
-        "steps": steps(InferenceEngineClient, count, seed) / steps(WithFixedLimits, count, seed),
+        "prompt_tokens": prompt_tokens(Admission, count, seed) / prompt_tokens(ByLoadAlone, count, seed),
+        "steps": steps(Admission, count, seed) / steps(WithFixedLimits, count, seed),
     }
 
 

@@ -1,5 +1,4 @@
-"""A client of several engines: a request goes to the one that has its beginning cached or the least to do, everything
-else to all of them.
+"""A client of several engines: a request goes to one of them (`admission.py`), everything else to all of them.
 
     generate --> wait for capacity --> engine with the prefix, or with the fewest samples --> another one if it fails
 
@@ -12,21 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from attrs import Factory, define, frozen
+from attrs import frozen
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, RunError, WeightSyncError
-from skyrl.inference.conversations import Conversations
+from skyrl.inference.admission import Admission, Served
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.restarts import EngineRestarts
-from skyrl.inference.routing import ConcurrencyLimit, PrefixRoutes, is_overloaded
 
 T = TypeVar("T")
 
@@ -34,26 +31,6 @@ _LOST = (ProcessError, WeightSyncError)
 """Exceptions after which this engine is never used again."""
 
 _log = logging.getLogger(__name__)
-
-
-@define(eq=False)
-class _Served:
-    """An engine and what it is doing."""
-
-    number: int
-    engine: InferenceEngine
-    limit: ConcurrencyLimit
-    samples: int = 0
-    """Samples that the engine is drawing now."""
-
-    answers: int = 0
-    """Samples that it has drawn since it was last asked for its load."""
-
-    asking: asyncio.Task[None] | None = None
-    """The question for its load."""
-
-    calls: set[asyncio.Future[tuple[Completion, ...]]] = Factory(set)
-    """Calls that draw the engine's samples."""
 
 
 @frozen(kw_only=True)
@@ -91,20 +68,21 @@ class InferenceEngineClient:
         assert engines, "an inference client needs at least one engine"
         self.tokenizer, self.model_path = tokenizer, model_path
         self.lora_cfg, self.inference_engine_config = lora_cfg, inference_engine_config
-        self._serving = [self._served(number, engine) for number, engine in enumerate(engines)]
+        self._admission = Admission(engines, inference_engine_config.max_num_seqs)
         self._all, self._numbers, self._next = tuple(engines), set(range(len(engines))), len(engines)
         self._restarts = restarts
-        self._waiting: deque[tuple[GenerationRequest, asyncio.Future[_Served]]] = deque()
-        self._conversations: Conversations[_Served] = Conversations()
-        self._prefixes: PrefixRoutes[_Served] = PrefixRoutes()
-        self._open, self._in_flight = True, in_flight
+        self._in_flight = in_flight
         self.holds_weights = True
         """False from the moment an engine gives up its weights to sleep until weights are loaded again."""
 
     @property
     def engines(self) -> tuple[InferenceEngine, ...]:
-        """Every engine that there ever was."""
+        """Every engine since the start of the run, the lost ones too, without those that were drained."""
         return self._all
+
+    @property
+    def _serving(self) -> list[Served]:
+        return self._admission.serving
 
     @property
     def in_service(self) -> tuple[InferenceEngine, ...]:
@@ -125,10 +103,9 @@ class InferenceEngineClient:
         return sum(served.samples for served in self._serving)
 
     async def waiting(self) -> int:
-        """Samples that wait for an engine, or in one."""
+        """Samples that wait, here for an engine or inside one."""
         loads = await asyncio.gather(*(engine.load() for engine in self.in_service))
-        queued = sum(len(request.keys) for request, waiting in self._waiting if not waiting.done())
-        return queued + sum(load.waiting for load in loads if load is not None)
+        return self._admission.queued + sum(load.waiting for load in loads if load is not None)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -155,19 +132,21 @@ class InferenceEngineClient:
         return [found[number] for number in sorted(found)]
 
     def add_engine(self) -> int:
-        """Start one engine more in the background; it serves with the weights after the next. Returns its number."""
+        """Start one more engine in the background; it serves from the first weight transfer after that. Returns its
+        number.
+        """
         assert self._restarts is not None, "engines of this run cannot be added"
         number, self._next = self._next, self._next + 1
         self._restarts.add(number)
         return number
 
     def not_added(self) -> list[tuple[int, str]]:
-        """Number and reason of each engine that was to be added and could not be started; said once."""
+        """Number and reason of each engine that could not be added since the last call."""
         return [] if self._restarts is None else self._restarts.take_not_started()
 
     async def drain(self, number: int) -> None:
-        """Take an engine out of service for good: it finishes what it draws, and is closed. The others take all
-        requests from now on. One that is lost is not waited for any more.
+        """Take an engine out of service for good: it finishes its samples, and is closed. The others take all requests
+        from now on. An engine that is lost already is no longer counted.
         """
         self._numbers.discard(number)
         found = [each for each in self._serving if each.number == number]
@@ -175,7 +154,7 @@ class InferenceEngineClient:
             return
         [served] = found
         assert len(self._serving) > 1, "the last engine is not drained"
-        self._serving.remove(served)
+        self._admission.leave(served)
         while served.calls:
             await asyncio.wait(served.calls)
         with suppress(ProcessError):
@@ -183,8 +162,8 @@ class InferenceEngineClient:
         self._all = tuple(engine for engine in self._all if engine is not served.engine)
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """Draw all samples of a request from one engine: that which drew the turn before or computes a prompt with the
-        same beginning, unless it is overloaded, else the one with the fewest samples for what it can take.
+        """Draw all samples of a request from one engine: the one that drew the turn before or has the beginning of the
+        prompt cached, unless it is overloaded; else the one with the fewest samples for its limit.
 
         An engine is given at most `max_num_seqs` samples at a time, and fewer while it reports that it queues them or
         that its cache is full; the rest wait here, where any engine that becomes free can take them. When an engine is
@@ -192,36 +171,33 @@ class InferenceEngineClient:
         draws are the same. Raises the last engine's error when none is left.
         """
         while True:
-            served = await self._admitted(request)
+            served = await self._admission.admitted(request)
             try:
                 call = await self._call(served, request)
                 if not call.cancelled() or served in self._serving:  # else the engine was lost
-                    self._conversations.drawn(request, served)
-                    self._ask_for_load(served, len(request.keys))
+                    self._admission.drawn(request, served)
                     return call.result()
             except _LOST as error:
                 self._lose(served, error)
             finally:
-                served.samples -= len(request.keys)
-                self._admit()
+                self._admission.ended(request, served)
 
     async def pause(self, in_flight: InFlight | None = None) -> None:
         """Returns when nothing runs on any engine. Requests made from now on wait. `in_flight` replaces the policy for
         samples that are being drawn.
         """
-        self._open, self._in_flight = False, in_flight or self._in_flight
+        self._in_flight = in_flight or self._in_flight
+        self._admission.close()
         await self._everywhere(lambda engine: engine.pause(self._in_flight))
 
     async def admit_started(self) -> bool:
-        """Take engines that were started meanwhile into service; were there any? Called while paused, before weights
-        are loaded: they hold those that the run started from.
+        """Take engines that have started into service. Returns whether there were any. Called while paused, before
+        weights are loaded: they hold those that the run started from.
         """
         taken = self._restarts.take() if self._restarts else []
         for number, engine in taken:
             self._all, self._numbers = (*self._all, engine), self._numbers | {number}
-            served = self._served(number, engine)
-            self._serving.append(served)
-            self._serving.sort(key=lambda each: each.number)
+            served = self._admission.enter(number, engine)
             try:
                 await engine.pause(self._in_flight)
             except ProcessError as error:
@@ -231,8 +207,7 @@ class InferenceEngineClient:
     async def resume(self) -> None:
         """Lets every engine take work again."""
         await self._everywhere(lambda engine: engine.resume())
-        self._open = True
-        self._admit()
+        self._admission.open()
 
     async def load_weights(
         self, incoming_sets: Sequence[IncomingWeights], version: int, abort: Callable[[str], None] | None = None
@@ -249,7 +224,7 @@ class InferenceEngineClient:
         )
         calls = [s.engine.load_weights(incoming, version) for s, incoming in zip(serving, incoming_sets, strict=True)]
         outcomes = await _outcomes(calls, abort)
-        failed: list[tuple[_Served, RunError]] = []
+        failed: list[tuple[Served, RunError]] = []
         for served, outcome in zip(serving, outcomes, strict=True):
             if isinstance(outcome, _LOST):
                 failed.append((served, outcome))
@@ -263,7 +238,7 @@ class InferenceEngineClient:
             raise min((error for _, error in failed), key=lambda error: not isinstance(error, ProcessError))
         self.holds_weights = True
         if self._in_flight != "keep":
-            self._prefixes.clear()
+            self._admission.forget_prefixes()
 
     async def inspect(self, look: Callable[[Sequence[InferenceEngine]], Awaitable[T]]) -> T:
         """Await `look` on the engines in service, which take its requests and no others; returns its result.
@@ -301,19 +276,15 @@ class InferenceEngineClient:
         """Closes every engine, the lost ones too. Raises the first error of one that was in service."""
         if self._restarts is not None:
             await self._restarts.close()
-        asking = [served.asking for served in self._serving if served.asking is not None]
-        for each in asking:
-            each.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await self._admission.stop_asking()
         outcomes = await asyncio.gather(*(engine.close() for engine in self._all), return_exceptions=True)
-        self._open = True
-        self._admit()
+        self._admission.open()
         serving = self.in_service
         for engine, outcome in zip(self._all, outcomes, strict=True):
             if isinstance(outcome, BaseException) and engine in serving and not isinstance(outcome, ProcessError):
                 raise outcome
 
-    async def _call(self, served: _Served, request: GenerationRequest) -> asyncio.Future[tuple[Completion, ...]]:
+    async def _call(self, served: Served, request: GenerationRequest) -> asyncio.Future[tuple[Completion, ...]]:
         """Await an engine's call until it has ended in any way; cancelled together with its caller."""
         call = asyncio.ensure_future(served.engine.generate(request))
         served.calls.add(call)
@@ -327,80 +298,6 @@ class InferenceEngineClient:
             served.calls.discard(call)
         return call
 
-    async def _admitted(self, request: GenerationRequest) -> _Served:
-        """Wait until an engine has capacity and return the engine that the request was counted in for; first come,
-        first served.
-        """
-        waiting: asyncio.Future[_Served] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, waiting))
-        self._admit()
-        try:
-            return await waiting
-        except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled():
-                waiting.result().samples -= len(request.keys)
-                self._admit()
-            raise
-
-    def _admit(self) -> None:
-        """Admit waiting requests that fit, in the order of their arrival."""
-        while self._open and self._waiting:
-            request, waiting = self._waiting[0]
-            served = self._with_room(request)
-            if served is None and not waiting.done():
-                return
-            self._waiting.popleft()
-            if served is not None and not waiting.done():
-                served.samples += len(request.keys)
-                if len(self._serving) > 1:
-                    self._prefixes.computed(request.prompt_ids, served)
-                waiting.set_result(served)
-
-    def _with_room(self, request: GenerationRequest) -> _Served | None:
-        """An engine that has the beginning of the request cached, else the one with the fewest samples for what it can
-        take, if the request fits it; an idle engine takes any request.
-        """
-        least = min(self._serving, key=lambda each: each.samples / each.limit.value)
-        mean = sum(each.samples for each in self._serving) / len(self._serving)
-        for served in self._with_prefix(request) if len(self._serving) > 1 else ():
-            samples = served.samples + len(request.keys)
-            if samples <= served.limit.value and not is_overloaded(samples, mean):
-                return served
-        fits = least.samples + len(request.keys) <= least.limit.value
-        return least if fits or least.samples == 0 else None
-
-    def _with_prefix(self, request: GenerationRequest) -> Iterator[_Served]:
-        """Engines in service that have the beginning of the request cached: that of the conversation, then others."""
-        before = self._conversations.engine_of(request)
-        holders = sorted(self._prefixes.engines_of(request.prompt_ids), key=lambda each: each.samples)
-        return (each for each in (before, *holders) if each is not None and each in self._serving)
-
-    def _served(self, number: int, engine: InferenceEngine) -> _Served:
-        return _Served(number, engine, ConcurrencyLimit(self.inference_engine_config.max_num_seqs))
-
-    def _ask_for_load(self, served: _Served, answers: int) -> None:
-        """Asks an engine for its load, once in so many answers as its lowest limit: where there are others, its samples
-        may be theirs.
-        """
-        served.answers += answers
-        idle = served.asking is None or served.asking.done()
-        if idle and served.answers >= served.limit.floor and len(self._serving) > 1:
-            served.answers = 0
-            served.asking = asyncio.create_task(self._adapt(served))
-
-    async def _adapt(self, served: _Served) -> None:
-        try:
-            load = await served.engine.load()
-        except _LOST:
-            return  # its requests will say why
-        if load is None:
-            return
-        before = served.limit.value
-        served.limit.heed(load, served.samples)
-        if served.limit.value != before:
-            _log.debug("inference engine %d is given %d samples at a time, %s", served.number, served.limit.value, load)
-        self._admit()
-
     async def _everywhere(self, call: Callable[[InferenceEngine], Awaitable[None]]) -> None:
         """Waits for every engine in service. A dead one is lost; any other error is raised, the first there was."""
         serving = list(self._serving)
@@ -411,10 +308,10 @@ class InferenceEngineClient:
             elif outcome is not None:
                 raise outcome
 
-    def _lose(self, served: _Served, cause: RunError) -> None:
+    def _lose(self, served: Served, cause: RunError) -> None:
         """Take the engine out of service and report it once. Raises the cause if it was the last one."""
         if served in self._serving and len(self._serving) > 1:
-            self._serving.remove(served)
+            self._admission.leave(served)
             for call in served.calls:
                 call.cancel()
             left = len(self._serving)

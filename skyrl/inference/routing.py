@@ -1,8 +1,8 @@
 """Where the beginning of a prompt is cached, and how many samples an engine is given at a time.
 
 A request goes to the engine that drew the turn before, or whose cache holds at least half of the prompt, unless that
-engine is overloaded; any other one goes to the engine with the fewest samples in flight for what it can take. How many
-an engine can take follows its own reports.
+engine is overloaded. Any other request goes to the engine with the fewest samples in flight for its limit, which
+follows the engine's own reports of its load.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _LEAST_SHARE = 0.5
 """Share of a prompt that has to be cached for its place to matter."""
 
 _MOST_AHEAD, _MOST_RATIO = 16, 1.25
-"""An engine is overloaded when it has more samples than so many, and so many times the mean of all."""
+"""An engine is overloaded when it has more samples than the first number, and than the second times the mean."""
 
 _FLOOR_SHARE = 16
 """The lowest limit of an engine is the highest one divided by this."""
 
 _FULL = 0.95
-"""Share of an engine's cache in use beyond which it soon interrupts samples for lack of memory."""
+"""Share of an engine's KV cache in use above which it is likely to preempt samples soon."""
 
 
 class PrefixRoutes(Generic[E]):
-    """The engines that have computed the beginnings of prompts since their weights changed."""
+    """The engines that have the beginnings of prompts cached, under their present weights."""
 
     def __init__(self, most: int = MOST_BLOCKS) -> None:
         self._blocks: OrderedDict[int, dict[E, None]] = OrderedDict()
@@ -76,16 +76,16 @@ def _blocks(ids: Sequence[int]) -> Iterator[int]:
 
 
 def is_overloaded(samples: int, mean: float) -> bool:
-    """Does an engine with so many samples have too many beside the mean of all engines?"""
+    """Whether an engine with this many samples has too many, compared with the mean of all engines."""
     return samples > max(_MOST_AHEAD, _MOST_RATIO * mean)
 
 
 @define
 class ConcurrencyLimit:
-    """Samples that an engine is given at a time: as many as it runs, between a floor and a ceiling.
+    """Samples that an engine is given at a time: as many as it runs at once, between a floor and a ceiling.
 
-    Multiplicative decrease where it queues or its cache is nearly full, additive increase where the limit binds
-    (AIMD, Chiu and Jain 1989). What does not fit waits in the client, where the next free engine takes it.
+    Multiplicative decrease where the engine queues requests or its cache is nearly full, additive increase where the
+    limit binds (AIMD, Chiu and Jain 1989). The rest waits in the client for the next free engine.
     """
 
     ceiling: int
@@ -93,7 +93,8 @@ class ConcurrencyLimit:
     """The limit now, in samples."""
 
     _queued: int = field(default=0, init=False)
-    """Requests that waited at the last report: those that have just come wait for a step, too."""
+    """Requests that waited at the last report. Only those that wait at two reports in a row count: a request that has
+    just arrived waits for the next engine step, too."""
 
     def __attrs_post_init__(self) -> None:
         self.value = self.ceiling
@@ -103,8 +104,8 @@ class ConcurrencyLimit:
         """The lowest limit."""
         return max(1, self.ceiling // _FLOOR_SHARE)
 
-    def heed(self, load: EngineLoad, in_flight: int) -> None:
-        """Adapt to a report of the engine, which has so many samples of this run."""
+    def adapt(self, load: EngineLoad, in_flight: int) -> None:
+        """Adapt the limit to a report of the engine's load, taken with `in_flight` samples of this run on it."""
         waiting, self._queued = min(load.waiting, self._queued), load.waiting
         given = min(self.value, in_flight)
         if waiting:

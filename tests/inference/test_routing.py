@@ -46,31 +46,31 @@ def test_an_engine_is_overloaded_beyond_a_share_of_the_mean_and_never_with_a_few
 
 def test_a_queue_that_lasts_lowers_the_limit_by_what_waits() -> None:
     limit = ConcurrencyLimit(64)
-    limit.heed(EngineLoad(waiting=20), 64)
+    limit.adapt(EngineLoad(waiting=20), 64)
     assert limit.value == 64  # requests that have just come wait, too
-    limit.heed(EngineLoad(waiting=24), 64)
+    limit.adapt(EngineLoad(waiting=24), 64)
     assert limit.value == 44
-    limit.heed(EngineLoad(waiting=0), 44)
+    limit.adapt(EngineLoad(waiting=0), 44)
     assert limit.value == 48  # it binds: a sixteenth of the ceiling more
-    limit.heed(EngineLoad(waiting=0), 10)
+    limit.adapt(EngineLoad(waiting=0), 10)
     assert limit.value == 48  # it does not bind
 
 
 def test_a_full_cache_lowers_the_limit_by_a_tenth() -> None:
     limit = ConcurrencyLimit(100)
-    limit.heed(EngineLoad(waiting=0, cache_use=0.95), 100)
+    limit.adapt(EngineLoad(waiting=0, cache_use=0.95), 100)
     assert limit.value == 100
-    limit.heed(EngineLoad(waiting=0, cache_use=0.96), 50)
+    limit.adapt(EngineLoad(waiting=0, cache_use=0.96), 50)
     assert limit.value == 45
 
 
 def test_the_limit_stays_between_floor_and_ceiling() -> None:
     limit = ConcurrencyLimit(64)
     for _ in range(20):
-        limit.heed(EngineLoad(waiting=500), 64)
+        limit.adapt(EngineLoad(waiting=500), 64)
     assert limit.value == limit.floor == 4
     for _ in range(20):
-        limit.heed(EngineLoad(waiting=0), 64)
+        limit.adapt(EngineLoad(waiting=0), 64)
     assert limit.value == 64
     assert ConcurrencyLimit(3).floor == 1
 
