@@ -93,7 +93,7 @@ constraints: .venv/made.stamp
 	rm -rf .venv-constraints
 
 clean:
-	rm -rf .venv .venv-constraints .venv-trackers .venv-trackers.lock build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-constraints .venv-trackers* .venv-verifiers* build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 demo-clean:

@@ -65,6 +65,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
         settings.refuse("ignore_eos", "an answer stops at the end of a sequence", harmless=(False,))
     settings.ignore("skip_special_tokens", "detokenize", "spaces_between_special_tokens", "ignore_eos")
     settings.ignore("flat_logprobs", "include_stop_str_in_output")
+    settings.ignore("routed_experts_prompt_start")  # from which token on: this route returns no experts
     asked = _Asked(
         ids=body.ids("token_ids"),
         drawn=wanted,

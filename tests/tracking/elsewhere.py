@@ -1,22 +1,19 @@
-"""An environment with the trackers whose packages do not fit beside constraints.txt: it is made once, by pip."""
+"""The trackers whose packages do not fit beside constraints.txt, in an environment of their own."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
+from tests.other_environments import ROOT, python_with
 from tests.tracking.readers import Points
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / ".venv-trackers"
 SERVICES = ("wandb", "mlflow", "swanlab")
 
 
@@ -24,15 +21,8 @@ SERVICES = ("wandb", "mlflow", "swanlab")
 def python_elsewhere() -> str:
     """The interpreter for `trackers.python`. What pip installs is kept until the extras change."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    wanted = json.dumps([extras[name] for name in SERVICES])
-    stamp, python = FOLDER / "made", FOLDER / "bin" / "python"
-    with FileLock(f"{FOLDER}.lock"):
-        if not stamp.is_file() or stamp.read_text(encoding="utf-8") != wanted:
-            subprocess.run([sys.executable, "-m", "venv", "--clear", FOLDER], check=True)
-            packages = f"{ROOT}[{','.join(SERVICES)}]"
-            subprocess.run([python, "-m", "pip", "install", "--quiet", "-e", packages], check=True)
-            stamp.write_text(wanted, encoding="utf-8")
-    return str(python)
+    wanted = [extras[name] for name in SERVICES]
+    return python_with("trackers", ["-e", f"{ROOT}[{','.join(SERVICES)}]"], made_for=wanted)
 
 
 def read(python: str, service: str, folder: Path, metric: str) -> Points:
