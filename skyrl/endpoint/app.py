@@ -80,12 +80,14 @@ class _Answers:
     def to_clients_alone(
         self, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Answers to clients, and to no agent."""
+        """Answers to clients, and to no agent and no page of a browser on this machine."""
 
         async def respond(request: Request) -> Response:
             try:
                 if self._trajectory_of(request) is not None:
                     raise RequestError("an agent does not control the engines", status=403)
+                if "origin" in request.headers:
+                    raise RequestError("a page of a browser does not control the engines", status=403)
                 return await answer(request)
             except RequestError as error:
                 return _refusal(error)

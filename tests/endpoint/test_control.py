@@ -94,6 +94,14 @@ async def test_only_a_client_with_the_token_controls_the_engines_and_no_agent() 
     assert (state.json(), done.status_code) == ({"is_paused": False}, 200)
 
 
+async def test_a_page_of_a_browser_on_this_machine_does_not_control_the_engines() -> None:
+    async with controlled() as there:
+        page = {"origin": "https://example.com", "content-type": "text/plain"}
+        answer = await there.http.post("/pause?mode=wait", content=b"{}", headers=page)
+        state = await there.http.get("/is_paused")
+    assert (answer.status_code, state.json()) == (403, {"is_paused": False})
+
+
 async def test_what_the_routes_do_not_understand_is_refused_by_name(tmp_path: Path) -> None:
     async with controlled() as there:
         answers = [
