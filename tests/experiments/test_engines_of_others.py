@@ -220,5 +220,6 @@ def test_the_quick_start_learns_over_a_server_of_vllm(base: Path, tmp_path: Path
 
 @pytest.mark.long
 def test_the_quick_start_learns_over_a_server_of_skyrls_own(base: Path, tmp_path: Path) -> None:
-    url = our_server(base / "model", "generator.inference_engine.max_num_seqs=256")
+    settings = ("generator.sampling_params.max_generate_length=16", "generator.inference_engine.max_num_seqs=256")
+    url = our_server(base / "model", *settings)
     assert share_of_right_answers(base, tmp_path, **at(url)) >= 0.8
