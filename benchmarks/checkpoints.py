@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import xxhash
 
-from skyrl.checkpoint.storage import Disk, digest_of
+from skyrl.storage.disk import Disk, digest_of
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import compose
 from skyrl.experiments.ppo import BasePPOExp

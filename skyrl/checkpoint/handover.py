@@ -8,7 +8,7 @@ from attrs import frozen
 from torch import Tensor
 
 from skyrl.checkpoint.shards import TensorShard, write_shards
-from skyrl.checkpoint.storage import Storage
+from skyrl.storage.disk import Storage
 
 FILE_BYTES = 1 << 30
 """Bytes gathered in memory at a time, or one tensor that is larger."""

@@ -20,9 +20,9 @@ from attrs import field, frozen
 
 from skyrl import __version__
 from skyrl.checkpoint.names import step_of
-from skyrl.checkpoint.storage import Storage, digest_of
 from skyrl.checkpoint.validation import LARGEST_MANIFEST, check_body, is_count
 from skyrl.errors import ResumeError
+from skyrl.storage.disk import Storage, digest_of
 from skyrl.tree.dump import SCHEMA_VERSION
 
 FILE = "manifest.json"

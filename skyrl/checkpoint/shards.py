@@ -18,9 +18,9 @@ from attrs import frozen
 from torch import Tensor
 
 from skyrl.checkpoint.manifest import StoredFile
-from skyrl.checkpoint.storage import Bytes, Storage, digest_of
 from skyrl.checkpoint.validation import LARGEST_HEADER, are_counts, is_count
 from skyrl.errors import ResumeError
+from skyrl.storage.disk import Bytes, Storage, digest_of
 
 NAMES = {
     torch.float64: "F64",

@@ -26,8 +26,9 @@ from skyrl.checkpoint.manifest import FILE, Level, Manifest, StoredFile, damages
 from skyrl.checkpoint.names import STEP_FOLDER, name_of
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
-from skyrl.checkpoint.storage import Disk, Storage, digest_of
 from skyrl.errors import ResumeError, RunError
+from skyrl.storage.disk import Storage, digest_of
+from skyrl.storage.places import storage_at
 
 STATE = "state.json"
 _UNFINISHED, _REMOVED = ".unfinished_", ".removed_"
@@ -65,7 +66,7 @@ class CheckpointStore:
         """`folder` is a path or an address such as `s3://bucket/run`; `keep` as in `Retention`, a number for the
         newest. `verify` is what is looked at before a checkpoint is trusted, and before an older one is deleted.
         """
-        self.storage: Storage = _storage_of(folder)
+        self.storage: Storage = storage_at(folder)
         self.folder = self.storage.where
         self._keep = keep if isinstance(keep, Retention) else Retention(last=keep)
         self._verify: Level = verify
@@ -249,7 +250,7 @@ _DESCRIBED = ("step", "config", "fingerprint", "derived", "world_size", "metrics
 def load_checkpoint(folder: Path | str, verify: Level = "digest") -> Checkpoint:
     """One `global_step_N` folder. Raises `ResumeError` that names the file that is missing or damaged."""
     parent, _, name = str(folder).rstrip("/").rpartition("/")
-    storage = _storage_of(parent or ".")
+    storage = storage_at(parent or ".")
     try:
         there = storage.names(name)
     except OSError as error:
@@ -313,12 +314,3 @@ def readable(size: int) -> str:
 def without_what_is_not_finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics as a manifest can hold them."""
     return {name: value for name, value in metrics.items() if abs(value) < float("inf")}
-
-
-def _storage_of(where: str | Path) -> Storage:
-    """The storage of a folder, or of an address such as `s3://bucket/folder`. Raises `UserError` for an unknown one."""
-    if "://" not in str(where):
-        return Disk(Path(where).expanduser().absolute())
-    from skyrl.checkpoint.bucket import Bucket
-
-    return Bucket(str(where).rstrip("/"))

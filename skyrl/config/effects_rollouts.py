@@ -175,6 +175,15 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
         lambda run: (on_ray(run) or not starts_engines(run)) and not _sends_files_anyway(run),
     ),
     Effect(
+        "generator.inference_engine.weight_sync_path",
+        "weights travel as files (weight_sync_backend is disk or delta, and they travel to other processes)",
+        lambda run: (
+            (on_ray(run) or not starts_engines(run))
+            and run.generator.inference_engine.weight_sync_backend in ("disk", "delta")
+            and not sends_adapters_alone(run)
+        ),
+    ),
+    Effect(
         "generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB",
         "weights travel through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)",
         _hands_over_by_ipc,

@@ -125,6 +125,11 @@ class InferenceEngineConfig(BaseConfig):
     gloo reach where the learner is on Ray and vLLM has `skyrl.inference.vllm_worker.WeightReceiver`; nothing travels
     within one process."""
 
+    weight_sync_path: str | None = field(default=None, metadata=FREE)
+    """Folder of weights that travel as files (`weight_sync_backend` is disk or delta), which learner and engines see
+    under this name, or for delta its address in an object store (`s3://bucket/folder`), of one run alone. None: a
+    folder in the run's."""
+
     logprob_parity_bound: float | None = field(default=None, validator=positive, metadata=FREE)
     """Largest mean absolute difference, in nats, between the log-probabilities of an engine and of the learner on fixed
     prompts, which are compared after transfers of weights. Beyond it the run stops. None: 1e-3 where both compute

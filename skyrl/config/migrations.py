@@ -62,6 +62,17 @@ _NO_REWARD_MODEL = "rewards come from environments (environment.env_class); a re
 _ABS_KL = "write trainer.algorithm.kl_estimator_type = abs (with use_kl_estimator_k3 it changed nothing)"
 _GAE_ONLY_WARMUP = "the critic has its own: trainer.critic.optimizer_config.num_warmup_steps"
 
+_IN_MEMORY = "engines keep the weights that did not change in the memory of their host"
+_SPEED = "how fast files are written and read, not what is in them; each holds about 256 MB"
+_DELTAS = {
+    **dict.fromkeys(("local_checkpoint_dir", "checkpoint_load_format"), _IN_MEMORY),
+    **dict.fromkeys(
+        ("max_file_size_in_gb", "cloud_download_workers", "publish_num_workers", "publish_staging_dir",
+         "multi_thread_safetensors_max_workers"),
+        _SPEED,
+    ),
+}  # fmt: skip
+
 MIGRATIONS: tuple[Migration, ...] = (
     # SkyRL's Hydra era
     *(_moved(f"generator.{name}", f"{_ENGINE}.{name}", HYDRA) for name in _SAME_NAME),
@@ -98,6 +109,9 @@ MIGRATIONS: tuple[Migration, ...] = (
     _moved("trainer.tags", "trainer.trackers.tags", "", harmless=(None,)),
     *(_moved(f"trainer.{model}.megatron_config.moe_enable_routing_replay", f"trainer.{model}.moe_enable_routing_replay",
              "") for model in ("policy", "ref")),
+    _moved(f"{_ENGINE}.delta_weight_sync.sync_dir", f"{_ENGINE}.weight_sync_path", ""),
+    *(Migration(old=f"{_ENGINE}.delta_weight_sync.{name}", needless=True, why=why) for name, why in _DELTAS.items()),
+    _gone(f"{_ENGINE}.delta_weight_sync", "", "its fields are those of the engines: weight_sync_path", None),
     *NEWER_UPSTREAM_FIELDS,
 )  # fmt: skip
 """The first entry for a path counts; an entry for a table holds for everything in it that has none of its own."""

@@ -23,7 +23,6 @@ _CAPABILITIES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "vision-language rollouts": ((False,), ("generator.vision_language_generator",)),
     "disaggregated prefill": ((False, 0), (f"{_ENGINE}.enable_pd", f"{_ENGINE}.num_prefill")),
     "options of a request router": ((), (f"{_ENGINE}.router_init_kwargs",)),
-    "sending differences of weights as files": ((None,), (f"{_ENGINE}.delta_weight_sync",)),
     "keeping the cache aside while weights arrive": ((False,), (f"{_ENGINE}.offload_kv_for_weight_sync",)),
     "speculative decoding": ((None,), (f"{_ENGINE}.speculative_config",)),
     "multi-token prediction": (

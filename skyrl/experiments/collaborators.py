@@ -44,6 +44,7 @@ from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
 from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.engine_changes import EngineChanges
 from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.storage.places import is_address
 from skyrl.tree import required
 from skyrl.weight_sync.adapter_transport import (
     BroadcastAdapterTransport,
@@ -210,19 +211,17 @@ def stream_limits(run: SkyRLTrainConfig, steps: int) -> StreamLimits:
 def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> WeightTransport:
     """How weights travel: not at all within one process, else as `weight_sync_backend` says."""
     engine, dtype = run.generator.inference_engine, _weight_dtype(run)
+    where = folder if engine.weight_sync_path is None else _place_of(engine.weight_sync_path)
     if sends_adapters_alone(run):
         return _adapter_road(run, rendezvous)
     if not (starts_engines(run) or joins_servers(run)):
-        files = DeltaTransport if engine.weight_sync_backend == "delta" else FolderTransport
-        return files(folder.absolute(), dtype=dtype)
+        return _by_files(engine.weight_sync_backend, where, dtype)
     if run.trainer.placement.executor == "in_process":
         alone = "async_engine" in backend_of(engine).fields and engine.async_engine  # it computes in a child process
         return FolderTransport(folder, dtype=dtype) if alone else SharedTransport()
     match engine.weight_sync_backend:
-        case "disk":
-            return FolderTransport(folder, dtype=dtype)
-        case "delta":
-            return DeltaTransport(folder, dtype=dtype)
+        case "disk" | "delta" as files:
+            return _by_files(files, where, dtype)
         case "nccl":
             together = run.trainer.placement.colocate_all  # a GPU is no two members of an NCCL group
             return NativeTransport(
@@ -234,6 +233,17 @@ def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> 
             )
         case _:
             return BroadcastTransport(_meeting_place(run, rendezvous), dtype=dtype)
+
+
+def _by_files(backend: str, where: Path | str, dtype: str) -> WeightTransport:
+    if backend == "delta":
+        return DeltaTransport(where, dtype=dtype)
+    return FolderTransport(Path(where).absolute(), dtype=dtype)
+
+
+def _place_of(path: str) -> Path | str:
+    """A folder of this machine by its whole name, or an address."""
+    return path if is_address(path) else Path(path).expanduser().absolute()
 
 
 def _adapter_road(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransport:

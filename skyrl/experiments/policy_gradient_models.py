@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 
 from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.shards import StoredTensors
-from skyrl.checkpoint.storage import Disk
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, replicas_of
 from skyrl.experiments.experiment import BaseExp
@@ -19,6 +18,7 @@ from skyrl.learners.normalized_critic import NormalizedCritic
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from skyrl.errors import UserError, WeightSyncError
 from skyrl.inference.transfer_group import Channel, TransferGroup
+from skyrl.storage.places import here, is_address
 
 
 @frozen(kw_only=True)
@@ -99,7 +100,7 @@ _HELD: dict[str, dict[str, tuple[str, Tensor]]] = {}
 
 @frozen(kw_only=True)
 class Delta:
-    """Weights in files of a shared folder to which each version adds those that changed.
+    """Weights in files of a shared folder, or of an object store, to which each version adds those that changed.
 
     A weight whose digest is that of the version which this process holds is taken from memory, any other one is read:
     a process that holds another base, or none, reads all of them.
@@ -113,7 +114,7 @@ class Delta:
         return nullcontext(verified(self._values(), self.weights))
 
     def _values(self) -> Iterator[tuple[str, Tensor, str]]:
-        for gone in [path for path in list(_HELD) if not Path(path).is_dir()]:
+        for gone in [path for path in list(_HELD) if not (is_address(path) or Path(path).is_dir())]:
             _HELD.pop(gone, None)
         held = _HELD.setdefault(self.path, {})
         for file, digests in self.files.items():
@@ -131,7 +132,7 @@ class Delta:
 
     def _read(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         try:
-            with safe_open(Path(self.path) / file, framework="pt") as stored:
+            with here(self.path, file) as path, safe_open(path, framework="pt") as stored:
                 for name in names:
                     yield name, stored.get_tensor(name)
         except (OSError, SafetensorError) as error:

@@ -18,13 +18,13 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorSource
-from skyrl.checkpoint.storage import Storage
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.learning_worker import LearningWorker, Objective, weighed
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.rank_metrics import Metrics, merged
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Group
+from skyrl.storage.disk import Storage
 
 W_co = TypeVar("W_co", bound=ModelWorker, covariant=True)
 L_co = TypeVar("L_co", bound=LearningWorker, covariant=True)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorShard, TensorSource, write_shards
-from skyrl.checkpoint.storage import Storage
 from skyrl.checkpoint.store import could_not_write, file_of_rank
 from skyrl.config import CriticConfig, OptimizerConfig, RefConfig, TrainerConfig
 from skyrl.config.trainer_fields import table_above, trainer_field
@@ -33,6 +32,7 @@ from skyrl.learners.sequence_parallel import refuse_unshareable
 from skyrl.learners.strategies import ModelSection, strategy_named
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.routers import Routers, known_routers
+from skyrl.storage.disk import Storage
 from skyrl.tree import joined, required
 
 

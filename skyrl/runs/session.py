@@ -9,7 +9,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import Checkpoint
 from skyrl.errors import RunError
 from skyrl.processes.event_loop import event_loop
@@ -24,6 +23,7 @@ from skyrl.runs.run_lock import RunLock, changes_to_say
 from skyrl.runs.run_tree import field_path
 from skyrl.runs.steps_in_logs import StepsInLogs
 from skyrl.runs.storage_failures import storage_error
+from skyrl.storage.disk import Disk
 from skyrl.tracking.tracker import Trackers
 from skyrl.training.loop import TrainingLoop
 

@@ -36,6 +36,9 @@ class Migration:
     harmless: tuple[Any, ...] = ()
     """Old values that ask for what happens anyway: such a one is dropped with a warning instead of refused."""
 
+    needless: bool = False
+    """Whether every value asks for what happens anyway, for the reason in `why`."""
+
 
 Followed = tuple[tuple[Assignment, ...], tuple[Problem, ...]]
 """An assignment under its current name, with warnings about the old one."""
@@ -56,6 +59,8 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
     since, value = f" (since {migration.since})" if migration.since else "", assignment.value
     if (migration.convert or migration.harmless) and assignment.is_text:
         value = parse(value, Any)
+    if migration.needless:
+        return (), (_warning(assignment, f"left out: there is no such field{since}", migration.why),)
     if any(type(value) is type(each) and value == each for each in migration.harmless):
         message = f"left out: {shown(value)} asks for nothing, and there is no such field{since}"
         return (), (_warning(assignment, message, migration.why),)

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 from attrs import frozen
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from skyrl.inference.incoming_weights import DeltaFiles, as_bytes, digest
 from skyrl.inference.transfer_group import TransferGroup
+from skyrl.storage.places import is_address, storage_at
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -63,7 +64,7 @@ class DeltaSender:
     """Writes the weights that differ from a base version; `skyrl.inference.incoming_weights.Delta` reads them."""
 
     path: str
-    """A folder that holds the files of the base."""
+    """A folder that holds the files of the base, or its address in an object store."""
 
     dtype: str
 
@@ -79,9 +80,15 @@ class DeltaSender:
         files: dict[str, dict[str, str]] = {}
         for number, bucket in enumerate(buckets(self._changed(weights, known, files), self.dtype)):
             file = f"{self.prefix}-{number:05}.safetensors"
-            save_file(bucket, Path(self.path) / file)
+            self._store(file, bucket)
             files[file] = {name: digest(tensor) for name, tensor in bucket.items()}
         return files
+
+    def _store(self, file: str, bucket: dict[str, Tensor]) -> None:
+        if is_address(self.path):
+            storage_at(self.path).write(file, [save(bucket)])
+        else:
+            save_file(bucket, Path(self.path) / file)
 
     def _changed(
         self, weights: Weights, known: Mapping[str, tuple[str, str]], files: dict[str, dict[str, str]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from itertools import count
@@ -25,6 +24,7 @@ from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.incoming_weights import Broadcast, Delta, Folder, Native, Shared, WeightInfo
 from skyrl.inference.transfer_group import TransferGroup
 from skyrl.processes.together import gather_or_cancel
+from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_sync.native import NativeSender
 from skyrl.weight_sync.senders import BroadcastSender, DeltaSender, FolderSender
 
@@ -163,11 +163,12 @@ class DeltaTransport:
     process that receives keeps a copy of all weights in the memory of its host.
     """
 
-    def __init__(self, path: Path, *, dtype: str) -> None:
-        """`path`: a folder that learner and engines see under this name. What an earlier run left in its `delta` is
-        removed.
+    def __init__(self, path: Path | str, *, dtype: str) -> None:
+        """`path`: a folder that learner and engines see under this name, or its address in an object store. What an
+        earlier run left in its `delta` is removed.
         """
-        self._path, self._dtype = path / "delta", dtype
+        self._path, self._dtype = f"{path}/delta", dtype
+        self._storage = storage_at(self._path)
         self._base: dict[str, dict[str, str]] | None = None
         self._numbers = count()
 
@@ -175,9 +176,9 @@ class DeltaTransport:
         infos = _infos(await source.metadata(), self._dtype)
         try:
             base = await asyncio.to_thread(self._prepare, infos)
-            sender = DeltaSender(path=str(self._path), dtype=self._dtype, prefix=f"{next(self._numbers):06}", base=base)
+            sender = DeltaSender(path=self._path, dtype=self._dtype, prefix=f"{next(self._numbers):06}", base=base)
             self._base = await source.stream(sender, dtype=self._dtype)
-            incoming = Delta(path=str(self._path), files=self._base, weights=infos)
+            incoming = Delta(path=self._path, files=self._base, weights=infos)
             await client.load_weights([incoming] * len(client.in_service), version)
             await asyncio.to_thread(self._remove_others, self._base)
         except OSError as error:
@@ -188,17 +189,18 @@ class DeltaTransport:
         weights, because weights that did not change keep those beside them.
         """
         if self._base is None:
-            shutil.rmtree(self._path, ignore_errors=True)
-        self._path.mkdir(parents=True, exist_ok=True)
+            self._storage.remove("")
+        if not is_address(self._path):
+            Path(self._path).mkdir(parents=True, exist_ok=True)
         base = self._base or {}
-        stored = sum((self._path / file).stat().st_size for file in base)
+        stored = sum(map(self._storage.size, base))
         whole = sum(math.prod(info.shape) * getattr(torch, info.dtype).itemsize for info in infos)
         return base if stored <= _MOST_STORED * whole else {}
 
     def _remove_others(self, files: Mapping[str, object]) -> None:
-        for file in self._path.iterdir():
-            if file.name not in files:
-                file.unlink()
+        for name in self._storage.names():
+            if name not in files:
+                self._storage.remove(name)
 
 
 def _infos(metadata: Sequence[tuple[str, tuple[int, ...], str]], dtype: str) -> tuple[WeightInfo, ...]:

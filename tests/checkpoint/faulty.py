@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from skyrl.checkpoint.storage import Bytes, Disk, Storage
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
+from skyrl.storage.disk import Bytes, Disk, Storage
 
 
 def checkpoint(step: int, **metrics: float) -> Checkpoint:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from skyrl.checkpoint.shards import StoredTensors
-from skyrl.checkpoint.storage import Disk, digest_of
 from skyrl.checkpoint.store import CheckpointStore, load_checkpoint
 from skyrl.errors import ResumeError
+from skyrl.storage.disk import Disk, digest_of
 from tests.checkpoint.faulty import checkpoint
 
 Body = dict[str, Any]

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from skyrl.checkpoint.bucket import may_pass, patiently
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import ResumeError, RunError, UserError
+from skyrl.storage.bucket import may_pass, patiently
 from tests.checkpoint.faulty import checkpoint, is_the_checkpoint_of
 from tests.checkpoint.object_store import BUCKET, ObjectStore
 

@@ -12,8 +12,8 @@ import pytest
 
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, write_shards
-from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import CheckpointStore
+from skyrl.storage.disk import Disk
 from tests.checkpoint.faulty import checkpoint, is_the_checkpoint_of
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
-from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.checkpoint.validation import are_counts
 from skyrl.errors import ResumeError
+from skyrl.storage.disk import Disk
 
 
 def test_a_tensor_is_read_from_any_start_to_its_end(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ MOVED = dict(
     trainer.tags                                        trainer.trackers.tags
     trainer.policy.megatron_config.moe_enable_routing_replay    trainer.policy.moe_enable_routing_replay
     trainer.ref.megatron_config.moe_enable_routing_replay       trainer.ref.moe_enable_routing_replay
+    generator.inference_engine.delta_weight_sync.sync_dir       generator.inference_engine.weight_sync_path
     """.strip().splitlines()
 )
 """Old path -> the path that its value has here."""
@@ -92,10 +93,17 @@ GONE: dict[str, tuple[Any, str]] = {
     "trainer.placement.reward_num_gpus_per_node": (1, "environment.env_class"),
     "trainer.reward": ("m", "environment.env_class"),
     "deepspeed_config": ("d", "trainer.policy.deepspeed_config"),
+    "generator.inference_engine.delta_weight_sync": ("d", "weight_sync_path"),
     "hydra": ("h", "trainer.run_path"),
     "defaults": ("d", "extends"),
 }
 """Old path -> a value that is refused, and what the refusal names instead."""
+
+NEEDLESS = (
+    "local_checkpoint_dir", "checkpoint_load_format", "max_file_size_in_gb", "cloud_download_workers",
+    "publish_num_workers", "publish_staging_dir", "multi_thread_safetensors_max_workers",
+)  # fmt: skip
+"""Fields of `delta_weight_sync` that say nothing about what travels."""
 
 HARMLESS = ("trainer.algorithm.use_abs_kl", "trainer.placement.colocate_critic_reward")
 """Those of which false asks for what happens anyway."""
@@ -104,7 +112,7 @@ HARMLESS = ("trainer.algorithm.use_abs_kl", "trainer.placement.colocate_critic_r
 def test_every_migration_is_in_one_of_the_tables() -> None:
     ours = {migration.old for migration in MIGRATIONS if migration not in NEWER_UPSTREAM_FIELDS}
     tables = {old.removesuffix(".rank") if "lora_config" in old else old for old in MOVED}
-    assert ours == tables | set(GONE)
+    assert ours == tables | set(GONE) | {ENGINE + f"delta_weight_sync.{name}" for name in NEEDLESS}
 
 
 def test_a_value_under_an_old_name_arrives_under_the_new_one_and_nowhere_else() -> None:
@@ -146,6 +154,16 @@ def test_a_name_that_is_gone_and_asks_for_nothing_is_left_out_with_a_warning(old
     assert "asks for nothing" in loaded.warnings[0].message
 
 
+@pytest.mark.parametrize("name", NEEDLESS)
+def test_a_field_that_is_not_needed_is_left_out_with_the_reason_whatever_its_value(name: str) -> None:
+    for value in (None, 1, "x"):
+        loaded = load([], {f"{ENGINE}delta_weight_sync.{name}": value})
+        assert loaded.config == SkyRLTrainConfig()
+        [warning] = loaded.warnings
+        assert "left out" in warning.message
+        assert "memory of their host" in warning.hint or "how fast" in warning.hint
+
+
 NEWER: list[tuple[str, tuple[Any, ...], Any]] = [
     # path of a later SkyRL, values that ask for nothing, a value that asks for something
     ("data.dataloader", (None, 0, False), 4),
@@ -154,7 +172,6 @@ NEWER: list[tuple[str, tuple[Any, ...], Any]] = [
     (ENGINE + "enable_pd", (False,), True),
     (ENGINE + "num_prefill", (0,), 1),
     (ENGINE + "router_init_kwargs", (), {}),
-    (ENGINE + "delta_weight_sync", (None,), "disk"),
     (ENGINE + "offload_kv_for_weight_sync", (False,), True),
     (ENGINE + "speculative_config", (None,), {"num_speculative_tokens": 2}),
     ("trainer.mtp", (False, None, 0), True),

@@ -334,6 +334,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{E}distributed_executor_backend", "mp", engine, SPLIT),
     Probe(f"{E}weight_sync_backend", "disk", road, ON_RAY),
     Probe(f"{E}weight_sync_backend", "delta", road, ON_RAY),
+    Probe(f"{E}weight_sync_path", "elsewhere", road, {**ON_RAY, f"{E}weight_sync_backend": "delta"}),
     Probe(f"{E}weight_sync_backend", "gloo", road, {**SERVER, **ON_RAY}),
     Probe(f"{E}weight_transfer_threshold_cuda_ipc_GB", 0.5, road, SHARED),
     Probe(f"{E}logprob_parity_bound", 0.1, parity),

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeVar
 
 from attrs import asdict, frozen
 
-from skyrl.checkpoint.storage import Bytes, Disk
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.reward_model import RewardModelExp
 from skyrl.experiments.sft import SFTExp
@@ -27,6 +26,7 @@ from skyrl.learners.group import LearnerGroup
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.workers import CriticWorker, PolicyWorker, SFTWorker
 from skyrl.processes.orphans import RUN, tagged
+from skyrl.storage.disk import Bytes, Disk
 from tests.megatron_shim import HostPolicyWorker
 
 T = TypeVar("T")

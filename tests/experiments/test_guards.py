@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from skyrl.checkpoint.storage import Disk
 from skyrl.errors import NonFiniteError
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.workers import PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
+from skyrl.storage.disk import Disk
 from skyrl.tools.replay import Replay
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.guards import NonFiniteGuard

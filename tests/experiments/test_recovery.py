@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.cli.main import main
 from skyrl.config import compose
@@ -17,6 +16,7 @@ from skyrl.experiments import experiment
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.runs import recovery
 from skyrl.runs.resume import beginning
+from skyrl.storage.disk import Disk
 from skyrl.tree import fingerprint
 from tests.nano_run import config, metrics, overrides, train
 from tests.supervised_run import toml_file

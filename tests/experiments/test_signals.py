@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from skyrl.checkpoint.storage import Disk
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import Stopped
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.processes.shutdown import ShutdownSignal
+from skyrl.storage.disk import Disk
 from tests.experiments.forked import RunSession, run, tiny
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same

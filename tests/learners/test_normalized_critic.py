@@ -9,7 +9,6 @@ import torch
 
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import StoredTensors
-from skyrl.checkpoint.storage import Disk
 from skyrl.config import TrainerConfig
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.normalized_critic import NormalizedCritic
@@ -18,6 +17,7 @@ from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
+from skyrl.storage.disk import Disk
 from tests.learners.rows import batch
 
 

@@ -18,13 +18,13 @@ from transformers import BertConfig, BertLMHeadModel
 from skyrl.algorithms import linear_logprobs
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import StoredTensors
-from skyrl.checkpoint.storage import Disk
 from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError, ModelError
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.group import deal
 from skyrl.learners.workers import PolicyWorker, RefWorker
 from skyrl.models.output_head import has_plain_head
+from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
 from tests.nano_run import config

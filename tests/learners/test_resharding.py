@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from skyrl.checkpoint.shards import StoredTensors
-from skyrl.checkpoint.storage import Disk
 from skyrl.config import TrainerConfig
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.workers import PolicyWorker
 from skyrl.planning.replicas import replicas
+from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
 from tests.learners.test_strategies import DEEPSPEED, SHARING, ZERO, changed, mini_batch

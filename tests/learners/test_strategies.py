@@ -16,7 +16,6 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
-from skyrl.checkpoint.storage import Disk
 from skyrl.config import CriticConfig, MixedPrecisionConfig, PolicyConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError, NonFiniteError, ResumeError
 from skyrl.learners.fsdp2 import ahead
@@ -27,6 +26,7 @@ from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
+from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
 from tests.inference.nano import nano_model

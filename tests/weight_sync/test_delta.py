@@ -13,8 +13,10 @@ from safetensors import safe_open
 from skyrl.errors import WeightSyncError
 from skyrl.inference import incoming_weights
 from skyrl.inference.incoming_weights import Delta, as_plain, from_plain, weight_info
+from skyrl.storage.places import storage_at
 from skyrl.weight_sync.senders import DeltaSender
 from skyrl.weight_sync.transports import DeltaTransport
+from tests.checkpoint.object_store import BUCKET, ObjectStore
 from tests.weight_sync.held import Weights
 
 R = TypeVar("R")
@@ -197,3 +199,21 @@ def test_a_delta_travels_as_plain_data() -> None:
 def test_files_of_another_folder_or_form_are_refused(files: object) -> None:
     with pytest.raises(WeightSyncError, match="in a form that is not skyrl's"):
         from_plain({"kind": "delta", "path": "/a", "files": files, "weights": ()})
+
+
+async def test_weights_travel_through_an_object_store(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ObjectStore(failures=0.05) as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        place = f"s3://{BUCKET}/run"
+        storage_at(place).write("delta/of an earlier run", [b"old"])
+        learner, transport = Numbers(a=1.0, b=2.0), DeltaTransport(place, dtype="float32")
+        await send(transport, learner, receiver)
+        learner.values["b"] = 5.0
+        await send(transport, learner, receiver)
+        assert receiver.read == ["b"]
+        assert receiver.received == {"a": 1.0, "b": 5.0}
+        learner.values = {"a": 3.0, "b": 4.0}
+        await send(transport, learner, receiver)
+        assert receiver.received == {"a": 3.0, "b": 4.0}
+        assert storage_at(place).names("delta") == ["000002-00000.safetensors"]  # what nothing is current in is removed

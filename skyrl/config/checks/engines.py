@@ -65,6 +65,15 @@ def weights_have_a_way_to_servers(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def only_differences_travel_through_an_object_store(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Engines fetch the files of `delta` from where they are, and open those of `disk` where the learner wrote them."""
+    engine = run.generator.inference_engine
+    if engine.weight_sync_path and "://" in engine.weight_sync_path and engine.weight_sync_backend == "disk":
+        message = "weight_sync_backend = disk writes to a folder that all machines see, and not to an object store"
+        hint = f"set {_ENGINE}.weight_sync_backend = delta, or give a folder"
+        yield Problem(path=f"{_ENGINE}.weight_sync_path", message=message, hint=hint)
+
+
 def engines_of_the_run_get_its_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Only servers have weights that a run did not give them."""
     if starts_engines(run) and run.generator.inference_engine.weight_sync_backend == "none":
@@ -199,6 +208,7 @@ ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     nccl_has_cuda,
     nccl_is_vllms,
     weights_have_a_way_to_servers,
+    only_differences_travel_through_an_object_store,
     engines_of_the_run_get_its_weights,
     a_token_is_not_shown_to_the_network,
     vllm_on_a_cpu_computes_eagerly,

@@ -27,6 +27,12 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**SERVER, ENGINE + "external_token": "env:A_TOKEN"}, ENGINE + "external_token")
     ],
     "samples_of_rounded_weights_are_corrected": [({ENGINE + "rollout_dtype": "bfloat16"}, ENGINE + "rollout_dtype")],
+    "only_differences_travel_through_an_object_store": [
+        (
+            {**RAY, ENGINE + "weight_sync_backend": "disk", ENGINE + "weight_sync_path": "s3://bucket/run"},
+            ENGINE + "weight_sync_path",
+        )
+    ],
     "nccl_has_cuda": [({**RAY, ENGINE + "weight_sync_backend": "nccl"}, ENGINE + "weight_sync_backend")],
     "vllm_on_a_cpu_computes_eagerly": [({**VLLM, ENGINE + "enforce_eager": False}, ENGINE + "enforce_eager")],
     "vllm_on_a_cpu_promises_no_repetition": [
@@ -75,6 +81,11 @@ SILENT: dict[str, dict[str, Any]] = {
         ENGINE + "rollout_dtype": "bfloat16",
         "trainer.algorithm.off_policy_correction.tis_ratio_type": "token",
         "trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high": 2.0,
+    },
+    "only_differences_travel_through_an_object_store": {
+        **RAY,
+        ENGINE + "weight_sync_backend": "delta",
+        ENGINE + "weight_sync_path": "s3://bucket/run",
     },
     "nccl_has_cuda": {ENGINE + "weight_sync_backend": "nccl"},  # in one process nothing travels
     "vllm_on_a_cpu_computes_eagerly": {**VLLM, "trainer.device": "cuda", ENGINE + "enforce_eager": False},

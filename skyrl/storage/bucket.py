@@ -17,8 +17,8 @@ import fsspec
 from attrs import frozen
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from skyrl.checkpoint.storage import CHUNK, Bytes
 from skyrl.errors import UserError
+from skyrl.storage.disk import CHUNK, Bytes
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
-"""Where checkpoints lie: the few operations on files that the store is made of, and nothing that knows a checkpoint.
+"""Where checkpoints and weights lie: a few operations on files, and nothing that knows what is in them.
 
-`Disk` is a folder of this machine or one that all machines share; `skyrl.checkpoint.bucket` is an object store. Names
+`Disk` is a folder of this machine or one that all machines share; `skyrl.storage.bucket` is an object store. Names
 are relative, with `/`. Errors are `OSError`. A storage can be pickled: every rank writes its own files through it.
 """
 
