@@ -52,6 +52,7 @@ NOT_ARGUMENTS = {
     "external_server_urls": "names engines that others started",
     "external_token": "belongs to engines that others started",
     "weight_sync_backend": "is the transport of weights to the engine",
+    "weight_sync_path": "is the transport of weights to the engine",
     "weight_transfer_threshold_cuda_ipc_GB": "is the transport of weights to the engine",
     "logprob_parity_bound": "is what the learner holds the engine to",
     "logprob_parity_interval": "is how often the learner does so",
