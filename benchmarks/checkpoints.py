@@ -25,10 +25,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import xxhash
 
-from skyrl.storage.disk import Disk, digest_of
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import compose
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.storage.disk import Disk, digest_of
 
 
 def trained(out: Path, steps: int, interval: int) -> dict[str, float]:

@@ -117,6 +117,10 @@ class InferenceEngineConfig(BaseConfig):
     `engine_init_kwargs` counts instead where it is given, and always on a CPU: by default, enough for 32 sequences of
     full length. vllm."""
 
+    language_model_only: bool = False
+    """Serve only the language model of a multimodal checkpoint, such as Qwen3.5: the memory of its other parts is free
+    for keys and values. Learners are the language model alone anyway. vllm."""
+
     weight_sync_backend: Literal["nccl", "gloo", "disk", "delta", "none"] = field(default="nccl", metadata=FREE)
     """How new weights travel to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
     shared) or gloo, or as files in the run's folder: disk writes all of them, delta those that changed, where engines
@@ -277,6 +281,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
             "gpu_memory_utilization",
             "distributed_executor_backend",
             "enable_return_routed_experts",
+            "language_model_only",
             "engine_init_kwargs",
         ),
         adapters="files",

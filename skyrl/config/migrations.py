@@ -73,6 +73,8 @@ _DELTAS = {
     ),
 }  # fmt: skip
 
+_LANGUAGE = "a learner is the language model alone, where transformers has one for the checkpoint"
+
 MIGRATIONS: tuple[Migration, ...] = (
     # SkyRL's Hydra era
     *(_moved(f"generator.{name}", f"{_ENGINE}.{name}", HYDRA) for name in _SAME_NAME),
@@ -112,6 +114,8 @@ MIGRATIONS: tuple[Migration, ...] = (
     _moved(f"{_ENGINE}.delta_weight_sync.sync_dir", f"{_ENGINE}.weight_sync_path", ""),
     *(Migration(old=f"{_ENGINE}.delta_weight_sync.{name}", needless=True, why=why) for name, why in _DELTAS.items()),
     _gone(f"{_ENGINE}.delta_weight_sync", "", "its fields are those of the engines: weight_sync_path", None),
+    *(Migration(old=f"trainer.{model}.language_model_only", needless=True, why=_LANGUAGE)
+      for model in ("policy", "ref")),
     *NEWER_UPSTREAM_FIELDS,
 )  # fmt: skip
 """The first entry for a path counts; an entry for a table holds for everything in it that has none of its own."""

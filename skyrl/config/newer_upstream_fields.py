@@ -16,10 +16,6 @@ _MEGATRON = "megatron_config"
 _CAPABILITIES: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     # capability: (values that ask for nothing, paths)
     "worker processes of the data loader": ((None, 0, False), ("data.dataloader",)),
-    "text-only halves of multimodal models": (
-        (False,),
-        (f"{_ENGINE}.language_model_only", "trainer.policy.language_model_only", "trainer.ref.language_model_only"),
-    ),
     "vision-language rollouts": ((False,), ("generator.vision_language_generator",)),
     "disaggregated prefill": ((False, 0), (f"{_ENGINE}.enable_pd", f"{_ENGINE}.num_prefill")),
     "options of a request router": ((), (f"{_ENGINE}.router_init_kwargs",)),

@@ -18,6 +18,7 @@ SAME_NAME = (
     "enable_prefix_caching",
     "enable_chunked_prefill",
     "enable_return_routed_experts",
+    "language_model_only",
     "max_num_batched_tokens",
     "max_num_seqs",
     "gpu_memory_utilization",

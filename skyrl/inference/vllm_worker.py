@@ -21,6 +21,9 @@ from skyrl.models.expert_names import stored_names
 _GREEDY = 1e-5
 """Temperatures below this are greedy to vLLM."""
 
+_IN_CHECKPOINTS, _ALONE = "model.language_model.", "model."
+"""Starts of the names of a language model's weights in a multimodal checkpoint, and in a checkpoint of its own."""
+
 end_with_host()
 
 
@@ -40,6 +43,7 @@ class WeightReceiver:
             raise RuntimeError("skyrl needs vLLM's first model runner: leave VLLM_USE_V2_MODEL_RUNNER unset")
         if not getattr(sampler, "skyrl_prepared", False):  # a server is prepared by every run that uses it
             report_tempered_logprobs(sampler)
+            know_names_of_the_text(self.model_runner.get_model())
             sampler.skyrl_prepared = True
 
     def skyrl_update_group(self) -> str:
@@ -83,6 +87,17 @@ class WeightReceiver:
             kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
             if kernel is not None and next(module.parameters()).device.type == "cpu":
                 kernel.fused_experts.process_weights_after_loading(module)
+
+
+def know_names_of_the_text(model: Any) -> None:
+    """Lets a multimodal model of vLLM's take the weights and adapters of its language model under their own names.
+
+    A checkpoint has them below `model.language_model.`; a learner, which is the language model alone, below `model.`.
+    """
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    inside = getattr(mapper, "orig_to_new_prefix", {}).get(_IN_CHECKPOINTS)
+    if mapper is not None and inside:
+        model.hf_to_vllm_mapper = mapper | type(mapper)(orig_to_new_prefix={_ALONE: inside})  # after longer prefixes
 
 
 def under_all_names(

@@ -8,11 +8,13 @@ from skyrl.errors import Problem
 from skyrl.interop.environment import read_environment
 from skyrl.interop.report import Line
 from skyrl.interop.writing import Writing
+from skyrl.tree.access import default_at
 
 _OWN_FIELD = (
     "a field of its author's own: give it a class of yours (docs/configuration.md, 'Fields of your own'), and name it "
     'with class = "module:Name"'
 )
+_NULL = "nothing stands behind the sign, which SkyRL reads as null, and takes for false"
 _EMPTY = "the script gives no value here: a variable of its is empty"
 _NAMES = ("run_name", "project_name", "ckpt_path", "export_path")
 """Names and folders, for which an empty text is the lack of one."""
@@ -53,6 +55,11 @@ def convert_one(
         if again:
             writing.undo_problems(errors)
             paths, problems, errors = again, found, []
+    if errors and value is None and text == "":  # SkyRL reads null, which is false where it asks for a yes or no
+        again, _ = writing.write(key, key, False)
+        if again and isinstance(default_at(writing.root, again[0]), bool):
+            writing.undo_problems(errors)
+            paths, problems, errors = again, [Problem(path=key, message="", hint=_NULL)], []
     if errors:
         writing.note(refusal(key, value, errors, text, added=added))
     elif not paths:

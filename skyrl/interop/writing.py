@@ -30,7 +30,7 @@ class Writing:
     def __init__(self, where: str, root: type[RunConfig] = SkyRLTrainConfig) -> None:
         """`root` is the tree of one kind of run."""
         self._draft: TreeBuilder[Any] = TreeBuilder(root(), ReadContext(migrations=MIGRATIONS))
-        self._root = root
+        self.root = root
         self._where = where
         self._written: dict[str, str] = {}  # our path -> the foreign key that wrote it
         self._references: dict[str, str] = {}  # our path -> `env:NAME`, for a field that is no text
@@ -76,18 +76,18 @@ class Writing:
         """
         run, origins = self._draft.build(), self._draft.origins
         needless, problems = self._followed(run, origins)
-        tables: dict[str, Any] = dict(header_of(self._root))
+        tables: dict[str, Any] = dict(header_of(self.root))
         for path in origins:
             if path not in needless:
                 put(tables, split_path(path), _spelled(path, run))
         for path, reference in self._references.items():
             put(tables, split_path(path), reference)
-        unsayable = _drop_what_toml_cannot_say(tables, self._root)
+        unsayable = _drop_what_toml_cannot_say(tables, self.root)
         sources = {self._written[path] for path in needless if path in self._written}
         followed = (_as_derived(line, needless) if line.source in sources else line for line in self.lines)
         lines = tuple(_as_unsayable(line) if {*line.targets} & unsayable else line for line in followed)
         return Conversion(
-            root=self._root,
+            root=self.root,
             tables=tables,
             cluster=self.cluster.tables(),
             lines=lines,

@@ -309,6 +309,7 @@ VALUES: Mapping[str, Any] = {
     "gpu_memory_utilization": 0.5,
     "enable_ray_prometheus_stats": True,
     "enable_return_routed_experts": True,
+    "language_model_only": True,
     "engine_init_kwargs": {"max_logprobs": 5},
 }
 

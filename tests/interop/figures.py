@@ -80,7 +80,7 @@ def scripts_table() -> str:
     head = [
         "| what `check` says of SkyRL's scripts | scripts |",
         "|---|---:|",
-        f"| accepted as they are | {accepted} |",
+        f"| accepted, as they are or converted | {accepted} |",
     ]
     return "\n".join([*head, *rows])
 

@@ -47,3 +47,8 @@ def test_no_device_or_tracker_of_this_machine_is_looked_for(scripts: tuple[Conve
     for script in scripts:
         assert script.conversion.tables["trainer"]["device"] == "cuda"
         assert not paths(script.conversion.problems) & {"trainer.logger", "trainer.device"}
+
+
+def test_of_skyrls_134_scripts_at_least_120_are_accepted(scripts: tuple[Converted, ...]) -> None:
+    assert len(scripts) == 134
+    assert sum(not reasons(script.conversion) for script in scripts) >= 120

@@ -174,3 +174,11 @@ def test_a_script_that_keeps_its_cache_under_new_weights_shares_no_prefixes(tmp_
     conversion = convert_overrides([*overrides, "trainer.placement.colocate_all=false"])
     assert not any(problem.path.endswith("weight_sync") for problem in conversion.problems)
     assert loaded(conversion, tmp_path).generator.inference_engine.enable_prefix_caching is False
+
+
+def test_a_switch_without_a_value_is_off_and_other_settings_without_one_are_refused() -> None:
+    conversion = convert_overrides(["trainer.remove_microbatch_padding=", "trainer.epochs="])
+    assert conversion.tables["trainer"]["use_sample_packing"] is False
+    switch, epochs = conversion.lines
+    assert (switch.outcome, epochs.outcome) == ("renamed", "refused")
+    assert "takes for false" in switch.why
