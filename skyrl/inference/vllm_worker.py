@@ -89,15 +89,16 @@ class WeightReceiver:
                 kernel.fused_experts.process_weights_after_loading(module)
 
 
-def know_names_of_the_text(model: Any) -> None:
+def know_names_of_the_text(model: torch.nn.Module) -> None:
     """Lets a multimodal model of vLLM's take the weights and adapters of its language model under their own names.
 
     A checkpoint has them below `model.language_model.`; a learner, which is the language model alone, below `model.`.
     """
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
     inside = getattr(mapper, "orig_to_new_prefix", {}).get(_IN_CHECKPOINTS)
     if mapper is not None and inside:
-        model.hf_to_vllm_mapper = mapper | type(mapper)(orig_to_new_prefix={_ALONE: inside})  # after longer prefixes
+        longer_first = mapper | type(mapper)(orig_to_new_prefix={_ALONE: inside})
+        model.hf_to_vllm_mapper = longer_first
 
 
 def under_all_names(
