@@ -40,15 +40,15 @@ class InferenceEngineConfig(BaseConfig):
     """The run starts the engines. False: they run already, at the external addresses."""
 
     num_engines: int = field(default=1, validator=positive, metadata=FREE)
-    """Replicas; prompts are spread over them. May change on resume: a sample is drawn from the same random numbers on
-    any of them."""
+    """Replicas; prompts are spread over them. May change on resume: a sample uses the same random numbers on every
+    engine."""
 
     min_engines: int = field(default=1, validator=positive, metadata=FREE)
-    """The number of engines below which `skyrl engines RUN drain` takes none away. At most `num_engines`."""
+    """Fewest engines that `skyrl engines RUN drain` leaves in service. At most `num_engines`."""
 
     max_engines: int | None = field(default=None, validator=positive, metadata=FREE)
-    """The number of engines up to which `skyrl engines RUN add` adds some while the run continues, on GPUs that are
-    free on the cluster then. At least `num_engines`. None: `num_engines`."""
+    """Most engines that `skyrl engines RUN add` may reach during the run, on free GPUs of the cluster. At least
+    `num_engines`. None: `num_engines`."""
 
     max_engine_restarts: int = field(default=3, validator=non_negative, metadata=FREE)
     """Times that each engine that died is started again, while the others carry on; it serves with the next weights.
@@ -88,9 +88,9 @@ class InferenceEngineConfig(BaseConfig):
     """How one vLLM engine runs on several GPUs: Ray actors, or child processes on one node. vllm."""
 
     enable_return_routed_experts: bool = False
-    """Return which experts of a mixture of experts each token met, for learners that replay them
+    """Return which experts of a mixture of experts processed each token, for learners that replay them
     (`trainer.policy.moe_enable_routing_replay`): a byte for each token, layer and expert chosen, or two above 256
-    experts. The torch engine does everywhere, vLLM on GPUs. torch and vllm."""
+    experts. torch, and vllm on GPUs."""
 
     enforce_eager: bool = True
     """Compute without CUDA graphs. False is faster and was seen to disturb long runs; a CPU has none. vllm."""
@@ -109,8 +109,8 @@ class InferenceEngineConfig(BaseConfig):
     """Tokens that one step of an engine computes, at most."""
 
     max_num_seqs: int = field(default=1024, validator=positive)
-    """Sequences that an engine runs at once, at most; what is beyond that waits for any engine that gets free. Of
-    several engines, one that reports a queue or a full cache is given fewer, down to a sixteenth."""
+    """Most sequences that an engine runs at once; further ones wait for the first engine with capacity. Among several
+    engines, one that reports a queue or a full KV cache is given fewer, down to a sixteenth."""
 
     gpu_memory_utilization: float = field(default=0.8, validator=positive_fraction, metadata=FREE)
     """Share of a GPU's memory that an engine takes for weights and cache. `kv_cache_memory_bytes` of

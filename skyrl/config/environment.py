@@ -162,7 +162,7 @@ class AgentConfig(BaseConfig):
     `api_key` and `model` that it has parameters for. None: no function is the agent."""
 
     kwargs: Mapping[str, Any] = FrozenDict()
-    """Further arguments of `function`, by name: settings of its own."""
+    """Further keyword arguments of `function`."""
 
     reward: Literal["environment", "returned", "exit_code"] = "environment"
     """Origin of the reward. environment: the prompt's environment judges what the agent returned or printed, or the
@@ -176,23 +176,24 @@ class AgentConfig(BaseConfig):
     """Agents that run at the same time."""
 
     max_starts_per_second: float | None = field(default=None, validator=positive, metadata=FREE)
-    """Agents that start per second, at most, after a first burst of as many, for services that limit what begins: of
-    sandboxes, for example. None: as many as `max_concurrent` lets through."""
+    """Most agents that start per second, after a first burst of as many, for services that limit the rate of starts,
+    such as sandboxes. None: only `max_concurrent` limits them."""
 
     timeout_seconds: float | None = field(default=600.0, validator=positive, metadata=FREE)
     """Seconds that one agent may run, waiting for the policy included; then its trajectory has failed. None: any time.
     """
 
     isolate: bool = field(default=False, metadata=FREE)
-    """The command runs in a sandbox of `environment.skyrl_gym.sandbox_tier`, which must be namespace or bwrap: in an
-    empty folder of its own, with the policy as its only network. It can read the files that its words name."""
+    """Run the command in a sandbox of the tier `environment.skyrl_gym.sandbox_tier` (namespace or bwrap): in an empty
+    folder of its own, with the policy's endpoint as its only network. It can read the files that `command` names."""
 
     readable: tuple[str, ...] = field(default=(), metadata=FREE)
-    """Further files and folders that an isolated command can read, such as the modules that it imports. In the tier
-    namespace, it can read all that every user of the machine can."""
+    """Further files and folders that an isolated command can read, such as the modules it imports. In the tier
+    namespace it can also read what every user of the machine can."""
 
     memory_gb: float = field(default=4.0, validator=positive, metadata=FREE)
-    """Memory of an isolated command with all that it starts, and address space of each process, in 10^9 bytes."""
+    """Memory limit of an isolated command with all of its processes, and address space limit of each of them, in
+    10^9 bytes."""
 
     @property
     def plays(self) -> bool:

@@ -58,14 +58,13 @@ class FaultsConfig(BaseConfig):
     """Times that a session may go back (`on_non_finite = "roll_back"`) before the run ends."""
 
     on_lost_rank: Literal["stop", "wait", "shrink"] = field(default="stop", metadata=FREE)
-    """Policy for a rank of a model that dies, or whose machine does, and for the last engine. stop: the run ends; wait:
-    it begins again from the last checkpoint, once the cluster has its GPUs again; shrink: it begins again from the last
-    checkpoint with the next smaller number of ranks that passes every check. Where engines take turns with the models
-    there are fewer of them, too."""
+    """Policy when a rank of a model or its machine dies, or the last engine does. stop: the run ends; wait: the run
+    restarts from the last checkpoint once the cluster has its GPUs again; shrink: the run restarts from the last
+    checkpoint with the next smaller number of ranks that passes every check, and with fewer engines where they share
+    GPUs with the models."""
 
     max_lost_ranks: int = field(default=3, validator=positive, metadata=FREE)
-    """Times that a command begins again because a rank was lost (`on_lost_rank`)."""
+    """Most restarts of one command after lost ranks (`on_lost_rank`)."""
 
     lost_rank_timeout_seconds: Seconds = field(default=1800.0, validator=positive, metadata=FREE)
-    """Seconds that a run that lost a rank waits for its machines to come back (`on_lost_rank = "wait"`); after that it
-    ends."""
+    """Seconds to wait for the GPUs of a lost rank to come back (`on_lost_rank = "wait"`); after that the run ends."""

@@ -45,8 +45,8 @@ class OptimizerConfig(BaseConfig):
 
     optimizer: Literal["adamw", "cpu_adamw", "sgd", "muon"] = "adamw"
     """Rule of the optimizer step. adamw: arXiv:1711.05101. cpu_adamw: the same rule by DeepSpeed's vectorized kernel,
-    for state that rests in CPU memory (`deepspeed_config.zero_optimization.offload_optimizer.device = "cpu"`); it is
-    compiled by g++ when a machine first uses it (arXiv:2101.06840). sgd: the gradient times the learning rate, without
+    for optimizer state in CPU memory (`deepspeed_config.zero_optimization.offload_optimizer.device = "cpu"`); it is
+    compiled by g++ on first use on a machine (arXiv:2101.06840). sgd: the gradient times the learning rate, without
     momentum; it keeps no state, and learns at far larger rates than AdamW's. muon: the momentum of each matrix of the
     hidden layers is orthogonalized in bfloat16, embeddings, heads, norms and biases learn by AdamW, and one learning
     rate serves both (arXiv:2502.16982); on one rank and under FSDP."""
@@ -234,9 +234,9 @@ class PolicyConfig(BaseConfig):
     router's logits (ST-MoE, arXiv:2202.08906, eq. 5). 0: none."""
 
     moe_enable_routing_replay: bool = False
-    """Compute with the experts that the engine chose for each token, while scoring and in updates, and not with those
-    that the learner's routers would choose (rollout routing replay, arXiv:2510.11370): rounding then changes no
-    choice. Their weights are the learner's own, and gradients flow through them. Needs
+    """Route each token to the experts that the engine chose for it, in scoring and in updates, so that rounding changes
+    no choice (rollout routing replay, arXiv:2510.11370). The weights of the experts come from the learner's own router
+    logits, and gradients flow through them. Needs
     `generator.inference_engine.enable_return_routed_experts`."""
 
     use_torch_compile: bool = False
@@ -276,7 +276,7 @@ class CriticConfig(BaseConfig):
     """Sharding under DeepSpeed."""
 
     megatron_config: MegatronConfig = MegatronConfig()
-    """Sharding under Megatron; the last pipeline stage has the value head."""
+    """Sharding under Megatron; the last pipeline stage holds the value head."""
 
     sequence_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that share sequences, as of the policy. 1: none."""
@@ -318,8 +318,8 @@ class RefConfig(BaseConfig):
     """Consecutive ranks that hold different experts, as of the policy. 1: every rank computes all of them."""
 
     moe_enable_routing_replay: bool = False
-    """Compute with the experts that the engine chose for each token, as of the policy, where the reference has as many
-    in each layer."""
+    """Route each token to the experts that the engine chose for it, as in the policy; needs a reference with the same
+    number of experts in each layer."""
 
     fsdp_config: FSDPConfig = FSDPConfig()
     """Sharding under FSDP."""

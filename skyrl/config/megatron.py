@@ -59,8 +59,8 @@ class MegatronLoraConfig(BaseConfig):
     """The form of adapters under Megatron; their size is in `model.lora`."""
 
     lora_type: Literal["lora", "canonical_lora"] = "lora"
-    """lora: layers that Megatron-core joins (query, key and value; gate and up) have one factor A of their adapters in
-    common; canonical_lora: each has its own, as under the other strategies, and goes on with adapters of those."""
+    """lora: layers that Megatron-core fuses (query, key and value; gate and up) share the factor A of their adapters;
+    canonical_lora: each has its own, as under the other strategies, whose adapters it can resume."""
 
 
 @frozen
@@ -95,34 +95,34 @@ class MegatronConfig(BaseConfig):
     """Ranks that share one sequence; above 1 it needs `trainer.use_sample_packing`."""
 
     expert_model_parallel_size: int = field(default=1, validator=positive)
-    """Ranks over which the experts of a mixture of experts are spread (GShard, arXiv:2006.16668), among all ranks of a
-    pipeline stage. Divides the experts of a layer; times `expert_tensor_parallel_size`, the ranks of a stage."""
+    """Ranks that the experts of each layer are distributed over (GShard, arXiv:2006.16668), within a pipeline stage.
+    Divides the experts of a layer; its product with `expert_tensor_parallel_size` divides the ranks of a stage."""
 
     expert_tensor_parallel_size: int | None = field(default=None, validator=positive)
-    """Ranks that share each expert's matrices; divides the features inside an expert. None:
+    """Ranks that split the matrices of each expert; divides the intermediate size of an expert. None:
     `tensor_model_parallel_size`."""
 
     moe_token_dispatcher_type: Literal["alltoall", "allgather", "flex"] = "alltoall"
-    """How tokens reach their experts on other ranks. alltoall: each goes to the ranks of its experts; allgather: every
-    rank gets all of them; flex: by the package DeepEP, on CUDA."""
+    """How tokens reach experts on other ranks. alltoall: each token goes to the ranks of its experts; allgather: every
+    rank gets all tokens; flex: the package DeepEP sends them, on CUDA."""
 
     moe_router_load_balancing_type: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"] = "none"
-    """How the router is kept from overloading experts. none: it is left as it is, so that the engines agree. aux_loss,
-    seq_aux_loss and global_aux_loss: a loss (arXiv:2101.03961) over a micro-batch, a sequence or all ranks, weighed by
-    `transformer_config_kwargs.moe_aux_loss_coeff`, or else by the model's own `router_aux_loss_coef`. sinkhorn: tokens
-    are assigned evenly (arXiv:2103.16716) while training, by weights that do not add up to 1."""
+    """Load balancing of the router. none: the router is unchanged, as in the engines. aux_loss, seq_aux_loss and
+    global_aux_loss: a loss (arXiv:2101.03961) over a micro-batch, a sequence or all ranks, times
+    `transformer_config_kwargs.moe_aux_loss_coeff`, or else the model's own `router_aux_loss_coef`. sinkhorn: tokens
+    are assigned evenly (arXiv:2103.16716) in training, with weights that do not sum to 1."""
 
     moe_grouped_gemm: bool = True
-    """Compute the experts of a rank in one kernel, which takes bfloat16 on CUDA; false: a product for each."""
+    """Compute all experts of a rank in one kernel (bfloat16 on CUDA). false: one matrix product per expert."""
 
     moe_router_score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = None
-    """How router logits become scores. None: what the model's own configuration says. Megatron-core 0.16 has no
+    """Function from router logits to scores. None: as the model's own configuration says. Megatron-core 0.16 has no
     sqrtsoftplus."""
 
     moe_router_enable_expert_bias: bool | None = None
-    """Choose experts by their scores plus a bias each, which is moved after every step towards those that got fewer
-    tokens (arXiv:2408.15664); needs `moe_router_score_function = "sigmoid"`. It is stored in checkpoints, not in
-    exports. None: what the model's own configuration says."""
+    """Choose experts by score plus a bias per expert, which is raised after each step for experts with few tokens and
+    lowered for the others (arXiv:2408.15664). Needs `moe_router_score_function = "sigmoid"`. The bias is in
+    checkpoints, not in exports. None: as the model's own configuration says."""
 
     ddp_config: MegatronDDPConfig = MegatronDDPConfig()
     """Data parallelism."""

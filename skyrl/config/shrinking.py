@@ -1,4 +1,4 @@
-"""A run with fewer ranks: what is tried after ranks or machines were lost."""
+"""A smaller layout for a run that has lost ranks or machines (`trainer.faults.on_lost_rank = "shrink"`)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ENGINES = "generator.inference_engine.num_engines"
 
 
 def shrunk(run: R, role: str, *, by_machine: bool = False) -> tuple[R, dict[str, int]] | None:
-    """The resolved run with the next smaller number of ranks of a model, and of all that share its GPUs, that passes
-    every check, and the paths that changed with their values. None where there is no such number.
+    """The resolved run with the next smaller number of ranks that passes every check, and the changed paths with their
+    new values. None if no smaller number passes.
 
-    `role` is policy, critic, ref, or engine, of which there is then one less. `by_machine` takes a whole machine away
-    where the model has several.
+    `role` (policy, critic, ref or engine) loses ranks, together with the models that share its GPUs; of engines with
+    GPUs of their own, one is removed. `by_machine` removes a whole machine where the model has several.
     """
     for changes in _smaller(run, role, by_machine=by_machine):
         smaller = run
@@ -37,7 +37,7 @@ def shrunk(run: R, role: str, *, by_machine: bool = False) -> tuple[R, dict[str,
 
 
 def _smaller(run: SkyRLTrainConfig | SupervisedConfig, role: str, *, by_machine: bool) -> Iterator[dict[str, int]]:
-    """Changes that make the run smaller, from those that take the least away."""
+    """Changes that make the run smaller, those that remove the least first."""
     if isinstance(run, SkyRLTrainConfig) and role == "engine" and not run.trainer.placement.colocate_all:
         for number in range(run.generator.inference_engine.num_engines - 1, 0, -1):
             yield {_ENGINES: number}
@@ -54,7 +54,7 @@ def _smaller(run: SkyRLTrainConfig | SupervisedConfig, role: str, *, by_machine:
 
 
 def _tables(run: SkyRLTrainConfig | SupervisedConfig, role: str) -> list[str]:
-    """Beginnings of the paths of sizes that become smaller together."""
+    """Prefixes of the size fields that shrink together."""
     if not isinstance(run, SkyRLTrainConfig):
         return ["placement."]
     placement = run.trainer.placement
@@ -63,7 +63,7 @@ def _tables(run: SkyRLTrainConfig | SupervisedConfig, role: str) -> list[str]:
 
 
 def _grids_within(grid: Grid, *, by_machine: bool) -> list[Grid]:
-    """Smaller grids, the largest first; of equal ones that on fewer machines."""
+    """Smaller grids, the largest first; of grids of one size, the one on fewer machines first."""
     most = grid.nodes - 1 if by_machine and grid.nodes > 1 else grid.nodes
     sizes = [Grid(nodes=nodes, gpus_per_node=each) for nodes in range(1, most + 1) for each in _counts(grid)]
     return sorted((size for size in sizes if size.ranks < grid.ranks), key=lambda size: (-size.ranks, size.nodes))
@@ -74,7 +74,7 @@ def _counts(grid: Grid) -> range:
 
 
 def _engines_on(run: SkyRLTrainConfig | SupervisedConfig, grid: Grid) -> dict[str, int]:
-    """The number of engines that fill the GPUs that they share with the models; engines with GPUs of their own stay."""
+    """The number of engines for the GPUs that they share with the models; engines with GPUs of their own stay."""
     if not isinstance(run, SkyRLTrainConfig) or not run.trainer.placement.colocate_all:
         return {}
     engines = engines_of(run)

@@ -72,9 +72,10 @@ class TrainerConfig(BaseConfig):
     resume."""
 
     num_dummy_steps: int = field(default=0, validator=non_negative, metadata=FREE)
-    """Take this many steps on made-up samples of the greatest length in place of training, and end: what does not fit
-    in memory fails within minutes. Whole batches are scored, learned from and sent to the engines; nothing is sampled,
-    evaluated, resumed or kept. Metrics go to `full_length` in the run's folder. 0: train."""
+    """Take this many steps on synthetic samples of the greatest length in place of training, and end: a run that does
+    not fit in memory fails within minutes. Whole batches are scored, used for updates, and weights are sent to the
+    engines; nothing is sampled, evaluated, resumed or kept. Metrics go to `full_length` in the run's folder. 0: train
+    as usual."""
 
     train_batch_size: int = field(default=1024, validator=positive)
     """Prompts per training step; each gives `generator.n_samples_per_prompt` samples."""

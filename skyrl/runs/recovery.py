@@ -1,4 +1,4 @@
-"""Starting a run again when it fails or loses a rank, as often as its configuration allows."""
+"""Restarts a run that fails or loses a rank, as often as its configuration allows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from skyrl.tree import get_at
 R = TypeVar("R", bound=AnyRun)
 
 PAUSE = 10.0
-"""Seconds before a failed run starts again, as in AReaL: what caused the failure may need a moment, too."""
+"""Seconds before a failed run restarts, as in AReaL: the cause of the failure may need time to go away."""
 
 
 class Attempt(Generic[R]):
-    """One attempt at a run; a context manager that suppresses a failure of the run after which it begins again.
+    """One attempt at a run; a context manager that suppresses a failure of the run if another attempt follows.
 
     Only a failure of the run itself (`RunError`) is suppressed; a mistake in its configuration or data never is.
     """
 
     def __init__(self, run: R, number: int, follows: Callable[[RunError], bool]) -> None:
-        """`run` is what is attempted, and may be smaller than what was written; `number` counts from 0. `follows` says
-        whether there is another attempt after a failure.
+        """`run` is the resolved run of this attempt, maybe with fewer ranks than were configured; `number` counts from
+        0. `follows` decides whether another attempt follows a failure.
         """
         self.run, self.number = run, number
         self._follows = follows
@@ -49,22 +49,22 @@ class Attempt(Generic[R]):
 
 
 class Recovery(Generic[R]):
-    """What follows the failures of one run within one command."""
+    """Decides whether and how a run restarts after a failure, within one command."""
 
     def __init__(self, run: R) -> None:
         self.run = run
-        """What begins next."""
+        """The run of the next attempt."""
         trainer = run.trainer
         is_retried = trainer.recover_mode in ("auto", "fault") and not trainer.num_dummy_steps
         self._retries = trainer.recover_retries if is_retried else 0
         self._retried = self._lost = 0
 
     def follows(self, failure: RunError) -> bool:
-        """Whether the run begins again after this failure, and says so: without what was lost, or as it was."""
-        return self._begins_without(failure) or self._is_retried(failure)
+        """Whether the run restarts after this failure; if so, the reason and the changes are printed."""
+        return self._follows_a_lost_rank(failure) or self._is_retried(failure)
 
-    def _begins_without(self, failure: RunError) -> bool:
-        """After a lost rank, and where the cluster then turns out to have even fewer GPUs."""
+    def _follows_a_lost_rank(self, failure: RunError) -> bool:
+        """Whether the run restarts after a lost rank, or on a cluster that has even fewer GPUs after one was lost."""
         faults = self.run.trainer.faults
         shrinks = faults.on_lost_rank == "shrink"
         if faults.on_lost_rank == "stop":
@@ -83,12 +83,12 @@ class Recovery(Generic[R]):
         found = shrunk(self.run, role, by_machine=by_machine)
         if found is None:
             notice(
-                f"{field_path(self.run, 'faults.on_lost_rank')} = shrink: no smaller number of ranks passes the checks"
+                f"{field_path(self.run, 'faults.on_lost_rank')} = shrink: no smaller number of ranks passes every check"
             )
             return False
         before, (self.run, changes) = self.run, found
         told = "".join(
-            f"\n  {path}: {get_at(before, path)} before, {value} now"
+            f"\n  {path}: {get_at(before, path)} -> {value}"
             for path, value in changes.items()
             if get_at(before, path) != value
         )
@@ -98,19 +98,19 @@ class Recovery(Generic[R]):
         if self._retried == self._retries:
             return False
         self._retried += 1
-        return _say(failure, f"try {self._retried} of {self._retries}")
+        return _say(failure, f"retry {self._retried} of {self._retries}")
 
 
 def _say(failure: RunError, which: str, end: str = ")") -> bool:
-    notice(f"The run failed: {failure}\nIt begins again in {PAUSE:g} s ({which}{end}")
+    notice(f"The run failed: {failure}\nIt restarts in {PAUSE:g} s ({which}{end}")
     return True
 
 
 def attempts(run: R) -> Iterator[Attempt[R]]:
-    """Attempts at a resolved run until one does not fail, `PAUSE` seconds apart: at most `recover_retries` more than
-    one where `recover_mode` is auto or fault, and one more for each of `max_lost_ranks` as `on_lost_rank` says.
+    """Attempts at a resolved run until one succeeds, `PAUSE` seconds apart: one, up to `recover_retries` more where
+    `recover_mode` is auto or fault, and up to `max_lost_ranks` more where `on_lost_rank` is wait or shrink.
 
-    The body of the loop belongs into the attempt's context; the failure of the last one is raised there.
+    Run the body of the loop inside the attempt's context, which raises the failure of the last attempt.
 
     Example:
         for attempt in attempts(cfg):

@@ -116,7 +116,7 @@ def test_a_run_that_fails_begins_again_and_ends_like_one_that_did_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_failing(nano, tmp_path, monkeypatch, trainer__recover_mode=mode, trainer__recover_retries=1) == 0
-    assert "The run failed: a rank is gone\nIt begins again in 0 s (try 1 of 1)" in capsys.readouterr().err
+    assert "The run failed: a rank is gone\nIt restarts in 0 s (retry 1 of 1)" in capsys.readouterr().err
     assert_ended_alike(tmp_path, whole)
 
 

@@ -23,17 +23,17 @@ def the_agent_is_one_program(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path=f"{_AGENT}.reward", message=message, hint="take returned, and return the reward")
 
 
-def only_a_command_with_a_network_of_its_own_is_isolated(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A function is part of the run's process, and programs in the tier `process` share the machine's network."""
+def isolation_needs_a_command_and_a_network_namespace(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Isolation needs a command, and a sandbox tier with network namespaces."""
     agent, tier = run.environment.agent, "environment.skyrl_gym.sandbox_tier"
     if not (agent.plays and agent.isolate):
         return
     if agent.function is not None:
-        message = "a function runs in the process of the run, and cannot be kept apart from it"
-        yield Problem(path=f"{_AGENT}.isolate", message=message, hint=f"give a program, in {_AGENT}.command")
+        message = "a function runs inside the run's process and cannot be isolated"
+        yield Problem(path=f"{_AGENT}.isolate", message=message, hint=f"give a program in {_AGENT}.command")
     if run.environment.skyrl_gym.sandbox_tier == "process":
-        message = f"programs in the tier process have no network of their own, which {_AGENT}.isolate is about"
-        yield Problem(path=tier, message=message, hint="take namespace or bwrap, or auto")
+        message = f"{_AGENT}.isolate needs a network namespace, which the tier process does not have"
+        yield Problem(path=tier, message=message, hint="set it to namespace, bwrap or auto")
 
 
 def an_agent_asks_when_it_wants(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -65,7 +65,7 @@ def rows_of_agents_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 AGENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     the_agent_is_one_program,
-    only_a_command_with_a_network_of_its_own_is_isolated,
+    isolation_needs_a_command_and_a_network_namespace,
     an_agent_asks_when_it_wants,
     rows_of_agents_can_be_compared,
 )

@@ -48,20 +48,20 @@ def nccl_is_vllms(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def weights_have_a_way_to_servers(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Servers that run already take weights as their routes allow. A learner in the process that asks them would wait
-    for them in a group before they are asked.
+    """Running servers take weights only through the routes they have. Transports with a process group also need a
+    learner on Ray: one in the driver's process would block in the group before it can ask the servers to join.
     """
     engine = run.generator.inference_engine
     able = backend_of(engine).transports
     ways = (*(way for way in able if on_ray(run) or way not in GROUP_TRANSPORTS), "none")
     if samples(run) and not starts_engines(run) and engine.weight_sync_backend not in ways:
         known = engine.weight_sync_backend in able
-        of_ray = "; from a learner on Ray it does" if known else ""
+        of_ray = " from a learner that is not on Ray" if known else ""
         or_ray = ", or set trainer.placement.executor = ray" if known else ""
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
             message=f"{engine.weight_sync_backend} does not reach engines that run already{of_ray}",
-            hint=f"leave it out: it is derived; {' and '.join(ways)} are known to them{or_ray}",
+            hint=f"leave it out: it is derived; possible values: {', '.join(ways)}{or_ray}",
         )
 
 
@@ -192,8 +192,8 @@ def eight_bits_are_for_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def engines_are_as_many_as_they_may_be(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A run begins with a number of engines that it may have."""
+def the_number_of_engines_is_within_its_bounds(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """`num_engines` lies between `min_engines` and `max_engines`."""
     engine = run.generator.inference_engine
     if engine.min_engines > engine.num_engines:
         message = f"{engine.min_engines} is more than num_engines = {engine.num_engines}"
@@ -204,7 +204,7 @@ def engines_are_as_many_as_they_may_be(run: SkyRLTrainConfig) -> Iterator[Proble
 
 
 ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    engines_are_as_many_as_they_may_be,
+    the_number_of_engines_is_within_its_bounds,
     nccl_has_cuda,
     nccl_is_vllms,
     weights_have_a_way_to_servers,

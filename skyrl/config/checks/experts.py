@@ -1,4 +1,4 @@
-"""Checks of mixtures of experts: what their routers learn from, and whose choices they repeat."""
+"""Checks of mixtures of experts: losses on routers, and routing replay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COSTS = ("router_aux_loss_coef", "router_z_loss_coef")
 
 
 def routers_learn_in_transformers_layers(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The losses of routers are taken from transformers' layers; Megatron has layers of its own."""
+    """Router losses are computed on transformers' layers, which Megatron replaces."""
     if run.trainer.strategy == "megatron":
         for name in _COSTS:
             if getattr(run.trainer.policy, name):
@@ -26,19 +26,21 @@ def routers_learn_in_transformers_layers(run: SkyRLTrainConfig) -> Iterator[Prob
 
 
 def routers_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Reentrant checkpointing gives gradients to the outputs of layers alone, and what routers cost is beside them."""
+    """Reentrant checkpointing propagates gradients through the outputs of layers only, and router losses are not among
+    those.
+    """
     trainer = run.trainer
     costs = any(getattr(trainer.policy, name) for name in _COSTS)
     if costs and trainer.recompute_activations and trainer.gradient_checkpointing_use_reentrant:
         yield Problem(
             path="trainer.gradient_checkpointing_use_reentrant",
-            message="the reentrant form of gradient checkpointing gives the losses of routers no gradient",
+            message="router losses get no gradient through reentrant gradient checkpointing",
             hint="set it to false",
         )
 
 
 def replayed_experts_are_returned(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A learner replays what engines return, and transformers' layers can be told."""
+    """Routing replay needs an engine that returns the experts of each token, and transformers' layers."""
     engine = run.generator.inference_engine
     for model in models_of(run):
         if model == "critic" or not getattr(run.trainer, model).moe_enable_routing_replay:
@@ -51,10 +53,10 @@ def replayed_experts_are_returned(run: SkyRLTrainConfig) -> Iterator[Problem]:
             continue
         if _RETURNED not in backend_of(engine).fields:
             able = backends_that(lambda backend: _RETURNED in backend.fields)
-            message = f"the experts of a rollout are not known from engines of the kind {kind_of_engine(engine)}"
-            yield Problem(path=path, message=message, hint=f"set it to false; {able} return them")
+            message = f"engines of the kind {kind_of_engine(engine)} do not return the experts of a rollout"
+            yield Problem(path=path, message=message, hint=f"set it to false; the engines that return them are {able}")
         elif not engine.enable_return_routed_experts:
-            message = "there is nothing to replay: engines do not return the experts that they chose"
+            message = "there is nothing to replay: the engines are not asked to return the experts they chose"
             yield Problem(path=path, message=message, hint=f"set {_ENGINE}.{_RETURNED} = true")
 
 

@@ -1,4 +1,4 @@
-"""Checks of runs under Megatron: what its learners do not do, which others do."""
+"""Checks of runs under Megatron: what its learners lack, and which degrees fit together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OTHERS = "or trainer.strategy = fsdp2"
 
 
 def megatron_steps_by_adam_or_sgd(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron-core has no Muon of its own: it takes that of a package that it does not come with."""
+    """Megatron-core has no Muon of its own: it imports one from a package that it does not require."""
     for model in trained_models(run) if _is_megatron(run) else ():
         if getattr(run.trainer, model).optimizer_config.optimizer == "muon":
             yield Problem(
@@ -27,8 +27,8 @@ def megatron_steps_by_adam_or_sgd(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
 
 
-def megatron_drops_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The attention inside packed rows that Megatron is given is without dropout, and so are its adapters."""
+def megatron_trains_without_dropout(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Attention over packed rows and adapters have no dropout under Megatron."""
     message = "strategy = megatron trains without dropout"
     for model in trained_models(run) if _is_megatron(run) else ():
         section, path = getattr(run.trainer, model), f"trainer.{model}."
@@ -39,17 +39,17 @@ def megatron_drops_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def megatron_keeps_activations_on_the_gpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Activations of transformers' layers go to the host; Megatron's are kept or recomputed."""
+    """Only activations of transformers' layers can be offloaded to the host; Megatron's are kept or recomputed."""
     if _is_megatron(run) and run.trainer.offload_activations:
         yield Problem(
             path="trainer.offload_activations",
-            message="strategy = megatron does not send activations to the host",
-            hint="set it to false, and recomputation in trainer.policy.megatron_config.transformer_config_kwargs",
+            message="strategy = megatron does not offload activations to the host",
+            hint="set it to false; recomputation is set in trainer.policy.megatron_config.transformer_config_kwargs",
         )
 
 
 def models_on_the_same_gpus_have_the_same_degrees(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron-core keeps one set of groups of ranks in a process."""
+    """Megatron-core has one set of process groups per process."""
     shares = run.trainer.placement.colocate_all or run.trainer.placement.colocate_policy_ref
     if not _is_megatron(run) or not shares:
         return
@@ -61,13 +61,13 @@ def models_on_the_same_gpus_have_the_same_degrees(run: SkyRLTrainConfig) -> Iter
         if policy != own:
             yield Problem(
                 path=f"trainer.{model}.{field}",
-                message=f"{own} where the policy has {policy}: models in the same processes have the same degrees",
+                message=f"{own}, but the policy has {policy}: models in the same processes need the same degrees",
                 hint=f"set it to {policy}, or trainer.placement.colocate_all and colocate_policy_ref = false",
             )
 
 
 def experts_of_megatron_are_spread_over_all_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The ranks of a pipeline stage fall into groups that have all experts among them."""
+    """Expert tensor x expert parallel ranks divide the ranks of a pipeline stage."""
     for path, config, ranks in _tables(run):
         stages, tensor = config.pipeline_model_parallel_size, expert_tensor_of(config)
         cutting = stages * tensor
@@ -81,40 +81,40 @@ def experts_of_megatron_are_spread_over_all_ranks(run: SkyRLTrainConfig) -> Iter
             size, fitting = config.expert_model_parallel_size, divisors(ranks // cutting)
             yield Problem(
                 path=f"{path}.expert_model_parallel_size",
-                message=f"{size} does not divide the {ranks // cutting} ranks that are left beside pipeline x expert "
+                message=f"{size} does not divide {ranks // cutting}: the model's {ranks} ranks over pipeline x expert "
                 f"tensor = {cutting}",
                 hint=f"nearest divisors: {' and '.join(map(str, nearest(size, fitting)))}",
             )
 
 
-def tokens_reach_experts_by_what_megatron_core_has(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron-core's flexible dispatcher sends tokens to other ranks, and there have to be some."""
+def flex_dispatch_needs_experts_on_other_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """The flex dispatcher needs experts on other ranks."""
     for path, config, _ in _tables(run):
         if config.moe_token_dispatcher_type == "flex" and ranks_of_experts(config) == 1:
             yield Problem(
                 path=f"{path}.moe_token_dispatcher_type",
-                message="flex sends tokens to other ranks, and every rank has all experts",
+                message="flex needs experts on other ranks, but every rank has all experts",
                 hint="set it to alltoall, or expert_model_parallel_size above 1",
             )
 
 
-def megatron_core_has_the_router(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron-core scores by softmax or sigmoid, and routes by a bias beside sigmoid alone."""
+def megatron_core_has_this_router(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Megatron-core has softmax and sigmoid scores, and an expert bias only with sigmoid."""
     for path, config, _ in _tables(run):
         score = config.moe_router_score_function
         if score == "sqrtsoftplus":
-            message = "Megatron-core 0.16 does not score experts by sqrtsoftplus"
+            message = "Megatron-core 0.16 has no score function sqrtsoftplus"
             yield Problem(path=f"{path}.moe_router_score_function", message=message, hint="softmax or sigmoid")
         elif config.moe_router_enable_expert_bias and score != "sigmoid":
             yield Problem(
                 path=f"{path}.moe_router_enable_expert_bias",
-                message="Megatron-core has a bias for each expert beside sigmoid alone",
+                message="Megatron-core has an expert bias only with sigmoid scores",
                 hint=f"set it to false, or {path}.moe_router_score_function = sigmoid",
             )
 
 
 def engines_route_as_the_model_says(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """An engine knows the model's own router alone: one that is changed here gives other log-probabilities."""
+    """Engines use the router of the model's own configuration; another router gives other log-probabilities."""
     for path, config, _ in _tables(run):
         changed = {
             "moe_router_score_function": config.moe_router_score_function == "sigmoid",
@@ -123,20 +123,20 @@ def engines_route_as_the_model_says(run: SkyRLTrainConfig) -> Iterator[Problem]:
         for name in (name for name, is_changed in changed.items() if is_changed):
             yield Problem(
                 path=f"{path}.{name}",
-                message="engines route as the model's own configuration says, and so will differ from the learner",
-                hint="leave it out, unless the model was trained so",
+                message="engines route as the model's own configuration says: their log-probabilities will differ",
+                hint="leave it out, unless the model was trained with it",
                 severity="warning",
             )
 
 
 MEGATRON_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     megatron_steps_by_adam_or_sgd,
-    megatron_drops_nothing,
+    megatron_trains_without_dropout,
     megatron_keeps_activations_on_the_gpu,
     models_on_the_same_gpus_have_the_same_degrees,
     experts_of_megatron_are_spread_over_all_ranks,
-    tokens_reach_experts_by_what_megatron_core_has,
-    megatron_core_has_the_router,
+    flex_dispatch_needs_experts_on_other_ranks,
+    megatron_core_has_this_router,
     engines_route_as_the_model_says,
 )
 

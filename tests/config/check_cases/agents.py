@@ -12,7 +12,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**FUNCTION, **COMMAND}, "environment.agent.function"),
         ({**FUNCTION, "environment.agent.reward": "exit_code"}, "environment.agent.reward"),
     ],
-    "only_a_command_with_a_network_of_its_own_is_isolated": [
+    "isolation_needs_a_command_and_a_network_namespace": [
         ({**FUNCTION, "environment.agent.isolate": True}, "environment.agent.isolate"),
         (
             {**COMMAND, "environment.agent.isolate": True, "environment.skyrl_gym.sandbox_tier": "process"},
@@ -28,7 +28,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 SILENT: dict[str, dict[str, Any]] = {
     "the_agent_is_one_program": {**COMMAND, "environment.agent.reward": "exit_code"},
-    "only_a_command_with_a_network_of_its_own_is_isolated": {
+    "isolation_needs_a_command_and_a_network_namespace": {
         **COMMAND,
         "environment.agent.isolate": True,
         "environment.skyrl_gym.sandbox_tier": "namespace",

@@ -7,7 +7,7 @@ from typing import Any
 from tests.config.check_cases.settings import APART, ENGINE, RAY, SERVER, VLLM
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "engines_are_as_many_as_they_may_be": [
+    "the_number_of_engines_is_within_its_bounds": [
         ({**RAY, ENGINE + "min_engines": 2}, ENGINE + "min_engines"),
         ({**RAY, ENGINE + "num_engines": 3, ENGINE + "max_engines": 2}, ENGINE + "max_engines"),
     ],
@@ -62,7 +62,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "engines_are_as_many_as_they_may_be": {
+    "the_number_of_engines_is_within_its_bounds": {
         **RAY,
         ENGINE + "num_engines": 2,
         ENGINE + "min_engines": 2,

@@ -22,7 +22,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**MEGATRON, **MUON}, "trainer.policy.optimizer_config.optimizer"),
         ({**MEGATRON, **CRITIC, CRITICS_RULE: "muon"}, CRITICS_RULE),
     ],
-    "megatron_drops_nothing": [
+    "megatron_trains_without_dropout": [
         ({**MEGATRON, **DROPPING}, "trainer.policy.use_dropout"),
         ({**MEGATRON, **LORA, DROPOUT: 0.1}, DROPOUT),
         ({**MEGATRON, **CRITIC, "trainer.critic.use_dropout": True}, "trainer.critic.use_dropout"),
@@ -36,8 +36,8 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**MEGATRON, EXPERT: 3}, EXPERT),
         ({**MEGATRON, TABLE + "expert_tensor_parallel_size": 3}, TABLE + "expert_tensor_parallel_size"),
     ],
-    "tokens_reach_experts_by_what_megatron_core_has": [({**MEGATRON, DISPATCHER: "flex"}, DISPATCHER)],
-    "megatron_core_has_the_router": [
+    "flex_dispatch_needs_experts_on_other_ranks": [({**MEGATRON, DISPATCHER: "flex"}, DISPATCHER)],
+    "megatron_core_has_this_router": [
         ({**MEGATRON, SCORE: "sqrtsoftplus"}, SCORE),
         ({**MEGATRON, BIAS: True}, BIAS),
         ({**MEGATRON, BIAS: True, SCORE: "softmax"}, BIAS),
@@ -51,11 +51,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 SILENT: dict[str, dict[str, Any]] = {
     "megatron_steps_by_adam_or_sgd": MUON,
-    "megatron_drops_nothing": {**MEGATRON, DROPOUT: 0.1},
+    "megatron_trains_without_dropout": {**MEGATRON, DROPOUT: 0.1},
     "megatron_keeps_activations_on_the_gpu": OFFLOADING,
     "models_on_the_same_gpus_have_the_same_degrees": {**MEGATRON, **APART, f"trainer.ref.{DEGREE}": 2},
     "experts_of_megatron_are_spread_over_all_ranks": {EXPERT: 3},
-    "tokens_reach_experts_by_what_megatron_core_has": {DISPATCHER: "flex"},
-    "megatron_core_has_the_router": {SCORE: "sqrtsoftplus"},
+    "flex_dispatch_needs_experts_on_other_ranks": {DISPATCHER: "flex"},
+    "megatron_core_has_this_router": {SCORE: "sqrtsoftplus"},
     "engines_route_as_the_model_says": {**MEGATRON, BALANCING: "aux_loss", SCORE: "softmax"},
 }
