@@ -76,13 +76,14 @@ class Skipped:
 
 @frozen(kw_only=True)
 class RoutedExperts:
-    """Experts of a mixture of experts that an engine chose for the first N tokens of a row, prompt included, in each
-    layer that has experts. The last token of a row is drawn and never computed, so that N is one less than its tokens.
+    """Experts that an engine chose for the first N tokens of a row, prompt included, in each layer with experts.
+
+    The last token of a row is drawn but never computed, so N is one less than its number of tokens.
     """
 
     layers: int
     choices: int
-    """Experts that a token meets in a layer."""
+    """Experts per token in a layer."""
 
     data: bytes = field(repr=False)
     """(N, layers, choices) numbers of experts, little-endian, of `width` bytes each."""
@@ -102,7 +103,7 @@ class RoutedExperts:
         return evolve(self, data=self.data[: tokens * self._size])
 
     def continued(self, later: RoutedExperts) -> RoutedExperts:
-        """Experts of these tokens, and `later`'s for those after them: each token keeps what it first met."""
+        """These experts, followed by those of `later` for the tokens after them: each token keeps its first choice."""
         return evolve(self, data=self.data + later.data[len(self.data) :])
 
 
@@ -151,7 +152,7 @@ class Trajectory:
 
     rewards: tuple[TurnReward, ...]
     routed_experts: RoutedExperts | None = None
-    """Experts that the engine chose for these tokens. None: it was not asked."""
+    """Experts that the engine chose for these tokens. None: the engine does not return them."""
 
     stop_reason: StopReason
     answer: str | None = None

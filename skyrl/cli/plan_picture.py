@@ -1,4 +1,4 @@
-"""A plan as a picture (SVG): the processes on the GPUs of each node, and what one GPU holds in each phase."""
+"""Draws a plan as SVG: the processes on the GPUs of each node, and the memory of one GPU in each phase."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 960
 NODES_SHOWN = 16
 _LINE, _EDGE, _LABEL = 18, 24, 190
 _COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#332288", "#882255", "#44aa99")
-"""Colours that the colour-blind tell apart (Paul Tol's bright scheme, and three of his muted one)."""
+"""Colours that colour-blind readers can distinguish (Paul Tol's bright scheme, and three of his muted one)."""
 
 
 def picture(plan: Plan) -> str:
@@ -30,7 +30,7 @@ def picture(plan: Plan) -> str:
 
 
 def _draw_nodes(root: Element, plan: Plan, top: int) -> int:
-    """One row of GPUs for each node, each with its processes. Returns the y below."""
+    """Draw one row of GPUs for each node, with their processes. Returns the y below."""
     held = _held(plan)
     roles = list(dict.fromkeys(seat["role"] for seat in plan["seats"]))
     width = min(200, (WIDTH - _EDGE - 90) // plan["gpus_per_node"])
@@ -63,7 +63,7 @@ def _held(plan: Plan) -> dict[tuple[int, int], list[tuple[str, int]]]:
 
 
 def _draw_memory(root: Element, memory: Mapping[str, Any], top: int) -> int:
-    """One bar for each phase, cut into what the memory is for. Returns the y below."""
+    """Draw one bar for each phase, divided by use of the memory. Returns the y below."""
     phases = memory["phases"]
     if phases is None:
         _write(root, _EDGE, top + 24, f"memory: {memory['why']}")
@@ -85,7 +85,7 @@ def _draw_memory(root: Element, memory: Mapping[str, Any], top: int) -> int:
         x = str(round(_LABEL + limit * scale, 1))
         line = {"x1": x, "x2": x, "y1": str(top - len(phases) * (_LINE + 4) - 4), "y2": str(top), "stroke": "#cc0000"}
         SubElement(root, "line", line)
-        _write(root, _LABEL, top + 14, f"red: {_size(limit)} of a {memory['gpu_kind']} may be taken", color="#cc0000")
+        _write(root, _LABEL, top + 14, f"red: limit, {_size(limit)} of a {memory['gpu_kind']}", color="#cc0000")
         top += 22
     return _legend(root, parts, top + 8)
 

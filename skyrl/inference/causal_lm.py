@@ -50,7 +50,7 @@ class CausalLM:
     ) -> None:
         """`kept_bytes` bounds the memory of keys and values that outlive their sequence; only models that
         `FusedDecoder` supports continue from them. Without `keeps_answers` these are common beginnings alone. With
-        `int8` projections compute in eight bits. With `records_experts` it is known which experts each token met.
+        `int8` projections compute in eight bits. `records_experts` records which experts each token is routed to.
         Raises `ModelError` for a model that cannot be sampled from, or has no experts to record.
         """
         layers = DynamicCache(config=model.config).layers

@@ -1,5 +1,5 @@
-"""Engines that are started while a run goes on: those that died, a bounded number of times and after pauses that grow,
-and those that are added. See `InferenceEngineClient`.
+"""Starts engines during a run: those that died, a bounded number of times with exponential backoff, and those that are
+added. See `InferenceEngineClient`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineRestarts:
-    """Starts engines again in the background; they wait here until they are taken into service."""
+    """Starts engines in the background, which wait here until they are taken into service."""
 
     def __init__(
         self,
@@ -26,10 +26,10 @@ class EngineRestarts:
         backoff: float,
         sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> None:
-        """`start` makes the engine of a number anew, with the weights that a run starts from, or raises `RunError`.
+        """`start` makes the engine of a given number, with the weights that a run starts from, or raises `RunError`.
 
-        Each engine is started at most `most` times in a run, the first time after `backoff` seconds, then after twice
-        as many each time.
+        Each engine is restarted at most `most` times in a run: after `backoff` seconds at first, then after twice as
+        long each time.
         """
         self._start, self._most, self._backoff, self._sleep = start, most, backoff, sleep or asyncio.sleep
         self._tries: Counter[int] = Counter()
@@ -42,11 +42,11 @@ class EngineRestarts:
         self._not_started: list[tuple[int, str]] = []
 
     def died(self, number: int) -> None:
-        """Starts the engine of this number again, if that may still be tried."""
+        """Restart the engine of this number, if it has restarts left."""
         self._in_the_background(number, self.again(number))
 
     def add(self, number: int) -> None:
-        """Starts an engine that there has not been yet, once."""
+        """Start a new engine; it is tried once."""
         self._in_the_background(number, self._first(number))
 
     def _in_the_background(self, number: int, start: Coroutine[None, None, None]) -> None:
@@ -68,21 +68,21 @@ class EngineRestarts:
             _log.warning("inference engine %d could not be added: %s", number, error)
             return
         self._ready.append((number, engine))
-        _log.warning("inference engine %d is there, and serves with the next weights", number)
+        _log.warning("inference engine %d has started, and serves from the next weight transfer on", number)
 
     async def again(self, number: int) -> None:
-        """Start the engine of this number until it is there, or has been started too often."""
+        """Start the engine of this number until that succeeds, or its restarts are used up."""
         while self._tries[number] < self._most:
             self._tries[number] += 1
             await self._sleep(self._backoff * 2 ** (self._tries[number] - 1))
             try:
                 engine = await self._start(number)
             except RunError as error:
-                _log.warning("inference engine %d could not be started again: %s", number, error)
+                _log.warning("inference engine %d could not be restarted: %s", number, error)
                 continue
             self.succeeded += 1
             self._ready.append((number, engine))
-            _log.warning("inference engine %d is there again, and serves with the next weights", number)
+            _log.warning("inference engine %d has restarted, and serves from the next weight transfer on", number)
             return
         _log.warning("inference engine %d stays out of service after %d restarts", number, self._most)
 
@@ -97,12 +97,12 @@ class EngineRestarts:
         return taken
 
     def take_not_started(self) -> list[tuple[int, str]]:
-        """Number of each engine that was to be added and could not be started, with the reason."""
+        """Number and reason of each added engine that could not be started, since the last call."""
         taken, self._not_started = self._not_started, []
         return taken
 
     async def close(self) -> None:
-        """Gives up what is being started, and closes what nobody took."""
+        """Cancel starts in progress, and close engines that were not taken into service."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -44,7 +44,7 @@ class PrefixRoutes(Generic[E]):
         self._most = most
 
     def computed(self, prompt_ids: Sequence[int], engine: E) -> None:
-        """The engine computes this prompt now, and caches its keys and values."""
+        """Record that the engine computes this prompt, and then has its keys and values cached."""
         for block in _blocks(prompt_ids):
             self._blocks.setdefault(block, {})[engine] = None
             self._blocks.move_to_end(block)

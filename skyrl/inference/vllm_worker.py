@@ -47,7 +47,7 @@ class WeightReceiver:
             sampler.skyrl_prepared = True
 
     def skyrl_update_group(self) -> str:
-        """Class of the transfer engine through which somebody sends weights to this worker; empty where nobody does."""
+        """Class name of the transfer engine that this worker receives weights through; empty without one."""
         return vllm_native.group_holder(self)
 
     def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:

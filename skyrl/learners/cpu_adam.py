@@ -1,4 +1,4 @@
-"""AdamW by DeepSpeed's vectorized kernel, for optimizer state that rests in CPU memory (arXiv:2101.06840)."""
+"""AdamW by DeepSpeed's vectorized kernel, for optimizer state in CPU memory (arXiv:2101.06840)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KERNEL = "cpu_adam"
 """DeepSpeed's name of the operator, and torch's of the folder that it is compiled in."""
 
 _FAR_AWAY = 2**31
-"""A step that no run comes to."""
+"""A step number that no run reaches."""
 
 
 def cpu_adamw(groups: list[dict[str, object]], *, lr: float, betas: tuple[float, float], eps: float) -> Optimizer:
@@ -47,8 +47,8 @@ def cpu_adamw(groups: list[dict[str, object]], *, lr: float, betas: tuple[float,
 
 @contextmanager
 def _compiling_alone() -> Iterator[None]:
-    """One process compiles at a time. torch's own lock is a file that a killed process leaves behind, and on which
-    every later one would wait for ever: it is removed, since nobody else compiles here.
+    """Let one process compile at a time. torch's own lock is a file, which a killed process leaves behind and on which
+    later ones would wait forever; it is removed while this lock is held.
     """
     folder = Path(cpp_extension._get_build_directory(_KERNEL, verbose=False))
     path = os.environ.get("PATH", "")

@@ -1,4 +1,4 @@
-"""Costs of the routers of a mixture of experts in a loss, and their metrics."""
+"""Losses of the routers of a mixture of experts, and metrics of their loads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RouterCosts:
 
     @classmethod
     def of(cls, section: PolicyConfig | CriticConfig | RefConfig) -> RouterCosts:
-        """The costs that a model's part of the configuration asks for; those of a policy alone have any."""
+        """The coefficients of a model's section of the configuration; zero for all but a policy."""
         if not isinstance(section, PolicyConfig):
             return cls()
         return cls(aux_coef=section.router_aux_loss_coef, z_coef=section.router_z_loss_coef)
@@ -36,8 +36,8 @@ class RouterCosts:
         return bool(self.aux_coef or self.z_coef)
 
     def added(self, loss: Tensor, parts: dict[str, Tensor], loads: RowLoads, row_weights: Tensor) -> Tensor:
-        """The loss of a micro-batch, a scalar, with its part of the costs, which `parts` gets by name, beside the
-        entropy of the routers. `row_weights` is (B,).
+        """The scalar loss of a micro-batch plus its share of the router losses. Adds them and the routers' entropy to
+        `parts`, by name. `row_weights` (B,) is the share of each row in the mini-batch.
         """
         parts["router_entropy"] = (loads.entropy * row_weights).sum()
         for name, coef, cost in (("aux", self.aux_coef, loads.balance), ("z", self.z_coef, loads.z)):
@@ -48,7 +48,7 @@ class RouterCosts:
 
 
 def load_metrics(loads: Loads) -> dict[str, float]:
-    """How evenly the tokens of a mini-batch met the experts; nothing of a model without."""
+    """Metrics of how evenly the tokens of a mini-batch were routed; none for a model without experts."""
     if not loads:
         return {}
     means = [sum(layer) / len(layer) or 1.0 for layer in loads]

@@ -35,7 +35,7 @@ class RowLayout:
     """None: this rank reads all N selected tokens."""
 
     routed: RoutedTokens | None = None
-    """The tokens as the routers of a mixture of experts meet them. None: nobody asks."""
+    """The tokens as the routers of a mixture of experts see them. None: routers are neither measured nor replayed."""
 
     def pick(self, answer: Tensor) -> Tensor:
         """(rows, kept columns, ...) -> (n, ...)."""

@@ -1,8 +1,7 @@
-"""The routers of a mixture of experts, watched while the model computes: what they cost and how evenly they choose; and
-told to choose again what an engine chose.
+"""Hooks on the routers of a mixture of experts: their losses and loads, recording of their choices, and routing replay.
 
-Statistics are taken by rows of the batch, so that padding, packing, shared prompts and the cut into micro-batches
-change nothing. They stay on the device.
+Statistics are per row of the batch, so that padding, packing, shared prompts and micro-batches change nothing. They
+stay on the device.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from skyrl.models.ulysses import SequenceGroup
 from skyrl.trajectory import RoutedExperts
 
 _KNOWN = frozenset({"Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "MixtralTopKRouter"})
-"""Routers that take the largest of a softmax over all experts, and answer with logits, weights and choices."""
+"""Routers that choose the top K of a softmax over all experts, and return logits, weights and choices."""
 
 
 Routed = tuple[Tensor, Tensor, Tensor]
-"""Answer of a router for T tokens: logits (T, E), weights of the chosen experts (T, K), and their numbers (T, K)."""
+"""Output of a router for T tokens: logits (T, E), weights of the chosen experts (T, K), and their numbers (T, K)."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -52,7 +51,7 @@ class RoutedTokens:
 
 @attrs.frozen(kw_only=True, eq=False)
 class RowLoads:
-    """Work of the routers of all layers on the tokens of each of B rows."""
+    """Losses and loads of the routers of all layers, for each of B rows."""
 
     balance: Tensor
     """(B,) float32, with gradient where it is learned: E sum_i f_i P_i, where f_i is the mean number of choices of
@@ -72,7 +71,7 @@ class Routers:
     """Hooks on the routers of a transformers model, which stay for the life of the model."""
 
     def __init__(self, model: nn.Module, *, learned: bool) -> None:
-        """`learned`: what the routers cost has a gradient. Raises `ModelError` for a model without known routers."""
+        """`learned`: router losses have a gradient. Raises `ModelError` for a model without known routers."""
         gates = list(_gates(model))
         if not gates:
             raise ModelError("this model has no experts, or routers of a kind that is not known")
@@ -84,9 +83,10 @@ class Routers:
             gate.register_forward_hook(partial(self._routed, layer))
 
     def begin(self, tokens: RoutedTokens | None, *, measured: bool) -> None:
-        """A forward pass over these tokens comes next, and maybe its backward, in which layers are computed again.
+        """Announce a forward pass over these tokens, and its backward pass, which may recompute layers.
 
-        None: the pass is left alone. Raises `ModelError` for choices of another number of layers.
+        `tokens` None: the hooks do nothing in this pass. Raises `ModelError` for replayed choices of another number of
+        layers.
         """
         if tokens is not None and tokens.replayed is not None and tokens.replayed.shape[1] != self.layers:
             raise ModelError(
@@ -114,7 +114,7 @@ class Routers:
         )
 
     def _routed(self, layer: int, gate: nn.Module, _: tuple[Tensor, ...], output: Routed) -> Routed:
-        """The answer of a router, with the choices of the engine in the place of its own."""
+        """The output of a router, with the engine's choices in place of its own where they are replayed."""
         tokens = self._tokens
         if tokens is None:
             return output
@@ -134,7 +134,7 @@ class Routers:
 
 
 class ChoiceRecorder:
-    """Keeps what the routers of a model choose, from one `take` to the next."""
+    """Records the choices of a model's routers in a forward pass."""
 
     def __init__(self, model: nn.Module, field: str = "enable_return_routed_experts") -> None:
         """Raises `ModelError`, which names `field`, for a model without known routers."""
@@ -147,12 +147,12 @@ class ChoiceRecorder:
             gate.register_forward_hook(partial(self._routed, layer))
 
     def take(self) -> Tensor:
-        """(T, layers, K) int16: experts of the T tokens of the last forward pass."""
+        """(T, layers, K) int16: experts of the T tokens of the last forward pass, which are then forgotten."""
         chosen, self._chosen = self._chosen, {}
         return torch.stack([chosen[layer] for layer in range(len(chosen))], dim=1)
 
     def packed(self, chosen: Tensor) -> RoutedExperts:
-        """Choices that were taken, (N, layers, K), as they travel with a trajectory."""
+        """Recorded choices (N, layers, K) in the compact form of a trajectory."""
         return packed_choices(chosen.cpu().numpy(), self._experts)
 
     def _routed(self, layer: int, gate: nn.Module, _: tuple[Tensor, ...], output: Routed) -> None:
@@ -160,20 +160,20 @@ class ChoiceRecorder:
 
 
 def packed_choices(chosen: NDArray[Any], experts: int) -> RoutedExperts:
-    """(N, layers, K) numbers of one of so many `experts` each, as they travel with a trajectory."""
+    """Expert numbers (N, layers, K), each below `experts`, in the compact form of a trajectory."""
     width: Literal[1, 2] = 1 if experts <= 256 else 2
     _, layers, choices = chosen.shape
     return RoutedExperts(layers=layers, choices=choices, data=chosen.astype(f"<u{width}").tobytes(), width=width)
 
 
 def restored_choices(routed: RoutedExperts) -> Tensor:
-    """(N, layers, K) int16: the choices again."""
+    """(N, layers, K) int16: the inverse of `packed_choices`."""
     numbers = np.frombuffer(routed.data, np.dtype(f"<u{routed.width}")).astype(np.int16)
     return torch.from_numpy(numbers.reshape(len(routed), routed.layers, routed.choices))
 
 
 def joined_choices(rows: Sequence[RoutedExperts | None], columns: int) -> Tensor | None:
-    """(B, columns, layers, K) int16 of B rows, -1 where no expert is named; None where none is."""
+    """(B, columns, layers, K) int16: the choices of B rows, -1 where there are none. None if no row has any."""
     known = [(index, each) for index, each in enumerate(rows) if each is not None]
     if not known:
         return None
@@ -190,7 +190,7 @@ def known_routers(model: nn.Module) -> bool:
 
 
 def _gates(model: nn.Module) -> Iterator[Any]:
-    """The routers of a model in order of layers; none where one of them is not known."""
+    """The routers of a model in order of layers; none if any of them is of an unknown kind."""
     blocks = dict.fromkeys(name.rpartition(".experts.")[0] for name, _ in model.named_parameters() if is_experts(name))
     gates: list[Any] = [getattr(model.get_submodule(block), "gate", None) for block in blocks]
     if all(type(gate).__name__ in _KNOWN for gate in gates):

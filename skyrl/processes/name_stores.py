@@ -36,11 +36,12 @@ def name_store(address: str) -> NameStore:
             from skyrl.processes.names_in_ray import NamesInRay
 
             return NamesInRay(place)
-    raise UserError(f"{address!r} is no store of names: write nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS")
+    raise UserError(f"{address!r} is not a store of names: write nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS")
 
 
 def located(address: str) -> str | None:
-    """The address of a service: `name:NAME` is looked up now, anything else stays. None where nobody has the name.
+    """The address of a service: `name:NAME` is looked up now, any other address is returned. None for a name that
+    is not published.
 
     Raises `UserError` where there is no store to look into, `ProcessError` where it cannot be reached.
     """
@@ -48,7 +49,7 @@ def located(address: str) -> str | None:
 
 
 def awaited(address: str, seconds: float) -> str:
-    """The address of a service, as `located` finds it; a name that nobody has yet is waited for.
+    """The address of a service, as `located` finds it; waits for a name that is not published yet.
 
     Raises `UserError` where there is no store to look into, `ProcessError` where the name is not there in time.
     """

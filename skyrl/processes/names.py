@@ -40,16 +40,16 @@ class NameStore(Protocol):
     """Where names are kept. Every method raises `ProcessError` where the store cannot be reached."""
 
     def add(self, name: str, entry: Entry, seconds: float) -> bool:
-        """Publish a name for so long. False where another owner's name is alive."""
+        """Publish a name with a lease of so many seconds. False where the name has a living owner."""
 
     def renew(self, name: str, entry: Entry, seconds: float) -> bool:
-        """Let it live for so long from now. False where it is another owner's, or gone."""
+        """Extend the lease to `seconds` from now. False where the name is another owner's, or no longer there."""
 
     def remove(self, name: str, owner: str) -> None:
-        """Withdraw it, if it is this owner's."""
+        """Withdraw the name, if it is this owner's."""
 
     def find(self, prefix: str) -> Mapping[str, str]:
-        """Every living name that begins so, and its value."""
+        """Every living name with this prefix, and its value."""
 
     def get(self, name: str) -> str | None:
         """The value of a living name."""

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 LONGEST_OUTPUT = 1 << 20
-"""Bytes of a command's standard output that are read; more is a failure."""
+"""Most bytes that a command may print to standard output; more is a failure."""
 
 _SHOWN = 400
 
@@ -42,7 +42,7 @@ Agent = Callable[[Call], Awaitable[Returned] | Returned]
 
 
 def environment_of(call: Call, kept: Sequence[str]) -> dict[str, str]:
-    """The environment of a command: the `kept` variables of this process, and the way to the policy."""
+    """The environment variables of a command: `kept` ones of this process, and address, key and name of the policy."""
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "OPENAI_BASE_URL": f"{call.url}/v1",
         "OPENAI_API_KEY": call.key,
@@ -53,6 +53,6 @@ def environment_of(call: Call, kept: Sequence[str]) -> dict[str, str]:
 
 
 def returned_by(code: int, output: bytes, errors: bytes) -> Returned:
-    """The result of a command: what it printed, or the end of its errors where it failed with some."""
+    """The result of a command: its standard output, or the end of its standard error if it failed and wrote some."""
     text, said = output.decode(errors="replace"), errors.decode(errors="replace")
     return Returned(value=said[-_SHOWN:] if code and said else text, exit_code=code)

@@ -1,7 +1,7 @@
-"""An agent whose author is not trusted: its command runs in a sandbox, and the endpoint is its only network.
+"""Runs the command of an untrusted agent in a sandbox whose only network is the policy's endpoint.
 
-Each trajectory is a process tree of its own, in a new folder, which is ended with it. It reads what its command names
-and what `readable` names.
+Each trajectory has a process tree and an empty folder of its own, which end with it. It can read the files that its
+command and `readable` name.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _KEPT_VARIABLES = ("PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH")
 
 
 class IsolatedAgent:
-    """Runs one command, in a sandbox of its own each time. It starts in an empty folder: words that name files of the
-    run's folder are given to it as full paths.
+    """Runs one command, each time in a new sandbox and an empty folder. Words of it that name existing files become
+    absolute paths.
     """
 
     def __init__(self, config: AgentConfig, tier: Tier | Literal["auto"]) -> None:
-        """Raises `TaskError` for files that are not there, and `UserError` where the machine lacks the tier or programs
-        in it could not read them.
+        """Raises `TaskError` for missing files, and `UserError` where the machine lacks the tier or programs in it
+        could not read the files.
         """
         given = [Path(path).expanduser().resolve() for path in config.readable]
         for path in given:
             if not path.exists():
-                raise TaskError(f"environment.agent.readable names {path}, which is not there")
+                raise TaskError(f"environment.agent.readable names {path}, which does not exist")
         words = [os.path.realpath(word) if os.path.exists(word) else word for word in config.command[1:]]
         program, file = _program(config.command[0], given)
         self._arguments = (program, *words)
@@ -66,7 +66,9 @@ class IsolatedAgent:
         )
 
     def __call__(self, call: Call) -> Returned:
-        """Raises `RewardError` for a program that prints too much, and `WorkerEnded` for one that is late."""
+        """Play one trajectory. Raises `RewardError` for a program that prints too much, and `WorkerEnded` for one that
+        does not end in time.
+        """
         service = urlsplit(call.url)
         assert service.hostname is not None and service.port is not None, "the endpoint's address has both"
         command = Command(
@@ -83,8 +85,8 @@ class IsolatedAgent:
 
 
 def _program(name: str, readable: Sequence[Path]) -> tuple[str, str]:
-    """The program as it is started, and its file. A link to Python says which packages it has, and stays if it can be
-    read.
+    """The program as it is started, and the file that it is. A link to Python decides which packages it has, so it is
+    kept where programs in the sandbox can read it.
     """
     found = shutil.which(name)
     assert found is not None, "whoever makes an agent has found its program"

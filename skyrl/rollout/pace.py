@@ -9,7 +9,7 @@ class Pace:
     """Lets callers through at so many per second on average, after a first burst of what one second lets through."""
 
     def __init__(self, per_second: float | None) -> None:
-        """None: nobody waits."""
+        """`per_second` is the rate of starts; None lets every caller through at once."""
         self._rate = per_second
         self._burst = max(1.0, per_second or 1.0)
         self._free_at = float("-inf")

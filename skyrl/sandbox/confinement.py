@@ -154,7 +154,7 @@ def _processes_and_threads() -> int:
 
 
 def listen_on_loopback(port: int) -> socket.socket:
-    """A socket that listens at 127.0.0.1 of the network of this process, which is new: nothing else is in it.
+    """Bring up loopback in the network namespace of this process, and return a socket that listens on 127.0.0.1.
 
     Raises OSError where the kernel does not allow it.
     """
@@ -167,8 +167,8 @@ def listen_on_loopback(port: int) -> socket.socket:
 
 
 def give_up_rights(user: int | None, *, own_network: bool) -> None:
-    """The last that a process does before it becomes a program: it can never get anything back. `own_network` leaves it
-    the sockets of a network that nobody else is in.
+    """Drop all rights, irrevocably; the last step of a process before it executes a program. `own_network` still allows
+    IPv4 sockets, for a process in a network namespace of its own.
     """
     if user is not None and os.geteuid() == 0:
         become(user)
@@ -199,7 +199,7 @@ def children(parent: int) -> list[int]:
 
 
 def _started_by(file: str) -> list[int]:
-    """Parent of a thread; None if it is gone meanwhile."""
+    """Process numbers in a `children` file of /proc; none if its thread has ended."""
     with suppress(OSError), open(file, encoding="ascii") as children:
         return [int(word) for word in children.read().split()]
     return []

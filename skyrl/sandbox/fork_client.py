@@ -35,16 +35,16 @@ _OURS = (
 
 @frozen(kw_only=True)
 class Command:
-    """A program of any kind, in a network of its own that leads to one service."""
+    """A program of any kind, run in a network namespace with one service."""
 
     arguments: tuple[str, ...]
     """Program and arguments."""
 
     environment: Mapping[str, str]
-    """Its environment variables; HOME and TMPDIR, the folder that it starts in, come on top."""
+    """Environment variables. HOME and TMPDIR are added: the folder that it starts in."""
 
     service: tuple[str, int]
-    """Host and port that 127.0.0.1 and `SERVICE_PORT` stand for in its network."""
+    """Host and port that connections to 127.0.0.1:`SERVICE_PORT` in its namespace are forwarded to."""
 
 
 class ForkClient:
@@ -81,8 +81,8 @@ class ForkClient:
     ) -> socket.socket:
         """A new process, of the program in `files[0]` or else of `module`, whose `main` it calls; the other files are
         its standard input, output and errors. On the socket the supervisor says how it ended; closing it ends it.
-        `group` limits the memory of all its processes. A `command` takes the program's place; the socket that
-        listens in its network comes first.
+        `group` limits the memory of all its processes. A `command` takes the place of the program; the first
+        message then has the socket that listens in its network namespace.
 
         Raises `ProcessError` if there is no server.
         """

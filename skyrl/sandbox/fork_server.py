@@ -6,8 +6,8 @@
           program   gives up its rights, limits itself, and becomes the program
 
 A request is JSON and open files: standard input, output and errors, a control group if it has one, and a socket on
-which the supervisor says how it ended. Who closes the other end of that socket wants an end at once. A command is given
-a network of its own; the socket that listens there is handed out first. Of the standard library alone.
+which the supervisor reports how it ended. Closing the other end of that socket ends the program at once. A command gets
+a network namespace of its own, and the socket that listens there is sent first. Imports the standard library alone.
 """
 
 import gc
@@ -32,7 +32,7 @@ TIMED_OUT = 124
 READY = b"ready"
 LISTENING = b"listening"
 SERVICE_PORT = 8000
-"""Port on loopback, in the network of a command, at which it reaches its service."""
+"""Port on loopback at which a command reaches its service, in its network namespace."""
 
 LONGEST_REQUEST = 1 << 16
 _GLANCE = 0.02
@@ -214,7 +214,7 @@ def _run_program(source: int) -> None:
 
 
 def _become_command(request: dict[str, Any]) -> None:
-    """Exec the command in this process; returns only by an exception."""
+    """Replace this process by the command. Raises OSError if it cannot be executed; never returns otherwise."""
     environment = {**request["environment"], "HOME": request["folder"], "TMPDIR": request["folder"]}
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which Python ignores, and a program would inherit
     os.execvpe(request["command"][0], request["command"], environment)

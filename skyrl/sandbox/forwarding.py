@@ -1,6 +1,6 @@
-"""The one service that a program in a network of its own reaches.
+"""Forwards connections out of a network namespace to one service.
 
-    program --> 127.0.0.1:PORT in its own network --> whoever accepts, outside --> the service
+    program --> 127.0.0.1:PORT in its namespace --> this process, which accepts them --> the service
 
 The supervisor listens in the program's network and hands the socket out: the program has no way to any other address,
 and nothing of the run is inside.
@@ -16,14 +16,14 @@ from contextlib import contextmanager, suppress
 from threading import Thread
 
 MOST_CONNECTIONS = 64
-"""Connections of one program at the same time; further ones are closed."""
+"""Most simultaneous connections of one program; further ones are closed."""
 
 _PIECE = 1 << 16
 
 
 @contextmanager
 def forwarding(listener: socket.socket, service: tuple[str, int]) -> Iterator[None]:
-    """Connections that the listener takes lead to the service, host and port, for the length of the block."""
+    """Forward connections to `listener` to the service (host, port) while the block runs."""
     begun: Future[Callable[[], object]] = Future()
     thread = Thread(target=lambda: asyncio.run(_forward(listener, service, begun)), name="forwarding", daemon=True)
     thread.start()
@@ -65,7 +65,7 @@ async def _joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, se
 
 
 async def _copied(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Bytes until the source ends, and then its end."""
+    """Copy bytes until the source ends, then end the target."""
     with suppress(OSError):
         while piece := await source.read(_PIECE):
             target.write(piece)

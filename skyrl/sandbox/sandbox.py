@@ -107,9 +107,9 @@ class Sandbox:
         return _run(self.client, self.tier, program, stdin, limits or ResourceLimits())
 
     def run_command(self, command: Command, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
-        """Run a program of any kind, as `run` does. Its one network address leads to the command's service.
+        """Run a command with the limits of `run`. The only network address it can reach is forwarded to its service.
 
-        Raises `ProcessError` if the sandbox itself does not work, and in the tier `process`, which has no networks.
+        Raises `ProcessError` if the sandbox itself fails, and in the tier `process`, which has no network namespaces.
         """
         if not has_namespaces(self.tier):
             raise ProcessError(f"the sandbox tier {self.tier!r} gives a command no network of its own")
@@ -197,7 +197,7 @@ def _run(client: ForkClient, tier: Tier, job: str | Command, stdin: bytes, limit
 
 @contextmanager
 def _served(command: Command | None, control: socket.socket, seconds: float) -> Iterator[None]:
-    """The network of a command leads to its service for the length of the block."""
+    """Forward the network of a command to its service while the block runs; does nothing for a Python program."""
     if command is None:
         yield
         return

@@ -1,9 +1,8 @@
-"""System calls that no program gets: a seccomp filter, which a program cannot take off. Of the standard library alone.
+"""System calls refused to programs, by a seccomp filter that they cannot remove. Imports the standard library alone.
 
-Refused are sockets other than those between processes (no network, whatever the tier; what has a network of its own may
-open sockets of IPv4, too), shared memory and messages of System V and POSIX queues (they outlive a program), memory
-files (they escape its limits), namespaces of its own, tracing, and interfaces with a long history of holes in the
-kernel.
+Refused are sockets other than UNIX sockets (a process in a network namespace of its own may also open IPv4 sockets),
+shared memory and messages of System V and POSIX queues (they outlive a program), memory files (they escape its limits),
+new namespaces, tracing, and interfaces with a long history of vulnerabilities in the kernel.
 """
 
 import ctypes
@@ -77,7 +76,7 @@ class _Program(ctypes.Structure):
 
 
 def refuse(*, own_network: bool = False) -> None:
-    """This process and all that it starts are refused these calls from now on. One in a network of its own may use it.
+    """Refuse these calls to this process and its descendants from now on. `own_network` allows IPv4 sockets.
 
     It needs "no new privileges". Raises OSError where the kernel or the processor has no such filter.
     """

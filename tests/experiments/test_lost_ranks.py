@@ -101,8 +101,7 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(
     said = capfd.readouterr().err
     assert re.search(r"The run failed: policy-1 \(process \d+ on .* died: it was killed", said), said
     assert (
-        "It restarts in 0 s (lost rank 1 of 3), with:\n"
-        "  trainer.placement.policy_num_gpus_per_node: 2 -> 1\n" in said
+        "It restarts in 0 s (lost rank 1 of 3), with:\n  trainer.placement.policy_num_gpus_per_node: 2 -> 1\n" in said
     )
     assert "Going on after step 2, from a checkpoint" in said
     assert LosesRanks.ranks == [2, 1]

@@ -148,7 +148,7 @@ async def test_the_policy_of_another_trajectory_is_out_of_reach(tier: str, tmp_p
 
 
 def test_an_agent_that_cannot_be_isolated_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TaskError, match="environment.agent.readable names .*nowhere, which is not there"):
+    with pytest.raises(TaskError, match="environment.agent.readable names .*nowhere, which does not exist"):
         agent_of(agent(tmp_path, "", readable=("nowhere",)), "namespace")
     monkeypatch.setattr(sandbox, "why_unavailable", lambda tier: "" if tier == "process" else "no namespaces")
     with pytest.raises(UserError, match="'bwrap' is not available on this machine: no namespaces"):
