@@ -146,7 +146,7 @@ class VocabularyHead(PlainHead):
         return self._matrix[0]
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]  # made out of the parameter each time
+    def matrix(self) -> Tensor:
         """(vocabulary, H), distributed where several ranks have it, without the rows of padding."""
         [matrix] = self._matrix
         if self._mesh is None:
@@ -162,7 +162,7 @@ class VocabularyHead(PlainHead):
         """(..., H), the same on every rank -> logits of the whole vocabulary (..., vocabulary) on every rank."""
         [matrix] = self._matrix
         if self._mesh is None:
-            return linear(hidden, self.weight)
+            return linear(hidden, self.matrix)
         own = linear(tensor_parallel.copy_to_tensor_model_parallel_region(hidden), matrix)
         logits: Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(own)
         return logits[..., : self._vocabulary]

@@ -7,6 +7,7 @@ output matrix whole.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 
-class PlainHead(nn.Module):
-    """An output head of its own kind: logits are the product of hidden states and `weight` (V, H), which may be
-    distributed by rows over ranks.
-    """
+class PlainHead(nn.Module, ABC):
+    """An output head of its own kind: logits are the product of hidden states and `matrix`."""
 
-    weight: Tensor
+    @property
+    @abstractmethod
+    def matrix(self) -> Tensor:
+        """(V, H), which may be distributed by rows over ranks."""
 
 
 @torch.no_grad()
@@ -57,7 +59,8 @@ def in_place_of_the_head(model: nn.Module, read: Callable[[Tensor, Tensor], Tens
     def replaced(hidden: Tensor) -> Tensor:
         kind = hidden.device.type
         casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        weight = head.weight.to(torch.get_autocast_dtype(kind)) if casts else head.weight
+        own = head.matrix if isinstance(head, PlainHead) else head.weight
+        weight = own.to(torch.get_autocast_dtype(kind)) if casts else own
         return read(hidden.to(weight.dtype), weight)
 
     with _forward_of(head, replaced):

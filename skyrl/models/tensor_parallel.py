@@ -71,13 +71,24 @@ def _cut_head(head: nn.Module, mesh: DeviceMesh) -> None:
         own = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
         head.register_parameter(name, nn.Parameter(own, requires_grad=parameter.requires_grad))
 
-    def forward(hidden: Tensor) -> Tensor:
-        common = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
-        logits: Any = nn.functional.linear(common, head.weight, head.bias)
-        whole: Tensor = logits.redistribute(placements=[Replicate()]).to_local()
-        return whole
+    linear.forward = lambda hidden: gathered_logits(hidden, head.weight, head.bias, mesh)
 
-    linear.forward = forward
+
+def gathered_logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, mesh: DeviceMesh) -> Tensor:
+    """Hidden states (..., H), the same on every rank, a matrix (V, H) and a bias (V,) that are distributed by rows ->
+    logits (..., V) on every rank.
+    """
+    common = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
+    logits: Any = nn.functional.linear(common, matrix, bias)
+    whole: Tensor = logits.redistribute(placements=[Replicate()]).to_local()
+    return whole
+
+
+def module_styles(model: nn.Module) -> list[tuple[str, str]]:
+    """Name and style of every module that the plan of the model names."""
+    plan = dict(_plan(model))
+    named = ((name, plan.get(replace_layer_number_by_wildcard(name))) for name, _ in model.named_modules())
+    return [(name, style) for name, style in named if style is not None]
 
 
 def refuse_uncuttable(model: nn.Module, size: int, ranks: int, field: str) -> None:
