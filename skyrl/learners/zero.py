@@ -15,36 +15,47 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import DeepSpeedConfig
-from skyrl.errors import ConfigError, Problem, UserError
+from skyrl.errors import UserError
 from skyrl.learners.data_parallel import DataParallel
+from skyrl.learners.moving import HOST
+from skyrl.learners.ranks import TENSOR
 from skyrl.learners.schedule import make_optimizer
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.learners.zero_config import engine_config
+from skyrl.learners.zero_groups import Cut, ParallelUnit
 from skyrl.learners.zero_state import ZeroState
+from skyrl.models.auto_tp import cut_by_deepspeed
+from skyrl.models.tensor_parallel import refuse_uncuttable
 
 
 class Zero(DataParallel):
     """A model under a DeepSpeed engine. See `Strategy` for what each method does."""
 
     def __init__(self, source: ModelSource, config: DeepSpeedConfig, context: StrategyContext) -> None:
-        """Every rank reads the weights: the engine starts from whole models. Raises `UserError` without DeepSpeed,
-        `ConfigError` where ranks are to cut matrices.
+        """Every rank reads the weights: the engine starts from whole models, or from parts that are cut out of whole
+        ones in the host's memory. Raises `UserError` without DeepSpeed, `ModelError` for a model that cannot be cut.
         """
-        _refuse_to_cut_matrices(context)
         deepspeed = import_deepspeed(context.device, context.strategy_field)
         self._ranks, self._device = context.ranks, context.device
+        self._replicas = context.ranks.size // context.tensor_parallel
         zero = config.zero_optimization
         self._stage = zero.stage
         offloads_weights = zero.offload_param.device != "none" and self._stage == 3
         self._offloads = offloads_weights or zero.offload_optimizer.device != "none"
         has_engine = context.optimizer is not None or self._stage == 3  # below stage 3 it only spreads the learning
         self._autocast_dtype = torch.float32 if has_engine and self._stage else context.compute_dtype
-        model = source.load(context.device)
+        self._unit: ParallelUnit | None = None
+        cuts: dict[str, Cut] = {}
+        if context.tensor_parallel > 1:
+            model, cuts = self._cut(source, context)
+        else:
+            model = source.load(context.device)
         model.eval()
         self.model: Any = model
         self._module: Any = model
@@ -63,7 +74,10 @@ class Zero(DataParallel):
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of DeepSpeed about torch
-                self._engine, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings)
+                _take_groups(self._unit)  # those of another model of this process would stay
+                self._engine, *_ = deepspeed.initialize(
+                    model=model, optimizer=self.optimizer, config=settings, mpu=self._unit
+                )
             self._engine.eval()
             self.model = self._engine
         self._held = ZeroState(
@@ -74,7 +88,19 @@ class Zero(DataParallel):
             learns=context.optimizer is not None,
             ranks=context.ranks,
             device=context.device,
+            cuts=cuts,
+            tensor_parallel=context.tensor_parallel,
         )
+
+    def _cut(self, source: ModelSource, context: StrategyContext) -> tuple[nn.Module, dict[str, Cut]]:
+        """The model with this rank's parts of its matrices, and how each is cut."""
+        size, field = context.tensor_parallel, context.tensor_parallel_field
+        refuse_uncuttable(source.meta_model(), size, context.ranks.size, field)
+        self._unit = ParallelUnit(context.ranks.mesh(context.device, tensor=size))
+        model: nn.Module = source.load(HOST)
+        dimensions = cut_by_deepspeed(model, self._unit.mesh[TENSOR], field)
+        group = self._unit.get_model_parallel_group()
+        return model.to(context.device), {name: Cut(dim, group) for name, dim in dimensions.items()}
 
     @property
     def meta_model(self) -> nn.Module:
@@ -96,18 +122,20 @@ class Zero(DataParallel):
         self._engine.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of the sum of all ranks' `loss`, a scalar.
+        """Add the gradient of the sum of all ranks' `loss`, a scalar, which ranks of one tensor-parallel group have in
+        common.
 
         DeepSpeed averages gradients over ranks; the factor makes the average a sum.
         """
+        _take_groups(self._unit)  # stage 0 looks for its ranks there
         self._engine.set_gradient_accumulation_boundary(last)
-        self._engine.backward(loss * self._ranks.size, scale_wrt_gas=False)
+        self._engine.backward(loss * self._replicas, scale_wrt_gas=False)
 
     def step(self) -> float:
         """The engine itself leaves out a step whose gradient is not finite, on all ranks; in stage 0 it would not."""
         if self._stage == 0:
             parameters = [parameter for parameter in self._module.parameters() if parameter.grad is not None]
-            norm = get_total_norm([parameter.grad for parameter in parameters])
+            norm = self._norm(parameters)
             if not torch.isfinite(norm):
                 self._engine.zero_grad()
                 return norm.item()
@@ -116,6 +144,17 @@ class Zero(DataParallel):
             return norm.item()
         self._engine.step()
         return float("nan") if self._engine.optimizer.overflow else float(self._engine.get_global_grad_norm())
+
+    def _norm(self, parameters: list[nn.Parameter]) -> Tensor:
+        """Norm of all gradients, of which each rank has a part where matrices are cut."""
+        named = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+        if self._unit is None:
+            return get_total_norm([gradient for _, gradient in named])
+        squares = torch.zeros(2, device=self._device)
+        for parameter, gradient in named:
+            squares[int(getattr(parameter, "tensor_model_parallel", False))] += gradient.float().square().sum()
+        dist.all_reduce(squares[1], group=self._unit.get_model_parallel_group())
+        return squares.sum().sqrt()
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
         """This rank's part of every weight, of whatever shape, and of the optimizer's state if `optimizer`."""
@@ -132,8 +171,7 @@ class Zero(DataParallel):
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Every weight by name, in its whole shape, in float32 or rounded to `dtype`, one at a time."""
-        weights = self._held.gather()
-        return weights if dtype is None else ((name, weight.to(dtype)) for name, weight in weights)
+        return self._held.gather(dtype or torch.float32)
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         return self._held.tensor_shards()
@@ -174,11 +212,10 @@ class Zero(DataParallel):
         return before - torch.cuda.memory_allocated(self._device)
 
 
-def _refuse_to_cut_matrices(context: StrategyContext) -> None:
-    if context.tensor_parallel > 1:
-        message = f"{context.tensor_parallel} ranks cannot cut matrices under DeepSpeed, which spreads whole ones"
-        hint = f'set it to 1, or {context.strategy_field} = "fsdp2"'
-        raise ConfigError([Problem(path=context.tensor_parallel_field, message=message, hint=hint)])
+def _take_groups(unit: ParallelUnit | None) -> None:
+    """Tell DeepSpeed the groups of ranks of a model; None: all ranks are one."""
+    groups: Any = importlib.import_module("deepspeed.utils.groups")
+    groups.mpu = unit
 
 
 def import_deepspeed(device: torch.device, field: str = "trainer.strategy") -> ModuleType:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.sharing import check_complete, read_into, slots_of
+from skyrl.learners.sharing import check_complete, slots_of
+from skyrl.learners.zero_groups import Cut
 from skyrl.models.naming import named_weights
 
 SLOTS = ("exp_avg", "exp_avg_sq")
@@ -36,30 +37,32 @@ class ZeroState:
         learns: bool,
         ranks: Ranks,
         device: torch.device,
+        cuts: Mapping[str, Cut],
+        tensor_parallel: int,
     ) -> None:
-        """`engine` is None where `module` is not under one: a model that never changes, below stage 3."""
+        """`engine` is None where `module` is not under one: a model that never changes, below stage 3. `cuts` are those
+        of the weights, by name, that `tensor_parallel` consecutive ranks have among them.
+        """
         self._deepspeed, self._engine, self._module = deepspeed, engine, module
         self._stage, self._learns, self._ranks, self._device = stage, learns, ranks, device
+        self._cuts = cuts
+        self._copy, self._part = divmod(ranks.rank, tensor_parallel)  # of the same part; and of the same rows
 
     def named_shapes(self) -> dict[str, Tensor]:
         """Meta tensors of the shape of each whole weight, float32."""
-        return {name: torch.empty(_shape(weight), device="meta") for name, weight in self.weights()}
+        return {name: torch.empty(self._whole_shape(name, weight), device="meta") for name, weight in self.weights()}
 
-    def gather(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by name, in its whole shape and in float32, one at a time."""
+    def gather(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by name, in its whole shape and rounded to `dtype`, one at a time."""
         for name, weight in self.weights():
-            yield name, self._master(weight)
+            yield name, self._joined(name, self._master(weight).to(dtype))
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         """Shards of this rank, see `Strategy.tensor_shards`: below stage 1 the first rank has all, above it each has
         stretches of its own.
         """
         for name, weight in self.weights():
-            if self._is_whole(weight):
-                with self._gathered(weight):
-                    yield from self._of_first_rank(f"model.{name}", weight)
-            else:
-                yield from self._own(f"model.{name}", weight, None)
+            yield from self._stored(f"model.{name}", name, weight, None)
         steps = self._step_of_the_optimizer()
         if steps is not None:
             self._link_optimizer_state()
@@ -67,12 +70,7 @@ class ZeroState:
             if steps is None or not weight.requires_grad:
                 continue
             for slot in SLOTS:
-                if self._stage == 0:
-                    yield from self._of_first_rank(
-                        f"optimizer.{name}.{slot}", self._torch_optimizer.state[weight][slot]
-                    )
-                else:
-                    yield from self._own(f"optimizer.{name}.{slot}", weight, slot)
+                yield from self._stored(f"optimizer.{name}.{slot}", name, weight, slot)
             yield from self._of_first_rank(f"optimizer.{name}.step", steps)
 
     def load(self, source: TensorSource) -> None:
@@ -98,15 +96,49 @@ class ZeroState:
         )
         return context
 
+    def _whole_shape(self, name: str, weight: Tensor) -> torch.Size:
+        cut = self._cuts.get(name)
+        return _shape(weight) if cut is None else cut.whole_shape(_shape(weight))
+
+    def _joined(self, name: str, own: Tensor) -> Tensor:
+        """Join the parts of a weight, or of a tensor that is cut as it is."""
+        cut = self._cuts.get(name)
+        return own if cut is None else cut.gathered(own)
+
+    def _stored(self, key: str, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
+        """What this rank stores as `key` of a weight or of one of its slots."""
+        cut = self._cuts.get(name)
+        if cut is not None and cut.dim:  # columns are no stretch of the whole
+            yield from self._even_share(key, cut.gathered(self._whole_part(weight, slot)))
+        elif cut is not None or self._part == 0:
+            yield from self._own(key, weight, slot, cut)
+
+    def _own(self, key: str, weight: Tensor, slot: str | None, cut: Cut | None) -> Iterator[TensorShard]:
+        """This rank's stretch of the flattened weight or slot, if it has one that no other rank stores."""
+        shape = _shape(weight)
+        start: int = 0
+        numbers: Tensor | None
+        if (slot is None and self._is_whole(weight)) or self._stage == 0:
+            numbers = self._whole_part(weight, slot)
+            numbers = None if self._copy else numbers
+        else:
+            start, numbers = self._stretch(weight, slot)
+        if cut is not None:
+            start, shape = start + cut.start_of(shape), cut.whole_shape(shape)
+        if numbers is not None and numbers.numel():
+            yield TensorShard(name=key, shape=tuple(shape), start=start, numbers=numbers)
+
     def _of_first_rank(self, name: str, tensor: Tensor) -> Iterator[TensorShard]:
         if self._ranks.rank == 0:
             yield TensorShard.whole(name, tensor.detach())
 
-    def _own(self, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
-        """This rank's stretch of a master weight or of one of its slots, if it has one."""
-        start, numbers = self._stretch(weight, slot)
-        if numbers is not None and numbers.numel():
-            yield TensorShard(name=name, shape=tuple(_shape(weight)), start=start, numbers=numbers)
+    def _even_share(self, name: str, whole: Tensor) -> Iterator[TensorShard]:
+        """An equal share for every rank of what all have."""
+        size = -(-whole.numel() // self._ranks.size)
+        start = size * self._ranks.rank
+        numbers = whole.view(-1)[start : start + size]
+        if numbers.numel():
+            yield TensorShard(name=name, shape=tuple(whole.shape), start=start, numbers=numbers)
 
     def _stretch(self, weight: Any, slot: str | None) -> tuple[int, Tensor | None]:
         """Start of a stretch, and its numbers."""
@@ -121,10 +153,20 @@ class ZeroState:
         start, count = self._share_of(weight)
         return start, numbers.view(-1)[:count]
 
+    def _whole_part(self, weight: Tensor, slot: str | None) -> Tensor:
+        """A master weight or one of its slots, or this rank's part where it is cut, of all ranks that have the same."""
+        if slot is None:
+            return self._master(weight)
+        if self._stage == 0:
+            value: Tensor = self._torch_optimizer.state[weight][slot]
+        else:
+            value = self._deepspeed.utils.safe_get_full_optimizer_state(weight, slot)
+        return value.view(_shape(weight))
+
     def _share_of(self, weight: Any) -> tuple[int, int]:
         """First number and count of this rank's part in stage 3, without the padding of the last ranks."""
         size = weight.ds_tensor.numel()
-        start = min(size * self._ranks.rank, _shape(weight).numel())
+        start = min(size * self._copy, _shape(weight).numel())
         return start, min(size, _shape(weight).numel() - start)
 
     def _master(self, weight: Tensor) -> Tensor:
@@ -180,28 +222,37 @@ class ZeroState:
 
     def _load(self, name: str, weight: Tensor, source: TensorSource) -> None:
         with self._gathered(weight, write=True):
-            if not _is_sharded(weight) or self._ranks.rank == 0:
-                read_into(weight, source, f"model.{name}")
+            if not _is_sharded(weight) or self._copy == 0:
+                self._read_into(weight, name, source, f"model.{name}")
         if not self._learns or not weight.requires_grad:
             return
         if self._stage:
-            self._load_stretch(weight, source, f"model.{name}", None)
+            self._load_stretch(name, weight, source, f"model.{name}", None)
         for slot in SLOTS if self._torch_optimizer.state else ():
             if self._stage:
-                self._load_stretch(weight, source, f"optimizer.{name}.{slot}", slot)
+                self._load_stretch(name, weight, source, f"optimizer.{name}.{slot}", slot)
             else:
-                read_into(self._torch_optimizer.state[weight][slot], source, f"optimizer.{name}.{slot}")
+                self._read_into(self._torch_optimizer.state[weight][slot], name, source, f"optimizer.{name}.{slot}")
 
-    def _load_stretch(self, weight: Any, source: TensorSource, name: str, slot: str | None) -> None:
+    def _read_into(self, target: Tensor, name: str, source: TensorSource, key: str) -> None:
+        """Fill what is of the shape of this rank's part of a weight."""
+        target.copy_(self._read(name, target.shape, source, key, 0, target.numel()).view(target.shape))
+
+    def _read(self, name: str, own: torch.Size, source: TensorSource, key: str, start: int, count: int) -> Tensor:
+        """(count,): numbers from `start` of this rank's flattened part of a weight, which has the shape `own`."""
+        cut = self._cuts.get(name)
+        return source.read(key, start, count) if cut is None else cut.read(source, key, own, start, count)
+
+    def _load_stretch(self, name: str, weight: Any, source: TensorSource, key: str, slot: str | None) -> None:
         """This rank's part of a master weight or of one of its slots."""
         if self._stage < 3:
             start, numbers = self._stretch(weight, slot)
             if numbers is not None:
-                numbers.copy_(source.read(name, start, numbers.numel()))
+                numbers.copy_(self._read(name, weight.shape, source, key, start, numbers.numel()))
             return
         start, count = self._share_of(weight)
         padded = torch.zeros(weight.ds_tensor.numel(), device=self._device)
-        padded[:count] = source.read(name, start, count)
+        padded[:count] = self._read(name, _shape(weight), source, key, start, count)
         utils = self._deepspeed.utils
         if slot is None:
             utils.safe_set_local_fp32_param(weight, padded)

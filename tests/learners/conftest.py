@@ -34,6 +34,13 @@ def zero_pool() -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="session")
+def wide_zero_pool() -> Iterator[Pool]:
+    started = Pool(4, stay=True)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
 def small(nano: Path) -> TrainerConfig:
     """Nothing of it is left to be derived. The model's head is tied to its embeddings."""
     model = ModelConfig(path=str(nano / "model"))

@@ -109,7 +109,7 @@ def mixture(pool: Pool, small: TrainerConfig, tmp_path_factory: pytest.TempPathF
         **STEADY,
         **ROUTED,
     }
-    return Spread(pool, pool, changed(small, values))
+    return Spread(pool, lambda ranks: pool, changed(small, values))
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_what_cannot_be_spread_is_refused(
     model = nano_model(kind)
     model.save_pretrained(tmp_path)
     values: dict[str, Any] = {"policy.model.path": str(tmp_path), EXPERTS: size}
-    spread = Spread(pool, pool, small)
+    spread = Spread(pool, lambda ranks: pool, small)
     if said is None:
         spread.policy(values, 4)
         return

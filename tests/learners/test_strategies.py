@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from skyrl.processes.in_process import LocalHandle
 from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
-from tests.inference.nano import nano_model
+from tests.inference.nano import VOCABULARY, nano_model
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
 from tests.long_cases import long_except
@@ -59,6 +59,13 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
     "FSDP2, 4 ranks share keys": ({CONTEXT: 4}, 4),
     "FSDP2, 2 ranks share keys of 2 that share sequences": ({CONTEXT: 2, SHARING: 2}, 4),
     "FSDP2, 2 ranks share keys of 2 that cut matrices": ({CONTEXT: 2, CUTTING: 2}, 4),
+    "ZeRO-0, 2 ranks cut matrices": ({**DEEPSPEED, ZERO + "stage": 0, CUTTING: 2}, 2),
+    "ZeRO-1, 2 ranks cut matrices": ({**DEEPSPEED, ZERO + "stage": 1, CUTTING: 2}, 2),
+    "ZeRO-2, 2 ranks cut matrices": ({**DEEPSPEED, ZERO + "stage": 2, CUTTING: 2}, 2),
+    "ZeRO-3, 2 ranks cut matrices": ({**DEEPSPEED, ZERO + "stage": 3, CUTTING: 2}, 2),
+    "ZeRO-2, 2x2 ranks cut matrices": ({**DEEPSPEED, ZERO + "stage": 2, CUTTING: 2}, 4),
+    "ZeRO-3, 2x2 ranks cut matrices": ({**DEEPSPEED, ZERO + "stage": 3, CUTTING: 2}, 4),
+    "ZeRO-2, 2 ranks share keys of 2 that cut matrices": ({**DEEPSPEED, ZERO + "stage": 2, CONTEXT: 2, CUTTING: 2}, 4),
     "FSDP2, 2 ranks cut matrices": ({CUTTING: 2}, 2),
     "FSDP2, 2x2 ranks cut matrices": ({CUTTING: 2}, 4),
     "FSDP2, 2 ranks share sequences of 2 that cut matrices": ({CUTTING: 2, SHARING: 2}, 4),
@@ -94,6 +101,22 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
     "ZeRO-3, 2 ranks share keys": ({**DEEPSPEED, CONTEXT: 2}, 2),
     "2 ranks cut matrices, a row at a time": ({CUTTING: 2, "micro_train_batch_size_per_gpu": 1}, 2),
     "2 ranks cut matrices, recomputing": ({CUTTING: 2, "recompute_activations": True}, 2),
+    "ZeRO-0, 2 ranks cut matrices, a row at a time": (
+        {**DEEPSPEED, ZERO + "stage": 0, CUTTING: 2, "micro_train_batch_size_per_gpu": 1},
+        2,
+    ),
+    "ZeRO-2, 2 ranks cut matrices, recomputing": (
+        {**DEEPSPEED, ZERO + "stage": 2, CUTTING: 2, "recompute_activations": True},
+        2,
+    ),
+    "ZeRO-2, 2 ranks cut matrices, padded": (
+        {**DEEPSPEED, ZERO + "stage": 2, CUTTING: 2, "use_sample_packing": False},
+        2,
+    ),
+    "ZeRO-3, 2 ranks cut matrices, all sharded": (
+        {**DEEPSPEED, CUTTING: 2, ZERO + "stage3_param_persistence_threshold": 0},
+        2,
+    ),
     "2 ranks cut matrices, padded": ({CUTTING: 2, "use_sample_packing": False}, 2),
     "2x2 ranks cut matrices, replicating their parts": ({CUTTING: 2, FSDP + "fsdp_size": 1}, 4),
     "2x2 ranks cut matrices under a budget": ({CUTTING: 2, "max_tokens_per_microbatch": 25}, 4),
@@ -109,8 +132,9 @@ STEPS = 5
 class Spread:
     """Learners by name of the way they are spread."""
 
-    def __init__(self, pool: Pool, zero_pool: Pool, small: TrainerConfig) -> None:
-        self._pools, self._small = {"fsdp": pool, "fsdp2": pool, "deepspeed": zero_pool}, small
+    def __init__(self, pool: Pool, zero_pool: Callable[[int], Pool], small: TrainerConfig) -> None:
+        """`zero_pool` has the processes for DeepSpeed on that many ranks."""
+        self._pool, self._zero_pool, self._small = pool, zero_pool, small
 
     def policy(self, changes: dict[str, Any], ranks: int) -> LearnerGroup[PolicyWorker]:
         trainer = changed(self._small, changes)
@@ -123,7 +147,8 @@ class Spread:
         """In this process where there is one rank."""
         if ranks == 1:
             return Group([LocalHandle("rank-0", maker())])
-        return self._pools[strategy].start(maker, ranks, together)
+        pool = self._zero_pool(ranks) if strategy == "deepspeed" else self._pool
+        return pool.start(maker, ranks, together)
 
 
 def sharing_rows(model: PolicyConfig | CriticConfig) -> int:
@@ -147,8 +172,9 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def spread(pool: Pool, zero_pool: Pool, small: TrainerConfig) -> Spread:
-    return Spread(pool, zero_pool, small)
+def spread(pool: Pool, small: TrainerConfig, request: pytest.FixtureRequest) -> Spread:
+    names = {2: "zero_pool", 4: "wide_zero_pool"}
+    return Spread(pool, lambda ranks: request.getfixturevalue(names[ranks]), small)
 
 
 def mini_batch(step: int, rows: int = 8) -> TrainingBatch:
@@ -217,6 +243,7 @@ ONE_OF_EACH_KIND = (
     "FSDP2 on 2 ranks",
     "FSDP2, attention alone wrapped",
     "FSDP2, padded",
+    "ZeRO-2, 2 ranks cut matrices",
     "ZeRO-2 on 2 ranks",
     "ZeRO-2, a row at a time",
     "ZeRO-3 on 2 ranks",
@@ -246,13 +273,13 @@ async def test_a_model_that_has_not_learned_scores_as_it_was_loaded(name: str, s
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
-CUT = "FSDP2, 2 ranks cut matrices"
+CUT, CUT_BY_DEEPSPEED = "FSDP2, 2 ranks cut matrices", "ZeRO-2, 2 ranks cut matrices"
 MIXTURES = ("qwen3_moe", "mixtral")
 OTHER_KINDS = [
     (kind, name)
     for kind in ("qwen2", "qwen3", "llama", *MIXTURES)
-    for name in ("FSDP2 on 2 ranks", CUT, "ZeRO-3 on 2 ranks")
-    if not (kind in MIXTURES and name == CUT)  # see the next test
+    for name in ("FSDP2 on 2 ranks", CUT, "ZeRO-3 on 2 ranks", CUT_BY_DEEPSPEED)
+    if not (kind in MIXTURES and name in (CUT, CUT_BY_DEEPSPEED))  # see the next test
 ]
 
 
@@ -275,11 +302,40 @@ async def test_models_of_other_kinds_start_and_learn_alike(
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
+TABLES = [
+    (name, tokens, tied)
+    for name in (CUT, CUT_BY_DEEPSPEED, "ZeRO-0, 2 ranks cut matrices", "ZeRO-3, 2 ranks cut matrices")
+    for tokens in (VOCABULARY, VOCABULARY + 1)
+    for tied in (True, False)
+]
+
+
+@pytest.mark.parametrize("case", long_except(TABLES, (CUT_BY_DEEPSPEED, VOCABULARY, True)))
+async def test_ranks_cut_tables_of_any_number_of_tokens(
+    case: tuple[str, int, bool], spread: Spread, tmp_path: Path
+) -> None:
+    name, tokens, tied = case
+    nano_model(vocab_size=tokens, tie_word_embeddings=tied).save_pretrained(tmp_path / "model")
+    path = {"policy.model.path": str(tmp_path / "model"), "policy.optimizer_config.adam_eps": 1e-6}  # see above
+    changes, ranks = WAYS[name]
+    one, other = spread.policy(path, 1), spread.policy(changes | path, ranks)
+    for step in range(2):
+        assert_same_numbers(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+    assert_same_weights(await weights_of(one), await weights_of(other))
+    tensors, numbers = await stored(other, tmp_path)
+    await other.update(mini_batch(9))
+    for learner in (one, other):
+        await learner.load_state(tensors, numbers)
+    assert_same_numbers(await one.update(mini_batch(2)), await other.update(mini_batch(2)))
+    assert_same_weights(await weights_of(one), await weights_of(other))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", MIXTURES)
-def test_matrices_of_a_mixture_of_experts_are_not_cut(kind: str, spread: Spread, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [CUT, CUT_BY_DEEPSPEED])
+def test_matrices_of_a_mixture_of_experts_are_not_cut(kind: str, way: str, spread: Spread, tmp_path: Path) -> None:
     nano_model(kind).save_pretrained(tmp_path)
-    changes, ranks = WAYS[CUT]
+    changes, ranks = WAYS[way]
     with pytest.raises(ModelError, match="tensor_parallel_size"):
         spread.policy(changes | {"policy.model.path": str(tmp_path)}, ranks)
 
@@ -303,6 +359,19 @@ async def test_rows_that_do_not_divide_and_ranks_without_a_token_change_nothing(
         ("ZeRO-3 on 2 ranks", None),
         ("ZeRO-1 on 2 ranks", "FSDP2 on 4 ranks"),
         ("FSDP2, 2x2 ranks cut matrices", None),
+        ("ZeRO-2, 2 ranks cut matrices", None),
+        *(
+            pytest.param(saved, loaded, marks=pytest.mark.long)
+            for saved, loaded in (
+                ("ZeRO-0, 2 ranks cut matrices", "ZeRO-1, 2 ranks cut matrices"),
+                ("ZeRO-1, 2 ranks cut matrices", "ZeRO-3, 2 ranks cut matrices"),
+                ("ZeRO-3, 2 ranks cut matrices", "FSDP2, 2 ranks cut matrices"),
+                ("FSDP2 on 4 ranks", "ZeRO-0, 2 ranks cut matrices"),
+                ("ZeRO-2 on 2 ranks", "ZeRO-2, 2x2 ranks cut matrices"),
+                ("ZeRO-2, 2x2 ranks cut matrices", "ZeRO-3, 2x2 ranks cut matrices"),
+                ("ZeRO-3, 2x2 ranks cut matrices", None),
+            )
+        ),
         pytest.param("FSDP2, 2 ranks cut matrices", "ZeRO-3 on 2 ranks", marks=pytest.mark.long),
         pytest.param("FSDP2, 2 ranks cut matrices", "FSDP2, 2x2 ranks cut matrices", marks=pytest.mark.long),
         pytest.param("ZeRO-2 on 2 ranks", "FSDP2, 2 ranks cut matrices", marks=pytest.mark.long),
@@ -332,7 +401,11 @@ async def test_a_state_goes_on_under_another_strategy_and_on_other_ranks(
 
 
 @pytest.mark.parametrize(
-    "name", long_except(["FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks"], "ZeRO-2 on 2 ranks")
+    "name",
+    long_except(
+        ["FSDP2 on 2 ranks", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks", "ZeRO-2, 2 ranks cut matrices"],
+        "ZeRO-2 on 2 ranks",
+    ),
 )
 async def test_a_state_from_before_the_first_step_forgets_later_ones(
     name: str, spread: Spread, alone: Trained, tmp_path: Path
@@ -349,7 +422,14 @@ async def test_a_state_from_before_the_first_step_forgets_later_ones(
 @pytest.mark.parametrize(
     "name",
     long_except(
-        ["FSDP2 on 2 ranks", "ZeRO-0 on 2 ranks", "ZeRO-2 on 2 ranks", "ZeRO-3 on 2 ranks"], "FSDP2 on 2 ranks"
+        [
+            "FSDP2 on 2 ranks",
+            "ZeRO-0 on 2 ranks",
+            "ZeRO-2 on 2 ranks",
+            "ZeRO-3 on 2 ranks",
+            "ZeRO-2, 2 ranks cut matrices",
+        ],
+        "FSDP2 on 2 ranks",
     ),
 )
 async def test_sgd_learns_and_resumes_alike_however_its_model_is_spread(
@@ -442,7 +522,11 @@ async def test_muon_learns_and_resumes_alike_however_its_matrices_are_spread(
 
 
 @pytest.mark.parametrize(
-    "name", long_except(["one process", "FSDP2, 2 ranks cut matrices", "ZeRO-2 on 2 ranks"], "one process")
+    "name",
+    long_except(
+        ["one process", "FSDP2, 2 ranks cut matrices", "ZeRO-2 on 2 ranks", "ZeRO-2, 2 ranks cut matrices"],
+        "one process",
+    ),
 )
 @pytest.mark.parametrize("recomputing", long_except([True, False], True))
 async def test_dropout_resumes_bit_for_bit_and_scores_are_without(
@@ -466,7 +550,10 @@ async def test_dropout_resumes_bit_for_bit_and_scores_are_without(
     assert all(torch.equal(weight, resumed[1][key]) for key, weight in undisturbed[1].items())
 
 
-@pytest.mark.parametrize("name", long_except(["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"], "FSDP2 on 2 ranks"))
+@pytest.mark.parametrize(
+    "name",
+    long_except(["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks", "ZeRO-2, 2 ranks cut matrices"], "FSDP2 on 2 ranks"),
+)
 async def test_weights_that_are_drawn_are_alike_however_a_model_is_spread(name: str, spread: Spread) -> None:
     changes, ranks = WAYS[name]
     drawn = {"policy.model.init_from_scratch": True}
@@ -495,7 +582,15 @@ GUARDED = [
     "ZeRO-3 on 2 ranks",
     *(
         pytest.param(way, marks=pytest.mark.long)
-        for way in ("FSDP2 on 4 ranks", "FSDP2 hybrid 2x2", "FSDP2, 2 ranks cut matrices", "ZeRO-1 on 2 ranks")
+        for way in (
+            "FSDP2 on 4 ranks",
+            "FSDP2 hybrid 2x2",
+            "FSDP2, 2 ranks cut matrices",
+            "ZeRO-1 on 2 ranks",
+            "ZeRO-0, 2 ranks cut matrices",
+            "ZeRO-2, 2 ranks cut matrices",
+            "ZeRO-3, 2 ranks cut matrices",
+        )
     ),
 ]
 """Ways whose guards are not the same code come first."""
@@ -562,23 +657,46 @@ async def test_an_infinite_loss_with_a_finite_gradient_on_one_rank_is_skipped_on
         await learner.update(bad)
 
 
-async def test_computing_in_bfloat16_stays_near_float32(spread: Spread, alone: Trained) -> None:
-    precision = MixedPrecisionConfig(param_dtype="bf16", reduce_dtype="fp32")
-    mixed = await course(spread.policy({FSDP + "mixed_precision": precision}, 2))
-    zero = await course(spread.policy({**DEEPSPEED, "compute_dtype": "bfloat16"}, 2))
-    for other in (mixed, zero):
-        assert other.metrics[0]["grad_norm"] == pytest.approx(alone.metrics[0]["grad_norm"], rel=0.05)
-        assert other.metrics[0]["grad_norm"] != pytest.approx(alone.metrics[0]["grad_norm"], rel=1e-5)
-        assert {weight.dtype for weight in other.weights.values()} == {torch.float32}
+ROUNDED = {**DEEPSPEED, "compute_dtype": "bfloat16"}
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {FSDP + "mixed_precision": MixedPrecisionConfig(param_dtype="bf16", reduce_dtype="fp32")},
+        ROUNDED,
+        *(pytest.param({**ROUNDED, ZERO + "stage": stage, CUTTING: 2}, marks=pytest.mark.long) for stage in range(4)),
+    ],
+)
+async def test_computing_in_bfloat16_stays_near_float32(
+    changes: dict[str, Any], spread: Spread, alone: Trained
+) -> None:
+    other = await course(spread.policy(changes, 2))
+    assert other.metrics[0]["grad_norm"] == pytest.approx(alone.metrics[0]["grad_norm"], rel=0.05)
+    assert other.metrics[0]["grad_norm"] != pytest.approx(alone.metrics[0]["grad_norm"], rel=1e-5)
+    assert {weight.dtype for weight in other.weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": "fsdp2"},
+        DEEPSPEED,
+        {**DEEPSPEED, "ref.tensor_parallel_size": 2},
+        pytest.param(
+            {**DEEPSPEED, "ref.tensor_parallel_size": 2, "ref.deepspeed_config.zero_optimization.stage": 2},
+            marks=pytest.mark.long,
+        ),
+    ],
+)
 async def test_the_reference_scores_alike_on_any_number_of_ranks(
-    strategy: str, spread: Spread, small: TrainerConfig
+    changes: dict[str, Any], spread: Spread, small: TrainerConfig
 ) -> None:
     one = RefWorker(small)
-    maker = partial(RefWorker, evolve_at(small, "strategy", strategy))
-    many = ScorerGroup[RefWorker](spread.start(maker, 2, strategy))
+    trainer = changed(small, changes)
+    together = replicas(2, inner=trainer.ref.tensor_parallel_size)
+    group = spread.start(partial(RefWorker, trainer), 2, trainer.strategy, together)
+    many = ScorerGroup[RefWorker](group, replicas=together)
     torch.testing.assert_close(await many.score(batch(7)), await one.score(batch(7)), atol=1e-5, rtol=1e-5)
 
 
@@ -590,6 +708,7 @@ async def test_the_reference_scores_alike_on_any_number_of_ranks(
         ({"critic.tensor_parallel_size": 2}, 2),
         ({**DEEPSPEED, "critic.deepspeed_config.zero_optimization.stage": 2}, 2),
         (DEEPSPEED, 2),
+        ({**DEEPSPEED, "critic.deepspeed_config.zero_optimization.stage": 2, "critic.tensor_parallel_size": 2}, 2),
     ],
 )
 async def test_a_critic_learns_returns_alike_on_any_number_of_ranks(
@@ -635,7 +754,7 @@ def fail_at_the_second(weights: Any) -> None:
 
 
 async def test_metadata_are_what_is_streamed(spread: Spread) -> None:
-    for name in ("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"):
+    for name in ("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks", CUT_BY_DEEPSPEED):
         learner = spread.policy(*WAYS[name])
         streamed = await weights_of(learner)
         expected = [(name, tuple(weight.shape), "float32") for name, weight in streamed.items()]
@@ -643,7 +762,7 @@ async def test_metadata_are_what_is_streamed(spread: Spread) -> None:
 
 
 async def test_weights_that_are_rounded_before_they_travel_are_those_that_are_rounded_after(spread: Spread) -> None:
-    for name in ("FSDP2, 2 ranks cut matrices", "FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks"):
+    for name in ("FSDP2, 2 ranks cut matrices", "FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks", CUT_BY_DEEPSPEED):
         learner = spread.policy(*WAYS[name])
         early = await learner.stream(copies, dtype="bfloat16")
         for weight_name, weight in (await weights_of(learner)).items():
@@ -685,6 +804,9 @@ ADAPTER = {
                 "ZeRO-0 on 2 ranks",
                 "ZeRO-2 on 2 ranks",
                 "ZeRO-3 on 2 ranks",
+                "ZeRO-0, 2 ranks cut matrices",
+                "ZeRO-2, 2 ranks cut matrices",
+                "ZeRO-3, 2 ranks cut matrices",
             )
         ),
     ],

@@ -65,6 +65,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "two ranks share sequences": {"sequence_parallel_size": 2},
     "two ranks share keys": {"context_parallel_size": 2},
     "two ranks cut matrices": {"tensor_parallel_size": 2},
+    "ZeRO-3, two ranks cut matrices": {"strategy": "deepspeed", "tensor_parallel_size": 2},
     "two ranks share sequences of two that cut matrices": {
         "placement__num_gpus_per_node": 4,
         "sequence_parallel_size": 2,

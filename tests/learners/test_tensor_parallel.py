@@ -20,9 +20,9 @@ from tests.learners.test_strategies import CUTTING, changed
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-def refused(pool: Pool, small: TrainerConfig, folder: Path, ranks: int) -> str:
+def refused(pool: Pool, small: TrainerConfig, folder: Path, ranks: int, strategy: str = "fsdp2") -> str:
     """What the ranks say of the model in the folder."""
-    values: dict[str, Any] = {"policy.model.path": str(folder), CUTTING: ranks}
+    values: dict[str, Any] = {"policy.model.path": str(folder), CUTTING: ranks, "strategy": strategy}
     trainer = changed(small, values)
     with pytest.raises(ModelError) as refusal:
         pool.start(partial(PolicyWorker, trainer, policy_objective(trainer.algorithm)), ranks)
@@ -37,9 +37,12 @@ def test_heads_that_do_not_divide_are_refused(pool: Pool, small: TrainerConfig, 
     )
 
 
-def test_a_model_without_a_plan_is_refused(pool: Pool, small: TrainerConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
+def test_a_model_without_a_plan_is_refused(
+    strategy: str, pool: Pool, zero_pool: Pool, small: TrainerConfig, tmp_path: Path
+) -> None:
     config = GPT2Config(vocab_size=258, n_positions=64, n_embd=32, n_layer=1, n_head=2)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    said = refused(pool, small, tmp_path, 2)
+    said = refused(zero_pool if strategy == "deepspeed" else pool, small, tmp_path, 2, strategy)
     assert said.startswith("transformers has no plan by which ranks could cut the matrices of a gpt2")
     assert said.endswith("set trainer.policy.tensor_parallel_size = 1")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from skyrl.config import DeepSpeedConfig, OffloadConfig, OptimizerConfig, ZeroOptimizationConfig
-from skyrl.errors import ConfigError, UserError
+from skyrl.errors import UserError
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.learners.zero import Zero, import_deepspeed
@@ -116,19 +116,3 @@ def test_a_model_that_never_changes_computes_in_the_configured_type_below_stage_
     zero = Zero(source, DeepSpeedConfig(zero_optimization=ZeroOptimizationConfig(stage=stage)), context)
     with zero.computing():
         assert zero.model(torch.ones(1, 2)).dtype is torch.bfloat16
-
-
-def test_ranks_that_are_to_cut_matrices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyrl.learners.zero.import_deepspeed", lambda *_: None)
-    source = ModelSource(load=lambda device: torch.nn.Linear(2, 2), meta_model=lambda: None)
-    context = StrategyContext(
-        ranks=Ranks(),
-        device=CPU,
-        compute_dtype=torch.float32,
-        optimizer=None,
-        tensor_parallel=2,
-        tensor_parallel_field="trainer.policy.tensor_parallel_size",
-    )
-    with pytest.raises(ConfigError, match=r"trainer\.policy\.tensor_parallel_size") as refusal:
-        Zero(source, DeepSpeedConfig(), context)
-    assert 'set it to 1, or trainer.strategy = "fsdp2"' in str(refusal.value)
