@@ -59,6 +59,10 @@ SETTINGS: Mapping[str, Measured] = {
     "3M, 2 ranks share sequences": _setting(SMALL, FOUR_ROWS | {"policy.sequence_parallel_size": 2}, 2),
     "3M, 2 ranks share keys": _setting(SMALL, FOUR_ROWS | {"policy.context_parallel_size": 2}, 2),
     "3M, 2 ranks cut matrices": _setting(SMALL, FOUR_ROWS | {"policy.tensor_parallel_size": 2}, 2),
+    **{
+        f"3M, ZeRO-{stage}, 2 ranks cut matrices": _setting(SMALL, zero(stage) | {"policy.tensor_parallel_size": 2}, 2)
+        for stage in (0, 2, 3)
+    },
     "68M": _setting(LARGE, FOUR_ROWS),
     "68M, recomputed": _setting(LARGE, RECOMPUTED),
     "68M, LoRA": _setting(LARGE, FOUR_ROWS | {"policy.model.lora.rank": 16}),

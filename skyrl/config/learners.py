@@ -214,7 +214,8 @@ class PolicyConfig(BaseConfig):
     tensor_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that hold a part of every large matrix each and compute on the same rows (arXiv:1909.08053).
     Divides the number of ranks, of attention heads, and of key and value heads; needs a plan of transformers for the
-    model. 1: matrices are whole. Under Megatron: `tensor_model_parallel_size` instead."""
+    model. Under DeepSpeed: by AutoTP's layers. 1: matrices are whole. Under Megatron: `tensor_model_parallel_size`
+    instead."""
 
     expert_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that hold different experts of a mixture of experts (GShard, arXiv:2006.16668): tokens travel

@@ -168,7 +168,7 @@ def _state(learner: Learner) -> Bytes:
     """Weights and optimizer state, and the buffers that DeepSpeed's stage 3 never gives up."""
     trained, zero = learner.trained, learner.zero
     if zero is None or zero.stage == 0:
-        optimizer = FLOAT * learner.state_numbers // (learner.shards if zero is None else 1)
+        optimizer = FLOAT * learner.state_numbers // (learner.shards if zero is None else learner.how.tensor)
         return {"parameters": _weight_bytes(learner), "optimizer": optimizer}
     master = FLOAT * (trained + learner.state_numbers) // learner.shards
     found: dict[Part, int] = {"parameters": _weight_bytes(learner), "optimizer": master}
@@ -212,19 +212,22 @@ def added(*bags: Bytes) -> Bytes:
 
 
 def _weight_bytes(learner: Learner) -> int:
-    """Weights at rest: float32 shards under FSDP2; whole, in the type that is computed in, below stage 3."""
+    """Weights at rest: float32 shards under FSDP2; below stage 3 a rank's part of every matrix, in the type that is
+    computed in.
+    """
     zero, weights = learner.zero, learner.weights
     if zero is None or zero.stage == 0:
-        return FLOAT * weights // (learner.shards if zero is None else 1)
+        return FLOAT * weights // (learner.shards if zero is None else learner.how.tensor)
     if zero.stage < 3:
-        return learner.how.size * weights
+        return learner.how.size * weights // learner.how.tensor
     copies = 2 if zero.offloads_parameters else 1  # the host keeps one that is computed with, too
-    return learner.how.size * (copies * weights // learner.shards + weights - _sharded(learner))
+    whole = (weights - _sharded(learner)) // learner.how.tensor
+    return learner.how.size * (copies * weights // learner.shards + whole)
 
 
 def _sharded(learner: Learner) -> int:
-    """Weights of the tensors that stage 3 shards: small ones stay whole."""
-    least = 0 if learner.zero is None else learner.zero.persistent
+    """Weights of the tensors that stage 3 shards: small ones stay whole, and parts of cut ones are smaller."""
+    least = 0 if learner.zero is None else learner.zero.persistent * learner.how.tensor
     return learner.weights - sum(count for count in learner.shape.tensors if count <= least)
 
 
@@ -236,7 +239,7 @@ def _gathered(learner: Learner, *, layers: int) -> int:
     """Bytes of whole weights beside the shards: the unit outside the layers, and so many layers."""
     zero, size, shape = learner.zero, learner.how.size, learner.shape
     if zero is not None and zero.stage == 3:
-        return size * min(_sharded(learner), zero.live)
+        return size * min(_sharded(learner) // learner.how.tensor, zero.live)
     if zero is not None or learner.shards == 1:
         return _casts(learner)
     if learner.keeps_gathered:
@@ -250,7 +253,7 @@ def _casts(learner: Learner) -> int:
         return 0
     shape = learner.shape
     layers = 1 if learner.recomputes else shape.layers
-    return 2 * (layers * shape.layer_parameters + shape.vocabulary * shape.hidden)
+    return 2 * (layers * shape.layer_parameters + shape.vocabulary * shape.hidden) // learner.how.tensor
 
 
 def _kept(learner: Learner, work: Pass) -> int:
@@ -302,7 +305,7 @@ def _in_backward(learner: Learner) -> Bytes:
 def _in_the_step(learner: Learner) -> Bytes:
     """All gradients are there, the last whole ones among them; on a GPU the step has a copy of each shard."""
     zero, how = learner.zero, learner.how
-    shard = FLOAT * learner.trained // (learner.shards if zero is None or zero.stage else 1)
+    shard = FLOAT * learner.trained // (learner.shards if zero is None or zero.stage else how.tensor)
     temporary = shard if how.on_gpu or (zero is not None and zero.stage > 0) else 0
     found: dict[Part, int] = {"gradients": _gradients(learner), "optimizer": temporary}
     if zero is None and learner.shards > 1 and how.trains_all:  # the outer unit is reduced last
@@ -317,10 +320,10 @@ def _gradients(learner: Learner) -> int:
     """Bytes of the gradients that are kept from one micro-batch to the next."""
     zero, trained = learner.zero, learner.trained
     if zero is None or zero.stage == 0:
-        return FLOAT * trained // (learner.shards if zero is None else 1)
+        return FLOAT * trained // (learner.shards if zero is None else learner.how.tensor)
     match zero.stage:
         case 1:
-            return learner.how.size * trained
+            return learner.how.size * trained // learner.how.tensor
         case 2:
             return learner.how.size * trained // learner.shards
         case _:
@@ -335,7 +338,7 @@ def _whole_gradients(learner: Learner) -> int:
         return FLOAT * (head if learner.micro_batches == 1 else max(max(shape.layer_tensors), head))
     layer = shape.layer_parameters
     if learner.zero is not None:
-        return size * (layer + (head if shape.tied else 0))
+        return size * (layer + (head if shape.tied else 0)) // learner.how.tensor
     layer = learner.gathered_layer
     return (size * (head + layer) + FLOAT * layer) // learner.how.tensor
 
@@ -351,7 +354,8 @@ def _buffers(learner: Learner) -> int:
 def _scoring(learner: Learner) -> Bytes:
     """One layer is computed. DeepSpeed holds what it prefetches twice: as it came, and put together."""
     work, how, zero = learner.scoring, learner.how, learner.zero
-    prefetched = min(_sharded(learner), zero.prefetch) if zero is not None and zero.stage == 3 else 0
+    sharded = _sharded(learner) // how.tensor
+    prefetched = min(sharded, zero.prefetch) if zero is not None and zero.stage == 3 else 0
     return added(
         resting(learner),
         {

@@ -86,11 +86,6 @@ SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
             "the place of the other",
         ),
         (
-            {"tensor_parallel_size": 2, "strategy": "deepspeed"},
-            "tensor_parallel_size",
-            "2: strategy = deepspeed does not read it; set it to 1, or strategy = fsdp2",
-        ),
-        (
             {"expert_parallel_size": 2, "strategy": "deepspeed"},
             "expert_parallel_size",
             "2: strategy = deepspeed does not read it; set it to 1, or strategy = fsdp2",
@@ -120,6 +115,7 @@ def test_a_layout_that_cannot_run_is_refused(values: dict[str, Any], path: str, 
 def test_layouts_that_fit_their_ranks_are_taken() -> None:
     assert problems(**SHARED, sequence_parallel_size=2, tensor_parallel_size=2) == {}
     assert problems(**SHARED, context_parallel_size=2, strategy="deepspeed") == {}
+    assert problems(**SHARED, tensor_parallel_size=2, strategy="deepspeed") == {}
     assert problems(**SHARED, context_parallel_size=2, expert_parallel_size=4) == {}
 
 

@@ -194,6 +194,26 @@ def second_copies_of_the_weights_are_whole(run: RunConfig, model: ModelTable) ->
         )
 
 
+def groups_of_deepspeed_have_the_same_matrices(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+    """DeepSpeed makes the groups of hpZ and qgZ out of consecutive ranks, and these have different parts of a matrix
+    where they cut it: what it exchanges there would be mixed up without a word.
+    """
+    cutting: int = getattr(model.section(run), "tensor_parallel_size", 1)
+    zero = model.zero(run)
+    if cutting == 1 or zero.stage != 3 or not model.by_deepspeed(run):
+        return
+    for field, off, on in (
+        ("zero_hpz_partition_size", 1, zero.zero_hpz_partition_size > 1),
+        ("zero_quantized_gradients", "false", zero.zero_quantized_gradients and model.learns),
+    ):
+        if on:
+            yield Problem(
+                path=_zero(model, field),
+                message=f"DeepSpeed groups consecutive ranks for it, and {cutting} of them cut matrices",
+                hint=f"set it to {off}, or {model.at('tensor_parallel_size')} = 1",
+            )
+
+
 def integers_are_made_on_gpus(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """DeepSpeed has its kernels of quantization for CUDA alone."""
     if not model.by_deepspeed(run) or model.zero(run).stage != 3 or model.on_cuda(run):
@@ -239,6 +259,7 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
     gradients_are_divided_where_deepspeed_can,
     buckets_of_weights_are_aligned,
     second_copies_of_the_weights_are_whole,
+    groups_of_deepspeed_have_the_same_matrices,
     integers_are_made_on_gpus,
     matrices_are_whole_where_muon_steps,
     the_kernel_for_cpu_memory_finds_the_state_there,

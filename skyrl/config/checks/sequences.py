@@ -50,19 +50,14 @@ def gathered_keys_are_not_dropped(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
 
 
-def matrices_are_cut_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """DeepSpeed spreads whole matrices; Megatron has a size of its own."""
-    for model in models_of(run):
+def megatron_cuts_matrices_by_its_own_size(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Megatron's degree of tensor parallelism is a field of its table."""
+    for model in models_of(run) if run.trainer.strategy == "megatron" else ():
         path, size = f"trainer.{model}.tensor_parallel_size", getattr(run.trainer, model).tensor_parallel_size
-        if size > 1 and run.trainer.strategy not in ("fsdp", "fsdp2"):
+        if size > 1:
             its_own = f"trainer.{model}.megatron_config.tensor_model_parallel_size = {size}"
-            yield Problem(
-                path=path,
-                message=f"{size}: strategy = {run.trainer.strategy} does not read it",
-                hint=f"set it to 1, and {its_own}"
-                if run.trainer.strategy == "megatron"
-                else "set it to 1, or trainer.strategy = fsdp2",
-            )
+            message = f"{size}: strategy = megatron does not read it"
+            yield Problem(path=path, message=message, hint=f"set it to 1, and {its_own}")
 
 
 def experts_are_spread_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -98,7 +93,7 @@ SEQUENCE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     shared_sequences_are_packed,
     shared_sequences_are_attended_to_by_torch,
     gathered_keys_are_not_dropped,
-    matrices_are_cut_under_fsdp,
+    megatron_cuts_matrices_by_its_own_size,
     experts_are_spread_under_fsdp,
 )
 

@@ -51,13 +51,6 @@ def gathered_keys_are_not_dropped(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="use_dropout", message=message, hint=hint)
 
 
-def matrices_are_cut_under_fsdp(run: SupervisedConfig) -> Iterator[Problem]:
-    """DeepSpeed spreads whole matrices."""
-    if run.tensor_parallel_size > 1 and not MODEL.by_fsdp(run):
-        message = f"{run.tensor_parallel_size}: strategy = {run.strategy} does not read it"
-        yield Problem(path="tensor_parallel_size", message=message, hint="set it to 1, or strategy = fsdp2")
-
-
 def experts_are_spread_under_fsdp(run: SupervisedConfig) -> Iterator[Problem]:
     """Experts are spread over all ranks under FSDP, whose other matrices are whole."""
     path, size, ranks = "expert_parallel_size", run.expert_parallel_size, MODEL.ranks(run)
@@ -82,6 +75,5 @@ LAYOUT_CHECKS: tuple[Check[Any], ...] = (
     ranks_form_whole_groups,
     shared_sequences_are_packed,
     gathered_keys_are_not_dropped,
-    matrices_are_cut_under_fsdp,
     experts_are_spread_under_fsdp,
 )

@@ -83,6 +83,13 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "buckets_of_weights_are_aligned": [
         ({**DEEPSPEED, ZERO + "stage": 1, ZERO + "allgather_bucket_size": 7}, ZERO + "allgather_bucket_size")
     ],
+    "groups_of_deepspeed_have_the_same_matrices": [
+        (
+            {**DEEPSPEED, **gpus(4, "policy"), "trainer.policy.tensor_parallel_size": 2, ZERO + name: value},
+            ZERO + name,
+        )
+        for name, value in (("zero_hpz_partition_size", 2), ("zero_quantized_gradients", True))
+    ],
     "second_copies_of_the_weights_are_whole": [
         (
             {
@@ -122,6 +129,13 @@ SILENT: dict[str, dict[str, Any]] = {
     "units_of_sharding_are_named_as_fsdp_reads_them": {WRAP: {"transformer_layer_cls_to_wrap": ["QwenDecoderLayer"]}},
     "gradients_are_divided_where_deepspeed_can": {**DEEPSPEED, PRESCALE: True, ZERO + "stage": 0},
     "buckets_of_weights_are_aligned": {**DEEPSPEED, ZERO + "stage": 1, ZERO + "allgather_bucket_size": 8},
+    "groups_of_deepspeed_have_the_same_matrices": {
+        **DEEPSPEED,
+        **gpus(4, "policy"),
+        "trainer.policy.tensor_parallel_size": 2,
+        ZERO + "zero_hpz_partition_size": 2,
+        ZERO + "stage": 2,  # which reads neither
+    },
     "second_copies_of_the_weights_are_whole": {
         **DEEPSPEED,
         **APART,

@@ -26,10 +26,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         )
         for model in ("policy", "critic")
     ],
-    "matrices_are_cut_under_fsdp": [
-        ({"trainer.strategy": "deepspeed", **CRITIC, path: 2}, path) for path in CUT.values()
-    ]
-    + [({**MEGATRON, CUT["ref"]: 2}, CUT["ref"])],
+    "megatron_cuts_matrices_by_its_own_size": [({**MEGATRON, **CRITIC, path: 2}, path) for path in CUT.values()],
     "experts_are_spread_under_fsdp": [
         ({"trainer.strategy": "deepspeed", **CRITIC, path: 2}, path) for path in SPREAD.values()
     ]
@@ -53,7 +50,7 @@ SILENT: dict[str, dict[str, Any]] = {
         "trainer.critic.use_dropout": True,
         "trainer.critic.context_parallel_size": 2,  # there is none
     },
-    "matrices_are_cut_under_fsdp": {"trainer.strategy": "deepspeed", **NO_KL, CUT["ref"]: 2, CUT["critic"]: 2},
+    "megatron_cuts_matrices_by_its_own_size": {**MEGATRON, **NO_KL, CUT["ref"]: 2, CUT["critic"]: 2},
     "experts_are_spread_under_fsdp": {
         **gpus(4, "policy"),
         "trainer.policy.fsdp_config.fsdp_size": 4,
