@@ -19,7 +19,7 @@ from skyrl.cli.arguments import (
     warn,
 )
 from skyrl.cli.options import Commands
-from skyrl.errors import ConfigError
+from skyrl.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +42,8 @@ def config() -> None:
 @click.option("--json", "machine", is_flag=True, help="Print all problems as JSON.")
 def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
     """Say everything that is wrong with a configuration; nothing is started."""
+    if not arguments:
+        raise click.UsageError("there is nothing to check: give a file, a preset or PATH=VALUE arguments")
     if not machine:
         compose_arguments(arguments, strict=strict)
         click.echo("The values fit together. Files, models and tasks are looked at when it runs.")
@@ -108,6 +110,10 @@ def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
     from skyrl.config.explain import explain as explain_path
     from skyrl.config.resolve import resolve_with_origins
 
+    if os.path.exists(path) or path.endswith((".toml", ".yaml", ".yml", ".json")):
+        hint = f"skyrl config explain trainer.epochs {path}"
+        message = "is a file, and the path of a field comes first"
+        raise ConfigError([Problem(path=path, message=message, hint=hint)], title="There is nothing to explain")
     loaded = load_words(arguments)
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
     found = explain_path(path, run, origins)

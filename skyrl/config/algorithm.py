@@ -1,7 +1,7 @@
 """The objective: how rewards become advantages, and advantages a loss."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from skyrl.config.entry import BaseConfig
 from skyrl.config.losses import (
@@ -69,6 +69,8 @@ class DynamicSamplingConfig(BaseConfig):
 @frozen
 class AlgorithmConfig(BaseConfig):
     """The objective."""
+
+    named_by: ClassVar[str] = "advantage_estimator"
 
     advantage_estimator: str = field(default="grpo", metadata=IDENTITY)
     """How rewards become advantages: grpo, rloo, maxrl, reinforce++, reinforce++-baseline, gae (needs a critic), remax

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -21,6 +21,8 @@ RolloutDtype = Literal["bfloat16", "bf16", "float16", "fp16", "float32", "fp32",
 @frozen
 class InferenceEngineConfig(BaseConfig):
     """Inference engines, which serve the policy. One engine takes data x pipeline x tensor GPUs."""
+
+    named_by: ClassVar[str] = "backend"
 
     backend: Literal["vllm", "torch", "http", "sglang"] = "vllm"
     """vllm: vLLM engines that the run starts; torch: the embedded engine, beside the learner, without a server; http:

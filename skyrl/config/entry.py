@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import attrs
 
@@ -31,6 +31,9 @@ class BaseConfig(_AttrsClass):
     """Base class of every table of a configuration. Its subclasses are tables, too, with or without `@frozen`."""
 
     __slots__ = ()
+
+    named_by: ClassVar[str] = ""
+    """Field that a text in the place of this table is meant for; empty where there is none."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

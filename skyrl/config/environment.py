@@ -1,7 +1,7 @@
 """Environments: they answer the policy and score it."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
@@ -204,6 +204,8 @@ class AgentConfig(BaseConfig):
 @frozen
 class EnvironmentConfig(BaseConfig):
     """Choice of the environment that a prompt is played in."""
+
+    named_by: ClassVar[str] = "env_class"
 
     env_class: str | None = field(default="gsm8k", metadata=IDENTITY)
     """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none

@@ -1,7 +1,7 @@
 """A model to load, and the low-rank adapter that may be trained instead of its weights."""
 
 import re
-from typing import Literal
+from typing import ClassVar, Literal
 
 from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, IDENTITY, field, frozen
@@ -55,6 +55,8 @@ class SkyRLLoraConfig(BaseConfig):
 @frozen
 class ModelConfig(BaseConfig):
     """One set of weights."""
+
+    named_by: ClassVar[str] = "path"
 
     path: str | None = field(default=None, metadata=IDENTITY)
     """Hugging Face name or folder. None: for the reference, the policy's model; for the critic, no critic."""

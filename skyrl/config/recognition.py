@@ -6,8 +6,11 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from skyrl.errors import ConfigError, Problem
+from skyrl.tree.classes import fields_of
+from skyrl.tree.types import config_class
 
 _TITLE = "This is not a configuration of skyrl"
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
@@ -51,6 +54,9 @@ def refuse_other_tables(name: str, tables: object, *, of: str = "") -> None:
     `of`: the program whose file it may be.
     """
     if isinstance(tables, Mapping):
+        if of and _is_ours(tables):
+            problem = Problem(path=name, message="is a configuration of skyrl's own already", hint=f"skyrl run {name}")
+            raise ConfigError([problem], title="Nothing to convert")
         _refuse(name, _other_tables(name, {str(key).partition(".")[0] for key in tables}, of))
 
 
@@ -143,6 +149,18 @@ def _other_tables(name: str, top: set[str], of: str) -> tuple[str, str] | None:
         return "this is a task for SkyPilot", "give the configuration that the task starts"
     program = _program_of_tables(top)
     return None if _CONVERTED.get(program) == of else _of_program(name, program, "configuration")
+
+
+def _is_ours(tables: Mapping[Any, Any]) -> bool:
+    """Whether all names of the first two levels are those of our own tree, and there are some of a table."""
+    from skyrl.config.root import SkyRLTrainConfig
+
+    ours = fields_of(SkyRLTrainConfig)
+    inside = [(top, name) for top, table in tables.items() if isinstance(table, Mapping) for name in table]
+    return bool(inside) and all(
+        top in ours and (config := config_class(ours[top].type)) is not None and name in fields_of(config)
+        for top, name in inside
+    )
 
 
 def _program_of_tables(top: set[str]) -> str:

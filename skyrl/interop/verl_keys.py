@@ -26,6 +26,17 @@ _SHARED = "weights move to the host where models take turns on GPUs"
 _TRACES = "what verl logs of its engines; here every engine has a file below trainer.log_path"
 _REMOTE_CODE = "code of a model's repository is not run"
 
+
+def _router_replay(value: object) -> Becomes:
+    """R3 replays the experts of the rollout; R2 those that the learner chose for the old log-probabilities."""
+    if value == "R3":
+        returned = "generator.inference_engine.enable_return_routed_experts"
+        return Becomes(writes={_POLICY + "moe_enable_routing_replay": True, returned: True})
+    if value in ("disabled", None):
+        return Becomes(needless="off")
+    return Becomes(not_yet="replaying the experts that the learner chose for the old log-probabilities")
+
+
 _MODEL: dict[str, Entry] = {
     "path": goes_to(_POLICY + "model.path"),
     "tokenizer_path": unless_empty("trainer.tokenizer_path"),
@@ -68,7 +79,7 @@ _ACTOR: dict[str, Entry] = {
     "checkpoint.async_save": goes_to("trainer.async_ckpt_save"),
     "loss_scale_factor": not_there("loss_agg_mode takes it"),
     "freeze_vision_tower": only(False, does="there is none", otherwise="vision-language models"),
-    "router_replay.mode": only("disabled", does="off", otherwise="replaying the experts that a rollout took"),
+    "router_replay.mode": _router_replay,
     "router_replay.*": not_there("router_replay.mode says it"),
     "shuffle": only(False, does="samples stay in order", otherwise="shuffling samples between epochs of a batch"),
     "calculate_sum_pi_squared": only(False, does="off", otherwise="the optimal token baseline"),
@@ -109,7 +120,7 @@ _ROLLOUT: dict[str, Entry] = {
     "scheduling_policy": only("fcfs", does="requests run in order", otherwise="priorities of requests"),
     "skip_dump_dir": not_there("rollouts are sampled: rollout.skip_rollout says otherwise"),
     "over_sample_rate": only(0, 0.0, does="every sample is waited for", otherwise="requests beyond those needed"),
-    "enable_rollout_routing_replay": only(False, does="off", otherwise="replaying the experts that a rollout took"),
+    "enable_rollout_routing_replay": goes_to("generator.inference_engine.enable_return_routed_experts"),
     "skip_rollout": only(False, does="off", otherwise="rollouts of another run: trainer.rollouts_from"),
     "val_kwargs.n": goes_to("generator.eval_n_samples_per_prompt"),
     "val_kwargs.temperature": goes_to(_EVAL + "temperature", convert=number),

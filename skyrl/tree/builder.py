@@ -17,7 +17,7 @@ from skyrl.tree.classes import fields_of, named_tables_of, validated
 from skyrl.tree.freeform import refusal
 from skyrl.tree.frozen import thaw
 from skyrl.tree.history import History
-from skyrl.tree.literals import NULL_WORDS
+from skyrl.tree.literals import NULL_WORDS, is_bracketed
 from skyrl.tree.migrations import follow
 from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, check_length, cut_short, dotted, place_of
 from skyrl.tree.patches import appended, class_of_table, problems_of, read, with_changes, written_in
@@ -161,6 +161,7 @@ class TreeBuilder(Generic[T]):
         """A mapping assigned to a table: each key on its own, with its own origin; `class` first."""
         if assignment.operation == "append":
             raise refusal("is a table, and += is for lists")
+        self._refuse_name(table, assignment)
         value = parse(assignment.value, table.cls) if assignment.is_text else assignment.value
         if not isinstance(value, Mapping):
             raise refusal(f"{shown(value)} is not {describe(table.cls)}")
@@ -168,6 +169,13 @@ class TreeBuilder(Generic[T]):
             self._history.add(assignment.path, assignment.origin, {})
         for key in sorted(value, key=lambda key: key != "class"):
             self._put(assignment.inside(str(key), value[key]))
+
+    def _refuse_name(self, table: Table, assignment: Assignment) -> None:
+        """A text in the place of a table is mostly meant for the field that such a table is chosen by."""
+        name, value = getattr(table.cls, "named_by", ""), assignment.value
+        if name and isinstance(value, str) and value and value.isprintable() and not is_bracketed(value):
+            meant = dotted((*assignment.path, name))
+            raise refusal(f"{shown(value)} is not {describe(table.cls)}", hint=f"did you mean {meant}={value}?")
 
     def _replace(
         self, table: Table, attribute: attrs.Attribute[Any], nested: type[Any], assignment: Assignment

@@ -21,7 +21,9 @@ def slips(name: str, candidates: Iterable[str]) -> list[str]:
 
 
 def alike(name: str, candidates: Iterable[str]) -> list[str]:
-    """The candidate that shares most letters with `name`, if it is most of them, or those of which `name` is an end."""
+    """The candidate that shares most letters with `name`, if it is most of them, or those of which `name` is an end, or
+    which is the first letters of its words.
+    """
     from difflib import get_close_matches
 
     folded = {_folded(candidate): candidate for candidate in candidates}
@@ -29,6 +31,8 @@ def alike(name: str, candidates: Iterable[str]) -> list[str]:
     close = get_close_matches(wanted, folded, n=1, cutoff=0.7)
     if not close and len(wanted) > 3:
         close = [key for key in folded if key.startswith(wanted) or key.endswith("_" + wanted)]
+    if not close and "_" in wanted:  # learning_rate: lr
+        close = [key for key in folded if key == "".join(word[:1] for word in wanted.split("_"))]
     return [folded[key] for key in close]
 
 

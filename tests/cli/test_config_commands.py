@@ -243,3 +243,29 @@ def test_docs_of_a_path_are_its_section_alone(run_toml: Path) -> None:
     assert said("docs", "generator.eval_sampling_params.top_p").startswith("- **`top_p`**")
     assert said("docs", "kind=sft", "learner").startswith("There is nothing to print")
     assert "did you mean trainer.faults?" in said("docs", "trainer.fault")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("trainer.algorithm=grpo", "trainer.algorithm.advantage_estimator=grpo"),
+        ("generator.inference_engine=vllm", "generator.inference_engine.backend=vllm"),
+        ("trainer.policy.model=Qwen/Qwen3-8B", "trainer.policy.model.path=Qwen/Qwen3-8B"),
+        ("environment=gsm8k", "environment.env_class=gsm8k"),
+        ("trainer.learning_rate=1e-5", "trainer.policy.optimizer_config.lr or trainer.critic.optimizer_config.lr"),
+        ("trainer.policy.optimizer_config.learning_rate=1e-5", "trainer.policy.optimizer_config.lr"),
+    ],
+)
+def test_a_mistake_names_the_field_that_was_meant(word: str, meant: str) -> None:
+    assert f"did you mean {meant}?" in said("check", word)
+
+
+def test_nothing_is_not_checked() -> None:
+    done = CliRunner().invoke(config, ["check"])
+    assert done.exit_code == 2
+    assert "there is nothing to check: give a file" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["run.toml", "elsewhere.yaml"])
+def test_a_file_in_the_place_of_a_path_is_told_from_one(run_toml: Path, name: str) -> None:
+    assert f"skyrl config explain trainer.epochs {name}" in said("explain", name)

@@ -130,3 +130,12 @@ def test_a_path_and_its_value_in_two_words_are_one_mistake(folder: Path) -> None
     assert (problem.path, problem.hint) == ("trainer.epochs", "a value is written in one word: trainer.epochs=2")
     with pytest.raises(ConfigError, match="trainer.epochs=VALUE"):
         load(["trainer.epochs"])
+
+
+@pytest.mark.parametrize("program", ["verl", "areal", "trl"])
+def test_a_file_of_our_own_is_not_converted(program: str) -> None:
+    tables = {"trainer": {"epochs": 1}, "generator": {"n_samples_per_prompt": 4}}
+    with pytest.raises(ConfigError, match="is a configuration of skyrl's own already"):
+        refuse_other_tables("run.toml", tables, of=program)
+    refuse_other_tables("run.yaml", {"trainer": {"epochs": 1, "total_epochs": 1}}, of=program)  # one of theirs
+    refuse_other_tables("run.yaml", {"trainer": None}, of=program)

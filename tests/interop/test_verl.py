@@ -197,3 +197,16 @@ def test_most_of_the_examples_become_runs() -> None:
 
 def errors(conversion: Conversion) -> list[str]:
     return [problem.message for problem in conversion.problems if problem.severity == "error"]
+
+
+def test_the_experts_of_a_rollout_are_replayed_where_verl_replays_them() -> None:
+    replay = ACTOR + "router_replay.mode"
+    line = line_of({replay: "R3"}, replay)
+    assert line.targets == (
+        "trainer.policy.moe_enable_routing_replay",
+        "generator.inference_engine.enable_return_routed_experts",
+    )
+    assert line_of({replay: "disabled"}, replay).outcome == "needless"
+    assert line_of({replay: "R2"}, replay).outcome == "not yet"
+    returned = ROLLOUT + "enable_rollout_routing_replay"
+    assert line_of({returned: True}, returned).targets == ("generator.inference_engine.enable_return_routed_experts",)
