@@ -4,8 +4,8 @@
     command     the task as JSON on standard input; OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL,
                 ANTHROPIC_API_KEY and MODEL in its environment, with PATH, HOME and LANG and nothing else
 
-A command runs in a session of its own, which is ended with it, or at its deadline; `isolated_agent.py` runs one that
-is not trusted.
+A command runs in a session of its own, which is ended with it, or at its deadline; `isolated_agent.py` runs
+untrusted ones.
 """
 
 from __future__ import annotations
