@@ -74,7 +74,9 @@ def _start(
     dry_run: bool,
 ) -> None:
     import os
+    import shutil
 
+    from skyrl.errors import UserError
     from skyrl.launchers.job import new_folder
     from skyrl.launchers.prepared import Prepared
 
@@ -88,7 +90,11 @@ def _start(
         click.echo(prepared.shown(name, after, cluster.python or sys.executable), nl=False)
         return
     folder = new_folder(Path(cluster.folder), name)
-    started = launcher_of(target, prepared.cluster).start(prepared.job(name, folder, after))
+    try:
+        started = launcher_of(target, prepared.cluster).start(prepared.job(name, folder, after))
+    except UserError:  # nothing was submitted
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     shown = _shortest(started.folder)
     click.echo(f"{started.name} was started: {target} {started.id}, in {shown}")
     click.echo(f"  skyrl launch status {shown}\n  skyrl launch logs -f {shown}\n  skyrl launch stop {shown}")

@@ -21,8 +21,8 @@ from skyrl.errors import RequestError, WeightSyncError
 from skyrl.inference.engine import InFlight
 from skyrl.inference.incoming_weights import from_plain
 
-Answer = Callable[[Request, Fields], Awaitable[object]]
-"""The answer to a request and the fields of its body: JSON, or text."""
+Handler = Callable[[Request, Fields], Awaitable[object]]
+"""Answers a request, given the fields of its body: with JSON, or text."""
 
 Guarded = Callable[[Callable[[Request], Awaitable[Response]]], Callable[[Request], Awaitable[Response]]]
 """Lets through those who may use the route, and answers what is refused."""
@@ -37,13 +37,13 @@ class ControlRoutes:
 
     def routes(self, guarded: Guarded, body_of: Callable[[Request], Awaitable[bytes]]) -> list[Route]:
         """The routes for clients that `guarded` lets through."""
-        asked: Mapping[str, Answer] = {
+        asked: Mapping[str, Handler] = {
             "/weight_info": self._weight_info,
             "/is_paused": self._is_paused,
             "/get_world_size": self._world_size,
             "/metrics": self._metrics,
         }
-        told: Mapping[str, Answer] = {
+        told: Mapping[str, Handler] = {
             "/pause": self._pause,
             "/resume": self._resume,
             "/collective_rpc": self._rpc,
@@ -52,7 +52,7 @@ class ControlRoutes:
             "/shutdown_weight_transfer_engine": self._nothing_is_left,
         }
 
-        def route(path: str, answer: Answer, method: str) -> Route:
+        def route(path: str, answer: Handler, method: str) -> Route:
             async def respond(request: Request) -> Response:
                 body = await body_of(request)
                 fields = Fields(body_object(body) if body else {})

@@ -36,7 +36,7 @@ def test_every_process_is_drawn_on_each_of_its_gpus() -> None:
     assert found.count("engine 3") == 2  # it computes on two GPUs
 
 
-def test_bars_are_as_long_as_the_bytes_that_they_stand_for() -> None:
+def test_bars_are_proportional_to_bytes() -> None:
     values = {**MODEL, **SHARED}
     bars = [each for each in drawn(values).iter(f"{SVG}rect") if each.find(f"{SVG}title") is not None]
     sizes = [size for phase in planned(values)["memory"]["phases"] for size in phase["parts"].values() if size > 0]
@@ -46,7 +46,7 @@ def test_bars_are_as_long_as_the_bytes_that_they_stand_for() -> None:
         assert float(bar.attrib["width"]) == pytest.approx(size * scale, abs=0.1)
 
 
-def test_many_nodes_are_counted_and_a_model_of_unknown_size_is_said() -> None:
+def test_further_nodes_are_counted_and_models_of_unknown_size_are_named() -> None:
     nodes = NODES_SHOWN + 4
     root = drawn(
         {

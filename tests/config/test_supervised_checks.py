@@ -173,7 +173,7 @@ def test_a_supervised_run_resumes_from_nothing_the_newest_or_a_path(resume: str,
     ("faults", "changes", "refused"),
     [("shrink", False, True), ("shrink", True, False), ("wait", False, False), ("stop", False, False)],
 )
-def test_a_run_on_fewer_ranks_is_one_with_changes(faults: str, changes: bool, refused: bool) -> None:
+def test_a_supervised_run_on_fewer_ranks_needs_resume_with_changes(faults: str, changes: bool, refused: bool) -> None:
     ranks = {"placement__num_gpus_per_node": 2, "batch_size": 2}
     found = problems(faults__on_lost_rank=faults, resume_with_changes=changes, **ranks)
     assert ("faults.on_lost_rank" in found) == refused

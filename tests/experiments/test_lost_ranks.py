@@ -94,7 +94,7 @@ def assert_trained_on_the_same(nano: Path, out: Path, undisturbed: Path, **chang
 
 
 @pytest.mark.long
-def test_a_run_goes_on_with_the_ranks_that_are_left(
+def test_a_run_restarts_on_the_remaining_ranks(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_losing(nano, tmp_path / "out", monkeypatch, [3], trainer__faults__on_lost_rank="shrink") == 0
@@ -131,7 +131,7 @@ def test_ten_lost_ranks_change_nothing_that_is_trained_on(
     ("changes", "ranks"),
     [({}, [2]), ({"trainer__faults__on_lost_rank": "wait", "trainer__faults__max_lost_ranks": 1}, [2, 2])],
 )
-def test_a_run_that_may_lose_no_more_ranks_ends(
+def test_a_run_ends_when_max_lost_ranks_is_reached(
     nano: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -192,7 +192,7 @@ async def test_samples_of_one_prompt_go_to_the_engine_that_computes_it() -> None
     await asyncio.gather(*tasks)
 
 
-async def test_an_engine_that_is_overloaded_is_not_given_more_for_its_cache() -> None:
+async def test_an_overloaded_engine_gets_no_more_samples_for_its_cached_prefix() -> None:
     a, b = SlowEngine("a"), SlowEngine("b")
     door = client(a, b)
     tasks = await asked_one_by_one(door, *[PROMPT] * 40)
@@ -242,7 +242,7 @@ async def test_an_engine_that_queues_is_given_fewer_samples_and_the_others_take_
     await asyncio.gather(*tasks)
 
 
-async def test_an_engine_without_others_is_not_asked_for_its_load() -> None:
+async def test_a_single_engine_is_not_asked_for_its_load() -> None:
     a = SlowEngine("a")
     a.go.set()
     door = client(a, max_num_seqs=8)

@@ -131,7 +131,7 @@ async def test_requests_to_an_earlier_session_are_forgotten(tmp_path: Path) -> N
     assert (desk.said(), unanswered(tmp_path)) == ([], 0)
 
 
-async def test_the_command_lists_engines_and_asks_a_run_that_goes_on(
+async def test_the_command_lists_engines_and_leaves_requests_for_a_running_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = Desk(tmp_path)

@@ -44,7 +44,7 @@ def test_an_engine_is_overloaded_beyond_a_share_of_the_mean_and_never_with_a_few
     assert [is_overloaded(samples, 40.0) for samples in (50, 51)] == [False, True]
 
 
-def test_a_queue_that_lasts_lowers_the_limit_by_what_waits() -> None:
+def test_a_lasting_queue_lowers_the_limit_by_its_length() -> None:
     limit = ConcurrencyLimit(64)
     limit.adapt(EngineLoad(waiting=20), 64)
     assert limit.value == 64  # requests that have just come wait, too

@@ -125,6 +125,13 @@ def test_folders_of_launches_are_numbered(here: Path) -> None:
     ]
 
 
+def test_a_launch_that_is_refused_leaves_no_folder(nano: Path, here: Path) -> None:
+    done = launch("local", "--after", "another", *as_words(overrides(nano, here)))
+    assert isinstance(done.exception, UserError)
+    assert "--after needs the target slurm" in str(done.exception)
+    assert list((here / "launches").iterdir()) == []
+
+
 def test_a_path_that_is_not_a_launch_is_refused(here: Path) -> None:
     (here / "file").write_text("")
     for name in ("nothing", "file"):

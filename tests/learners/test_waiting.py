@@ -59,7 +59,7 @@ def test_forward_loss_metrics_and_backward_look_at_no_number(
         measured.read()
 
 
-def test_routers_are_watched_and_replayed_without_a_look_at_a_number() -> None:
+def test_routers_are_measured_and_replayed_without_waiting_for_the_device() -> None:
     rows = attrs.evolve(batch(2), routed_experts=torch.zeros(2, 12, 2, 2, dtype=torch.int16))
     routed = packed(rows, segmented=False, share_prompts=False, routed=True).to(META).routed
     model = nano_model("mixtral").to(META)

@@ -63,7 +63,7 @@ def test_a_rank_has_its_rows_of_b_or_its_columns_of_a() -> None:
     assert (a.columns, b.rows) == (range(16, 32), range(32))
 
 
-def test_layers_that_are_joined_get_the_factor_of_the_first_where_they_are_new() -> None:
+def test_new_adapters_of_fused_layers_share_the_factor_of_the_first() -> None:
     model = adapted()
     drawn = {name: weight.clone() for name, weight in named_weights(model) if "lora" in name}
     [layout] = layouts_of(model, 1, joined=True)

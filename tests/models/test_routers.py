@@ -40,7 +40,7 @@ def logits_and_routers(model: Any, lengths: Tensor) -> tuple[Tensor, tuple[Tenso
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
-def test_the_balance_of_a_row_is_transformers_loss_of_it_and_padding_counts_nothing(kind: str) -> None:
+def test_the_balance_loss_of_a_row_is_that_of_transformers_and_ignores_padding(kind: str) -> None:
     model = nano_model(kind)
     _, router_logits, routers = logits_and_routers(model, LENGTHS)
     loads = routers.loads()
@@ -58,7 +58,7 @@ def test_the_balance_of_a_row_is_transformers_loss_of_it_and_padding_counts_noth
     assert gradient.abs().sum() > 0
 
 
-def test_even_loads_balance_to_the_number_of_choices() -> None:
+def test_even_loads_have_a_balance_loss_of_k() -> None:
     model = nano_model("mixtral")
     for layer in model.model.layers:
         layer.mlp.gate.weight.data.zero_()
@@ -66,7 +66,7 @@ def test_even_loads_balance_to_the_number_of_choices() -> None:
     torch.testing.assert_close(routers.loads().balance, torch.full((2,), 2.0))
 
 
-def test_a_model_without_experts_has_no_routers_to_watch() -> None:
+def test_a_model_without_experts_has_no_routers_to_measure() -> None:
     assert not known_routers(nano_model("qwen3"))
     with pytest.raises(ModelError, match="no experts"):
         Routers(nano_model("qwen3"), learned=False)
@@ -94,7 +94,7 @@ def replaying(model: Any, replayed: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
-def test_replaying_a_models_own_choices_changes_no_bit_and_others_reach_its_routers(kind: str) -> None:
+def test_replaying_own_choices_is_bitwise_equal_and_other_choices_are_used(kind: str) -> None:
     recorded = nano_model(kind)
     recorder = ChoiceRecorder(recorded)
     recorded(IDS)

@@ -79,7 +79,7 @@ def test_a_server_whose_name_is_taken_is_ended(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port), 1)
 
 
-def test_a_server_that_takes_no_connections_is_named_and_ended(tmp_path: Path) -> None:
+def test_a_server_that_accepts_no_connections_is_reported_and_ended(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-c", "import signal; signal.pause()"]
     with pytest.raises(ProcessError, match=f"accepted no connection at {url} within 0.1 s"):

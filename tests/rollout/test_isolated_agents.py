@@ -52,7 +52,7 @@ async def test_an_isolated_agent_is_trained_on_as_any_other(tier: str, tmp_path:
 
 
 @pytest.mark.parametrize("tier", NETWORKED)
-async def test_openais_client_works_inside(tier: str, tmp_path: Path) -> None:
+async def test_openais_client_reaches_the_policy_from_the_sandbox(tier: str, tmp_path: Path) -> None:
     file = tmp_path / "agent.py"
     file.write_text(
         "import json, os, sys\nimport openai\ntask = json.load(sys.stdin)\nclient = openai.OpenAI(max_retries=0)\n"
@@ -97,7 +97,7 @@ async def test_an_agent_reads_what_it_was_given(tier: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("tier", NETWORKED)
-async def test_words_that_name_files_of_the_runs_folder_lead_to_them(
+async def test_relative_files_of_the_command_become_absolute_paths(
     tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -147,7 +147,7 @@ async def test_the_policy_of_another_trajectory_is_out_of_reach(tier: str, tmp_p
     assert made.answer == "[200, 401, 401]"
 
 
-def test_an_agent_that_cannot_be_isolated_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_cannot_be_isolated_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TaskError, match="environment.agent.readable names .*nowhere, which does not exist"):
         agent_of(agent(tmp_path, "", readable=("nowhere",)), "namespace")
     monkeypatch.setattr(sandbox, "why_unavailable", lambda tier: "" if tier == "process" else "no namespaces")

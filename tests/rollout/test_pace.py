@@ -33,11 +33,11 @@ def test_after_a_burst_of_one_second_calls_begin_at_the_rate() -> None:
     assert played(times(Pace(4.0), 8)) == [0, 0, 0, 0, 0.25, 0.5, 0.75, 1.0]
 
 
-def test_less_than_one_call_in_a_second_is_a_rate_too() -> None:
+def test_a_rate_below_one_call_per_second_is_kept() -> None:
     assert played(times(Pace(0.5), 3)) == [0, 2.0, 4.0]
 
 
-def test_without_a_rate_nobody_waits() -> None:
+def test_without_a_rate_no_call_waits() -> None:
     assert played(times(Pace(None), 3)) == [0, 0, 0]
 
 

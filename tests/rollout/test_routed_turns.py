@@ -56,7 +56,7 @@ def test_experts_of_other_tokens_are_refused() -> None:
         Transcript((1, 2)).sample(completion(6, 3, 4, 5))
 
 
-def test_experts_are_collated_stored_and_read_back() -> None:
+def test_routed_experts_are_collated_stored_and_read_back() -> None:
     transcript = Transcript((1, 2))
     transcript.sample(completion(4, 3, 4, 5, expert=9))
     row = transcript.step()

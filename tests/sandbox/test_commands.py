@@ -111,7 +111,7 @@ def test_a_command_reaches_nothing_but_its_service(where: str, made: Sandbox, ec
     assert ran.stdout == b"refused\n", ran
 
 
-def test_names_of_hosts_and_datagrams_go_nowhere(made: Sandbox, echo: Echo) -> None:
+def test_host_names_and_datagrams_do_not_leave_the_sandbox(made: Sandbox, echo: Echo) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as theirs:
         theirs.bind(("127.0.0.1", 0))
         theirs.setblocking(False)
@@ -131,7 +131,7 @@ def test_names_of_hosts_and_datagrams_go_nowhere(made: Sandbox, echo: Echo) -> N
         assert soon(lambda: theirs.recv(1) == b"x")
 
 
-def test_a_command_holds_so_many_connections_and_they_end_with_it(made: Sandbox, echo: Echo) -> None:
+def test_connections_of_a_command_are_limited_and_end_with_it(made: Sandbox, echo: Echo) -> None:
     program = (
         ASKS + "held = [s]\n"
         f"for _ in range({MOST_CONNECTIONS + 9}):\n"
@@ -159,7 +159,7 @@ def test_two_commands_have_networks_of_their_own(made: Sandbox, echo: Echo) -> N
     thread.join()
 
 
-def test_what_a_command_starts_ends_with_it(made: Sandbox, echo: Echo) -> None:
+def test_processes_that_a_command_starts_end_with_it(made: Sandbox, echo: Echo) -> None:
     marker = "a-child-of-a-command-left-behind"
     child = f"import time; {marker!r}; time.sleep(1000)"
     program = (
@@ -176,18 +176,18 @@ def test_a_tier_without_networks_runs_no_command(echo: Echo) -> None:
         run(Sandbox("process"), "print('ran')", echo.port)
 
 
-def test_a_command_that_is_not_there_fails(made: Sandbox, echo: Echo) -> None:
+def test_a_missing_command_fails(made: Sandbox, echo: Echo) -> None:
     command = Command(arguments=("/no/such/program",), environment={}, service=("127.0.0.1", echo.port))
     ran = made.run_command(command, limits=LIMITS)
     assert ran.code == 1 and b"FileNotFoundError" in ran.stderr, ran
 
 
 ARRIVES_NOWHERE = "a datagram to loopback"
-"""Sent in the command's own network, as `test_names_of_hosts_and_datagrams_go_nowhere` shows."""
+"""Sent in the command's own network, as `test_host_names_and_datagrams_do_not_leave_the_sandbox` shows."""
 
 
 @pytest.mark.parametrize("wanted", every_tenth(wanted for wanted in ALL_ESCAPES if wanted != ARRIVES_NOWHERE))
-def test_a_command_is_stopped_where_a_program_is(
+def test_a_command_has_the_limits_of_a_program(
     wanted: str, made: Sandbox, echo: Echo, stands_for: dict[str, str]
 ) -> None:
     program, verdicts = ALL_ESCAPES[wanted]
