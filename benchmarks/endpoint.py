@@ -4,7 +4,8 @@
 
 Every client asks again as soon as it is answered, and waits as long as `Retry-After` says where it is refused. The
 server is a process of its own, `skyrl serve` on the torch engine; the clients share another. One JSON line: answers by
-status, errors, latency of accepted requests in seconds, and the server's resident memory before and at its largest.
+status, errors, latency of accepted requests in seconds, the server's CPU time for each of them, and its resident memory
+before and at its largest.
 """
 
 from __future__ import annotations
@@ -71,9 +72,10 @@ async def measure(url: str, pid: int, clients: int, seconds: float) -> dict[str,
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as http:
         (await http.post("/v1/chat/completions", json=BODY)).raise_for_status()  # what is made once is made
         before, until = process.memory_info().rss, time.perf_counter() + seconds
+        used = process.cpu_times()
         watching = asyncio.create_task(watch(process, until))
         await asyncio.gather(*(client(http, until, load) for _ in range(clients)))
-        largest = await watching
+        largest, now = await watching, process.cpu_times()
     taken = sorted(load.seconds)
     return {
         "clients": clients,
@@ -81,6 +83,7 @@ async def measure(url: str, pid: int, clients: int, seconds: float) -> dict[str,
         "answers": dict(load.statuses),
         "p50_seconds": round(taken[len(taken) // 2], 3),
         "p99_seconds": round(taken[int(len(taken) * 0.99)], 3),
+        "cpu_seconds_per_answer": round((now.user + now.system - used.user - used.system) / len(taken), 4),
         "rss_mb_before": before >> 20,
         "rss_mb_largest": largest >> 20,
     }
