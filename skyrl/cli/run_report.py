@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from skyrl.errors import UserError
+from skyrl.errors import SkyRLError, UserError
 
 
 @click.command("report")
@@ -23,7 +23,7 @@ from skyrl.errors import UserError
 @click.option("--samples", default=60, show_default=True, type=click.IntRange(0, 2000), help="Samples of each run.")
 @click.option("--force", is_flag=True, help="Replace the file if it is there.")
 def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> None:
-    """Write curves, events, configurations and samples of RUNS into one HTML file that needs no network.
+    """Write curves, events, layouts, configurations and samples of RUNS into one HTML file that needs no network.
 
     RUNS are folders of runs, finished or not. Several runs are drawn into the same charts, and their configurations are
     compared.
@@ -35,9 +35,26 @@ def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> N
         raise UserError(f"{output} exists: choose another --output, or say --force")
     from skyrl.viewer.report import report as html_of
 
-    html = html_of(runs, samples=samples)
+    layouts = {folder: drawn for folder in runs if (drawn := _layout(folder))}
+    html = html_of(runs, samples=samples, layouts=layouts)
     try:
         output.write_text(html, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror}") from error
     click.echo(f"{output}: {len(html.encode()) / 1e6:.1f} MB")
+
+
+def _layout(folder: Path) -> str | None:
+    """The picture of `skyrl plan --svg` for the run; None where it has none: one that lays out no engines, or whose
+    configuration this version cannot read.
+    """
+    from skyrl.cli.plan import plan_of
+    from skyrl.cli.plan_picture import picture
+    from skyrl.config import SkyRLTrainConfig
+    from skyrl.runs.stored_runs import stored_run
+
+    try:
+        run = stored_run(folder)
+    except SkyRLError:
+        return None  # the report itself says what the folder lacks
+    return picture(plan_of(run)) if isinstance(run, SkyRLTrainConfig) else None

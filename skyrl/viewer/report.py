@@ -40,8 +40,10 @@ class ReportedRun:
     """Records of samples, each with its prompt."""
 
 
-def report(folders: Sequence[Path], *, samples: int) -> str:
-    """The HTML of these runs, with at most so many samples of each. Raises `UserError` for a folder without metrics."""
+def report(folders: Sequence[Path], *, samples: int, layouts: Mapping[Path, str] | None = None) -> str:
+    """The HTML of these runs, with at most so many samples of each. `layouts` are pictures of runs as SVG, by folder.
+    Raises `UserError` for a folder without metrics.
+    """
     runs = [_read(folder, name, samples) for folder, name in zip(folders, _names(folders), strict=True)]
     drawn = list(charts({run.name: run.records for run in runs}))
     scripts = {"plotly": get_plotlyjs(), "glue": Path(__file__).with_name("static").joinpath("report.js").read_text()}
@@ -55,6 +57,7 @@ def report(folders: Sequence[Path], *, samples: int) -> str:
         charts=drawn,
         figures=Markup(_as_data([json.loads(chart.figure) for chart in drawn])),
         runs=runs,
+        layouts=[Markup((layouts or {}).get(folder, "")) for folder in folders],
         settings=settings(folders),
         numbers=[_numbers(run.records) for run in runs],
         longest=LONGEST_TEXT,

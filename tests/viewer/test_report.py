@@ -188,7 +188,18 @@ def test_the_command_writes_a_report_of_a_run_of_an_earlier_release_and_replaces
     assert (first.exit_code, forced.exit_code) == (0, 0) and "MB" in first.output, first.output
     assert isinstance(again.exception, UserError) or again.exit_code == 2
     assert "exists: choose another --output" in (str(again.exception) + again.output)
-    assert "0:16" in Page(file.read_text(encoding="utf-8")).text
+    page = Page(file.read_text(encoding="utf-8"))
+    assert "0:16" in page.text
+    assert {"policy 0", "engine 0", "node 0"} <= set(re.findall(r"[a-z]+ \d", page.text))
+    assert [dict(attrs)["width"] for tag, attrs in page.elements if tag == "svg"] == ["960"]
+
+
+def test_pictures_of_runs_stand_in_the_report_of_those_that_have_one(tmp_path: Path) -> None:
+    folders = [run_at(tmp_path / name, {"a": {}}) for name in ("one", "two")]
+    page = Page(report(folders, samples=0, layouts={folders[1]: "<svg><text>GPU 0</text></svg>"}))
+    assert [tag for tag, _ in page.elements if tag == "svg"] == ["svg"]
+    assert "GPU 0" in page.text and "Layout" in page.text
+    assert "Layout" not in Page(report(folders, samples=0)).text
 
 
 @pytest.mark.parametrize("lines", [None, ""])
