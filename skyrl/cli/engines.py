@@ -33,6 +33,8 @@ def engines(run: Path, action: str, numbers: tuple[int, ...], count: int | None)
     if count is not None and (numbers or action == "list"):
         raise UserError("--count goes with add, or with drain without engine numbers")
     if action == "list":
+        if not is_locked(run):
+            click.echo(f"{run} is not running: its engines are gone. Their last states:")
         _show(found, unanswered(run))
         return
     if not is_locked(run):

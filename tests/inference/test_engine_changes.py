@@ -136,7 +136,8 @@ async def test_the_command_lists_engines_and_leaves_requests_for_a_running_run(
 ) -> None:
     desk = Desk(tmp_path)
     assert await desk.asks("drain") == "engine 1 finished its samples and was removed"
-    shown = CliRunner().invoke(command, [str(tmp_path)]).output.splitlines()
+    over, *shown = CliRunner().invoke(command, [str(tmp_path)]).output.splitlines()
+    assert over == f"{tmp_path} is not running: its engines are gone. Their last states:"
     assert shown[1].split() == ["0", "serving", "0", "0"]
     assert shown[2] == "engines allowed: 1 to 3"
     assert shown[3].endswith("drain an engine: engine 1 finished its samples and was removed")
@@ -146,6 +147,7 @@ async def test_the_command_lists_engines_and_leaves_requests_for_a_running_run(
     monkeypatch.setattr("skyrl.runs.run_owner.is_locked", lambda folder: True)
     assert CliRunner().invoke(command, [str(tmp_path), "add", "--count", "2"]).exit_code == 0
     assert unanswered(tmp_path) == 2
+    assert "is not running" not in CliRunner().invoke(command, [str(tmp_path)]).output
 
 
 @pytest.mark.parametrize(
