@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from skyrl.planning.layout import counted
+
 Plan = Mapping[str, Any]
 """The plan as `skyrl plan --json` prints it."""
 
@@ -23,11 +25,11 @@ def _heading(plan: Plan) -> list[str]:
     """The resources of the whole run, in words."""
     if plan["executor"] == "in_process":
         return ["Everything runs in the process of the command."]
-    nodes = f"{_counted(plan['nodes'], 'node')} of {plan['gpus_per_node']}"
+    nodes = f"{counted(plan['nodes'], 'node')} of {plan['gpus_per_node']}"
     if plan["device"] == "cuda":
-        return [f"{_counted(plan['gpus'], 'GPU')} on {nodes}, {_counted(plan['actors'], 'actor')} on Ray."]
+        return [f"{counted(plan['gpus'], 'GPU')} on {nodes}, {counted(plan['actors'], 'actor')} on Ray."]
     return [
-        f"{_counted(plan['gpus'], 'slot')} on {nodes}, {_counted(plan['actors'], 'actor')} on Ray.",
+        f"{counted(plan['gpus'], 'slot')} on {nodes}, {counted(plan['actors'], 'actor')} on Ray.",
         "trainer.device is cpu: where GPUs are counted, a slot is a place for a process.",
     ]
 
@@ -68,12 +70,12 @@ def _work(model: Mapping[str, Any]) -> list[str]:
     if model["optimizer_steps"]:
         passes = _passes(model, "micro_batches", "micro_batch_size", "micro-batch", "micro-batches")
         tasks.append(
-            f"{_counted(model['optimizer_steps'], 'optimizer step')} of "
-            f"{_counted(model['rows_per_mini_batch'], 'sample')}, each in {passes}"
+            f"{counted(model['optimizer_steps'], 'optimizer step')} of "
+            f"{counted(model['rows_per_mini_batch'], 'sample')}, each in {passes}"
         )
     if model["rows_scored"]:
         passes = _passes(model, "scoring_micro_batches", "scoring_micro_batch_size", "pass", "passes")
-        tasks.append(f"scores {_counted(model['rows_scored'], 'sample')} in {passes}")
+        tasks.append(f"scores {counted(model['rows_scored'], 'sample')} in {passes}")
     return [str(model["role"]), str(model["ranks"]), _replicas(model), "; ".join(tasks)]
 
 
@@ -91,8 +93,8 @@ def _passes(model: Mapping[str, Any], count: str, size: str, noun: str, plural: 
     """How many passes of how many samples; where tokens bound a pass, of how many tokens."""
     tokens = model["tokens_per_micro_batch"]
     if tokens:
-        return f"{plural} of at most {_counted(tokens, 'token')}"
-    return f"{_counted(model[count], noun, plural)} of {model[size]}"
+        return f"{plural} of at most {counted(tokens, 'token')}"
+    return f"{counted(model[count], noun, plural)} of {model[size]}"
 
 
 def _engines(plan: Plan) -> list[str]:
@@ -103,7 +105,7 @@ def _engines(plan: Plan) -> list[str]:
     batch = plan["batch"]
     return [
         "",
-        f"{_counted(engines['number'], 'engine')} of {engines['gpus']} ({sizes}); "
+        f"{counted(engines['number'], 'engine')} of {engines['gpus']} ({sizes}); "
         f"{batch['prompts']} prompts x {batch['samples_per_prompt']} = {batch['samples']} samples in a training step.",
     ]
 
@@ -122,7 +124,3 @@ def _ranges(numbers: Iterable[int]) -> str:
         else:
             stretches.append([number])
     return ", ".join(f"{part[0]}" if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in stretches)
-
-
-def _counted(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

@@ -110,10 +110,10 @@ class NoRoom(ValueError):
         fitting = sum(node.gpus >= self.pool.gpus_per_node for node in self.free)
         placed = sum(node.gpus for node in self.free) < self.total
         return (
-            f"{self.pool.name} needs {_counted(self.pool.nodes, 'node')} with "
-            f"{_counted(self.pool.gpus_per_node, f'free {self.unit}')}, the cluster has {fitting}"
+            f"{self.pool.name} needs {counted(self.pool.nodes, 'node')} with "
+            f"{counted(self.pool.gpus_per_node, f'free {self.unit}')}, the cluster has {fitting}"
             f"{' left' if placed else ''} ({_listed(self.free)}); "
-            f"all in all the run needs {_counted(self.layout.gpus, self.unit)}, and {self.total} are free"
+            f"all in all the run needs {counted(self.layout.gpus, self.unit)}, and {self.total} are free"
         )
 
 
@@ -180,8 +180,9 @@ def _widest_first(pool: Pool) -> tuple[int, int]:
     return (-pool.nodes, -pool.gpus_per_node)
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def _listed(nodes: Sequence[Node]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from skyrl.planning.layout import Layout, Pool, RankPlacement
+from skyrl.planning.layout import Layout, Pool, RankPlacement, counted
 from skyrl.planning.topology import Engines, Grid, Sizes
 
 
@@ -48,7 +48,8 @@ def _shared(models: dict[str, Grid], engines: Engines | None = None) -> Layout:
     if any(other != grid for other in others):
         raise ValueError(f"models that share GPUs have the same number of them, not {models}")
     if engines is not None and engines.number * engines.gpus != grid.ranks:
-        raise ValueError(f"{engines.number} engines of {engines.gpus} GPUs do not fill {grid.ranks}")
+        found = f"{counted(engines.number, 'engine')} of {counted(engines.gpus, 'GPU')}"
+        raise ValueError(f"{found} cannot share {counted(grid.ranks, 'GPU')}")
     name = "+".join([*models, *(["engine"] if engines else [])])
     placements = [
         RankPlacement(role=role, rank=rank, pool=name, gpus=(rank,)) for role in models for rank in range(grid.ranks)

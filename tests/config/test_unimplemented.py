@@ -76,7 +76,7 @@ def test_a_run_on_several_processes_or_engines_is_not_refused(values: dict[str, 
         (
             gpus(2, "policy", "ref"),
             ENGINE + "num_engines",
-            "1 engines of 1 GPUs (tensor 1 x pipeline 1 x data 1) take 1, and the policy has 2 (1 nodes of 2); with "
+            "1 engine of 1 GPU (tensor 1 x pipeline 1 x data 1) takes 1, and the policy has 2 (1 node of 2); with "
             "trainer.placement.colocate_all they share them",
         ),
     ],

@@ -19,6 +19,7 @@ from skyrl.config.sizes import (
     starts_engines,
 )
 from skyrl.errors import Problem
+from skyrl.planning.layout import counted
 from skyrl.tree.rules import Check
 
 _ENGINE = "generator.inference_engine"
@@ -73,9 +74,10 @@ def engines_that_share_gpus_take_all_of_them(run: SkyRLTrainConfig) -> Iterator[
     fix = f"set it to {fitting}" if not rest else f"give the policy a multiple of {engines.gpus} GPUs"
     yield Problem(
         path=f"{_ENGINE}.num_engines",
-        message=f"{engines.number} engines of {engines.gpus} GPUs (tensor {engines.tensor} x pipeline "
-        f"{engines.pipeline} x data {engines.data}) take {taken}, and the policy has {grid.ranks} ({grid.nodes} nodes "
-        f"of {grid.gpus_per_node}); with trainer.placement.colocate_all they share them",
+        message=f"{counted(engines.number, 'engine')} of {counted(engines.gpus, 'GPU')} (tensor {engines.tensor} x "
+        f"pipeline {engines.pipeline} x data {engines.data}) take{'s' if engines.number == 1 else ''} {taken}, and the "
+        f"policy has {grid.ranks} ({counted(grid.nodes, 'node')} of {grid.gpus_per_node}); with "
+        "trainer.placement.colocate_all they share them",
         hint=f"{fix}, or give the engines GPUs of their own: trainer.placement.colocate_all = false",
     )
 
