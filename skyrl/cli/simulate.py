@@ -43,6 +43,12 @@ class _Duration(click.ParamType[Any]):
 @click.option("--env-seconds", type=_Duration(), help="What its environment takes, once it runs.")
 @click.option("--train-seconds", type=click.FloatRange(min=0), help="From a full batch to new weights.")
 @click.option("--sync-seconds", type=click.FloatRange(min=0), help="What new weights take to reach the engines.")
+@click.option(
+    "--shared",
+    type=click.FloatRange(min=0, max=1, max_open=True),
+    help="Share of its speed that each side loses while engines draw and learners train at the same time: 0 on devices "
+    "of their own, 0.5 where they share all cores or GPUs evenly [default: 0].",
+)
 @click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Training steps.")
 @click.option("--split", is_flag=True, help="Deal the GPUs out between engines and learners in other ways, too.")
 @click.option(

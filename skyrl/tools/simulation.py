@@ -12,6 +12,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from random import Random
 from statistics import NormalDist, fmean, median
@@ -25,6 +26,7 @@ from skyrl.tools.virtual_time import run_in_virtual_time
 from skyrl.trajectory import Prompt, TrajectoryGroup
 
 _NORMAL = NormalDist()
+_NOTHING = 1e-9
 _P90 = _NORMAL.inv_cdf(0.9)
 
 
@@ -84,6 +86,11 @@ class World:
     sync_seconds: float
     interrupt: bool
     """New weights do not wait for answers that are being drawn."""
+
+    shared: float = 0.0
+    """Share of its speed that each side loses while engines draw and learners train at the same time: 0 where each has
+    devices of its own, 0.5 where they share all cores or GPUs evenly.
+    """
 
     seed: int = 0
 
@@ -156,6 +163,32 @@ def splits(world: World, engine_gpus: int, learner_gpus: int, gpus: int, unit: i
     ]
 
 
+class _Pace:
+    """Work that all proceeds at the same speed, which changes."""
+
+    def __init__(self) -> None:
+        self._speed, self._changed = 1.0, asyncio.Event()
+
+    def set(self, speed: float) -> None:
+        """1 is full speed, 0 a standstill."""
+        if speed != self._speed:
+            self._speed, before, self._changed = speed, self._changed, asyncio.Event()
+            before.set()
+
+    async def work(self, seconds: float) -> float:
+        """Do what takes so many seconds at full speed. Returns those that it took, without standstills."""
+        clock, taken = asyncio.get_running_loop().time, 0.0
+        while seconds > _NOTHING:
+            speed, changed, begun = self._speed, self._changed, clock()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds / speed if speed else None):
+                    await changed.wait()
+            passed = clock() - begun
+            seconds -= passed * speed
+            taken += passed if speed else 0.0
+        return taken
+
+
 class _Simulation:
     def __init__(self, world: World) -> None:
         self._world, self._random = world, Random(world.seed)
@@ -164,8 +197,9 @@ class _Simulation:
         self._open = asyncio.Event()
         self._open.set()
         self._quiet = asyncio.Event()
-        self._drawing = 0
-        self._busy = self._frozen = 0.0
+        self._drawing, self._busy = 0, 0.0
+        self._trains = self._gets_weights = False
+        self._engines, self._learners = _Pace(), _Pace()
         limits = world.limits
         prompts = [Prompt(id=str(number), messages=(), token_ids=(0,), env_class="") for number in range(limits.batch)]
         self._stream = GroupStream(
@@ -182,7 +216,7 @@ class _Simulation:
             taken = await self._stream.take(version)
             waited += clock() - begun
             ages.update(version - old for _, old in taken)
-            await asyncio.sleep(world.train_seconds)
+            await self._train()
             await self._sync()
         seconds = clock()
         await self._stream.close()
@@ -195,14 +229,30 @@ class _Simulation:
             groups_by_age=dict(sorted(ages.items())),
         )
 
+    async def _train(self) -> None:
+        self._trains = True
+        self._set_speeds()
+        await self._learners.work(self._world.train_seconds)
+        self._trains = False
+        self._set_speeds()
+
+    def _set_speeds(self) -> None:
+        """Both sides are slower while both compute; nothing is drawn while weights arrive."""
+        together = 1.0 - self._world.shared
+        self._engines.set(0.0 if self._gets_weights else together if self._trains else 1.0)
+        self._learners.set(together if self._drawing and not self._gets_weights else 1.0)
+
     async def _sync(self) -> None:
         """New weights: engines take no new work until they are there."""
         self._open.clear()
         while not self._world.interrupt and self._drawing:
             self._quiet.clear()
             await self._quiet.wait()
+        self._gets_weights = True
+        self._set_speeds()
         await asyncio.sleep(self._world.sync_seconds)
-        self._frozen += self._world.sync_seconds
+        self._gets_weights = False
+        self._set_speeds()
         self._open.set()
 
     async def _group(self, prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:
@@ -213,14 +263,11 @@ class _Simulation:
         async with self._slots:
             await self._open.wait()
             self._drawing += 1
-            seconds = self._world.answer.draw(self._random)
-            self._busy += seconds
-            stood_still = self._frozen
-            await asyncio.sleep(seconds)
-            while stood_still < self._frozen:  # what was frozen meanwhile takes longer by so much
-                stood_still, late = self._frozen, self._frozen - stood_still
-                await asyncio.sleep(late)
+            self._set_speeds()
+            taken = await self._engines.work(self._world.answer.draw(self._random))
+            self._busy += taken
             self._drawing -= 1
+            self._set_speeds()
             self._quiet.set()
         async with self._workers:
             await asyncio.sleep(self._world.environment.draw(self._random))

@@ -8,6 +8,7 @@ from random import Random
 from statistics import fmean
 
 import pytest
+from attrs import evolve
 
 from skyrl.cli.main import main
 from skyrl.rollout.stream import StreamLimits
@@ -21,7 +22,14 @@ def always(seconds: float) -> Seconds:
 
 
 def world(
-    *, staleness: int, slots: int = 8, workers: int = 8, steps: int = 10, interrupt: bool = True, sync: float = 0.0
+    *,
+    staleness: int,
+    slots: int = 8,
+    workers: int = 8,
+    steps: int = 10,
+    interrupt: bool = True,
+    sync: float = 0.0,
+    shared: float = 0.0,
 ) -> World:
     ahead = (staleness + 1) * 4
     limits = StreamLimits(
@@ -37,6 +45,7 @@ def world(
         train_seconds=2.0,
         sync_seconds=sync,
         interrupt=interrupt,
+        shared=shared,
     )
 
 
@@ -56,6 +65,16 @@ def test_one_step_off_learners_and_engines_work_at_the_same_time() -> None:
     assert set(outcome.groups_by_age) <= {0, 1}
 
 
+def test_on_shared_devices_a_step_takes_what_drawing_and_training_take_together() -> None:
+    """Engines draw for 3 s and learners train for 2 s in each step, each at half its speed while the other computes:
+    5 s a step. Within turns nothing is shared.
+    """
+    outcome = simulate(world(staleness=1, shared=0.5), 10)
+    assert outcome.seconds == pytest.approx(4 + 9 * 5 + 2, abs=1)
+    assert outcome.seconds > simulate(world(staleness=1, shared=0.2), 10).seconds
+    assert simulate(world(staleness=0, shared=0.5), 10).seconds == pytest.approx(60.0)
+
+
 def test_environments_wait_for_a_worker() -> None:
     """8 rewards of 1 s by 2 workers take 4 s: in turns 3 + 4 + 2 s a step, and ahead of the learner 4 s alone."""
     assert simulate(world(staleness=0, workers=2), 10).seconds == pytest.approx(10 * (3 + 4 + 2))
@@ -63,9 +82,20 @@ def test_environments_wait_for_a_worker() -> None:
 
 
 def test_weights_that_wait_for_answers_cost_more_than_those_that_interrupt_them() -> None:
-    waiting = simulate(world(staleness=2, interrupt=False, sync=0.5, steps=20), 20)
-    interrupting = simulate(world(staleness=2, interrupt=True, sync=0.5, steps=20), 20)
-    assert interrupting.seconds < waiting.seconds
+    """Answers of 1 to 9 s: engines that wait for the longest one stand still meanwhile."""
+    unequal = Seconds(mean=3.0, p90=6.0, longest=9.0)
+    waiting, interrupting = (
+        simulate(evolve(world(staleness=2, interrupt=interrupt, sync=0.5, steps=20), answer=unequal), 20)
+        for interrupt in (False, True)
+    )
+    assert interrupting.seconds < 0.9 * waiting.seconds
+
+
+def test_nothing_is_drawn_while_weights_arrive() -> None:
+    """Engines that are always at work draw for 3 s and take weights for 0.5 s in each step."""
+    outcome = simulate(world(staleness=2, interrupt=True, sync=0.5, steps=20), 20)
+    assert outcome.seconds == pytest.approx(20 * 3.5, abs=3)
+    assert outcome.engines_idle > 0.5 / 3.5
 
 
 @pytest.mark.parametrize("longest", [30.0, 60.0, 1e9])
