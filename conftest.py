@@ -60,6 +60,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=long)
     for item, needed in _without_gpus(items):
         item.add_marker(pytest.mark.skip(reason=f"needs CUDA devices: {needed}"))
+    if why := _why_no_machines():
+        for item in items:
+            if item.get_closest_marker("machines"):
+                item.add_marker(pytest.mark.skip(reason=f"needs network namespaces: {why}"))
     for item, missing in _without_programs(items):
         item.add_marker(pytest.mark.skip(reason=f"needs {missing}"))
     if not all(map(shutil.which, BROWSER)):
@@ -70,6 +74,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 BROWSER = ("chromium", "chromedriver")
 """Programs that the tests marked browser start. Debian has them in `chromium-driver`."""
+
+
+def _why_no_machines() -> str:
+    """What lacks for the tests marked machines; empty where nothing does."""
+    if os.geteuid() != 0:
+        return "the tests run as an ordinary user"
+    if missing := [name for name in ("ip", "unshare") if not shutil.which(name)]:
+        return f"there is no {missing[0]}"
+    return "" if os.access("/dev/net/tun", os.W_OK) else "there is no /dev/net/tun"
 
 
 def _without_programs(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, str]]:
@@ -144,7 +157,7 @@ def _lacks(sandbox: bool, skipped: int) -> Iterator[str]:
                 yield f"NOT TESTED: sandbox tier {tier}: {why}"
         yield from _lacks_for_root()
     if skipped:
-        yield f"NOT TESTED: {skipped} tests that need CUDA devices or a browser"
+        yield f"NOT TESTED: {skipped} tests that need CUDA devices, a browser or network namespaces"
 
 
 def _lacks_for_root() -> Iterator[str]:

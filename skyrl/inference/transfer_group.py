@@ -8,6 +8,7 @@ store, which ends the others' waiting at once.
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -74,8 +75,8 @@ class TransferGroup:
             tcp = self._connection()
         except RuntimeError as error:
             raise WeightSyncError(
-                f"the weights did not get through (rank {self.rank} of {self.size} does not reach the driver at "
-                f"{self.host}:{self.port}: {str(error).splitlines()[0]})"
+                f"the weights did not get through ({self._who} does not reach the driver at {self.host}:{self.port}: "
+                f"{str(error).splitlines()[0]})"
             ) from error
         store = PrefixStore(self.name, tcp)
         try:
@@ -87,7 +88,7 @@ class TransferGroup:
             self.abort(str(error))
             raise
         except Exception as error:
-            why = f"rank {self.rank} of {self.size}: {next(iter(str(error).splitlines()), type(error).__name__)}"
+            why = f"{self._who}: {next(iter(str(error).splitlines()), type(error).__name__)}"
             self.abort(why)
             raise WeightSyncError(f"the weights did not get through ({why})") from error
 
@@ -103,6 +104,11 @@ class TransferGroup:
         """End the waiting of every member; harmless where the store is gone."""
         with contextlib.suppress(RuntimeError):
             self.store().set(_ABORTED, why)
+
+    @property
+    def _who(self) -> str:
+        """This member, in messages."""
+        return f"rank {self.rank} of {self.size} on {socket.gethostname()}"
 
     def _connection(self) -> TCPStore:
         patience = timedelta(seconds=self.timeout)

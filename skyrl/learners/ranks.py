@@ -149,8 +149,8 @@ class Ranks:
         except (dist.DistError, RuntimeError) as error:
             where = ":".join(map(str, self.store)) if self.store else "memory"
             raise ProcessError(
-                f"rank {self.rank} of the {self.size} {self.name} ranks did not meet the others through the store at "
-                f"{where} within {self.timeout:g} s: {str(error).splitlines()[0]}"
+                f"rank {self.rank} of the {self.size} {self.name} ranks, on {socket.gethostname()}, did not meet the "
+                f"others through the store at {where} within {self.timeout:g} s: {str(error).splitlines()[0]}"
             ) from error
 
     def _open_store(self, patience: timedelta) -> Store:

@@ -1,8 +1,15 @@
-"""Addresses that services listen on."""
+"""Addresses that services listen on, and machines that can be reached at theirs."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import ipaddress
+import socket
+import struct
+
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
+_KNOCK_SECONDS = 2.0
 
 
 def is_loopback(host: str) -> bool:
@@ -11,3 +18,23 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has the IPv4 address; None where none does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no IPv4 address
+                found = fcntl.ioctl(any_socket, _GET_ADDRESS, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None
+
+
+def why_unreachable(host: str, port: int, seconds: float = _KNOCK_SECONDS) -> str | None:
+    """Why no connection to host and port can be made within `seconds`; None where one can."""
+    try:
+        socket.create_connection((host, port), seconds).close()
+    except OSError as error:
+        return str(error)
+    return None

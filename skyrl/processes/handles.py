@@ -120,8 +120,8 @@ class Processes(Protocol):
         """Address of this machine at which every process reaches it."""
 
     def restart(self, role: str, rank: int, maker: Callable[[], T]) -> Handle[T]:
-        """One process anew, in the place of the one that had this role and rank, which is ended if it still runs.
-        Returns when it is made; raises `ProcessError` as `start` does.
+        """One process anew, in the place of the one that had this role and rank, which is ended if it still runs; on
+        another machine where that of the place is gone. Returns when it is made; raises `ProcessError` as `start` does.
         """
 
     def add(self, seat: Layout, maker: Callable[[], T]) -> Handle[T]:

@@ -24,6 +24,7 @@ import ray
 from attrs import frozen
 
 from skyrl.errors import SkyRLError
+from skyrl.processes.addresses import interface_of
 from skyrl.processes.calls import CallFailure, CallResult, Name, apply, named, summary
 from skyrl.processes.logs import RankLog
 from skyrl.processes.orphans import HOST, start_reaper
@@ -49,6 +50,9 @@ class Introduction:
 
     pid: int
     host: str
+    address: str
+    """Address of its machine in the cluster."""
+
     node: str
 
 
@@ -61,6 +65,7 @@ class Host:
         self._reaper = start_reaper(HOST, settings.mark)
         os.environ.update(settings.environment)
         os.environ[HOST] = settings.mark
+        _meet_where_ray_does()
         with contextlib.suppress(OSError):
             os.chdir(settings.folder)
         self._log = RankLog(settings.log, settings.name)
@@ -68,7 +73,8 @@ class Host:
 
     @ray.method(concurrency_group="life")
     async def introduce(self) -> Introduction:
-        return Introduction(pid=os.getpid(), host=socket.gethostname(), node=ray.get_runtime_context().get_node_id())
+        node = ray.get_runtime_context().get_node_id()
+        return Introduction(pid=os.getpid(), host=socket.gethostname(), address=_own_address(), node=node)
 
     @ray.method(concurrency_group="life")
     async def clock(self) -> float:
@@ -118,6 +124,19 @@ class Host:
     def _failure(self, doing: str, error: BaseException) -> CallFailure:
         logging.getLogger(__name__).error("%s failed", doing, exc_info=error)
         return CallFailure(error if isinstance(error, SkyRLError) and _travels(error) else None, summary(error))
+
+
+def _own_address() -> str:
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray
+
+
+def _meet_where_ray_does() -> None:
+    """Let gloo use the interface through which this machine is in the cluster, unless one is named. By itself it takes
+    the address of the host's name, which other machines often cannot reach (127.0.1.1, by Debian's /etc/hosts).
+    """
+    interface = interface_of(_own_address())
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def _travels(error: SkyRLError) -> bool:

@@ -8,7 +8,7 @@ number of a bundle decides nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -36,6 +36,9 @@ class Place:
     """Ray's id of the machine: several may share an address."""
 
     address: str
+    port: int
+    """Port of Ray on the machine."""
+
     gpus: tuple[str, ...]
     """The machine's names of the GPUs: numbers, or unique ids; of a process on several machines, those of the first. On
     machines without GPUs, slots of the pool."""
@@ -61,7 +64,7 @@ class Placement:
 
     def __init__(self, layout: Layout, device: Device, seconds: float, *, patience: float = 0.0) -> None:
         self._layout, self._device = layout, device
-        self._addresses: dict[str, str] = {}
+        self._addresses: dict[str, tuple[str, int]] = {}
         self._groups: dict[str, PlacementGroup] = {}
         assignment = self._assigned(layout, patience)
         deadline = time.monotonic() + seconds
@@ -109,10 +112,11 @@ class Placement:
 
     def free(self) -> list[Node]:
         """The machines of the cluster and their free GPUs or slots, in order of addresses and ids."""
-        self._addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in _nodes() if node["Alive"]}
+        there = {node["NodeID"]: _address_of(node) for node in _nodes() if node["Alive"]}
+        self._addresses |= there
         free = _free_by_node()
         resource = _RESOURCE[self._device]
-        ids = sorted(self._addresses, key=lambda node: (self._addresses[node], node))
+        ids = sorted(there, key=lambda node: (self._addresses[node], node))
         return [Node(id=node, gpus=int(free.get(node, {}).get(resource, 0))) for node in ids]
 
     def place(self, placed: RankPlacement) -> Place:
@@ -121,10 +125,28 @@ class Placement:
         first = parts[0][0]
         return Place(
             node=first.node,
-            address=self._addresses[first.node],
+            address=self._addresses[first.node][0],
+            port=self._addresses[first.node][1],
             gpus=tuple(part.gpus[gpu] for part, gpu in parts if part is first),
             strategy=first.strategy,
         )
+
+    def is_there(self, place: Place) -> bool:
+        """Whether the machine of a process is still in the cluster."""
+        return any(node["Alive"] and node["NodeID"] == place.node for node in _nodes())
+
+    def moved(self, role: str, rank: int, seconds: float) -> Place:
+        """Another place for a process whose machine is gone and that has a pool to itself. Raises `NoRoomError`."""
+        [placed] = [each for each in self._layout.placements if (each.role, each.rank) == (role, rank)]
+        beside = [each for each in self._layout.placements if each.pool == placed.pool and each is not placed]
+        if beside:
+            message = f"the machine of {role}-{rank} is gone, and its pool {placed.pool} has other processes"
+            raise NoRoomError(message, placed.pool)
+        pool = self._layout.pool(placed.pool)
+        assignment = self._assigned(Layout(pools=(pool,), placements=(placed,)), 0.0)
+        self._remove(pool.name)
+        self._pools[pool.name] = self._reserve(pool, assignment[pool.name], time.monotonic() + seconds)
+        return self.place(placed)
 
     def remove(self) -> None:
         """Gives everything back."""
@@ -173,6 +195,11 @@ class Placement:
         except ray.exceptions.GetTimeoutError:
             raise ProcessError(f"The machines of {pool.name} did not say in time which GPUs they reserved") from None
         return {node: tuple(sorted(gpus, key=_by_number)) for node, gpus in zip(asked, found, strict=True)}
+
+
+def _address_of(node: Mapping[str, Any]) -> tuple[str, int]:
+    """Address of a machine, and port of Ray on it."""
+    return str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])
 
 
 def _by_number(gpu: str) -> tuple[int, str]:

@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 
 from skyrl.errors import ProcessError
 from skyrl.planning.layout import Layout
+from skyrl.processes.addresses import is_loopback
 from skyrl.processes.calls import CallFailure, CallResult
 from skyrl.processes.handles import Deadlines, Group
 from skyrl.processes.orphans import PRIVATE, folder_of_this_process
@@ -102,7 +103,10 @@ class RayProcesses:
         return Group(self._made(members, makers))
 
     def restart(self, role: str, rank: int, maker: Callable[[], T]) -> RayHandle[T]:
+        assert self._placement is not None, "there was such a process"
         self._end([member for member in self._members if (member.role, member.rank) == (role, rank)])
+        if not self._placement.is_there(self.where[role, rank]):
+            self.where[role, rank] = self._placement.moved(role, rank, self._deadlines.start)
         [handle] = self._made([self._start_actor(role, rank)], [maker])
         return handle
 
@@ -168,14 +172,18 @@ class RayProcesses:
             environment={**self._environment, **visible, **private},
         )
         actor = HostActor.options(num_cpus=0, scheduling_strategy=place.strategy).remote(settings)
-        return Member(role, rank, actor, log)
+        member = Member(role, rank, actor, log)
+        if not is_loopback(place.address):
+            member.location, member.machine = f"not started yet on {place.address}", (place.address, place.port)
+        return member
 
     def _introduce(self, members: Sequence[Member], deadline: float) -> None:
         """Waits until every process is there, sets its clock and begins to watch it."""
         found = self._wait(members, [member.actor.introduce.remote() for member in members], "start", deadline)
         for member, about in zip(members, found, strict=True):
             assert isinstance(about, Introduction)
-            member.location = f"process {about.pid} on {about.host}, node {about.node[:8]}"
+            where = about.host if is_loopback(about.address) else f"{about.host} ({about.address})"
+            member.location = f"process {about.pid} on {where}, node {about.node[:8]}"
             self._watch.add(member)
             try:
                 member.actor.adjust_clock.remote(_clock_offset(member))

@@ -15,6 +15,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayError
 
 from skyrl.errors import ProcessError, ProcessLost
+from skyrl.processes.addresses import why_unreachable
 from skyrl.processes.exit_notice import ExitNotice
 from skyrl.processes.logs import last_line, last_words
 
@@ -32,6 +33,9 @@ class Member:
         self.role, self.rank, self.name = role, rank, f"{role}-{rank}"
         self.actor, self.log = actor, log
         self.location = "not started yet"
+        self.machine: tuple[str, int] | None = None
+        """Address and port of Ray on its machine, where that may be another one than this."""
+
         self.exit_notice = ExitNotice()
         self.busy: dict[int, str] = {}
         self.asked: Any = None
@@ -43,7 +47,7 @@ class Member:
 
     def died(self, error: BaseException) -> None:
         """Seals the fate of a process whose actor Ray has given up."""
-        how = last_words(self.log) or how_it_died(error)
+        how = last_words(self.log) or how_it_died(error, self.machine)
         line = last_line(self.log)
         last = f"; last line of its log: {line}" if line and not last_words(self.log) else ""
         self.exit_notice.set(ProcessLost(f"{self} died: {how}{last}; log: {self.log}", self.name))
@@ -129,17 +133,29 @@ class Watch:
             busy = f" while it ran {', '.join(member.busy.values())}" if member.busy else ""
             member.exit_notice.set(
                 ProcessLost(
-                    f"{member} has given no sign of life for {silent:.0f} s{busy}: it is stopped, or hangs in native "
-                    f"code; what the other ranks were doing is in their logs; log: {member.log}",
+                    f"{member} has given no sign of life for {silent:.0f} s{busy}: {_why_silent(member)}; what the "
+                    f"other ranks were doing is in their logs; log: {member.log}",
                     member.name,
                 )
             )
 
 
-def how_it_died(error: BaseException) -> str:
-    """Ray's reason for an actor's end, in a few words."""
+def _why_silent(member: Member) -> str:
+    """A machine that cannot be reached is told from a process that does not answer."""
+    why = why_unreachable(*member.machine) if member.machine else None
+    if why is None or member.machine is None:
+        return "it is stopped, or hangs in native code"
+    address, port = member.machine
+    return f"its machine {address} cannot be reached ({why} at port {port}): it is down, or the network is cut"
+
+
+def how_it_died(error: BaseException, machine: tuple[str, int] | None = None) -> str:
+    """Ray's reason for an actor's end, in a few words; `machine` is the address and port of Ray on its machine."""
     text = " ".join(str(error).split())
     reason = text.partition("The actor is dead because ")[2] or text
+    if "node has died" in reason or "node was terminated" in reason:
+        which = f"its machine {machine[0]}" if machine else "its machine"
+        return f"{which} answers Ray no more: it is down, Ray ended there, or the network is cut"
     if isinstance(error, OutOfMemoryError):
         return f"Ray killed it because the machine ran out of memory ({reason[:200]})"
     if "creation task" in reason:

@@ -1,0 +1,227 @@
+"""Runs on two machines, whose network and power fail: each ends or goes on as configured, and says which machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl.checkpoint.store import CheckpointStore
+from skyrl.errors import RunError
+from skyrl.tracking.jsonlines import JsonLines
+from tests.experiments.test_lost_ranks import samples
+from tests.machines import RAY_PORTS, Machines
+from tests.nano_run import overrides, train
+from tests.processes.clusters import soon
+from tests.supervised_run import toml_file
+
+pytestmark = [pytest.mark.machines, pytest.mark.long, pytest.mark.xdist_group("machines")]
+
+PATIENCE = 420.0
+HEARTBEAT = 6.0
+
+SHORT: dict[str, Any] = {
+    "trainer__deterministic": True,
+    "trainer__micro_train_batch_size_per_gpu": 1,
+    "trainer__micro_forward_batch_size_per_gpu": 1,
+    "trainer__max_training_steps": 40,
+    "trainer__epochs": 10,
+    "trainer__ckpt_interval": 2,
+    "trainer__eval_interval": -1,
+    "trainer__eval_before_train": False,
+}
+BOTH: dict[str, Any] = {
+    "trainer__placement__executor": "ray",
+    "trainer__placement__colocate_all": False,
+    "trainer__placement__heartbeat_timeout_seconds": HEARTBEAT,
+    "trainer__placement__start_timeout_seconds": 120,
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "engine elsewhere": {},
+    "ranks on both": {"trainer__placement__policy_num_nodes": 2},
+}
+BETA = r"\(process \d+ on beta \(10\.77\.0\.2\), node \w+\)"
+CUT_OFF = (
+    r"(has given no sign of life for \d+ s.*: its machine 10\.77\.0\.2 cannot be reached"
+    r"|died: its machine 10\.77\.0\.2 answers Ray no more)"
+)
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    with Machines("alpha", "beta") as found:
+        yield found
+
+
+class Started:
+    """A run whose command runs on alpha."""
+
+    def __init__(self, machines: Machines, nano: Path, out: Path, layout: str, **changes: Any) -> None:
+        out.mkdir(exist_ok=True)
+        self.machines, self.out = machines, out
+        values = overrides(nano, out, **{**SHORT, **BOTH, **LAYOUTS[layout], **changes})
+        self._file = toml_file(out / "run.toml", values | {"trainer.placement.ray_address": machines.head})
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "skyrl.cli", "run", self._file]
+        return self.machines["alpha"].start(command, self.out / "said.txt", TMPDIR=str(self.out))
+
+    @property
+    def said(self) -> str:
+        return (self.out / "said.txt").read_text()
+
+    @property
+    def steps(self) -> int:
+        file = self.out / "run" / "metrics.jsonl"
+        return max((line["step"] for line in JsonLines(file).read()), default=0) if file.exists() else 0
+
+    def reaches(self, step: int) -> None:
+        """Returns once it has trained so many steps."""
+        assert soon(lambda: self.steps >= step or self._process.poll() is not None, PATIENCE), self.said
+        assert self._process.poll() is None, self.said
+
+    def ends(self) -> int:
+        """Its exit code."""
+        return self._process.wait(PATIENCE)
+
+    def goes_on(self) -> None:
+        """The same command again, to the end."""
+        self._process = self._start()
+        assert self.ends() == 0, self.said
+
+    def left_nothing(self) -> bool:
+        """Whether all of its processes end, on both machines."""
+        return soon(lambda: not [mark for name in ("alpha", "beta") for mark in self.machines[name].actors], 120)
+
+    def trained_as_undisturbed(self, nano: Path, **changes: Any) -> None:
+        """The same samples as a run in one process."""
+        train(nano, self.out / "undisturbed", **{**SHORT, **changes})
+        assert samples(self.out) == samples(self.out / "undisturbed")
+
+
+def began(machines: Machines, nano: Path, out: Path, layout: str, **changes: Any) -> Started:
+    """A run that has trained three steps."""
+    machines.start_ray(slots=1 if layout == "engine elsewhere" else 2)
+    run = Started(machines, nano, out, layout, **changes)
+    run.reaches(3)
+    return run
+
+
+ENDLESS = {"trainer__max_training_steps": 400, "trainer__epochs": 80}
+NO_RESTARTS = {"generator__inference_engine__max_engine_restarts": 0}
+LOST = [("engine elsewhere", "engine-0"), ("ranks on both", "policy-1")]
+
+
+@pytest.mark.parametrize(("layout", "lost"), LOST)
+def test_a_machine_that_is_cut_off_is_named(
+    machines: Machines, nano: Path, tmp_path: Path, layout: str, lost: str
+) -> None:
+    run = began(machines, nano, tmp_path, layout, **ENDLESS, **NO_RESTARTS)
+    since = time.monotonic()
+    machines.network(cut=["beta"])
+    assert run.ends() == RunError.exit_code
+    print(f"{layout}: {time.monotonic() - since:.1f} s to the message")
+    assert re.search(f"{lost} {BETA} {CUT_OFF}", run.said.splitlines()[-1]), run.said
+    machines.network()
+    assert run.left_nothing(), run.said
+    assert CheckpointStore(tmp_path / "checkpoints").steps()
+
+
+@pytest.mark.parametrize(("layout", "lost"), LOST)
+def test_a_machine_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(
+    machines: Machines, nano: Path, tmp_path: Path, layout: str, lost: str
+) -> None:
+    run = began(machines, nano, tmp_path, layout, **NO_RESTARTS)
+    since = time.monotonic()
+    machines.network(cut=["beta"])
+    machines["beta"].kill()
+    assert run.ends() == RunError.exit_code
+    print(f"{layout}: {time.monotonic() - since:.1f} s to the message")
+    assert re.search(f"{lost} {BETA} {CUT_OFF}", run.said.splitlines()[-1]), run.said
+    assert run.left_nothing(), run.said
+    machines.network()
+    machines.join_ray(machines["beta"], slots=2)
+    run.goes_on()
+    assert "Going on after step" in run.said
+    if layout == "engine elsewhere":
+        run.trained_as_undisturbed(nano)
+
+
+def test_the_only_engine_is_started_again_on_a_machine_that_came_back(
+    machines: Machines, nano: Path, tmp_path: Path
+) -> None:
+    run = began(machines, nano, tmp_path, "engine elsewhere")
+    machines["beta"].kill()
+    assert soon(lambda: "inference engine 0 is out of service, 0 left" in run.said, PATIENCE), run.said
+    machines.join_ray(machines["beta"])
+    assert run.ends() == 0, run.said
+    assert "inference engine 0 is there again" in run.said
+    run.trained_as_undisturbed(nano)
+
+
+def test_a_run_waits_for_a_machine_that_vanished(machines: Machines, nano: Path, tmp_path: Path) -> None:
+    run = began(machines, nano, tmp_path, "ranks on both", trainer__faults__on_lost_rank="wait")
+    machines["beta"].kill()
+    assert soon(lambda: "It begins again" in run.said, PATIENCE), run.said
+    machines.join_ray(machines["beta"], slots=2)
+    assert run.ends() == 0, run.said
+    assert re.search(f"policy-1 {BETA} ", run.said), run.said
+    run.trained_as_undisturbed(nano)
+
+
+def test_a_run_goes_on_without_a_machine_that_vanished(machines: Machines, nano: Path, tmp_path: Path) -> None:
+    run = began(machines, nano, tmp_path, "ranks on both", trainer__faults__on_lost_rank="shrink")
+    machines["beta"].kill()
+    assert run.ends() == 0, run.said
+    assert "trainer.placement.policy_num_nodes: 2 before, 1 now" in run.said
+    run.trained_as_undisturbed(nano)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{"loss": 0.05}, {"delay": 0.02}, {"loss": 0.02, "delay": 0.01}],
+    ids=["loss", "delay", "loss and delay"],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_poor_network_changes_no_sample(
+    machines: Machines, nano: Path, tmp_path: Path, layout: str, rules: dict[str, float]
+) -> None:
+    run = began(machines, nano, tmp_path, layout, trainer__placement__heartbeat_timeout_seconds=60)
+    machines.network(**rules)
+    assert run.ends() == 0, run.said
+    run.trained_as_undisturbed(nano)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_network_that_is_cut_for_a_moment_changes_no_sample(
+    machines: Machines, nano: Path, tmp_path: Path, layout: str
+) -> None:
+    machines.start_ray(slots=1 if layout == "engine elsewhere" else 2, failures=30)
+    run = Started(machines, nano, tmp_path, layout, trainer__placement__heartbeat_timeout_seconds=60)
+    run.reaches(3)
+    machines.network(cut=["beta"])
+    time.sleep(5)
+    machines.network()
+    assert run.ends() == 0, run.said
+    run.trained_as_undisturbed(nano)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_port_that_is_closed_between_machines_is_named(
+    machines: Machines, nano: Path, tmp_path: Path, layout: str
+) -> None:
+    """Ray's own ports are open, as where a firewall knows of them and of nothing else."""
+    machines.start_ray(slots=1 if layout == "engine elsewhere" else 2)
+    machines.network(closed=[[RAY_PORTS[1] + 1, 65535]])
+    changes = {"trainer__placement__start_timeout_seconds": 40, "trainer__placement__call_timeout_seconds": 40}
+    run = Started(machines, nano, tmp_path, layout, **changes)
+    assert run.ends() == RunError.exit_code
+    assert re.search(r"on beta.* 10\.77\.0\.1:\d+", run.said.splitlines()[-1]), run.said
+    assert run.left_nothing()
