@@ -27,12 +27,13 @@ from tests.processes.clusters import soon
 ROOT = Path(__file__).parents[1]
 PORT = 6379
 
-_HEALTH = {
+_SETTINGS = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_initial_delay_ms": "0",
+    "RAY_worker_niceness": "0",  # else whatever runs beside the tests has the cores
 }
-"""Ray takes a machine for dead after about as many seconds as `failures`; by default after a minute."""
+"""Ray takes a machine for dead after about as many seconds as `failures`, and not after a minute as by default."""
 
 
 RAY_PORTS = (20000, 20999)
@@ -174,13 +175,14 @@ class Machines:
         self._switch.stdin.flush()
         self._wait_for_the_switch()
 
-    def start_ray(self, *, slots: int = 1, failures: int = 3) -> None:
-        """Ray's head on the first machine and the others joined to it, each with so many slots for processes."""
-        for machine in self._all:
-            self.join_ray(machine, slots=slots, failures=failures)
-
     def join_ray(
-        self, machine: Machine, *, slots: int = 1, failures: int = 3, inside: Sequence[str] = (), **variables: str
+        self,
+        machine: Machine,
+        *,
+        slots: int = 1,
+        failures: int = 6,
+        inside: Sequence[str] = (),
+        variables: Mapping[str, str] = {},
     ) -> None:
         """Ray on one machine, with these environment variables; returns when it is in the cluster. `inside` is a
         command that starts the one after it.
@@ -196,7 +198,7 @@ class Machines:
             *("--node-ip-address", machine.address, "--num-cpus", "0", *_PORTS_OF_RAY),
             *("--resources", json.dumps({"slot": slots}), "--object-store-memory", "100000000"),
         ]
-        environment = {**_HEALTH, **variables, "RAY_health_check_failure_threshold": str(failures)}
+        environment = {**_SETTINGS, **variables, "RAY_health_check_failure_threshold": str(failures)}
         for _ in range(_TRIES):
             output = self.folder / f"ray-{machine.name}-{secrets.token_hex(2)}.txt"
             started = machine.start(command, output, **environment)

@@ -198,12 +198,12 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
     ),
     Effect(
         "generator.inference_engine.max_engine_restarts",
-        "the run is on Ray with several engines, on GPUs of their own or on a CPU",
+        "the run starts engines on Ray, on GPUs of their own or on a CPU",
         may_restart_engines,
     ),
     Effect(
         "generator.inference_engine.engine_restart_backoff_seconds",
-        "the run is on Ray with several engines, on GPUs of their own or on a CPU, and max_engine_restarts is above 0",
+        "the run starts engines on Ray, on GPUs of their own or on a CPU, and max_engine_restarts is above 0",
         lambda run: may_restart_engines(run) and run.generator.inference_engine.max_engine_restarts > 0,
     ),
     *(

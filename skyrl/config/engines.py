@@ -53,9 +53,10 @@ class InferenceEngineConfig(BaseConfig):
     `num_engines`. None: `num_engines`."""
 
     max_engine_restarts: int = field(default=3, validator=non_negative, metadata=FREE)
-    """Times that each engine that died is started again, while the others carry on; it serves with the next weights.
-    Engines that take turns with learners on GPUs stay out of service, since the learners hold the memory. The last
-    engine that dies ends the run. 0: none is started again. Read when the executor is ray."""
+    """Times that each engine that died is started again, while the others carry on; it serves with the next weights. If
+    it was the last one, the run waits for it, and ends where it does not start. Engines that take turns with learners
+    on GPUs stay out of service, since the learners hold the memory. 0: none is started again. Read when the executor is
+    ray."""
 
     engine_restart_backoff_seconds: Seconds = field(default=5.0, validator=non_negative, metadata=FREE)
     """Pause before an engine is started again for the first time; twice as long each time after."""

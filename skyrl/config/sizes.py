@@ -88,11 +88,9 @@ def starts_engines(run: SkyRLTrainConfig) -> bool:
 
 
 def may_restart_engines(run: SkyRLTrainConfig) -> bool:
-    """Can an engine that died be started again while others carry on? Not where learners have its memory meanwhile."""
-    placement = run.trainer.placement
-    takes_turns = placement.colocate_all and run.trainer.device == "cuda"
-    several = max(run.generator.inference_engine.num_engines, most_engines(run)) > 1
-    return on_ray(run) and starts_engines(run) and several and not takes_turns
+    """Can an engine that died be started again while the run goes on? Not where learners have its memory meanwhile."""
+    takes_turns = run.trainer.placement.colocate_all and run.trainer.device == "cuda"
+    return on_ray(run) and starts_engines(run) and not takes_turns
 
 
 def may_change_engines(run: SkyRLTrainConfig) -> bool:

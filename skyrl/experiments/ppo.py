@@ -6,8 +6,9 @@ configuration with fields of your own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property, partial
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -53,6 +54,11 @@ from skyrl.training.time_sharing import Movable, TimeSharing
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.weight_sync.publish import WeightSync
+from skyrl.weight_sync.revival import Revival
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class BasePPOExp(PolicySampling, PolicyGradientModels):
@@ -178,7 +184,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
             self.cfg.trainer,
             rollouts=LayeredRollouts(
                 next_batch=layered(
-                    rollouts.next_batch,
+                    self._outliving_engines(rollouts.next_batch, sync),
                     run_after(self._samples_written),
                     interruptible,
                     in_context(partial(clock.measure, "generate")),
@@ -226,7 +232,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
             self.cfg.trainer,
             trainer,
             Hooks(
-                evaluate=None if evaluation is None else layered(evaluation.run, newest),
+                evaluate=None if evaluation is None else layered(self._outliving_engines(evaluation.run, sync), newest),
                 export=lambda step: self.export(self.exports / f"global_step_{step}" / "policy"),
                 refresh_reference=self.refresh_reference,
                 guard=NonFiniteGuard(self.cfg.trainer.faults, trainer),
@@ -250,6 +256,20 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
             await self.time_sharing.for_travel("policy")
             await sync.catch_up()
         await self.time_sharing.for_engines()
+
+    def _outliving_engines(
+        self, method: Callable[P, Awaitable[R]], sync: WeightSync | NoEngines
+    ) -> Callable[P, Awaitable[R]]:
+        """`method`, which samples and goes on when its last engine died and was started again."""
+        if not isinstance(sync, WeightSync):
+            return method
+
+        async def bring() -> None:
+            await self.time_sharing.for_travel("policy")
+            await sync.send_again()
+            await self.time_sharing.for_engines()
+
+        return Revival(self.client, bring).around(method)
 
     async def _samples_written(self) -> None:
         """The samples of one step at a time wait to be written, so that a slow disk costs time and no memory."""

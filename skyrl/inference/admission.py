@@ -130,6 +130,8 @@ class Admission:
         """An engine that has the beginning of the request cached, else the one with the fewest samples for its limit,
         if the request fits; an idle engine takes any request.
         """
+        if not self.serving:
+            return None
         least = min(self.serving, key=lambda each: each.samples / each.limit.value)
         mean = sum(each.samples for each in self.serving) / len(self.serving)
         for served in self._with_prefix(request) if len(self.serving) > 1 else ():

@@ -5,6 +5,7 @@
 An engine that dies, or that can no longer prove which weights it holds, leaves service; the run continues with those
 that remain, and ends with the cause when none does. Where engines are started again, a new one takes its place with the
 next weights: it gets them by the same transport as the others, and nothing is sampled from it before the canary has.
+Requests wait for the new one where it was the last (`bereft`).
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class InferenceEngineClient:
         self._all, self._numbers, self._next = tuple(engines), set(range(len(engines))), len(engines)
         self._restarts = restarts
         self._in_flight = in_flight
+        self._none_left = asyncio.Event()
+        self._last_loss: RunError | None = None
         self.holds_weights = True
         """False from the moment an engine gives up its weights to sleep until weights are loaded again."""
 
@@ -190,10 +193,30 @@ class InferenceEngineClient:
         self._admission.close()
         await self._everywhere(lambda engine: engine.pause(self._in_flight))
 
-    async def admit_started(self) -> bool:
-        """Take engines that have started into service. Returns whether there were any. Called while paused, before
-        weights are loaded: they hold those that the run started from.
+    async def bereft(self) -> None:
+        """Returns when no engine is in service and one is there to take its place: it needs the weights now. Raises
+        what killed the last one if none will come.
         """
+        await self._none_left.wait()
+        await self._one_is_ready()
+
+    async def _one_is_ready(self) -> None:
+        assert self._restarts is not None and self._last_loss is not None, "an engine was lost and may come again"
+        if not await self._restarts.one_is_ready():
+            raise self._last_loss
+
+    async def admit_started(self) -> bool:
+        """Take engines that have started into service. Returns whether there were any. Where none serves, the first one
+        is waited for. Called while paused, before weights are loaded: they hold those that the run started from.
+        """
+        are_new = await self._admit_ready()
+        while not self._serving:
+            await self._one_is_ready()
+            are_new = await self._admit_ready() or are_new
+        self._none_left.clear()
+        return are_new
+
+    async def _admit_ready(self) -> bool:
         taken = self._restarts.take() if self._restarts else []
         for number, engine in taken:
             self._all, self._numbers = (*self._all, engine), self._numbers | {number}
@@ -256,8 +279,8 @@ class InferenceEngineClient:
                 failed = error
             finally:
                 await self._everywhere(lambda engine: engine.pause(self._in_flight))
-            if self.in_service == serving:
-                raise failed  # of something else, or of one that lives
+            if self.in_service == serving or not self._serving:
+                raise failed  # of something else, of one that lives, or of the last one
 
     async def sleep(self) -> None:
         """Every engine gives back what memory it can. Called while paused."""
@@ -309,17 +332,24 @@ class InferenceEngineClient:
                 raise outcome
 
     def _lose(self, served: Served, cause: RunError) -> None:
-        """Take the engine out of service and report it once. Raises the cause if it was the last one."""
-        if served in self._serving and len(self._serving) > 1:
-            self._admission.leave(served)
-            for call in served.calls:
-                call.cancel()
-            left = len(self._serving)
-            _log.warning("inference engine %d is out of service, %d left: %s", served.number, left, cause)
-            if self._restarts is not None:
-                self._restarts.died(served.number)
-        elif served in self._serving:
+        """Take the engine out of service and report it once. Raises the cause if it was the last one and no other will
+        come.
+        """
+        if served not in self._serving:
+            return
+        restarts = self._restarts
+        if len(self._serving) == 1 and (restarts is None or not restarts.may_replace(served.number)):
             raise cause
+        self._admission.leave(served)
+        for call in served.calls:
+            call.cancel()
+        left = len(self._serving)
+        _log.warning("inference engine %d is out of service, %d left: %s", served.number, left, cause)
+        if restarts is not None:
+            restarts.died(served.number)
+        if not left:
+            self._last_loss = cause
+            self._none_left.set()
 
 
 async def _outcomes(

@@ -45,6 +45,18 @@ class EngineRestarts:
         """Restart the engine of this number, if it has restarts left."""
         self._in_the_background(number, self.again(number))
 
+    def may_replace(self, number: int) -> bool:
+        """Whether there may be an engine again if this one dies: itself, or another one that is being started."""
+        return bool(self._tries[number] < self._most or self._tasks or self._ready)
+
+    async def one_is_ready(self) -> bool:
+        """Returns true once an engine can be taken; false where none is being started any more."""
+        while not self._ready:
+            if not self._tasks:
+                return False
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        return True
+
     def add(self, number: int) -> None:
         """Start a new engine; it is tried once."""
         self._in_the_background(number, self._first(number))

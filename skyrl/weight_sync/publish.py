@@ -58,6 +58,12 @@ class WeightSync:
         if self.is_behind:
             await self._send()
 
+    async def send_again(self) -> None:
+        """The engines have the weights of the newest version when this returns; called where the last one was lost and
+        another one has taken its place, which has none.
+        """
+        await self._send()
+
     async def _send(self) -> Metrics:
         """Every engine samples from the learner's weights, as the newest version, when this returns; how close they
         are, and how many are in service, is returned.
@@ -67,20 +73,28 @@ class WeightSync:
         """
         version = self._newest
         await self._client.pause()
-        are_new = await self._client.admit_started()
-        try:
-            await self._send_to_those_left(version)
-        except WeightSyncError:
-            await self._client.resume()  # who is still in service holds whole weights
-            raise
-        metrics: Metrics = {}
-        if are_new or self._transfers % self._canary_interval == 0:
-            metrics = await self._client.inspect(lambda engines: self._canary.compare(self._source, engines, version))
+        metrics = await self._bring(version)
         self._transfers += 1
         self._sent = version
         self._arrived(version)
         await self._client.resume()
         return metrics | self._client.metrics
+
+    async def _bring(self, version: int) -> Metrics:
+        """Send and compare; where the last engine dies meanwhile, once more to the one that takes its place."""
+        are_new = False
+        while True:
+            are_new = await self._client.admit_started() or are_new
+            try:
+                await self._send_to_those_left(version)
+                if are_new or self._transfers % self._canary_interval == 0:
+                    return await self._client.inspect(
+                        lambda engines: self._canary.compare(self._source, engines, version)
+                    )
+                return {}
+            except ProcessError:
+                if self._client.in_service:
+                    raise
 
     async def _send_to_those_left(self, version: int) -> None:
         """A transfer in which one of several engines dies begins again with the others."""
@@ -88,6 +102,9 @@ class WeightSync:
             serving = self._client.in_service
             try:
                 return await self._transport.send(self._source, self._client, version)
+            except WeightSyncError:
+                await self._client.resume()  # who is still in service holds whole weights
+                raise
             except ProcessError:
-                if self._client.in_service == serving:  # it was the last engine, or none
+                if self._client.in_service in (serving, ()):  # it was the last engine, or none
                     raise

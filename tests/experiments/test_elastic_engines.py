@@ -63,7 +63,7 @@ class Resizing(Changing):
 class Killing(Changing):
     def disturb(self, engines: int) -> str:
         """At once, or some time in the update, the transfer of weights or the next samples."""
-        victim = f"engine-{self.left % 2}"
+        victim = f"engine-{self.left % engines}"
         asyncio.get_running_loop().call_later(0.1 * (self.left % 12), kill, self.processes, victim)
         return victim
 
@@ -72,7 +72,7 @@ def run_with(nano: Path, out: Path, kind: type[Changing], times: int, **changes:
     """Steps of a run whose engines change so many times."""
     kind.left, kind.done = times, []
     with pytest.raises(Stopped, match="Done"):
-        kind(config(nano, out, **ENDLESS, **ON_RAY, **changes)).run()
+        kind(config(nano, out, **{**ENDLESS, **ON_RAY, **changes})).run()
     assert len(kind.done) == times
     return int(all_metrics(out)[-1]["step"])
 
@@ -94,12 +94,16 @@ def test_engines_that_come_and_go_change_no_sample(nano: Path, tmp_path: Path, t
     assert_as_undisturbed(nano, tmp_path, steps)
 
 
-@pytest.mark.parametrize("times", [4, 100])
-def test_engines_that_are_killed_and_started_again_change_no_sample(nano: Path, tmp_path: Path, times: int) -> None:
+@pytest.mark.parametrize(("engines", "times"), [(1, 4), (2, 4), (2, 100)])
+def test_engines_that_are_killed_and_started_again_change_no_sample(
+    nano: Path, tmp_path: Path, engines: int, times: int
+) -> None:
+    """A run with one engine waits for it."""
     restarts = {
         "generator__inference_engine__max_engine_restarts": times,
         "generator__inference_engine__engine_restart_backoff_seconds": 0.0,
     }
-    steps = run_with(nano, tmp_path / "out", Killing, times, **restarts)
+    number = {"generator__inference_engine__num_engines": engines}
+    steps = run_with(nano, tmp_path / "out", Killing, times, **restarts, **number)
     assert all_metrics(tmp_path / "out")[-1]["inference/engine_restarts"] == times
     assert_as_undisturbed(nano, tmp_path, steps)

@@ -29,6 +29,7 @@ ON_RAY = {
     "trainer__placement__colocate_all": False,
     "trainer__placement__policy_num_gpus_per_node": 2,
     "trainer__placement__heartbeat_timeout_seconds": HEARTBEAT,
+    "generator__inference_engine__max_engine_restarts": 0,
     "trainer__epochs": 200,
     "trainer__eval_interval": 100,
     "trainer__micro_train_batch_size_per_gpu": 2,
@@ -41,7 +42,7 @@ class Run:
     def __init__(self, nano: Path, out: Path, **changes: Any) -> None:
         out.mkdir(parents=True)
         self.out = out
-        values = overrides(nano, out, **ON_RAY, **changes)
+        values = overrides(nano, out, **{**ON_RAY, **changes})
         words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "skyrl.cli", "run", *words],

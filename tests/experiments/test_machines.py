@@ -16,8 +16,8 @@ from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import RunError
 from skyrl.tracking.jsonlines import JsonLines
 from tests.experiments.test_lost_ranks import samples
-from tests.machines import RAY_PORTS, Machines
-from tests.nano_run import overrides, train
+from tests.machines import RAY_PORTS, ROOT, Machines
+from tests.nano_run import as_words, overrides, train
 from tests.processes.clusters import soon
 from tests.supervised_run import toml_file
 
@@ -43,7 +43,7 @@ BOTH: dict[str, Any] = {
     "trainer__placement__start_timeout_seconds": 120,
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "engine elsewhere": {},
+    "engine elsewhere": {"trainer__placement__policy_num_gpus_per_node": 2},
     "ranks on both": {"trainer__placement__policy_num_nodes": 2},
 }
 BETA = r"\(process \d+ on beta \(10\.77\.0\.2\), node \w+\)"
@@ -53,10 +53,20 @@ CUT_OFF = (
 )
 
 
-@pytest.fixture
-def machines() -> Iterator[Machines]:
+@pytest.fixture(scope="module")
+def both() -> Iterator[Machines]:
     with Machines("alpha", "beta") as found:
+        found.join_ray(found["alpha"], slots=2)
         yield found
+
+
+@pytest.fixture
+def machines(both: Machines) -> Machines:
+    """alpha, which has places for two processes, and beta, which has one; nothing runs on them but Ray."""
+    both.network()
+    both["beta"].kill()
+    both.join_ray(both["beta"])
+    return both
 
 
 class Started:
@@ -108,7 +118,6 @@ class Started:
 
 def began(machines: Machines, nano: Path, out: Path, layout: str, **changes: Any) -> Started:
     """A run that has trained three steps."""
-    machines.start_ray(slots=1 if layout == "engine elsewhere" else 2)
     run = Started(machines, nano, out, layout, **changes)
     run.reaches(3)
     return run
@@ -147,7 +156,7 @@ def test_a_machine_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(
     assert re.search(f"{lost} {BETA} {CUT_OFF}", run.said.splitlines()[-1]), run.said
     assert run.left_nothing(), run.said
     machines.network()
-    machines.join_ray(machines["beta"], slots=2)
+    machines.join_ray(machines["beta"])
     run.goes_on()
     assert "Going on after step" in run.said
     if layout == "engine elsewhere":
@@ -170,7 +179,7 @@ def test_a_run_waits_for_a_machine_that_vanished(machines: Machines, nano: Path,
     run = began(machines, nano, tmp_path, "ranks on both", trainer__faults__on_lost_rank="wait")
     machines["beta"].kill()
     assert soon(lambda: "It begins again" in run.said, PATIENCE), run.said
-    machines.join_ray(machines["beta"], slots=2)
+    machines.join_ray(machines["beta"])
     assert run.ends() == 0, run.said
     assert re.search(f"policy-1 {BETA} ", run.said), run.said
     run.trained_as_undisturbed(nano)
@@ -203,11 +212,9 @@ def test_a_poor_network_changes_no_sample(
 def test_a_network_that_is_cut_for_a_moment_changes_no_sample(
     machines: Machines, nano: Path, tmp_path: Path, layout: str
 ) -> None:
-    machines.start_ray(slots=1 if layout == "engine elsewhere" else 2, failures=30)
-    run = Started(machines, nano, tmp_path, layout, trainer__placement__heartbeat_timeout_seconds=60)
-    run.reaches(3)
+    run = began(machines, nano, tmp_path, layout, trainer__placement__heartbeat_timeout_seconds=60)
     machines.network(cut=["beta"])
-    time.sleep(5)
+    time.sleep(3)
     machines.network()
     assert run.ends() == 0, run.said
     run.trained_as_undisturbed(nano)
@@ -218,10 +225,34 @@ def test_a_port_that_is_closed_between_machines_is_named(
     machines: Machines, nano: Path, tmp_path: Path, layout: str
 ) -> None:
     """Ray's own ports are open, as where a firewall knows of them and of nothing else."""
-    machines.start_ray(slots=1 if layout == "engine elsewhere" else 2)
     machines.network(closed=[[RAY_PORTS[1] + 1, 65535]])
     changes = {"trainer__placement__start_timeout_seconds": 40, "trainer__placement__call_timeout_seconds": 40}
     run = Started(machines, nano, tmp_path, layout, **changes)
     assert run.ends() == RunError.exit_code
     assert re.search(r"on beta.* 10\.77\.0\.1:\d+", run.said.splitlines()[-1]), run.said
     assert run.left_nothing()
+
+
+def test_the_quick_start_learns_on_two_machines(machines: Machines, tmp_path: Path) -> None:
+    """Two ranks on one, the engine on the other; what they write lies on a disk of both."""
+    base, run = tmp_path / "base", tmp_path / "run"
+    subprocess.run([sys.executable, "examples/quickstart/prepare.py", "--out", str(base)], cwd=ROOT, check=True)
+    values = {
+        "data.train_data": [str(base / "train.parquet")],
+        "data.val_data": [str(base / "validation.parquet")],
+        "trainer.policy.model.path": str(base / "model"),
+        "trainer.run_path": str(run),
+        "trainer.ckpt_path": str(tmp_path / "checkpoints"),
+        "trainer.export_path": str(tmp_path / "exports"),
+        "trainer.eval_before_train": False,
+        "trainer.placement.executor": "ray",
+        "trainer.placement.ray_address": machines.head,
+        "trainer.placement.colocate_all": False,
+        "trainer.placement.policy_num_gpus_per_node": 2,
+    }
+    command = [sys.executable, "-m", "skyrl.cli", "run", "examples/quickstart/grpo.toml", *as_words(values)]
+    said = tmp_path / "said.txt"
+    assert machines["alpha"].start(command, said).wait(3000) == 0, said.read_text()
+    [accuracy] = [line["eval/all/avg_score"] for line in JsonLines(run / "metrics.jsonl").read() if line["step"] == 100]
+    print(f"accuracy {accuracy:.3f} after 100 steps")
+    assert accuracy > 0.8

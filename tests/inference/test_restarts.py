@@ -13,6 +13,8 @@ from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.restarts import EngineRestarts
+from skyrl.weight_sync.revival import Revival
+from tests.inference.nano import request
 from tests.inference.test_client import SlowEngine, asked_of, weights
 
 
@@ -162,3 +164,64 @@ async def test_the_end_of_a_run_waits_for_no_start_and_closes_what_nobody_took(w
     await door.close()
     assert again.events in ([], ["close"])
     assert restarts.take() == []
+
+
+async def test_requests_wait_for_the_engine_that_takes_the_place_of_the_last() -> None:
+    a, again = SlowEngine("a"), SlowEngine("again")
+    starts = Starts(ProcessError("no room"), again)
+    door = client(starts, a)
+    (first,) = await asked_of(door, ("one", 1))
+    a.fault = ProcessError("it died")
+    a.go.set()
+    await asyncio.wait_for(door.bereft(), 10)
+    assert (door.in_service, first.done(), starts.pauses) == ((), False, [5.0, 10.0])
+    await publish(door, version=1)
+    again.go.set()
+    assert [each.text for each in await asyncio.wait_for(first, 10)] == ["again"]
+    assert (names(door), again.weights) == (["again"], ["for 0"])
+
+
+async def test_the_last_engine_that_does_not_start_again_raises_what_killed_it() -> None:
+    a = SlowEngine("a")
+    door = client(Starts(*[ProcessError("no room")] * 3), a)
+    await asked_of(door, ("one", 1))
+    a.fault = ProcessError("it died")
+    a.go.set()
+    with pytest.raises(ProcessError, match="it died"):
+        await asyncio.wait_for(door.bereft(), 10)
+    await door.pause()
+    with pytest.raises(ProcessError, match="it died"):
+        await asyncio.wait_for(door.admit_started(), 10)
+
+
+async def test_what_samples_goes_on_when_the_last_engine_was_started_again() -> None:
+    a, again = SlowEngine("a"), SlowEngine("again")
+    door = client(Starts(again), a)
+    brought = list[str]()
+
+    async def bring() -> None:
+        await publish(door, version=1)
+        brought.append("weights")
+        again.go.set()
+
+    asked = asyncio.ensure_future(Revival(door, bring).around(door.generate)(request((1,), count=1, name="one")))
+    await asyncio.sleep(0)
+    a.fault = ProcessError("it died")
+    a.go.set()
+    assert [each.text for each in await asyncio.wait_for(asked, 10)] == ["again"]
+    assert brought == ["weights"]
+
+
+async def test_a_transfer_that_fails_ends_what_waits_for_samples() -> None:
+    a, again = SlowEngine("a"), SlowEngine("again")
+    door = client(Starts(again), a)
+
+    async def bring() -> None:
+        raise ProcessError("policy-0 died")
+
+    asked = asyncio.ensure_future(Revival(door, bring).around(door.generate)(request((1,), count=1, name="one")))
+    await asyncio.sleep(0)
+    a.fault = ProcessError("it died")
+    a.go.set()
+    with pytest.raises(ProcessError, match="policy-0 died"):
+        await asyncio.wait_for(asked, 10)

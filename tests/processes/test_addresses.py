@@ -46,8 +46,8 @@ def test_a_machine_that_is_cut_off_is_told_from_a_process_that_hangs(
     said: str,
 ) -> None:
     monkeypatch.setattr(ray_watch, "why_unreachable", lambda host, port: why)
-    monkeypatch.setattr(ray_watch.ray, "wait", lambda *_, **__: ([], []))
-    monkeypatch.setattr(ray_watch.time, "monotonic", lambda: 109.0)
+    monkeypatch.setattr("ray.wait", lambda *_, **__: ([], []))
+    monkeypatch.setattr("time.monotonic", lambda: 109.0)
     actor: Any = None
     member = Member("policy", 1, actor, tmp_path / "log")
     member.machine, member.asked, member.seen, member.is_starting = machine, object(), 100.0, False

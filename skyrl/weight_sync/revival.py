@@ -1,0 +1,50 @@
+"""What samples while its last engine dies goes on when another engine has taken its place and has the weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+from skyrl.inference.client import InferenceEngineClient
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Revival:
+    """Brings weights to an engine that took the place of the last one, while a call waits for samples.
+
+    The learner is idle during such a call. At any other time the next transfer of weights waits for the engine.
+    """
+
+    def __init__(self, client: InferenceEngineClient, bring: Callable[[], Awaitable[None]]) -> None:
+        """`bring` gives the engines the newest weights, and waits for engines that are being started."""
+        self._client, self._bring = client, bring
+        self._brings = asyncio.Lock()
+
+    def around(self, method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        """`method`, during which engines are revived. Raises what killed the last engine if none follows it."""
+
+        async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            asked = asyncio.ensure_future(method(*args, **kwargs))
+            watch = asyncio.ensure_future(self._watch())
+            try:
+                await asyncio.wait([asked, watch], return_when=asyncio.FIRST_COMPLETED)
+                if not asked.done():
+                    watch.result()
+                return await asked
+            finally:
+                asked.cancel()
+                async with self._brings:  # a transfer is not left halfway
+                    watch.cancel()
+                await asyncio.gather(asked, watch, return_exceptions=True)
+
+        return call
+
+    async def _watch(self) -> None:
+        """Ends with an exception only."""
+        while True:
+            await self._client.bereft()
+            async with self._brings:
+                await self._bring()
