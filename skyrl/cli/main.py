@@ -107,17 +107,26 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
 @cli.command()
 @ARGUMENTS
 @STRICT
-def doctor(arguments: tuple[str, ...], strict: bool) -> None:
+@click.option("--cluster", is_flag=True, help="Also look at every machine of trainer.placement.ray_address.")
+@click.option("--timeout", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds of a machine.")
+def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: float) -> None:
     """Look whether a run would start here, in seconds: packages, GPUs, keys, models, folders, disks, locks.
 
     The first row of each source is read, rendered by the chat template and judged: a reward function is called once, on
-    an empty answer. Nothing is started or written.
+    an empty answer. Nothing is started or written. With --cluster, every machine of a running Ray cluster is looked at,
+    too: versions, shared folders, clocks, memory, GPUs, and the network between each two. Exit code 1: something there
+    is to be mended.
     """
     from skyrl.cli.report import doctor_report
     from skyrl.config.run_kind import RunKind
 
-    for line in doctor_report(compose_arguments(arguments, strict=strict, also=RunKind.doctor_checks).config):
+    run = compose_arguments(arguments, strict=strict, also=RunKind.doctor_checks).config
+    for line in doctor_report(run):
         click.echo(line)
+    if cluster:
+        from skyrl.cli.doctor_cluster import examine
+
+        sys.exit(1 if examine(run, timeout) else 0)
 
 
 @cli.command()

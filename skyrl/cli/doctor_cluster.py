@@ -1,0 +1,109 @@
+"""`skyrl doctor --cluster`: the machines of a running Ray cluster, and what is between them, for one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from skyrl.processes.ray_survey import Survey
+    from skyrl.tools.cluster_findings import ClusterFinding
+
+_SHOWN = 64
+"""Pairs of machines that are printed."""
+
+
+def examine(run: Any, seconds: float) -> int:
+    """Print what the machines have and what is wrong. Returns the number of findings. Raises `UserError` where the run
+    names no cluster, and `ProcessError` where it does not answer.
+    """
+    from skyrl.config.kinds import kind_of
+    from skyrl.errors import UserError
+    from skyrl.planning.sizes import layout
+    from skyrl.processes.machine_facts import facts_here
+    from skyrl.processes.ray_survey import survey
+    from skyrl.runs.run_tree import field_path
+    from skyrl.tools.cluster_findings import cluster_findings
+
+    field = field_path(run, "placement.ray_address")
+    address = run.trainer.placement.ray_address
+    if address is None:
+        raise UserError(f"--cluster looks at a cluster that runs: name it by {field} = host:port")
+    shared, readable = shared_folders(run), _models(run)
+    found = survey(address, readable=readable, shared=list(shared), seconds=seconds, field=field)
+    here = facts_here([], [])
+    for line in _tables(found):
+        click.echo(line)
+    unit = "GPU" if run.trainer.device == "cuda" else "slot"
+    problems = list(cluster_findings(found, here, shared, layout(kind_of(run).sizes(run)), unit))
+    click.echo("\n".join(_told(problems)))
+    return len(problems)
+
+
+def shared_folders(run: Any) -> dict[str, str]:
+    """Existing folders that all machines have to share -> the field of what is written there."""
+    from skyrl.runs.run_tree import field_path
+
+    found: dict[str, str] = {}
+    for name in ("run_path", "ckpt_path", "export_path", "log_path"):
+        text = getattr(run.trainer, name)
+        if text and "://" not in text:
+            folder = Path(text).expanduser().absolute()
+            nearest = next(each for each in (folder, *folder.parents) if each.is_dir())
+            found.setdefault(str(nearest), field_path(run, name))
+    return found
+
+
+def _models(run: Any) -> list[str]:
+    """Models and tokenizers that are named by paths."""
+    trainer = run.trainer
+    models = [getattr(trainer, role, None) for role in ("policy", "critic", "ref")]
+    named = [each.model.path for each in models if each is not None] + [trainer.tokenizer_path]
+    paths = [Path(name).expanduser().absolute() for name in named if name]
+    return sorted({str(path) for path in paths if path.exists()})
+
+
+def _tables(found: Survey) -> Iterator[str]:
+    yield from _aligned(["machine", "python", "torch", "ray", "clock", "free memory", "GPUs"], _machines(found))
+    if found.links:
+        yield ""
+        yield from _aligned(["from", "to", "there and back", "bandwidth"], _links(found))
+
+
+def _machines(found: Survey) -> Iterator[list[str]]:
+    for each in found.machines:
+        if each.facts is None:
+            yield [each.name, "no answer"]
+            continue
+        versions = [each.facts.versions.get(name, "-") for name in ("python", "torch", "ray")]
+        memory = f"{each.facts.memory / 2**30:.1f} of {each.facts.total_memory / 2**30:.1f} GiB"
+        clock = f"{each.clock:+.3f} s" if each.clock else "0 s"
+        yield [each.name, *versions, clock, memory, str(len(each.facts.gpus))]
+
+
+def _links(found: Survey) -> Iterator[list[str]]:
+    hosts = {each.address: each.facts.host if each.facts else each.address for each in found.machines}
+    for (one, other), link in list(found.links.items())[:_SHOWN]:
+        latency = "-" if link.latency is None else f"{1e3 * link.latency:.2f} ms"
+        bandwidth = "-" if link.bandwidth is None else f"{link.bandwidth / 1e6:,.0f} MB/s"
+        yield [hosts[one], hosts[other], latency, bandwidth]
+
+
+def _aligned(head: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
+    table = [list(head), *rows]
+    widths = [max(len(row[column]) for row in table if column < len(row)) for column in range(len(head))]
+    for row in table:
+        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=False)).rstrip()
+
+
+def _told(problems: Sequence[ClusterFinding]) -> Iterator[str]:
+    if not problems:
+        yield "Nothing to mend."
+        return
+    yield f"\n{len(problems)} finding{'s' if len(problems) > 1 else ''}:"
+    for each in problems:
+        yield f"  {each.where}: {each.problem}"
+        yield f"    {each.remedy}"

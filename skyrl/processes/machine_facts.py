@@ -1,0 +1,128 @@
+"""What one machine has: versions, memory, GPUs, and the paths that it sees. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from attrs import frozen
+
+PACKAGES = ("skyrl", "torch", "ray", "transformers", "vllm", "deepspeed")
+"""Packages whose versions have to agree."""
+
+_QUERY = ("index", "name", "memory.total", "memory.used", "ecc.errors.uncorrected.volatile.total")
+_SECONDS = 20.0
+
+
+@frozen(kw_only=True)
+class GpuFacts:
+    """One GPU, as nvidia-smi reports it."""
+
+    index: str
+    name: str
+    total_mib: int | None
+    used_mib: int | None
+    uncorrected_errors: int | None
+    """Memory errors since the driver was loaded that were not corrected; None where the GPU does not count them."""
+
+
+@frozen(kw_only=True)
+class MachineFacts:
+    """One machine of a cluster."""
+
+    host: str
+    versions: Mapping[str, str]
+    """Version of Python, of each of `PACKAGES` that is installed, and a digest of skyrl's code, by name."""
+
+    memory: int
+    """Bytes of memory that can be taken."""
+
+    total_memory: int
+    gpus: Sequence[GpuFacts]
+    gpu_problem: str
+    """Why nvidia-smi, which is installed, tells nothing."""
+
+    lacking: Sequence[str]
+    """Paths of those asked for that cannot be read."""
+
+    unwritable: Sequence[str]
+    """Folders of those asked for in which this user may not write."""
+
+
+def facts_here(readable: Sequence[str], writable: Sequence[str]) -> MachineFacts:
+    """Facts of this machine. `readable` are files and folders that have to be there, `writable` folders."""
+    gpus, problem = _gpus()
+    memory, total = _memory()
+    return MachineFacts(
+        host=socket.gethostname(),
+        versions=_versions(),
+        memory=memory,
+        total_memory=total,
+        gpus=gpus,
+        gpu_problem=problem,
+        lacking=[path for path in readable if not os.access(path, os.R_OK)],
+        unwritable=[path for path in writable if not os.access(path, os.W_OK)],
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found | {"skyrl's code": code_digest()}
+
+
+def code_digest() -> str:
+    """A short digest of all Python files of skyrl: two checkouts of one version may differ."""
+    root, digest = Path(__file__).parents[1], sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes that can be taken, and all of them; 0 where the kernel does not say."""
+    found = dict.fromkeys(("MemAvailable", "MemTotal"), 0)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            name, _, amount = line.partition(":")
+            if name in found:
+                found[name] = int(amount.split()[0]) * 1024
+    return found["MemAvailable"], found["MemTotal"]
+
+
+def _gpus() -> tuple[list[GpuFacts], str]:
+    """The GPUs, and why they are not known where there should be some."""
+    if shutil.which("nvidia-smi") is None:
+        return [], ""
+    command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], str(error)
+    if done.returncode:
+        return [], " ".join((done.stderr or done.stdout).split())[:200] or f"exit code {done.returncode}"
+    return list(read_gpus(done.stdout)), ""
+
+
+def read_gpus(text: str) -> Iterator[GpuFacts]:
+    """The rows that nvidia-smi printed for `_QUERY`; what it does not know, such as `[N/A]`, is None."""
+    for line in text.splitlines():
+        index, name, total, used, errors = (part.strip() for part in line.split(","))
+        yield GpuFacts(
+            index=index, name=name, total_mib=_number(total), used_mib=_number(used), uncorrected_errors=_number(errors)
+        )
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

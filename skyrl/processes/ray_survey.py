@@ -1,0 +1,186 @@
+"""Looks at every machine of a running Ray cluster: what each has, and what lies between them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import ray
+from attrs import frozen
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from skyrl.processes.links import Echo, Link, measure
+from skyrl.processes.machine_facts import MachineFacts, facts_here
+from skyrl.processes.ray_cluster import attach
+
+EACH_PAIR = 8
+"""Machines up to which every pair is measured; of more, each with the next one in the order of addresses."""
+
+_nodes: Any = ray.nodes
+_remote: Any = ray.remote
+
+
+@frozen(kw_only=True)
+class Surveyed:
+    """One machine of the cluster."""
+
+    address: str
+    slots: float
+    """Slots for processes, on machines without GPUs."""
+
+    gpus: float
+    """GPUs that Ray deals out."""
+
+    facts: MachineFacts | None = None
+    """None where the machine did not answer."""
+
+    problem: str = ""
+    """Why it did not."""
+
+    clock: float | None = None
+    """Seconds that its clock is ahead of this machine's; 0 within what can be measured."""
+
+    unshared: Sequence[str] = ()
+    """Folders in which it does not see what this machine writes there."""
+
+    @property
+    def name(self) -> str:
+        """Host name and address."""
+        return f"{self.facts.host} ({self.address})" if self.facts else self.address
+
+
+@frozen(kw_only=True)
+class Survey:
+    """A whole cluster."""
+
+    machines: Sequence[Surveyed]
+    links: Mapping[tuple[str, str], Link]
+    """Measurements of the way from the first address of a pair to the second, made at the first."""
+
+
+class Probe:
+    """Runs on a machine and looks around."""
+
+    def __init__(self) -> None:
+        self._echo: Echo | None = None
+
+    def facts(self, readable: Sequence[str], writable: Sequence[str]) -> MachineFacts:
+        return facts_here(readable, writable)
+
+    def clock(self) -> float:
+        return time.time()
+
+    def sees(self, files: Sequence[str]) -> list[bool]:
+        return [Path(file).exists() for file in files]
+
+    def listen(self, address: str) -> int:
+        self._echo = Echo(address)
+        return self._echo.port
+
+    def measure(self, address: str, port: int) -> Link:
+        return measure(address, port)
+
+
+def survey(address: str, *, readable: Sequence[str], shared: Sequence[str], seconds: float, field: str) -> Survey:
+    """Look at every machine of the cluster at `address`, which `field` gives; a machine has `seconds` for its start.
+
+    `readable` are paths that each machine has to have, `shared` existing folders that all machines have to see with the
+    same content: a file is made in each of them, looked for, and removed. Raises `ProcessError` where the cluster does
+    not answer.
+    """
+    cluster = attach(address, seconds, field)
+    try:
+        nodes = sorted((node for node in _nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"]))
+        probes = [_probe(node) for node in nodes]
+        with _marks(shared) as marks:
+            deadline = time.monotonic() + seconds
+            found = [
+                _look(node, probe, readable, shared, marks, deadline) for node, probe in zip(nodes, probes, strict=True)
+            ]
+        answering = {each.address: probe for each, probe in zip(found, probes, strict=True) if each.facts}
+        return Survey(machines=found, links=_links(answering, seconds))
+    finally:
+        cluster.close()
+
+
+def _probe(node: Mapping[str, Any]) -> Any:
+    strategy = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
+    return _remote(num_cpus=0, max_restarts=0)(Probe).options(scheduling_strategy=strategy).remote()
+
+
+@contextlib.contextmanager
+def _marks(folders: Sequence[str]) -> Iterator[list[str]]:
+    """A new file in each of these folders, while the block lasts."""
+    files = [Path(folder) / f".skyrl-doctor-{uuid4().hex}" for folder in folders]
+    try:
+        for file in files:
+            file.touch()
+        yield [str(file) for file in files]
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
+def _look(
+    node: Mapping[str, Any],
+    probe: Any,
+    readable: Sequence[str],
+    shared: Sequence[str],
+    marks: Sequence[str],
+    deadline: float,
+) -> Surveyed:
+    resources = node["Resources"]
+    about: dict[str, Any] = {
+        "address": str(node["NodeManagerAddress"]),
+        "slots": resources.get("slot", 0.0),
+        "gpus": resources.get("GPU", 0.0),
+    }
+    try:
+        left = max(1.0, deadline - time.monotonic())
+        facts, seen = ray.get([probe.facts.remote(readable, shared), probe.sees.remote(marks)], timeout=left)
+        unshared = [folder for folder, sees in zip(shared, seen, strict=True) if not sees]
+        return Surveyed(**about, facts=facts, clock=_ahead(probe), unshared=unshared)
+    except GetTimeoutError:
+        return Surveyed(**about, problem="it did not answer in time")
+    except RayError as error:
+        return Surveyed(**about, problem=" ".join(str(error).split())[-300:])
+
+
+def _ahead(probe: Any) -> float:
+    """Seconds that the clock there is ahead, from the quickest of five questions."""
+    best = (float("inf"), 0.0)
+    for _ in range(5):
+        before = time.time()
+        there: float = ray.get(probe.clock.remote(), timeout=60)
+        after = time.time()
+        best = min(best, (after - before, there - (before + after) / 2))
+    trip, ahead = best
+    return ahead if abs(ahead) > trip / 2 else 0.0
+
+
+def _links(probes: Mapping[str, Any], seconds: float) -> dict[tuple[str, str], Link]:
+    """One after the other, so that none disturbs another."""
+    found = {}
+    ports: dict[str, int] = {}
+    for here, there in pairs(list(probes)):
+        try:
+            if there not in ports:
+                ports[there] = ray.get(probes[there].listen.remote(there), timeout=seconds)
+            found[here, there] = ray.get(probes[here].measure.remote(there, ports[there]), timeout=seconds)
+        except (RayError, GetTimeoutError) as error:
+            found[here, there] = Link(problem=" ".join(str(error).split())[-300:])
+    return found
+
+
+def pairs(addresses: Sequence[str]) -> list[tuple[str, str]]:
+    """Which ways are measured, in both directions."""
+    if len(addresses) <= EACH_PAIR:
+        return list(permutations(addresses, 2))
+    next_one = [*addresses[1:], addresses[0]]
+    return [*zip(addresses, next_one, strict=True), *zip(next_one, addresses, strict=True)]
