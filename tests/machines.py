@@ -193,7 +193,7 @@ class Machines:
             else ["--address", self.head]
         )
         command = [
-            *inside,
+            *("nice", "-n", "-5", *inside),  # it gives up after 30 s, however much runs beside the tests
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role),
             *("--node-ip-address", machine.address, "--num-cpus", "0", *_PORTS_OF_RAY),
             *("--resources", json.dumps({"slot": slots}), "--object-store-memory", "100000000"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 SHARES = 10_000
 """Ray counts a GPU in this many parts, and every share of one is a whole number of them."""
@@ -91,6 +91,9 @@ class Node:
     gpus: int
     """Free GPUs; on a machine without GPUs, free slots for processes."""
 
+    name: str = ""
+    """Name in messages; empty for the id."""
+
 
 Assignment = Mapping[str, tuple[str, ...]]
 """Pool name -> ids of different machines, one for each node of the pool."""
@@ -162,7 +165,7 @@ def _assign(
     for pool in sorted(layout.pools, key=_widest_first if widest_first else _largest_first):
         fitting = [name for name, gpus in free.items() if gpus >= pool.gpus_per_node]
         if len(fitting) < pool.nodes:
-            left = tuple(Node(id=name, gpus=gpus) for name, gpus in free.items())
+            left = tuple(evolve(node, gpus=free[node.id]) for node in nodes)
             raise NoRoom(pool, left, layout, sum(node.gpus for node in nodes), unit)
         emptiest = wide_loose if pool.nodes > 1 else loose
         chosen = set(sorted(fitting, key=free.__getitem__, reverse=emptiest)[: pool.nodes])
@@ -186,6 +189,6 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def _listed(nodes: Sequence[Node]) -> str:
-    shown = [f"{node.id}: {node.gpus}" for node in nodes[:_NODES_SHOWN]]
+    shown = [f"{node.name or node.id}: {node.gpus}" for node in nodes[:_NODES_SHOWN]]
     more = len(nodes) - len(shown)
     return ", ".join([*shown, *([f"and {more} more"] if more else [])]) or "no nodes"

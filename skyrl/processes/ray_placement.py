@@ -117,7 +117,10 @@ class Placement:
         free = _free_by_node()
         resource = _RESOURCE[self._device]
         ids = sorted(there, key=lambda node: (self._addresses[node], node))
-        return [Node(id=node, gpus=int(free.get(node, {}).get(resource, 0))) for node in ids]
+        return [
+            Node(id=node, gpus=int(free.get(node, {}).get(resource, 0)), name=f"{there[node][0]} ({node[:8]})")
+            for node in ids
+        ]
 
     def place(self, placed: RankPlacement) -> Place:
         """Location of this process."""
@@ -166,7 +169,7 @@ class Placement:
         )
         self._groups[pool.name] = group
         if not group.wait(max(0.0, deadline - time.monotonic())):
-            free = ", ".join(f"{node.id}: {node.gpus}" for node in self.free())
+            free = ", ".join(f"{node.name}: {node.gpus}" for node in self.free())
             raise NoRoomError(
                 f"The Ray cluster did not give {pool.name} its {pool.nodes} x {pool.gpus_per_node} GPUs in time; "
                 f"free GPUs by node: {free}",
