@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from skyrl.processes.ray_survey import Survey
+    from skyrl.runs.run_tree import AnyRun
     from skyrl.tools.cluster_findings import ClusterFinding
 
 _SHOWN = 64
 """Pairs of machines that are printed."""
 
 
-def examine(run: Any, seconds: float) -> int:
+def examine(run: AnyRun, seconds: float) -> int:
     """Print what the machines have and what is wrong. Returns the number of findings. Raises `UserError` where the run
     names no cluster, and `ProcessError` where it does not answer.
     """
@@ -43,7 +44,7 @@ def examine(run: Any, seconds: float) -> int:
     return len(problems)
 
 
-def shared_folders(run: Any) -> dict[str, str]:
+def shared_folders(run: AnyRun) -> dict[str, str]:
     """Existing folders that all machines have to share -> the field of what is written there."""
     from skyrl.runs.run_tree import field_path
 
@@ -57,7 +58,7 @@ def shared_folders(run: Any) -> dict[str, str]:
     return found
 
 
-def _models(run: Any) -> list[str]:
+def _models(run: AnyRun) -> list[str]:
     """Models and tokenizers that are named by paths."""
     trainer = run.trainer
     models = [getattr(trainer, role, None) for role in ("policy", "critic", "ref")]

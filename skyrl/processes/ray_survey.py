@@ -96,22 +96,15 @@ def survey(address: str, *, readable: Sequence[str], shared: Sequence[str], seco
     """
     cluster = attach(address, seconds, field)
     try:
-        nodes = sorted((node for node in _nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"]))
-        probes = [_probe(node) for node in nodes]
+        alive = (node for node in _nodes() if node["Alive"])
+        machines = [_Machine(node) for node in sorted(alive, key=lambda node: str(node["NodeManagerAddress"]))]
         with _marks(shared) as marks:
             deadline = time.monotonic() + seconds
-            found = [
-                _look(node, probe, readable, shared, marks, deadline) for node, probe in zip(nodes, probes, strict=True)
-            ]
-        answering = {each.address: probe for each, probe in zip(found, probes, strict=True) if each.facts}
+            found = [machine.look(readable, shared, marks, deadline) for machine in machines]
+        answering = {each.address: machine for each, machine in zip(found, machines, strict=True) if each.facts}
         return Survey(machines=found, links=_links(answering, seconds))
     finally:
         cluster.close()
-
-
-def _probe(node: Mapping[str, Any]) -> Any:
-    strategy = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
-    return _remote(num_cpus=0, max_restarts=0)(Probe).options(scheduling_strategy=strategy).remote()
 
 
 @contextlib.contextmanager
@@ -127,54 +120,68 @@ def _marks(folders: Sequence[str]) -> Iterator[list[str]]:
             file.unlink(missing_ok=True)
 
 
-def _look(
-    node: Mapping[str, Any],
-    probe: Any,
-    readable: Sequence[str],
-    shared: Sequence[str],
-    marks: Sequence[str],
-    deadline: float,
-) -> Surveyed:
-    resources = node["Resources"]
-    about: dict[str, Any] = {
-        "address": str(node["NodeManagerAddress"]),
-        "slots": resources.get("slot", 0.0),
-        "gpus": resources.get("GPU", 0.0),
-    }
-    try:
-        left = max(1.0, deadline - time.monotonic())
-        facts, seen = ray.get([probe.facts.remote(readable, shared), probe.sees.remote(marks)], timeout=left)
-        unshared = [folder for folder, sees in zip(shared, seen, strict=True) if not sees]
-        return Surveyed(**about, facts=facts, clock=_ahead(probe), unshared=unshared)
-    except GetTimeoutError:
-        return Surveyed(**about, problem="it did not answer in time")
-    except RayError as error:
-        return Surveyed(**about, problem=" ".join(str(error).split())[-300:])
+class _Machine:
+    """One machine, with a probe on it."""
+
+    def __init__(self, node: Mapping[str, object]) -> None:
+        """`node` is what Ray says of the machine."""
+        self._node: Any = node
+        strategy = NodeAffinitySchedulingStrategy(node_id=str(self._node["NodeID"]), soft=False)
+        self._probe: Any = _remote(num_cpus=0, max_restarts=0)(Probe).options(scheduling_strategy=strategy).remote()
+
+    def look(self, readable: Sequence[str], shared: Sequence[str], marks: Sequence[str], deadline: float) -> Surveyed:
+        """Facts of the machine; `marks` are files that the command has made in the shared folders."""
+        resources = self._node["Resources"]
+        address = str(self._node["NodeManagerAddress"])
+        slots, gpus = resources.get("slot", 0.0), resources.get("GPU", 0.0)
+        try:
+            asked = [self._probe.facts.remote(readable, shared), self._probe.sees.remote(marks)]
+            facts, seen = ray.get(asked, timeout=max(1.0, deadline - time.monotonic()))
+            unshared = [folder for folder, sees in zip(shared, seen, strict=True) if not sees]
+            clock = self._ahead()
+        except GetTimeoutError:
+            return Surveyed(address=address, slots=slots, gpus=gpus, problem="it did not answer in time")
+        except RayError as error:
+            return Surveyed(address=address, slots=slots, gpus=gpus, problem=_short(error))
+        return Surveyed(address=address, slots=slots, gpus=gpus, facts=facts, clock=clock, unshared=unshared)
+
+    def _ahead(self) -> float:
+        """Seconds that the clock there is ahead, from the quickest of five questions."""
+        best = (float("inf"), 0.0)
+        for _ in range(5):
+            before = time.time()
+            there: float = ray.get(self._probe.clock.remote(), timeout=60)
+            after = time.time()
+            best = min(best, (after - before, there - (before + after) / 2))
+        trip, ahead = best
+        return ahead if abs(ahead) > trip / 2 else 0.0
+
+    def listen(self, address: str, seconds: float) -> int:
+        """The port at which the machine echoes."""
+        port: int = ray.get(self._probe.listen.remote(address), timeout=seconds)
+        return port
+
+    def measure(self, address: str, port: int, seconds: float) -> Link:
+        """The way from there to this address."""
+        link: Link = ray.get(self._probe.measure.remote(address, port), timeout=seconds)
+        return link
 
 
-def _ahead(probe: Any) -> float:
-    """Seconds that the clock there is ahead, from the quickest of five questions."""
-    best = (float("inf"), 0.0)
-    for _ in range(5):
-        before = time.time()
-        there: float = ray.get(probe.clock.remote(), timeout=60)
-        after = time.time()
-        best = min(best, (after - before, there - (before + after) / 2))
-    trip, ahead = best
-    return ahead if abs(ahead) > trip / 2 else 0.0
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[-300:]
 
 
-def _links(probes: Mapping[str, Any], seconds: float) -> dict[tuple[str, str], Link]:
+def _links(machines: Mapping[str, _Machine], seconds: float) -> dict[tuple[str, str], Link]:
     """One after the other, so that none disturbs another."""
     found = {}
     ports: dict[str, int] = {}
-    for here, there in pairs(list(probes)):
+    for here, there in pairs(list(machines)):
         try:
             if there not in ports:
-                ports[there] = ray.get(probes[there].listen.remote(there), timeout=seconds)
-            found[here, there] = ray.get(probes[here].measure.remote(there, ports[there]), timeout=seconds)
+                ports[there] = machines[there].listen(there, seconds)
+            found[here, there] = machines[here].measure(there, ports[there], seconds)
         except (RayError, GetTimeoutError) as error:
-            found[here, there] = Link(problem=" ".join(str(error).split())[-300:])
+            found[here, there] = Link(problem=_short(error))
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import OutOfMemoryError, RayError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError
 
 from skyrl.errors import ProcessError, ProcessLost
 from skyrl.processes.addresses import why_unreachable
@@ -156,6 +156,8 @@ def how_it_died(error: BaseException, machine: tuple[str, int] | None = None) ->
     if "node has died" in reason or "node was terminated" in reason:
         which = f"its machine {machine[0]}" if machine else "its machine"
         return f"{which} answers Ray no more: it is down, Ray ended there, or the network is cut"
+    if isinstance(error, ActorUnavailableError):
+        return f"the connection to it was lost: the machine or the network failed, or it was killed (... {text[-120:]})"
     if isinstance(error, OutOfMemoryError):
         return f"Ray killed it because the machine ran out of memory ({reason[:200]})"
     if "creation task" in reason:

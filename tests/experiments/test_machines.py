@@ -50,7 +50,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 BETA = r"\(process \d+ on beta \(10\.77\.0\.2\), node \w+\)"
 CUT_OFF = (
     r"(has given no sign of life for \d+ s.*: its machine 10\.77\.0\.2 cannot be reached"
-    r"|died: its machine 10\.77\.0\.2 answers Ray no more)"
+    r"|died: (its machine 10\.77\.0\.2 answers Ray no more|the connection to it was lost))"
 )
 
 
@@ -167,7 +167,8 @@ def test_a_machine_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(
 def test_the_only_engine_is_started_again_on_a_machine_that_came_back(
     machines: Machines, nano: Path, tmp_path: Path
 ) -> None:
-    run = began(machines, nano, tmp_path, "engine elsewhere")
+    patient = {"generator__inference_engine__engine_restart_backoff_seconds": 20}
+    run = began(machines, nano, tmp_path, "engine elsewhere", **patient)
     machines["beta"].kill()
     assert soon(lambda: "inference engine 0 is out of service, 0 left" in run.said, PATIENCE), run.said
     machines.join_ray(machines["beta"])
