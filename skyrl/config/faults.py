@@ -59,9 +59,9 @@ class FaultsConfig(BaseConfig):
 
     on_lost_rank: Literal["stop", "wait", "shrink"] = field(default="stop", metadata=FREE)
     """Policy when a rank of a model or its machine dies, or the last engine does and is not started again
-    (`max_engine_restarts`). stop: the run ends; wait: the run restarts from the last checkpoint once the cluster has its
-    GPUs again; shrink: the run restarts from the last checkpoint with the next smaller number of ranks that passes every
-    check, and with fewer engines where they share GPUs with the models."""
+    (`max_engine_restarts`). stop: the run ends; wait: the run restarts from the last checkpoint once the cluster has
+    its GPUs again; shrink: the run restarts from the last checkpoint with the next smaller number of ranks that passes
+    every check, and with fewer engines where they share GPUs with the models."""
 
     max_lost_ranks: int = field(default=3, validator=positive, metadata=FREE)
     """Most restarts of one command after lost ranks (`on_lost_rank`)."""

@@ -200,7 +200,7 @@ def test_clocks_that_are_apart_change_no_sample_and_no_order_of_the_logs(
 def test_a_run_waits_for_a_machine_that_vanished(machines: Machines, nano: Path, tmp_path: Path) -> None:
     run = began(machines, nano, tmp_path, "ranks on both", trainer__faults__on_lost_rank="wait")
     machines["beta"].kill()
-    assert soon(lambda: "It begins again" in run.said, PATIENCE), run.said
+    assert soon(lambda: "It restarts in" in run.said, PATIENCE), run.said
     machines.join_ray(machines["beta"])
     assert run.ends() == 0, run.said
     assert re.search(f"policy-1 {BETA} ", run.said), run.said
