@@ -186,7 +186,7 @@ class _Road(_OneWeight):
 
     async def stream(self, sender: object, *, everywhere: bool = False, dtype: str | None = None) -> object:
         size = getattr(sender, "bucket_bytes", None) if getattr(sender, "backend", "") == "ipc" else None
-        self.seen.append((type(sender).__name__, size, everywhere))
+        self.seen.append((type(sender).__name__, size, everywhere, "elsewhere" in getattr(sender, "path", "")))
         return ()
 
     async def load_weights(self, incoming: Iterable[object], version: int, *_: object) -> None:
