@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from math import gcd
 from typing import Any
 
@@ -12,7 +13,7 @@ from skyrl.config.memory import Phase, ShapeOf, gpu_memory, path_of, phases_of
 from skyrl.config.memory_fit import judged, with_changes
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import GPUS_OF_A_MACHINE, models_of, trained_models
-from skyrl.config.step_time import StepTime, step_time
+from skyrl.config.step_time import StepTime, step_time, training_seconds
 from skyrl.planning.batches import uneven_mini_batch, uneven_scoring
 from skyrl.planning.model_shape import ModelShape
 
@@ -20,6 +21,11 @@ ENGINE = "generator.inference_engine."
 PLACEMENT = "trainer.placement."
 UTILIZATIONS = tuple(round(percent / 100, 2) for percent in range(90, 15, -5))
 STRATEGIES = ("fsdp2", "deepspeed")
+"""Those that compute with transformers' modules."""
+
+RECOMPUTED = "megatron_config.transformer_config_kwargs.recompute_granularity"
+"""Field of a model under Megatron that says what backward computes again."""
+
 MOST_ROWS = 64
 """Largest micro-batch that is tried."""
 
@@ -95,26 +101,33 @@ class _Search:
                             yield proposal
 
     def _learners(self, changes: Changes, gpus: int) -> Iterator[Changes]:
-        """The largest micro-batches that fit with and without recomputation; if none does, with states on the host."""
+        """The best micro-batches that fit with and without recomputation; if none does, with states on the host."""
         strategy = changes["trainer.strategy"]
         found = False
         for recomputes in (False, True):
-            fitting = self._rows({**changes, "trainer.recompute_activations": recomputes}, gpus)
+            fitting = self._rows({**changes, **_recomputing(self.run, strategy, recomputes)}, gpus)
             if fitting is not None:
                 found = True
                 yield fitting
-        if not found:
-            offloaded = {**changes, "trainer.recompute_activations": True, **_on_the_host(self.run, strategy)}
+        if not found and strategy != "megatron":
+            offloaded = {**changes, **_recomputing(self.run, strategy, True), **_on_the_host(self.run, strategy)}
             fitting = self._rows(offloaded, gpus)
             if fitting is not None:
                 yield fitting
 
     def _rows(self, changes: Changes, gpus: int) -> Changes | None:
-        """With the largest micro-batches whose scoring and update fit."""
-        for micro in _micro_batches(self.run, changes, gpus):
+        """With the largest micro-batches whose scoring and update fit; or, since many small ones keep more stages of a
+        pipeline busy, with the fastest of those.
+        """
+        sizes = list(_micro_batches(self.run, changes, gpus))
+        for number, micro in enumerate(sizes):
             if self._fits({**changes, **micro}, ("scoring", "update")):
-                return {**changes, **micro}
+                fitting = [{**changes, **each} for each in sizes[number:]]
+                return min(fitting, key=self._training) if _parts(changes)[1] > 1 else fitting[0]
         return None
+
+    def _training(self, changes: Changes) -> float:
+        return training_seconds(with_changes(self.run, changes), self.shapes, self.mean)
 
     def _beside(self, learners: Changes, engines: Changes) -> Proposal | None:
         """With the largest share of memory for an engine that fits beside these learners."""
@@ -173,6 +186,7 @@ def _machines(run: SkyRLTrainConfig, gpus: int) -> dict[str, Any]:
 def _degrees(run: SkyRLTrainConfig, shape: ModelShape, gpus: int) -> Iterator[Changes]:
     """Strategies, and ranks that share sequences or matrices: powers of two on one machine that divide the heads."""
     packs = run.trainer.use_sample_packing
+    yield from _degrees_of_megatron(run, shape, gpus)
     for strategy in STRATEGIES:
         for tensor in _powers(gpus if strategy == "fsdp2" and not shape.experts else 1):
             for sequence in _powers(gpus // tensor if packs else 1):
@@ -187,6 +201,47 @@ def _degrees(run: SkyRLTrainConfig, shape: ModelShape, gpus: int) -> Iterator[Ch
                 **_of_all(run, {"tensor_parallel_size": 1, "sequence_parallel_size": 1}),
                 **_of_all(run, {"fsdp_config.fsdp_size": GPUS_OF_A_MACHINE}),
             }
+
+
+def _degrees_of_megatron(run: SkyRLTrainConfig, shape: ModelShape, gpus: int) -> Iterator[Changes]:
+    """Ranks that cut matrices and spread experts on one machine, and pipeline stages: powers of two that divide the
+    model; none for a model without a converter.
+    """
+    if not shape.converts:
+        return
+    sizes = (_powers(gpus), _powers(gpus), _powers(gpus if shape.experts else 1))
+    for tensor, stages, experts in product(*sizes):
+        divide = shape.key_heads % tensor == 0 and shape.intermediate % tensor == 0 and shape.layers % stages == 0
+        of_a_stage = gpus // stages
+        spread = of_a_stage % experts == 0 and shape.experts % experts == 0
+        if (
+            of_a_stage % tensor == 0
+            and gpus % stages == 0
+            and divide
+            and spread
+            and _deals_out(run, of_a_stage // tensor)
+        ):
+            names = ("tensor_model", "pipeline_model", "expert_model", "expert_tensor")
+            degrees = zip(names, (tensor, stages, experts, 1 if shape.experts else None), strict=True)
+            values = {f"megatron_config.{name}_parallel_size": size for name, size in degrees if size is not None}
+            yield {"trainer.strategy": "megatron", **_of_all(run, values)}
+
+
+def _parts(changes: Changes) -> tuple[int, int]:
+    """Ranks of one pipeline stage that share rows, and stages."""
+    megatron = "trainer.policy.megatron_config."
+    if changes["trainer.strategy"] == "megatron":
+        sizes = (changes[f"{megatron}{name}_model_parallel_size"] for name in ("tensor", "pipeline"))
+        tensor, stages = sizes
+        return tensor, stages
+    return changes["trainer.policy.tensor_parallel_size"] * changes["trainer.policy.sequence_parallel_size"], 1
+
+
+def _recomputing(run: SkyRLTrainConfig, strategy: str, recomputes: bool) -> Changes:
+    """Whether backward computes every layer again."""
+    if strategy != "megatron":
+        return {"trainer.recompute_activations": recomputes}
+    return {f"trainer.{model}.{RECOMPUTED}": "full" if recomputes else "none" for model in trained_models(run)}
 
 
 def _of_all(run: SkyRLTrainConfig, values: Changes) -> Changes:
@@ -210,9 +265,9 @@ def _micro_batches(run: SkyRLTrainConfig, changes: Changes, gpus: int) -> Iterat
         least = trainer.max_prompt_length + generator.sampling_params.max_generate_length
         yield from ({"trainer.max_tokens_per_microbatch": least * times} for times in (16, 8, 4, 2, 1))
         return
-    together = changes["trainer.policy.tensor_parallel_size"] * changes["trainer.policy.sequence_parallel_size"]
+    sharing, stages = _parts(changes)
     minis = [getattr(trainer, f"{model}_mini_batch_size") for model in trained_models(run)]
-    rows = gcd(*minis) * generator.n_samples_per_prompt // (gpus // together)
+    rows = gcd(*minis) * generator.n_samples_per_prompt // (gpus // (sharing * stages))
     for size in reversed([size for size in _powers(rows, most=MOST_ROWS) if rows % size == 0]):
         yield {"trainer.micro_train_batch_size_per_gpu": size, "trainer.micro_forward_batch_size_per_gpu": size}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from skyrl.config.fit import ENGINE, Changes, Proposal
+from skyrl.config.fit import ENGINE, RECOMPUTED, Changes, Proposal
 from skyrl.config.memory import ShapeOf
 from skyrl.config.memory_fit import GIB, judged, with_changes
 from skyrl.config.root import SkyRLTrainConfig
@@ -16,6 +16,7 @@ OFFLOAD = "deepspeed_config.zero_optimization.offload_optimizer.device"
 PLAIN: dict[str, Any] = {
     "tensor_parallel_size": 1,
     "sequence_parallel_size": 1,
+    **{f"megatron_config.{name}_parallel_size": 1 for name in ("tensor_model", "pipeline_model", "expert_model")},
     "fsdp_config.fsdp_size": -1,
     "fsdp_config.cpu_offload": False,
     OFFLOAD: "none",
@@ -46,6 +47,9 @@ def _plainer(run: SkyRLTrainConfig, proposal: Proposal) -> Iterator[tuple[str, C
     changes = proposal.changes
     if changes.get("trainer.recompute_activations"):
         yield "recompute_activations: without it,", {"trainer.recompute_activations": False}
+    if changes.get(f"trainer.policy.{RECOMPUTED}") == "full":
+        without = {f"trainer.{model}.{RECOMPUTED}": "none" for model in trained_models(run)}
+        yield "recompute_granularity: with none,", without
     for name, plain in PLAIN.items():
         models = trained_models(run) if name == OFFLOAD else models_of(run)
         if changes.get(f"trainer.{models[0]}.{name}", plain) != plain:

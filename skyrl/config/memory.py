@@ -334,9 +334,11 @@ def _megatron(run: SkyRLTrainConfig, model: Model) -> Megatron:
     config, learns = section.megatron_config, model in trained_models(run)
     distributes = learns and section.optimizer_config.optimizer == "adamw"
     in_float = config.ddp_config.grad_reduce_in_fp32 or run.trainer.compute_dtype == "float32"
+    of_a_stage = ranks // sizes["pipeline"]
     return Megatron(
         stages=sizes["pipeline"],
-        sharing_states=max(1, ranks // (sizes["pipeline"] * sizes["tensor"])) if distributes else 1,
+        sharing_states=max(1, of_a_stage // sizes["tensor"]) if distributes else 1,
+        sharing_expert_states=max(1, of_a_stage // ranks_of_experts(config)) if distributes else 1,
         gradient_size=4 if in_float else 2,
         cuts_tokens=bool(config.transformer_config_kwargs.get("sequence_parallel", sizes["tensor"] > 1)),
     )

@@ -15,6 +15,7 @@ from skyrl.config.sizes import (
     grid_of,
     models_of,
     on_ray,
+    parallel_sizes,
     sequence_parallel,
     tensor_parallel,
     work_of,
@@ -22,6 +23,7 @@ from skyrl.config.sizes import (
 from skyrl.planning.gpus import GPU_KINDS
 from skyrl.planning.memory import Learner, total
 from skyrl.planning.model_shape import ModelShape
+from skyrl.planning.pipeline_roofline import Stages, stage_scoring_seconds, stage_update_seconds
 from skyrl.planning.roofline import (
     Answers,
     Degrees,
@@ -77,8 +79,7 @@ def step_time(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float
     if kind is None or engines is None or known != shapes or backend_of(run.generator.inference_engine).is_embedded:
         return None
     rates = rates_of(GPU_KINDS[kind])
-    longest = run.generator.sampling_params.max_generate_length
-    mean = longest * SHARE_OF_THE_LONGEST if mean_answer is None else min(mean_answer, longest)
+    mean = _mean(run, mean_answer)
     learners = {model: learner_of(run, model, shape) for model, shape in known.items()}
     policy, shares = known["policy"], run.trainer.placement.colocate_all and on_ray(run)
     return StepTime(
@@ -89,6 +90,25 @@ def step_time(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float
         turns=turns_seconds(sum(total(rest_of(each)) for each in learners.values()), rates) if shares else 0.0,
         overlaps=run.trainer.fully_async.enabled and not shares,
     )
+
+
+def training_seconds(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float | None = None) -> float:
+    """Seconds of the learners in a step, whatever its engines. The kind of GPU and the models' sizes must be known."""
+    kind, mean = run.trainer.placement.gpu_kind, _mean(run, mean_answer)
+    assert kind is not None
+    rates, seconds = rates_of(GPU_KINDS[kind]), 0.0
+    for model in models_of(run):
+        shape = shape_of_model(path_of(run, model))
+        assert shape is not None
+        learner = learner_of(run, model, shape)
+        seconds += _scoring(run, model, learner, mean, rates) + _update(run, model, learner, mean, rates)
+    return seconds
+
+
+def _mean(run: SkyRLTrainConfig, mean_answer: float | None) -> float:
+    """Mean length of an answer in tokens."""
+    longest = run.generator.sampling_params.max_generate_length
+    return longest * SHARE_OF_THE_LONGEST if mean_answer is None else min(mean_answer, longest)
 
 
 def _generation(run: SkyRLTrainConfig, shape: ModelShape, mean: float, rates: Rates) -> float:
@@ -113,6 +133,8 @@ def _scoring(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float,
     if not work.rows_scored:
         return 0.0
     rows = _rows(run, model, mean, work.scoring_micro_batches)
+    if learner.megatron is not None:
+        return stage_scoring_seconds(learner.shape, rows, _stages(run, model, learner), rates)
     return scoring_seconds(learner.shape, rows, _degrees(run, model, learner), rates)
 
 
@@ -122,10 +144,12 @@ def _update(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, 
         return 0.0
     passes = run.trainer.update_epochs_per_batch
     rows = _rows(run, model, mean, work.optimizer_steps * work.micro_batches)
-    zero = learner.zero
+    zero, rows = learner.zero, attrs.evolve(rows, tokens=rows.tokens * passes)
+    if learner.megatron is not None:
+        return stage_update_seconds(learner, rows, _stages(run, model, learner), rates, steps=work.optimizer_steps)
     return update_seconds(
         learner.shape,
-        attrs.evolve(rows, tokens=rows.tokens * passes),
+        rows,
         _degrees(run, model, learner),
         rates,
         steps=work.optimizer_steps,
@@ -148,7 +172,19 @@ def _rows(run: SkyRLTrainConfig, model: Model, mean: float, micro_batches: int) 
     return Rows(tokens=tokens, length=round(prompt + mean), micro_batches=micro_batches)
 
 
+def _stages(run: SkyRLTrainConfig, model: Model, learner: Learner) -> Stages:
+    sizes, ranks = parallel_sizes(run, model), grid_of(run, model).ranks
+    stages, tensor, context = sizes["pipeline"], sizes["tensor"], sizes["context"]
+    data = max(1, ranks // (stages * tensor * context))
+    each = Degrees(data=data, tensor=tensor, context=context, shards=tensor)
+    return Stages(each=each, number=stages, experts=learner.expert_parallel)
+
+
 def _degrees(run: SkyRLTrainConfig, model: Model, learner: Learner) -> Degrees:
+    if learner.megatron is not None:  # as weights are sent: each whole on every rank
+        stages = _stages(run, model, learner)
+        inner = max(stages.each.tensor, stages.experts if learner.shape.experts else 1)
+        return Degrees(data=grid_of(run, model).ranks, shards=stages.number * inner)
     tensor, sequence = tensor_parallel(run, model), sequence_parallel(run, model)
     context = context_parallel(run, model)
     return Degrees(

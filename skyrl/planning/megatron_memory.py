@@ -48,31 +48,42 @@ def _layers(learner: Learner) -> int:
     return -(-learner.shape.layers // _spread(learner).stages)
 
 
-def _weights(learner: Learner) -> int:
-    """Weights on a rank: those of its layers, and one table of tokens, or both where there is one stage."""
-    shape, tensor = learner.shape, learner.how.tensor
+def _weights(learner: Learner) -> tuple[int, int]:
+    """Weights on a rank: those of its layers but for experts, with one table of tokens, or both where there is one
+    stage; and those of experts.
+    """
+    shape, tensor, layers = learner.shape, learner.how.tensor, _layers(learner)
     dense = (shape.layer_parameters - shape.layer_experts) // tensor
-    layer = dense + shape.layer_experts // learner.expert_parallel
     outer = sum(shape.outer_tensors) if _spread(learner).stages == 1 else shape.vocabulary * shape.hidden
-    return _layers(learner) * layer + outer // tensor
+    return layers * dense + outer // tensor, layers * (shape.layer_experts // learner.expert_parallel)
+
+
+def stage_trained(learner: Learner) -> tuple[int, int]:
+    """Weights on a rank that learn, and experts' among them apart; an adapter's factors are counted whole."""
+    if learner.update is None:
+        return 0, 0
+    if not learner.adapter_rank:
+        return _weights(learner)
+    return learner.shape.adapter_parameters(learner.adapter_rank) * _layers(learner) // learner.shape.layers, 0
 
 
 def _trained(learner: Learner) -> int:
-    """Weights on a rank that learn; an adapter's factors are counted whole."""
-    if learner.update is None:
-        return 0
-    if not learner.adapter_rank:
-        return _weights(learner)
-    return learner.shape.adapter_parameters(learner.adapter_rank) * _layers(learner) // learner.shape.layers
+    return sum(stage_trained(learner))
+
+
+def _stepped(learner: Learner, size: int) -> int:
+    """`size` bytes for each weight that a rank has the optimizer's state of."""
+    spread, (dense, experts) = _spread(learner), stage_trained(learner)
+    return size * dense // spread.sharing_states + size * experts // spread.sharing_expert_states
 
 
 def _state(learner: Learner) -> Bytes:
-    size, spread = learner.how.size, _spread(learner)
+    size = learner.how.size
     numbers = learner.states + (1 if size < FLOAT else 0)
     adapter = _trained(learner) if learner.adapter_rank else 0
     return {
-        "parameters": size * (_weights(learner) + adapter),
-        "optimizer": FLOAT * numbers * _trained(learner) // spread.sharing_states,
+        "parameters": size * (sum(_weights(learner)) + adapter),
+        "optimizer": _stepped(learner, FLOAT * numbers),
     }
 
 
@@ -117,8 +128,7 @@ def _updates(learner: Learner) -> tuple[Bytes, ...]:
 
 def _in_the_step(learner: Learner) -> Bytes:
     """The step has a copy of each part of the weights that it changes."""
-    temporary = FLOAT * _trained(learner) // _spread(learner).sharing_states
-    return added(_state(learner), {"gradients": _gradients(learner), "optimizer": temporary})
+    return added(_state(learner), {"gradients": _gradients(learner), "optimizer": _stepped(learner, FLOAT)})
 
 
 def _transfer(learner: Learner) -> Bytes:

@@ -77,6 +77,9 @@ class Megatron:
     sharing_states: int = 1
     """Ranks that have a part each of the optimizer's state: those of data and context parallelism."""
 
+    sharing_expert_states: int = 1
+    """The same of experts: ranks that have the same ones."""
+
     gradient_size: int = FLOAT
     """Bytes of a gradient."""
 

@@ -39,6 +39,9 @@ class ModelShape:
 
     experts_per_token: int = 0
 
+    converts: bool = True
+    """Whether its kind has a converter to Megatron's layout; a shape out of a `config.json` says so."""
+
     @property
     def query_width(self) -> int:
         """Width of the queries of all heads."""
@@ -109,6 +112,9 @@ class ModelShape:
         return 2 * self.layers * self.key_width * size
 
 
+CONVERTED = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe")
+"""Kinds of model that have a converter to Megatron's layout."""
+
 NAMES = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -139,6 +145,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
         head_norms=kind.startswith("qwen3"),
         experts=experts,
         experts_per_token=int(values.get("num_experts_per_tok") or 0),
+        converts=kind in CONVERTED,
     )
 
 

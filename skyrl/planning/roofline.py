@@ -127,7 +127,7 @@ def scoring_seconds(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rate
     """A forward pass, while the weights of the next layer are gathered."""
     computing = _computing(shape, rows, degrees, rates, passes=1, flops=1)
     gathering = rows.micro_batches * _gathering(shape, degrees, rates, SIXTEEN_BITS)
-    return max(computing, gathering) + _exchanging(shape, rows, degrees, rates, passes=1)
+    return max(computing, gathering) + exchanging(shape, rows, degrees, rates, passes=1)
 
 
 def update_seconds(
@@ -156,10 +156,10 @@ def update_seconds(
     gathering = times * (
         _gathering(shape, degrees, rates, weights + gradients) + _summing(degrees, rates, FLOAT * learned)
     )
-    exchanging = _exchanging(shape, rows, degrees, rates, passes=2 + recomputes)
+    waiting = exchanging(shape, rows, degrees, rates, passes=2 + recomputes)
     shard = FLOAT * learned / max(1, degrees.shards)
     stepping = 2 * 4 * shard / rates.host_link if states_on_host else 7 * shard / rates.bandwidth
-    return max(computing, gathering) + exchanging + steps * stepping
+    return max(computing, gathering) + waiting + steps * stepping
 
 
 def _computing(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *, passes: int, flops: int) -> float:
@@ -172,7 +172,7 @@ def _gathering(shape: ModelShape, degrees: Degrees, rates: Rates, size: float) -
     """Seconds in which `size` bytes of every weight reach or leave each rank; ranks that cut matrices gather theirs."""
     if degrees.shards <= degrees.tensor:
         return 0.0
-    moved = size * shape.parameters / degrees.tensor * _ring(degrees.shards // degrees.tensor)
+    moved = size * shape.parameters / degrees.tensor * ring(degrees.shards // degrees.tensor)
     fetched = size * shape.parameters / degrees.shards / rates.host_link if degrees.on_host else 0.0
     return moved / rates.link_among(degrees.shards) + fetched + shape.layers * LATENCY
 
@@ -180,15 +180,15 @@ def _gathering(shape: ModelShape, degrees: Degrees, rates: Rates, size: float) -
 def _summing(degrees: Degrees, rates: Rates, gradients: int) -> float:
     """Seconds in which copies of the weights add up so many bytes of gradients, each rank those of its shard."""
     copies = degrees.ranks // degrees.shards
-    return 2 * _ring(copies) * gradients / degrees.shards / rates.link_among(degrees.ranks)
+    return 2 * ring(copies) * gradients / degrees.shards / rates.link_among(degrees.ranks)
 
 
-def _exchanging(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *, passes: int) -> float:
-    """Seconds of the collectives that the next product waits for, in so many passes over all layers."""
+def exchanging(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *, passes: int) -> float:
+    """Seconds of the collectives that a product waits for, in so many passes over all layers."""
     here = rows.tokens / degrees.data
     local = here / (degrees.sequence * degrees.context)
-    tensor = 2 * 2 * _ring(degrees.tensor) * local * shape.hidden  # two all-reduces a layer, each there and back
-    heads = _ring(degrees.sequence) * local * 2 * (shape.query_width + shape.key_width) / degrees.tensor
+    tensor = 2 * 2 * ring(degrees.tensor) * local * shape.hidden  # two all-reduces a layer, each there and back
+    heads = ring(degrees.sequence) * local * 2 * (shape.query_width + shape.key_width) / degrees.tensor
     keys = (degrees.context - 1) * local * 2 * shape.key_width / degrees.tensor
     group = degrees.tensor * degrees.sequence * degrees.context
     moved = SIXTEEN_BITS * (tensor + heads + keys) / rates.link_among(group)
@@ -196,7 +196,7 @@ def _exchanging(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *
     return passes * shape.layers * (moved + times * rows.micro_batches * LATENCY)
 
 
-def _ring(ranks: int) -> float:
+def ring(ranks: int) -> float:
     """The part of a tensor that each rank of a ring sends."""
     return (ranks - 1) / ranks
 
@@ -238,7 +238,7 @@ def _token_seconds(serving: Serving, sequences: int, context: float, rates: Rate
     read = serving.size * _weights_met(shape, sequences) / gpus + sequences * context * serving.token_bytes
     step = max(read / rates.bandwidth, sequences * 2 * shape.active_parameters / gpus / rates.flops)
     if gpus > 1:
-        sent = 2 * 2 * _ring(gpus) * sequences * shape.hidden * serving.size
+        sent = 2 * 2 * ring(gpus) * sequences * shape.hidden * serving.size
         step += shape.layers * (2 * LATENCY + sent / rates.link_among(gpus))
     return max(step, shape.layers * LAUNCHES) if eager else step
 

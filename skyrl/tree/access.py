@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -15,11 +16,13 @@ T = TypeVar("T")
 
 
 def get_at(config: object, path: str) -> Any:
-    """The value at a dotted path; None where a table on the way is None. Raises AttributeError for an unknown name."""
+    """The value at a dotted path; None where a table on the way is None, or a free table has no such entry. Raises
+    AttributeError for an unknown name.
+    """
     for name in path.split("."):
         if config is None:
             return None
-        config = getattr(config, name)
+        config = config.get(name) if isinstance(config, Mapping) else getattr(config, name)
     return config
 
 
@@ -40,6 +43,8 @@ def evolve_at(config: T, path: str, value: object) -> T:
     does not fit, and `UnknownFieldError` for a path that names no field.
     """
     name, _, rest = path.partition(".")
+    if isinstance(config, Mapping):
+        return cast(T, {**config, name: evolve_at(config.get(name, {}), rest, value) if rest else value})
     if not attrs.has(type(config)) or name not in fields_of(type(config)):
         fields = fields_of(type(config)) if attrs.has(type(config)) else {}
         raise UnknownFieldError([unknown_field(name, fields)], title=f"{type(config).__name__} cannot be changed")

@@ -14,6 +14,7 @@ from skyrl.config.fit_reasons import reasons
 from skyrl.config.memory import local_shape
 from skyrl.config.memory_fit import verdict_of, with_changes
 from skyrl.config.step_time import step_time
+from skyrl.planning.model_shape import ModelShape
 
 ENGINE = "generator.inference_engine."
 NOTHING: Mapping[str, Any] = {}
@@ -80,13 +81,35 @@ def test_learners_and_engines_that_overlap_are_faster_apart_than_in_turns_apart(
 
 def test_each_reason_names_what_the_plainer_setting_would_take() -> None:
     run, found = proposed("meta-llama/Llama-3.1-70B", 64)
-    why = reasons(run, found[0], local_shape)
-    assert any(reason.startswith("recompute_activations: without it, ") for reason in why)
-    plain = with_changes(run, {**found[0].changes, "trainer.recompute_activations": False})
-    verdict = verdict_of(plain)
-    assert verdict is not None
-    [said] = [reason for reason in why if reason.startswith("recompute")]
-    assert f"{verdict.over[0].bytes / 2**30:.1f} GiB" in said
+    of_megatron = {"trainer.policy.megatron_config.transformer_config_kwargs.recompute_granularity": "none"}
+    for strategy, plainer in (("megatron", of_megatron), ("fsdp2", {"trainer.recompute_activations": False})):
+        first = next(each for each in found if each.changes["trainer.strategy"] == strategy)
+        verdict = verdict_of(with_changes(run, {**first.changes, **plainer}))
+        assert verdict is not None
+        [said] = [reason for reason in reasons(run, first, local_shape) if reason.startswith("recompute")]
+        assert f"{verdict.over[0].bytes / 2**30:.1f} GiB" in said
+
+
+def test_stages_of_a_pipeline_are_proposed_where_they_are_faster_with_the_reason() -> None:
+    run, [fastest, *_] = proposed("meta-llama/Llama-3.1-70B", 64)
+    assert fastest.changes["trainer.policy.megatron_config.pipeline_model_parallel_size"] > 1
+    [said] = [each for each in reasons(run, fastest, local_shape) if each.startswith("pipeline_model_parallel_size")]
+    assert said.startswith("pipeline_model_parallel_size: with 1, ")
+
+
+def test_experts_are_spread_where_that_is_faster() -> None:
+    _, [fastest, *_] = proposed("Qwen/Qwen3-30B-A3B", 16)
+    assert fastest.changes["trainer.policy.megatron_config.expert_model_parallel_size"] > 1
+
+
+def test_a_kind_of_model_without_a_converter_is_not_proposed_for_megatron() -> None:
+    run = run_of("meta-llama/Llama-3.1-70B")
+
+    def other(path: str) -> ModelShape | None:
+        shape = local_shape(path)
+        return None if shape is None else evolve(shape, converts=False)
+
+    assert not any(each.changes["trainer.strategy"] == "megatron" for each in proposals(run, 64, other))
 
 
 def test_states_wait_on_the_host_only_where_nothing_else_fits() -> None:

@@ -21,6 +21,7 @@ from transformers import (
 
 from skyrl.errors import ModelError
 from skyrl.models.megatron_layout import (
+    ARCHITECTURES,
     Block,
     DecoderSizes,
     Layout,
@@ -32,6 +33,7 @@ from skyrl.models.megatron_layout import (
     put,
 )
 from skyrl.models.naming import named_weights
+from skyrl.planning.model_shape import CONVERTED
 from tests.inference.nano import nano_model
 
 REAL: dict[str, Any] = {
@@ -176,6 +178,10 @@ def test_every_number_of_a_real_model_has_one_place(name: str, parts: int) -> No
             is_cut = len(piece.rows) * width < whole.numel() or parts == 1
             placed[piece.weight] += len(piece.rows) * width if is_cut or part == 0 else 0
     assert placed == {name: weight.numel() for name, weight in stored.items()}
+
+
+def test_plans_know_the_kinds_that_have_a_converter() -> None:
+    assert set(CONVERTED) == set(ARCHITECTURES)
 
 
 def test_a_model_without_a_converter_is_refused_by_its_name() -> None:

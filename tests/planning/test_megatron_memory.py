@@ -36,6 +36,17 @@ def test_a_stage_has_its_layers_and_one_table_and_replicas_share_the_optimizer()
     assert stage_resting(cut)["parameters"] == weights
 
 
+def test_ranks_with_the_same_experts_share_their_optimizer_and_each_has_as_much_of_it() -> None:
+    mixture = attrs.evolve(SHAPE, experts=6, experts_per_token=1)
+    dense, experts = mixture.parameters - 4 * mixture.layer_experts, 4 * mixture.layer_experts
+    for spread, same in ((1, 6), (2, 3), (6, 1)):
+        megatron = Megatron(sharing_states=6, sharing_expert_states=same)
+        learner = attrs.evolve(LEARNER, shape=mixture, expert_parallel=spread, megatron=megatron)
+        found = stage_resting(learner)
+        assert found["parameters"] == 2 * (dense + experts // spread)
+        assert found["optimizer"] == 12 * dense // 6 + 12 * experts // 6
+
+
 def test_the_first_stage_holds_a_micro_batch_for_each_stage() -> None:
     def activations(stages: int, micro_batches: int) -> int:
         deep = attrs.evolve(LEARNER, shape=attrs.evolve(SHAPE, layers=16), recomputes=True)

@@ -1,0 +1,99 @@
+"""Seconds of a model's phases under Megatron-core, by the roofline model of `skyrl.planning.roofline`.
+
+Every stage computes its layers, and the slowest one sets the pace. A pass of m micro-batches through p stages takes as
+long as m + p - 1 of them on one stage: the share (p - 1) / (m + p - 1) of it is a bubble in which a stage waits, under
+1F1B as under any schedule without interleaving (arXiv:2104.04473, section 2.2).
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from skyrl.planning.megatron_memory import stage_trained
+from skyrl.planning.memory import Learner
+from skyrl.planning.model_shape import ModelShape
+from skyrl.planning.roofline import (
+    FLOAT,
+    LATENCY,
+    LAUNCHES,
+    SIXTEEN_BITS,
+    Degrees,
+    Rates,
+    Rows,
+    exchanging,
+    forward_flops,
+    ring,
+)
+
+
+@frozen(kw_only=True)
+class Stages:
+    """How the ranks of a model under Megatron-core divide its work: each pipeline stage has as many ranks."""
+
+    each: Degrees
+    """The ranks of one stage."""
+
+    number: int = 1
+    experts: int = 1
+    """Ranks of a stage that have all experts of a layer among them."""
+
+
+def bubble(stages: int, micro_batches: int) -> float:
+    """Share of a pass in which a stage waits for the others, where `micro_batches` go through `stages`."""
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def stage_scoring_seconds(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> float:
+    """A forward pass of all rows."""
+    working = _working(shape, rows, stages, rates, passes=1, flops=1)
+    return working / (1 - bubble(stages.number, rows.micro_batches))
+
+
+def stage_update_seconds(learner: Learner, rows: Rows, stages: Stages, rates: Rates, *, steps: int = 1) -> float:
+    """Forward and backward passes of all rows, and `steps` optimizer steps: gradients are summed once for each, and the
+    weights that ranks have stepped are gathered.
+    """
+    backward = (1 if learner.adapter_rank else 2) + learner.recomputes
+    working = _working(learner.shape, rows, stages, rates, passes=2 + learner.recomputes, flops=1 + backward)
+    filled = working / (1 - bubble(stages.number, max(1, rows.micro_batches // steps)))
+    dense, experts = stage_trained(learner)
+    spread = learner.megatron
+    assert spread is not None, "another strategy"
+    sent = (spread.gradient_size + SIXTEEN_BITS) * (
+        ring(spread.sharing_states) * dense + ring(spread.sharing_expert_states) * experts
+    )
+    stepped = FLOAT * (dense / spread.sharing_states + experts / spread.sharing_expert_states)
+    return filled + steps * (sent / rates.link_among(stages.each.ranks) + 7 * stepped / rates.bandwidth)
+
+
+def _working(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates, *, passes: int, flops: int) -> float:
+    """Seconds of the slowest stage without a bubble: that of the most layers, with the output matrix."""
+    layers = -(-shape.layers // stages.number)
+    head = 2.0 * rows.tokens * shape.vocabulary * shape.hidden
+    inner = (forward_flops(shape, rows) - head) * layers / shape.layers
+    each = stages.each
+    products = flops * (inner + head) / each.ranks / rates.cut(each.tensor).flops
+    launching = passes * rows.micro_batches * layers * LAUNCHES
+    waiting = exchanging(evolve(shape, layers=layers), rows, each, rates, passes=passes)
+    return (
+        max(products, launching)
+        + waiting
+        + passes * (_dispatching(shape, rows, stages, rates) * layers + _handing_on(shape, rows, stages, rates))
+    )
+
+
+def _dispatching(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> float:
+    """Seconds in which the tokens of a layer go to the ranks of their experts and come back."""
+    if not shape.experts or stages.experts == 1:
+        return 0.0
+    copies = rows.tokens / stages.each.ranks * shape.experts_per_token
+    moved = 2 * ring(stages.experts) * copies * shape.hidden * SIXTEEN_BITS / rates.link_among(stages.experts)
+    return moved + 2 * rows.micro_batches * LATENCY
+
+
+def _handing_on(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> float:
+    """Seconds in which a stage sends its hidden states to the next one."""
+    if stages.number == 1:
+        return 0.0
+    moved = rows.tokens / stages.each.ranks * shape.hidden * SIXTEEN_BITS
+    return moved / rates.link_among(2 * stages.each.ranks) + rows.micro_batches * LATENCY
