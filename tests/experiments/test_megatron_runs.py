@@ -82,22 +82,36 @@ def test_engines_get_the_adapter_alone(nano: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
 
 
-def test_engines_get_the_weights_of_spread_experts(nano: Path, tmp_path: Path) -> None:
+def test_engines_get_the_weights_of_spread_experts_and_name_those_that_are_replayed(nano: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(nano / "model")
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     nano_model("qwen3_moe", vocab_size=len(tokenizer), **ends).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     path = {"trainer__policy__model__path": str(tmp_path / "model"), "trainer__max_training_steps": 2}
-    train(nano, tmp_path, **ON_RAY | path | degrees(expert_model=2))
-    parity = [row["weight_sync/parity_max"] for row in metrics(tmp_path) if "weight_sync/parity_max" in row]
+    routed = {
+        "trainer__policy__moe_enable_routing_replay": True,
+        "trainer__policy__router_aux_loss_coef": 0.01,
+        "generator__inference_engine__enable_return_routed_experts": True,
+    }
+    train(nano, tmp_path, **ON_RAY | path | routed | degrees(expert_model=2))
+    rows = metrics(tmp_path)
+    parity = [row["weight_sync/parity_max"] for row in rows if "weight_sync/parity_max" in row]
     assert parity and max(parity) < 1e-4
+    assert all(0 <= row["policy/router_unused_experts"] < 1 for row in rows if "policy/grad_norm" in row)
+    apart = [row["policy/rollout_train_logprobs_abs_diff_max"] for row in rows if "policy/grad_norm" in row]
+    assert apart and max(apart) < 1e-4
 
 
-def test_a_run_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kills", "lora"), [(10, None), (3, {"rank": 4, "alpha": 8})], ids=["whole", "adapter"])
+def test_a_run_that_is_killed_ends_like_one_that_was_not(
+    kills: int, lora: dict[str, int] | None, nano: Path, tmp_path: Path
+) -> None:
     split: dict[str, Any] = {**KILLED_ON_RAY, **degrees(tensor_model=2)}
+    if lora is not None:
+        split["trainer__policy__model__lora"] = lora
     status, said = run(nano, tmp_path / "whole", **split)
     assert status == 0, said
-    assert_kills_change_nothing(nano, tmp_path / "killed", tmp_path / "whole", moments(10, seed=5), **split)
+    assert_kills_change_nothing(nano, tmp_path / "killed", tmp_path / "whole", moments(kills, seed=5), **split)
 
 
 def test_a_run_goes_on_under_fsdp2_and_back(nano: Path, tmp_path: Path) -> None:
