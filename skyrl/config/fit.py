@@ -21,7 +21,7 @@ ENGINE = "generator.inference_engine."
 PLACEMENT = "trainer.placement."
 UTILIZATIONS = tuple(round(percent / 100, 2) for percent in range(90, 15, -5))
 STRATEGIES = ("fsdp2", "deepspeed")
-"""Those that compute with transformers' modules."""
+"""Strategies that compute with transformers' modules."""
 
 RECOMPUTED = "megatron_config.transformer_config_kwargs.recompute_granularity"
 """Field of a model under Megatron that says what backward computes again."""

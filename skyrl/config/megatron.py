@@ -142,7 +142,7 @@ class MegatronConfig(BaseConfig):
         default=TRANSFORMER_DEFAULTS, converter=filled_up(TRANSFORMER_DEFAULTS)
     )
     """Fields of Megatron's TransformerConfig. Entries that are not written keep the defaults shown; recomputation is
-    switched off by `recompute_granularity = null`."""
+    switched off by `recompute_granularity = null`, in TOML `"none"`."""
 
     empty_cuda_cache: bool | None = field(default=None, metadata=FREE)
     """Give cached GPU memory back after every optimizer step. None: no."""

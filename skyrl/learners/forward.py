@@ -58,7 +58,10 @@ class ForwardOptions:
     """The ranks that each compute a part of a packed row. None: a rank computes whole rows."""
 
     routers: Routers | None = None
-    """The routers of the model's experts, where something is asked of them."""
+    """The routers of the model's experts, where something is asked of them, and they are transformers'."""
+
+    routed: bool = False
+    """Whether something is asked of routers, so that they need to know which tokens they meet."""
 
     replays: bool = False
     """Whether routers choose what the engine chose."""
@@ -66,13 +69,13 @@ class ForwardOptions:
     def layout(self, batch: TrainingBatch) -> RowLayout:
         """How the rows go through the model."""
         if not self.pack:
-            return padded(batch, routed=self.routers is not None)
+            return padded(batch, routed=self.routed)
         row = packed(
             batch,
             segmented=self.segmented,
             lengths_given=self.lengths_given,
             share_prompts=self.share_prompts,
-            routed=self.routers is not None,
+            routed=self.routed,
         )
         return row if self.row_sharing is None else own_stretch(row, self.row_sharing)
 

@@ -23,7 +23,7 @@ from skyrl.learners.moving import DeviceMover
 from skyrl.learners.profiling import UpdateProfiler
 from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.routing import Loads, RouterCosts
+from skyrl.learners.routing import Loads, RouterCosts, RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import (
     learning_rate_schedule,
@@ -162,7 +162,9 @@ class LearningWorker(ModelWorker):
             return loss
 
         cut = [self._options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)]
-        self.strategy.accumulate(cut, self._forward, loss_of)
+        work = self.strategy.accumulate(cut, self._forward, loss_of)
+        if work is not None:
+            self._add_router_work(work, measured)
         return measured.read()
 
     def _add_router_costs(
@@ -180,6 +182,14 @@ class LearningWorker(ModelWorker):
         if self._router_costs and "final_loss" in parts:
             parts["final_loss"] = loss.detach()
         return loss
+
+    def _add_router_work(self, work: RouterWork, measured: Measurements) -> None:
+        """What routers did whose costs the strategy has added to the loss itself."""
+        parts = dict(work.parts)
+        if self._router_costs and measured.has("final_loss"):
+            parts["final_loss"] = self._router_costs.total(parts)
+        measured.add(parts, {})
+        measured.add_loads(work.loads)
 
     def _finite_learning_rate(self) -> float:
         """The learning rate of the next optimizer step. Raises `NonFiniteError`."""

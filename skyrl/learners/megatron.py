@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
@@ -26,9 +27,11 @@ from skyrl.errors import ModelError
 from skyrl.learners.megatron_memory import BufferMemory, move_optimizer
 from skyrl.learners.megatron_optimizer import make_megatron_optimizer
 from skyrl.learners.megatron_package import join_groups, leave_groups
+from skyrl.learners.megatron_routing import RouterWatch
 from skyrl.learners.megatron_settings import MegatronSettings
 from skyrl.learners.megatron_state import Cut, MegatronState
 from skyrl.learners.moving import HOST
+from skyrl.learners.routing import RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.strategy import ModelSource, StrategyContext, nan_unless_finite
 from skyrl.models.adapter_layout import Adapters, with_adapters
@@ -95,6 +98,10 @@ class Megatron:
             tensor_parallel.model_parallel_cuda_manual_seed(0)  # nothing is drawn, and the states must be there
         head = getattr(self._meta, "head_name", None)
         self.model = MegatronDecoder(self._meta, sizes, megatron, self._device, is_critic=head is not None)
+        self._watch: RouterWatch | None = None
+        if sizes.mixture is not None:
+            self._watch = RouterWatch(context.router_costs, sizes.mixture, self._device)
+            self.model.watch_routers(self._watch)
         dense, experts = self._cuts(sizes, value_head=f"{head}.weight" if head else None)
         adapters = Adapters.of(self._meta, joined=self._settings.joins_adapters)
         if adapters is not None:
@@ -210,7 +217,7 @@ class Megatron:
         micro_batches: Sequence[MicroBatch],
         read: Callable[[Any, MicroBatch], T],
         loss_of: Callable[[T, MicroBatch], Tensor],
-    ) -> None:
+    ) -> RouterWork | None:
         """Accumulate the gradient of the sum of all losses, in the order of Megatron-core's schedule (1F1B)."""
         # Megatron-core averages over micro-batches and over data-parallel ranks, those of context parallelism included
         factor = len(micro_batches) * parallel_state.get_data_parallel_world_size()
@@ -225,13 +232,16 @@ class Megatron:
         self._ddp.zero_grad_buffer()
         self._outer.zero_grad()
         self._biases = {name: bias.clone() for name, bias in self.model.expert_biases().items()}
+        if self._watch is not None:
+            self._watch.begin(factor)
         self._run(micro_batches, step, forward_only=False)
+        return None if self._watch is None else self._watch.work()
 
     def _run(
         self, micro_batches: Sequence[MicroBatch], step: Callable[[MicroBatch], Tensor], *, forward_only: bool
     ) -> None:
         def forward_step(batches: Iterator[MicroBatch], _: object) -> tuple[Tensor, Callable[[Tensor], Any]]:
-            return step(next(batches).to(self._device)), lambda loss: (loss, {})
+            return step(self._begin(next(batches))), lambda loss: (loss, {})
 
         get_forward_backward_func()(
             forward_step_func=forward_step,
@@ -242,6 +252,15 @@ class Megatron:
             micro_batch_size=1,
             forward_only=forward_only,
         )
+
+    def _begin(self, micro: MicroBatch) -> MicroBatch:
+        """The micro-batch on the device, after the model was told which tokens its routers will meet."""
+        layout = micro.layout
+        if layout.routed is not None:
+            layout = evolve(layout, routed=self.model.own_tokens(layout.routed, layout.inputs["input_ids"].shape))
+        micro = evolve(micro, layout=layout).to(self._device)
+        self.model.routed, self.model.row_weights = micro.layout.routed, micro.rows.row_weights
+        return micro
 
     def _hidden(self, micro: MicroBatch) -> Tensor:
         inputs = {name: value for name, value in micro.layout.inputs.items() if name != "logits_to_keep"}

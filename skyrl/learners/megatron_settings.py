@@ -55,14 +55,15 @@ class MegatronSettings:
 
 
 def _transformer(config: MegatronConfig, degrees: Degrees) -> dict[str, Any]:
-    """Kernels that need Transformer Engine or Apex are off unless they are asked for."""
+    """Kernels that need Transformer Engine or Apex are off unless they are asked for. TOML says null as a word."""
+    asked = {name: None if value == "none" else value for name, value in config.transformer_config_kwargs.items()}
     fusions = ("masked_softmax", "bias_activation", "bias_dropout", "gradient_accumulation")
     return {
         "sequence_parallel": degrees.tensor > 1,
         **{f"{name}_fusion": False for name in fusions},
         "apply_rope_fusion": False,
         "persist_layer_norm": False,
-        **config.transformer_config_kwargs,
+        **asked,
     }
 
 

@@ -88,8 +88,11 @@ class ModelWorker:
                 row_sharing=ranks.row_sharing(**asdict(sizes)),
             )
             options = self.strategy.probe(probe)
-            routers = None if kind.own_modules else self._routers_of(section)
-            self._options = attrs.evolve(options, routers=routers, replays=_replays(section))
+            routed = self._asks_routers(section)
+            routers = (
+                Routers(self.model, learned=bool(context.router_costs)) if routed and not kind.own_modules else None
+            )
+            self._options = attrs.evolve(options, routers=routers, routed=routed, replays=_replays(section))
             failed.pop_all()
 
     @property
@@ -182,18 +185,20 @@ class ModelWorker:
                 f"Lower {joined(self._config_path, 'optimizer_config.lr')}"
             )
 
-    def _routers_of(self, section: ModelSection) -> Routers | None:
-        """The routers of a model that learns or replays. Raises `ModelError` if it has none, and they are needed."""
+    def _asks_routers(self, section: ModelSection) -> bool:
+        """Whether the model has routers that are watched or replayed. Raises `ModelError` if it has none, and they are
+        needed.
+        """
         costs, replays = RouterCosts.of(section), _replays(section)
         if known_routers(self.model):
-            return Routers(self.model, learned=bool(costs)) if replays or not isinstance(section, RefConfig) else None
+            return replays or not isinstance(section, RefConfig)
         if costs or replays:
             name = "moe_enable_routing_replay" if replays else f"router_{'aux' if costs.aux_coef else 'z'}_loss_coef"
             field = joined(self._config_path, name)
             raise ModelError(
                 f"this model has no experts, or routers of a kind that is not known: take {field} out of the file"
             )
-        return None
+        return False
 
     def _forward(self, model: nn.Module, micro: MicroBatch) -> Outputs:
         return self._read(model, micro, self._options)
@@ -242,6 +247,7 @@ def _context(
         expert_parallel=section.expert_parallel_size,
         expert_parallel_field=joined(config_path, "expert_parallel_size"),
         strategy_field=trainer_field(table, "strategy"),
+        router_costs=RouterCosts.of(section),
     )
 
 

@@ -118,6 +118,10 @@ class Measurements:
         self._parts += [(name, value.detach().double().reshape(1)) for name, value in parts.items()]
         self._numbers += [(name, values.numel(), _moments(values)) for name, values in numbers.items()]
 
+    def has(self, name: str) -> bool:
+        """Whether a part of the loss of this name was added."""
+        return any(each == name for each, _ in self._parts)
+
     def add_loads(self, loads: Tensor) -> None:
         """Tokens of one micro-batch that chose each expert, (layers, E)."""
         self._loads = [sum(self._loads, loads.detach().double())]

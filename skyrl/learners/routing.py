@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -35,16 +36,40 @@ class RouterCosts:
     def __bool__(self) -> bool:
         return bool(self.aux_coef or self.z_coef)
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of what `added` gives, the entropy of the routers first."""
+        return ("router_entropy", *(f"router_{name}_loss" for name, coef in self._coefs if coef))
+
+    @property
+    def _coefs(self) -> tuple[tuple[str, float], ...]:
+        return ("aux", self.aux_coef), ("z", self.z_coef)
+
     def added(self, loss: Tensor, parts: dict[str, Tensor], loads: RowLoads, row_weights: Tensor) -> Tensor:
         """The scalar loss of a micro-batch plus its share of the router losses. Adds them and the routers' entropy to
         `parts`, by name. `row_weights` (B,) is the share of each row in the mini-batch.
         """
         parts["router_entropy"] = (loads.entropy * row_weights).sum()
-        for name, coef, cost in (("aux", self.aux_coef, loads.balance), ("z", self.z_coef, loads.z)):
+        for (name, coef), cost in zip(self._coefs, (loads.balance, loads.z), strict=True):
             if coef:
                 mean = (cost * row_weights).sum()
                 loss, parts[f"router_{name}_loss"] = loss + coef * mean, mean.detach()
         return loss
+
+    def total(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Sum that the parts, by their names, add to the loss: a scalar."""
+        return sum((coef * parts[f"router_{name}_loss"] for name, coef in self._coefs if coef), torch.zeros(()))
+
+
+@frozen(kw_only=True, eq=False)
+class RouterWork:
+    """What routers that are modules of a strategy's own did in an optimizer step, on the rows of a replica."""
+
+    parts: Mapping[str, Tensor]
+    """Parts of the loss by the names of `RouterCosts.parts`, scalars without gradient."""
+
+    loads: Tensor
+    """(layers, E): tokens that chose each expert, in all layers with experts."""
 
 
 def load_metrics(loads: Loads) -> dict[str, float]:

@@ -18,6 +18,7 @@ from skyrl.config import OptimizerConfig
 from skyrl.learners.loss_scale import LossScale
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
+from skyrl.learners.routing import RouterCosts, RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.models.stored_weights import StoredWeights
 
@@ -76,6 +77,9 @@ class StrategyContext:
     loss_scale: LossScale | None = None
     """Factor of the loss for gradients in float16; None where they are in a type with the range of float32."""
 
+    router_costs: RouterCosts = field(factory=RouterCosts)
+    """Costs of the routers of a mixture of experts, for strategies that compute with modules of their own."""
+
     mover: DeviceMover = field(factory=DeviceMover)
 
 
@@ -106,12 +110,15 @@ class Strategy(Protocol):
         micro_batches: Sequence[MicroBatch],
         read: Callable[[Any, MicroBatch], T],
         loss_of: Callable[[T, MicroBatch], Tensor],
-    ) -> None:
+    ) -> RouterWork | None:
         """Accumulate for `step` the gradient of the sum of `loss_of(read(model, micro_batch), micro_batch)`, a scalar,
         over the micro-batches of all ranks that have rows of their own. What was accumulated before is dropped.
 
         `loss_of` is called once for each micro-batch on every rank that reports. Where a loss is not finite on any
         rank, the gradient is not finite on all (`nan_unless_finite`).
+
+        Returns what routers did that are modules of the strategy's own, and whose costs it has added; None where there
+        are none, and `loss_of` sees those of transformers.
         """
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
-from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -76,15 +74,6 @@ class UnevenAllGather(MoEAllGatherTokenDispatcher):  # type: ignore[misc]  # Meg
         own = hidden_states[: self.hidden_shape.numel() // self.hidden_shape[-1]]
         shaped: Tensor = super().combine_postprocess(own)
         return shaped
-
-
-def sparse_layer(config: TransformerConfig, *, head_norms: bool) -> ModuleSpec:
-    """Megatron-core's specification of a layer with experts."""
-    layer = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts, qk_layernorm=head_norms, normalization="RMSNorm"
-    )
-    layer.submodules.mlp.submodules.experts = ModuleSpec(module=GroupedExperts)
-    return layer
 
 
 def let_token_counts_differ(gpt: nn.Module, config: TransformerConfig) -> None:

@@ -26,10 +26,12 @@ from transformers import PretrainedConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from skyrl.errors import ModelError
-from skyrl.models.megatron_experts import let_token_counts_differ, sparse_layer
+from skyrl.models.megatron_experts import let_token_counts_differ
 from skyrl.models.megatron_layout import DecoderSizes, Mixture
 from skyrl.models.megatron_modules import MegatronNorm, RowAttention, RowsOfTokens
+from skyrl.models.megatron_routers import Watch, WatchedRouter, own_tokens, sparse_layer
 from skyrl.models.output_head import PlainHead
+from skyrl.models.routers import RoutedTokens, refuse_other_layers
 from skyrl.models.segment_attention import Segments, segments_fit
 from skyrl.models.shared_rows import RowSharing
 
@@ -105,6 +107,7 @@ def _mixture(
         "moe_layer_freq": [int(layer in mixture.layers) for layer in range(sizes.layers)],
         "moe_router_topk": mixture.per_token,
         "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),  # weights that do not add up to 1
+        "moe_enable_routing_replay": False,  # that of Megatron-core; ours replays some of the tokens
         **experts,
     }
 
@@ -177,6 +180,12 @@ class MegatronDecoder(nn.Module):
     """Whether every call goes through all stages and every stage gets the logits: for looks at the model that know of
     no pipeline."""
 
+    routed: RoutedTokens | None = None
+    """Tokens of the next call as this rank's routers meet them (`own_tokens`). None: nobody asks."""
+
+    row_weights: Tensor | None = None
+    """(B,): share of each row of the next call in the loss. None: nothing is learned."""
+
     before_head: Callable[[], None] | None = None
     """Called before the output matrix is read, which no module of Megatron-core does."""
 
@@ -239,6 +248,21 @@ class MegatronDecoder(nn.Module):
         named = ((name, buffer) for name, buffer in self.gpt.named_buffers() if name.endswith(".expert_bias"))
         return {self._name_among_all(name): buffer for name, buffer in named}
 
+    def watch_routers(self, watch: Watch) -> None:
+        """From now on `watch` sees what the routers of this stage do where something is learned."""
+        for each in self.gpt.modules():
+            if isinstance(each, WatchedRouter):
+                each.watch = watch
+
+    def own_tokens(self, tokens: RoutedTokens, shape: tuple[int, int]) -> RoutedTokens:
+        """The tokens of an input of `shape` (B, L) that the routers of this rank meet. Raises `ModelError` for choices
+        in another number of layers.
+        """
+        refuse_other_layers(tokens, 0 if self._sizes.mixture is None else len(self._sizes.mixture.layers))
+        parts = self._tensor if self._megatron.sequence_parallel else 1
+        part = parallel_state.get_tensor_model_parallel_rank() if parts > 1 else 0
+        return own_tokens(tokens, shape, parts, part)
+
     def _name_among_all(self, name: str) -> str:
         """Megatron's name of what belongs to this stage, layers counted over all stages."""
         head, layers, rest = name.partition("decoder.layers.")
@@ -270,6 +294,8 @@ class MegatronDecoder(nn.Module):
             rotation=self._rotary(torch.empty(0, device=input_ids.device), position_ids),
             segments=segments,
             row_sharing=row_sharing,
+            routed=self.routed,
+            row_weights=self.row_weights,
         )
         if self.relays:
             self._receive(input_ids.shape[0], tokens + padding)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from skyrl.models.routers import RoutedTokens
 from skyrl.models.segment_attention import Segments, segment_attention
 from skyrl.models.shared_rows import RowSharing
 
@@ -35,6 +36,12 @@ class RowsOfTokens:
 
     segments: Segments | None = None
     row_sharing: RowSharing | None = None
+
+    routed: RoutedTokens | None = None
+    """Tokens that this rank's routers meet, as Megatron-core numbers them. None: nobody asks."""
+
+    row_weights: Tensor | None = None
+    """(B,): share of each row in the loss. None: nothing is learned."""
 
     qkv_format: str = "sbhd"
     """Megatron-core's name of the order of dimensions: sequence, batch, heads, size."""

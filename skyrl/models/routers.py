@@ -6,7 +6,7 @@ stay on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -88,11 +88,8 @@ class Routers:
         `tokens` None: the hooks do nothing in this pass. Raises `ModelError` for replayed choices of another number of
         layers.
         """
-        if tokens is not None and tokens.replayed is not None and tokens.replayed.shape[1] != self.layers:
-            raise ModelError(
-                f"the engine chose experts in {tokens.replayed.shape[1]} layers, and the learner's model has "
-                f"{self.layers} with experts"
-            )
+        if tokens is not None:
+            refuse_other_layers(tokens, self.layers)
         self._tokens, self._measured, self._seen = tokens, measured, {}
 
     def loads(self) -> RowLoads:
@@ -102,16 +99,7 @@ class Routers:
         seen = torch.stack([self._seen[layer] for layer in range(self.layers)])
         if tokens.group is not None:
             seen = tokens.group.gather(seen.unsqueeze(0)).sum(0)
-        experts = (seen.shape[2] - 2) // 2
-        probabilities, chosen, z, entropy = seen.split([experts, experts, 1, 1], dim=2)
-        length = tokens.lengths.clamp(min=1)
-        balance = (probabilities * chosen.detach()).sum(2) * experts / length.square()
-        return RowLoads(
-            balance=balance.mean(0),
-            z=z.squeeze(2).mean(0) / length,
-            chosen=chosen.detach(),
-            entropy=entropy.detach().squeeze(2).mean(0) / length,
-        )
+        return row_loads(seen, tokens.lengths)
 
     def _routed(self, layer: int, gate: nn.Module, _: tuple[Tensor, ...], output: Routed) -> Routed:
         """The output of a router, with the engine's choices in place of its own where they are replayed."""
@@ -129,7 +117,8 @@ class Routers:
             weights = taken.to(weights.dtype)
         if self._measured:
             with torch.set_grad_enabled(self._learned and torch.is_grad_enabled()):
-                self._seen[layer] = _by_rows(tokens, logits.float(), probabilities, chosen)
+                choices = torch.zeros_like(probabilities).scatter_(1, chosen, 1.0)
+                self._seen[layer] = loads_by_rows(tokens, logits.float(), probabilities, choices)
         return logits, weights, chosen
 
 
@@ -197,14 +186,38 @@ def _gates(model: nn.Module) -> Iterator[Any]:
         yield from gates
 
 
-def _by_rows(tokens: RoutedTokens, logits: Tensor, probabilities: Tensor, chosen: Tensor) -> Tensor:
+def refuse_other_layers(tokens: RoutedTokens, layers: int) -> None:
+    """Raises `ModelError` where an engine chose experts in another number of layers than `layers`, the learner's."""
+    if tokens.replayed is not None and tokens.replayed.shape[1] != layers:
+        raise ModelError(
+            f"the engine chose experts in {tokens.replayed.shape[1]} layers, and the learner's model has "
+            f"{layers} with experts"
+        )
+
+
+def loads_by_rows(tokens: RoutedTokens, logits: Tensor, probabilities: Tensor, choices: Tensor) -> Tensor:
     """(B, 2 E + 2) float32: for each row the sums over its tokens of the probabilities of experts, of the choices of
     them, of the squared log sum exp of the logits, and of the entropy. The first and the third have a gradient.
 
-    Shapes: logits and probabilities (T, E), chosen (T, K).
+    Shapes: logits and probabilities (T, E); choices (T, E), 1 where an expert is chosen and 0 elsewhere.
     """
-    choices = torch.zeros_like(probabilities).scatter_(1, chosen, 1.0)
     exact = probabilities.detach()
     entropy = -torch.special.xlogy(exact, exact).sum(1, keepdim=True)
     each = torch.cat([probabilities, choices, logits.logsumexp(1, keepdim=True).square(), entropy], dim=1)
     return each.new_zeros(len(tokens.lengths), each.shape[1]).index_add(0, tokens.rows, each[tokens.places])
+
+
+def row_loads(seen: Tensor, lengths: Tensor, met: Callable[[Tensor], Tensor] = lambda chosen: chosen) -> RowLoads:
+    """Loads out of `loads_by_rows` of each layer, (layers, B, 2 E + 2), for rows of `lengths` (B,). Where a rank has
+    some of the tokens of a row, `met` makes their choices (layers, B, E) into those of all; the loads of ranks add up.
+    """
+    experts = (seen.shape[2] - 2) // 2
+    probabilities, chosen, z, entropy = seen.split([experts, experts, 1, 1], dim=2)
+    length = lengths.clamp(min=1)
+    balance = (probabilities * met(chosen.detach())).sum(2) * experts / length.square()
+    return RowLoads(
+        balance=balance.mean(0),
+        z=z.squeeze(2).mean(0) / length,
+        chosen=chosen.detach(),
+        entropy=entropy.detach().squeeze(2).mean(0) / length,
+    )

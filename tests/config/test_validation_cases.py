@@ -36,7 +36,6 @@ REFUSED_HERE = {
     r"SkyRL added this after March 2026": "a field that SkyRL added later is not in our tree",
     r"is not (one of|a whole number|a number|between|positive|zero or positive|at least|true or false)": "SkyRL checks "
     "neither types nor ranges, and breaks later or does something else",
-    r"has not implemented it yet: replaying experts under Megatron": "routing replay runs under FSDP2",
     r"is not implemented yet": "a name that this version does not know yet",
 }
 """What we say about a run that SkyRL takes -> why."""

@@ -360,7 +360,7 @@ def test_a_pipeline_stage_without_an_adapter_is_refused(spread: Spread) -> None:
 CRITICS = ("one rank", "2 replicas", "TP2", "PP2", "CP2", "TP2 x PP2", "PP2 of 2 replicas")
 
 
-@pytest.mark.parametrize("name", long_except([*CRITICS, "PP2, adapted"], "TP2 x PP2"))
+@pytest.mark.parametrize("name", long_except([*CRITICS, "PP2, adapted"], "TP2 x PP2", "PP2, adapted"))
 async def test_a_critic_learns_returns_as_in_one_process(
     name: str, spread: Spread, small: TrainerConfig, tmp_path: Path
 ) -> None:

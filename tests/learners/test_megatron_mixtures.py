@@ -11,18 +11,19 @@ import pytest
 import torch
 from attrs import evolve
 
+from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ModelError
 from tests.inference.nano import nano_model
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
 from tests.learners.test_megatron import ADAPTER, APART, CONTEXT, KWARGS, PIPELINE, ROW_BY_ROW, TABLE, TENSOR, Spread
+from tests.learners.test_mixtures import ROUTED, STEADY, routed, routed_course
 from tests.learners.test_strategies import (
     Trained,
     assert_same_numbers,
     assert_same_weights,
     changed,
-    course,
     mini_batch,
     stored,
     weights_of,
@@ -41,9 +42,24 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
     "EP2, a product for each expert": ({EXPERT: 2, TABLE + "moe_grouped_gemm": False}, 2),
     "EP2, allgather": ({EXPERT: 2, DISPATCHER: "allgather"}, 2),
     "EP2, nothing recomputed": ({EXPERT: 2, KWARGS: {"recompute_granularity": None}}, 2),
+    "PP2 x EP2, experts recomputed": (
+        {
+            PIPELINE: 2,
+            EXPERT: 2,
+            KWARGS: {
+                "recompute_granularity": "selective",
+                "recompute_modules": ["moe"],
+                "recompute_method": None,
+                "recompute_num_layers": None,
+            },
+            **ROW_BY_ROW,
+        },
+        4,
+    ),
     "EP2 x DP2": ({EXPERT: 2}, 4),
     "EP4": ({EXPERT: 4}, 4),
     "TP2": ({TENSOR: 2}, 2),
+    "TP2, padded": ({TENSOR: 2, "use_sample_packing": False}, 2),
     "TP2, whole experts": ({TENSOR: 2, EXPERT_TENSOR: 1}, 2),
     "TP2 and EP2 on the same ranks": ({TENSOR: 2, EXPERT: 2, EXPERT_TENSOR: 1}, 2),
     "TP2 x EP2": ({TENSOR: 2, EXPERT: 2}, 4),
@@ -63,9 +79,9 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-def assert_same_steps(one: dict[str, float], other: dict[str, float]) -> None:
-    """The same numbers, but for those of routers, which are not measured under Megatron."""
-    assert_same_numbers({name: value for name, value in one.items() if not name.startswith("router_")}, other)
+def rows(step: int) -> TrainingBatch:
+    """A mini-batch in which half of the rows name experts."""
+    return routed(mini_batch(step))
 
 
 @pytest.fixture(scope="module")
@@ -77,33 +93,32 @@ def processes() -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def mixture(processes: Pool, small: TrainerConfig, tmp_path_factory: pytest.TempPathFactory) -> Spread:
-    """Learners of a model with 8 experts, of which a token meets 2."""
+    """Learners of a model with 8 experts, 2 for a token; routers learn, and replay half of the rows."""
     folder = tmp_path_factory.mktemp("mixture")
     nano_model("qwen3_moe").save_pretrained(folder)
-    # a gradient that is rounding alone is not to be a whole step of AdamW, as it is by the usual 1e-8
-    values = {"policy.model.path": str(folder), "policy.optimizer_config.adam_eps": 1e-6}
-    return Spread(processes, changed(small, values))
+    return Spread(processes, changed(small, {"policy.model.path": str(folder), **STEADY, **ROUTED}))
 
 
 @pytest.fixture(scope="module")
 def alone(mixture: Spread) -> Trained:
-    return asyncio.run(course(mixture.alone({})))
+    return asyncio.run(routed_course(mixture.alone({})))
 
 
 @pytest.mark.parametrize("name", long_except(WAYS, "EP2"))
 async def test_five_steps_are_those_of_one_process(name: str, mixture: Spread, alone: Trained) -> None:
-    other = await course(mixture.policy(*WAYS[name]))
+    other = await routed_course(mixture.policy(*WAYS[name]))
     for one, two in zip(alone.metrics, other.metrics, strict=True):
-        assert_same_steps(one, two)
+        assert_same_numbers(one, two)
     assert_same_weights(alone.weights, other.weights)
     torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"norm_topk_prob": False},
-    "qwen3_moe, a dense layer": {"mlp_only_layers": [0]},
-    "mixtral": {},
+VARIANTS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "qwen3_moe": ({"norm_topk_prob": False}, 8, 2),
+    "qwen3_moe, a dense layer": ({"mlp_only_layers": [0]}, 8, 1),
+    "mixtral": ({}, 4, 2),
 }
+"""What is changed of a model, its experts, and its layers with experts."""
 
 
 @pytest.mark.parametrize("name", long_except(["EP2", "TP2 x EP2", "PP2 x EP2"], "EP2"))
@@ -111,15 +126,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 async def test_mixtures_of_other_kinds_are_converted_both_ways_and_learn_alike(
     kind: str, name: str, mixture: Spread, tmp_path: Path
 ) -> None:
-    nano_model(kind.partition(",")[0], **VARIANTS[kind]).save_pretrained(tmp_path)
+    values, *sizes = VARIANTS[kind]
+    nano_model(kind.partition(",")[0], **values).save_pretrained(tmp_path)
     path = {"policy.model.path": str(tmp_path)}
     changes, ranks = WAYS[name]
     one, other = mixture.alone(path), mixture.policy(changes | path, ranks)
-    torch.testing.assert_close(await other.score(batch(7)), await one.score(batch(7)), atol=1e-5, rtol=1e-5)
+    plain = routed(batch(7), *sizes)
+    torch.testing.assert_close(await other.score(plain), await one.score(plain), atol=1e-5, rtol=1e-5)
     before = await weights_of(other)
     assert all(torch.equal(weight, before[key]) for key, weight in (await weights_of(one)).items())
     for step in range(2):
-        assert_same_steps(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+        mini = routed(mini_batch(step), *sizes)
+        assert_same_numbers(await one.update(mini), await other.update(mini))
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
@@ -138,14 +156,12 @@ async def test_a_state_goes_on_with_other_degrees_and_under_fsdp2(
 ) -> None:
     first = mixture.fsdp2() if saved is None else mixture.policy(*WAYS[saved])
     for step in range(3):
-        await first.update(mini_batch(step))
+        await first.update(rows(step))
     tensors, numbers = await stored(first, tmp_path)
     second = mixture.fsdp2() if loaded is None else mixture.policy(*WAYS[loaded])
     await second.load_state(tensors, numbers)
     for step in (3, 4):
-        (assert_same_numbers if loaded is None else assert_same_steps)(
-            alone.metrics[step], await second.update(mini_batch(step))
-        )
+        assert_same_numbers(alone.metrics[step], await second.update(rows(step)))
     assert_same_weights(alone.weights, await weights_of(second))
 
 
@@ -156,7 +172,7 @@ async def test_sgd_learns_alike(name: str, mixture: Spread) -> None:
     sgd = {"policy.optimizer_config.optimizer": "sgd", "policy.optimizer_config.lr": 0.01}
     one, other = mixture.alone(sgd), mixture.policy(changes | sgd, ranks)
     for step in range(2):
-        assert_same_steps(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+        assert_same_numbers(await one.update(rows(step)), await other.update(rows(step)))
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
@@ -166,7 +182,7 @@ async def test_the_learning_rate_of_experts_follows_the_schedule(mixture: Spread
     changes, ranks = WAYS["EP2"]
     one, other = mixture.alone(warm), mixture.policy(changes | warm, ranks)
     for step in range(3):
-        assert_same_steps(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+        assert_same_numbers(await one.update(rows(step)), await other.update(rows(step)))
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
@@ -179,34 +195,38 @@ async def test_biases_of_experts_move_are_stored_and_stay_where_a_step_is_left_o
     changes, ranks = WAYS["EP2"]
     faster = {KWARGS: {"moe_router_bias_update_rate": 0.25}, "policy.optimizer_config.max_skipped_updates": 1}
     learner = mixture.policy(changes | BIASED | faster, ranks)
-    weighed = learner.objective.weigh(mini_batch(1))
+    weighed = learner.objective.weigh(rows(1))
     assert weighed.advantages is not None
-    bad = evolve(mini_batch(1), advantages=torch.full_like(weighed.advantages, torch.nan))
+    bad = evolve(rows(1), advantages=torch.full_like(weighed.advantages, torch.nan))
     assert (await learner.update(bad))["skipped_updates"] == 1
     tensors, _ = await stored(learner, tmp_path / "before")
     names = [f"router.decoder.layers.{layer}.mlp.router.expert_bias" for layer in range(2)]
     assert all(not tensors.read(name).any() for name in names)
-    await learner.update(mini_batch(0))
+    await learner.update(rows(0))
     tensors, numbers = await stored(learner, tmp_path / "after")
     assert {abs(float(value)) for name in names for value in tensors.read(name)} <= {0.0, 0.25}
     assert all(tensors.read(name).any() for name in names)
-    scores = await learner.score(batch(7))
+    scores = await learner.score(routed(batch(7)))
     again = mixture.policy(changes | BIASED | faster, ranks)
     await again.load_state(tensors, numbers)
-    assert torch.equal(await again.score(batch(7)), scores)
+    assert torch.equal(await again.score(routed(batch(7))), scores)
     without = mixture.policy(changes | {TABLE + "moe_router_score_function": "sigmoid"}, ranks)
     await without.load_state(tensors, numbers)
-    assert not torch.allclose(await without.score(batch(7)), scores, atol=1e-3)
+    assert not torch.allclose(await without.score(routed(batch(7))), scores, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", long_except(["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn"], "aux_loss"))
 async def test_balancing_changes_what_the_router_learns(kind: str, mixture: Spread) -> None:
-    weight = {} if kind == "sinkhorn" else {KWARGS: {"moe_aux_loss_coeff": 10.0}}
+    weight: dict[str, Any] = {KWARGS: {"moe_aux_loss_coeff": 10.0}}
+    if kind == "sinkhorn":  # which replays nothing
+        weight = {"policy.moe_enable_routing_replay": False}
     balancing = {TABLE + "moe_router_load_balancing_type": kind, **weight}
     plain, balanced = mixture.alone({}), mixture.policy(WAYS["EP2"][0] | balancing, 2)
     if kind != "sinkhorn":  # whose weights are not those of the model
-        torch.testing.assert_close(await balanced.score(batch(7)), await plain.score(batch(7)), atol=1e-5, rtol=1e-5)
-    one, two = await plain.update(mini_batch(0)), await balanced.update(mini_batch(0))
+        torch.testing.assert_close(
+            await balanced.score(routed(batch(7))), await plain.score(routed(batch(7))), atol=1e-5, rtol=1e-5
+        )
+    one, two = await plain.update(rows(0)), await balanced.update(rows(0))
     assert two["grad_norm"] != pytest.approx(one["grad_norm"], rel=1e-3)
 
 
@@ -231,6 +251,12 @@ def test_what_does_not_fit_the_model_or_megatron_core_is_refused_by_name(
         mixture.policy(changes, ranks)
 
 
+async def test_experts_of_another_number_of_layers_are_refused(mixture: Spread) -> None:
+    learner = mixture.policy({}, 1)
+    with pytest.raises(ModelError, match="in 3 layers, and the learner's model has 2"):
+        await learner.score(routed(batch(7), layers=3))
+
+
 def test_a_model_without_experts_has_none_to_spread(processes: Pool, small: TrainerConfig) -> None:
     with pytest.raises(ModelError, match=r"no experts that ranks could share: set .*expert_model_parallel_size = 1"):
         Spread(processes, small).policy({EXPERT: 2}, 2)
@@ -242,7 +268,7 @@ async def test_adapters_learn_beside_experts_that_stay(name: str, mixture: Sprea
     changes, ranks = WAYS[name]
     one, other = mixture.alone(ADAPTER), mixture.policy(changes | APART, ranks)
     for step in range(2):
-        assert_same_steps(await one.update(mini_batch(step)), await other.update(mini_batch(step)))
+        assert_same_numbers(await one.update(rows(step)), await other.update(rows(step)))
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
@@ -252,12 +278,12 @@ async def test_computing_in_bfloat16_stays_near_float32_and_keeps_weights_in_flo
 ) -> None:
     changes, ranks = WAYS["EP2 x DP2"]
     learner = mixture.policy({**changes, "compute_dtype": "bfloat16"}, ranks)
-    first = await learner.update(mini_batch(0))
+    first = await learner.update(rows(0))
     assert first["policy_loss"] == pytest.approx(alone.metrics[0]["policy_loss"], rel=0.3)
     tensors, numbers = await stored(learner, tmp_path)
-    undisturbed = await learner.update(mini_batch(1)), await weights_of(learner)
+    undisturbed = await learner.update(rows(1)), await weights_of(learner)
     await learner.load_state(tensors, numbers)
-    resumed = await learner.update(mini_batch(1)), await weights_of(learner)
+    resumed = await learner.update(rows(1)), await weights_of(learner)
     assert resumed[0] == undisturbed[0]
     assert all(torch.equal(weight, resumed[1][key]) for key, weight in undisturbed[1].items())
     assert {weight.dtype for weight in resumed[1].values()} == {torch.float32}

@@ -63,9 +63,9 @@ ROUTED = {
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-def routed(plain: TrainingBatch, experts: int = 8) -> TrainingBatch:
+def routed(plain: TrainingBatch, experts: int = 8, layers: int = 2) -> TrainingBatch:
     """The rows with two experts drawn for each token and layer, and with none in every other row."""
-    numbers = torch.rand((*plain.input_ids.shape, 2, experts), generator=torch.Generator().manual_seed(len(plain)))
+    numbers = torch.rand((*plain.input_ids.shape, layers, experts), generator=torch.Generator().manual_seed(len(plain)))
     chosen = numbers.topk(2).indices.to(torch.int16)
     chosen[::2] = -1
     return attrs.evolve(plain, routed_experts=chosen)

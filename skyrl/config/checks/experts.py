@@ -15,22 +15,12 @@ _ENGINE, _RETURNED = "generator.inference_engine", "enable_return_routed_experts
 _COSTS = ("router_aux_loss_coef", "router_z_loss_coef")
 
 
-def routers_learn_in_transformers_layers(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Router losses are computed on transformers' layers, which Megatron replaces."""
-    if run.trainer.strategy == "megatron":
-        for name in _COSTS:
-            if getattr(run.trainer.policy, name):
-                message = "strategy = megatron does not read it"
-                hint = "set it to 0, or trainer.strategy = fsdp2"
-                yield Problem(path=f"trainer.policy.{name}", message=message, hint=hint)
-
-
 def routers_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Reentrant checkpointing propagates gradients through the outputs of layers only, and router losses are not among
-    those.
+    """Reentrant checkpointing propagates gradients through the outputs of transformers' layers only, and router losses
+    are not among those.
     """
     trainer = run.trainer
-    costs = any(getattr(trainer.policy, name) for name in _COSTS)
+    costs = trainer.strategy != "megatron" and any(getattr(trainer.policy, name) for name in _COSTS)
     if costs and trainer.recompute_activations and trainer.gradient_checkpointing_use_reentrant:
         yield Problem(
             path="trainer.gradient_checkpointing_use_reentrant",
@@ -40,15 +30,12 @@ def routers_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]
 
 
 def replayed_experts_are_returned(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Routing replay needs an engine that returns the experts of each token, and transformers' layers."""
+    """Routing replay needs an engine that returns the experts of each token."""
     engine = run.generator.inference_engine
     for model in models_of(run):
         if model == "critic" or not getattr(run.trainer, model).moe_enable_routing_replay:
             continue
         path = f"trainer.{model}.moe_enable_routing_replay"
-        if run.trainer.strategy == "megatron":
-            message = "strategy = megatron has not implemented it yet: replaying experts under Megatron"
-            yield Problem(path=path, message=message, hint="set it to false, or trainer.strategy = fsdp2")
         if not samples(run):
             continue
         if _RETURNED not in backend_of(engine).fields:
@@ -60,8 +47,27 @@ def replayed_experts_are_returned(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=path, message=message, hint=f"set {_ENGINE}.{_RETURNED} = true")
 
 
+def routers_of_megatron_take_what_is_replayed(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Megatron-core asks nobody where its fused kernel chooses experts, or sinkhorn does."""
+    for model in models_of(run) if run.trainer.strategy == "megatron" else ():
+        section = getattr(run.trainer, model)
+        if model == "critic" or not section.moe_enable_routing_replay:
+            continue
+        config = section.megatron_config
+        choosing = {
+            "moe_router_load_balancing_type": config.moe_router_load_balancing_type == "sinkhorn",
+            "transformer_config_kwargs.moe_router_fusion": config.transformer_config_kwargs.get("moe_router_fusion"),
+        }
+        for name in (name for name, chooses in choosing.items() if chooses):
+            yield Problem(
+                path=f"trainer.{model}.megatron_config.{name}",
+                message="Megatron-core then chooses experts by itself, and replays none",
+                hint=f"leave it out, or set trainer.{model}.moe_enable_routing_replay = false",
+            )
+
+
 EXPERT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    routers_learn_in_transformers_layers,
     routers_are_reached_by_gradients,
     replayed_experts_are_returned,
+    routers_of_megatron_take_what_is_replayed,
 )

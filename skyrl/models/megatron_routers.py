@@ -1,0 +1,173 @@
+"""The routers of Megatron-core's mixtures of experts, watched while the model computes, and told to choose again what
+an engine chose.
+
+Backward may compute a layer again after later micro-batches came. What a router needs to know of its tokens therefore
+travels with the call of the layer, and not beside it. Importing this needs Megatron-core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import TransformerConfig, TransformerLayer
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.spec_utils import ModuleSpec
+from torch import Tensor
+from torch.nn.functional import pad
+
+from skyrl.models.megatron_experts import GroupedExperts
+from skyrl.models.megatron_modules import RowsOfTokens
+from skyrl.models.routers import RoutedTokens, RowLoads, loads_by_rows, row_loads
+
+Choose = Callable[..., tuple[Tensor, Tensor]]
+"""Megatron-core's choice of the best experts: scores (T, E), K, and groups of experts -> scores (T, K) and numbers."""
+
+
+class Watch(Protocol):
+    """What sees the loads of routers while a model learns."""
+
+    def __call__(self, layer: int, loads: RowLoads, row_weights: Tensor) -> Tensor:
+        """Cost of what the router of a layer did, numbered from 0 among those with experts: a scalar, the gradient of
+        which is the router's own. `row_weights` is (B,).
+        """
+
+
+class ReplayedChoices:
+    """Stands in for Megatron-core's `RouterReplay`, which replays all tokens or none."""
+
+    chosen: Tensor | None = None
+    """(T, K) int64: experts that an engine chose; -1 where it chose none. None: the router chooses."""
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, choose: Choose
+    ) -> tuple[Tensor, Tensor]:
+        """Scores (T, E) -> those of the chosen experts (T, K), and their numbers (T, K)."""
+        values, chosen = choose(scores, topk, num_groups=num_groups, group_topk=group_topk)
+        if self.chosen is None:
+            return values, chosen
+        chosen = torch.where(self.chosen >= 0, self.chosen, chosen)
+        return scores.gather(1, chosen), chosen
+
+
+class WatchedRouter(TopKRouter):  # type: ignore[misc]  # Megatron-core has no types
+    """Megatron-core's router, which replays choices and shows its loads."""
+
+    watch: Watch | None = None
+    """None: nobody looks."""
+
+    def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
+        """Takes the arguments that Megatron-core makes a router with."""
+        super().__init__(config=config, pg_collection=pg_collection)
+        self.router_replay = ReplayedChoices()
+        self.rows: RowsOfTokens | None = None
+
+    @property
+    def layer(self) -> int:
+        """Number of its layer among those with experts, counted from 0 over all pipeline stages."""
+        return sum(self.config.moe_layer_freq[: self.layer_number - 1])
+
+    def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits (S, B, E) -> weights of experts (S x B, E), and which are chosen (S x B, E)."""
+        rows = self.rows
+        tokens = None if rows is None else rows.routed
+        replayed = None if tokens is None else tokens.replayed
+        self.router_replay.chosen = None if replayed is None else replayed[:, self.layer].long()
+        weights, chosen = super().routing(logits, padding_mask)
+        if rows is None or tokens is None or rows.row_weights is None:
+            return weights, chosen
+        if self.watch is not None and torch.is_grad_enabled():  # else backward computes the layer once more
+            cost = self.watch(self.layer, self._loads(tokens, logits, chosen), rows.row_weights)
+            weights = MoEAuxLossAutoScaler.apply(weights, cost)
+        return weights, chosen
+
+    def _loads(self, tokens: RoutedTokens, logits: Tensor, chosen: Tensor) -> RowLoads:
+        """Loads by this rank's tokens, balanced by the choices of all ranks that share the rows."""
+        exact = logits.reshape(-1, logits.shape[-1]).float()
+        probabilities = exact.softmax(-1)
+        if self.score_function == "sigmoid":
+            probabilities = exact.sigmoid() / exact.sigmoid().sum(-1, keepdim=True)
+        seen = loads_by_rows(tokens, exact, probabilities, chosen.float())
+        return row_loads(seen.unsqueeze(0), tokens.lengths, _over_shared_rows)
+
+
+class RoutedMixture(MoELayer):  # type: ignore[misc]  # Megatron-core has no types
+    """A layer's experts and their router, which knows its rows also when backward computes it again."""
+
+    moe_layer_recompute: bool
+
+    def __init__(self, config: TransformerConfig, layer_number: int | None = None) -> None:
+        """Takes the arguments that Megatron-core makes a mixture of experts with."""
+        submodules = MoESubmodules(experts=ModuleSpec(module=GroupedExperts), router=WatchedRouter)
+        super().__init__(config, submodules, layer_number)
+        self.rows: RowsOfTokens | None = None
+        self._is_recomputed = self.moe_layer_recompute
+        self.moe_layer_recompute = False  # done here: Megatron-core would lose the rows
+
+    def forward(self, hidden_states: Tensor, **options: object) -> tuple[Tensor, None]:
+        """(S, B, H) -> (S, B, H), and no bias."""
+        rows, mix = self.rows, super().forward
+
+        def computed(hidden: Tensor) -> tuple[Tensor, None]:
+            self.router.rows = rows
+            mixed: tuple[Tensor, None] = mix(hidden, **options)
+            return mixed
+
+        if self._is_recomputed:
+            recomputed: tuple[Tensor, None] = tensor_parallel.checkpoint(computed, False, hidden_states)
+            return recomputed
+        return computed(hidden_states)
+
+
+class RoutedLayer(TransformerLayer):  # type: ignore[misc]  # Megatron-core has no types
+    """Megatron-core's layer, which tells its mixture of experts of the rows."""
+
+    def forward(
+        self, *args: object, packed_seq_params: RowsOfTokens | None = None, **options: object
+    ) -> tuple[Tensor, Tensor | None]:
+        """Takes the arguments that Megatron-core calls a layer with."""
+        self.mlp.rows = packed_seq_params
+        mixed: tuple[Tensor, Tensor | None] = super().forward(*args, packed_seq_params=packed_seq_params, **options)
+        return mixed
+
+
+def sparse_layer(config: TransformerConfig, *, head_norms: bool) -> ModuleSpec:
+    """Megatron-core's specification of a layer with experts."""
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, qk_layernorm=head_norms, normalization="RMSNorm"
+    )
+    layer.module, layer.submodules.mlp = RoutedLayer, RoutedMixture
+    return layer
+
+
+def own_tokens(tokens: RoutedTokens, shape: tuple[int, int], parts: int, part: int) -> RoutedTokens:
+    """The tokens that rank `part` of `parts` under sequence parallelism routes: numbered row by row in an input of
+    `shape` (B, L), and by Megatron-core column by column, padded so that `parts` divide the columns.
+    """
+    rows, length = shape
+    share = -(-length // parts)
+    row, column = tokens.places // length, tokens.places % length - part * share
+    own = (column >= 0) & (column < share)
+    replayed = tokens.replayed
+    if replayed is not None:
+        columns = replayed.unflatten(0, shape).transpose(0, 1)
+        columns = pad(columns, (*(0, 0) * (columns.ndim - 1), 0, share * parts - length), value=-1)
+        replayed = columns[part * share : (part + 1) * share].flatten(0, 1)
+    return attrs.evolve(tokens, rows=tokens.rows[own], places=(column * rows + row)[own], replayed=replayed)
+
+
+def _over_shared_rows(chosen: Tensor) -> Tensor:
+    """The sum over the ranks that compute parts of the same rows."""
+    group = parallel_state.get_tensor_and_context_parallel_group()
+    if group.size() > 1:
+        chosen = chosen.clone()
+        dist.all_reduce(chosen, group=group)
+    return chosen
