@@ -26,6 +26,14 @@ def pool() -> Iterator[Pool]:
     started.close()
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Pool]:
+    """Four processes for one module, which Megatron-core takes for ranks on CUDA: nothing else is to run there."""
+    started = Pool(4)
+    yield started
+    started.close()
+
+
 @pytest.fixture(scope="session")
 def zero_pool() -> Iterator[Pool]:
     started = Pool(2, stay=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,13 +82,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "2 replicas under a budget": ({"max_tokens_per_microbatch": 25}, 2),
 }
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Pool]:
-    started = Pool(4)
-    yield started
-    started.close()
 
 
 def without_the_whole_model(maker: Any, *, ranks: Ranks) -> Any:

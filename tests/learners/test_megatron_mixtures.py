@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +81,6 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
 def rows(step: int) -> TrainingBatch:
     """A mini-batch in which half of the rows name experts."""
     return routed(mini_batch(step))
-
-
-@pytest.fixture(scope="module")
-def processes() -> Iterator[Pool]:
-    started = Pool(4)
-    yield started
-    started.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError
 from skyrl.models.adapter_layout import Adapters, new_adapters_in_common, with_adapters
 from skyrl.models.lora import with_adapter
-from skyrl.models.megatron_layout import DecoderSizes, Layout, layout_of, own_part, put
+from skyrl.models.megatron_layout import DecoderSizes, Layout, layout_of
 from skyrl.models.naming import named_weights
 from tests.inference.nano import nano_model
-from tests.models.test_megatron_layout import rows_of
+from tests.models.test_megatron_layout import assert_weights_come_back
 
 QKV = "decoder.layers.1.self_attention.linear_qkv.adapter."
 STORED = "model.layers.1.self_attn."
@@ -43,15 +42,8 @@ def layouts_of(model: Any, parts: int, *, joined: bool) -> list[Layout]:
 def test_weights_and_adapters_come_back_as_they_were(targets: Any, parts: int) -> None:
     model = adapted(target_modules=targets)
     weights = dict(named_weights(model))
-    back: dict[str, Tensor] = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
     padded = DecoderSizes.of(model.config).padded_vocabulary(parts) // parts
-    for layout in layouts_of(model, parts, joined=False):
-        for name, pieces in layout.items():
-            local = rows_of(layout, weights, name, padded)
-            assert local.isfinite().all(), name
-            for weight in {piece.weight for piece in pieces}:
-                put(back[weight], own_part(local, pieces, weight), pieces, weight)
-    assert all(torch.equal(weight, back[name]) for name, weight in weights.items())
+    assert_weights_come_back(weights, layouts_of(model, parts, joined=False), padded)
 
 
 def test_a_rank_has_its_rows_of_b_or_its_columns_of_a() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -117,6 +117,18 @@ def cut(weight: Tensor, piece: Block) -> Tensor:
     return rows if piece.columns is None else rows[:, piece.columns.start : piece.columns.stop]
 
 
+def assert_weights_come_back(weights: Mapping[str, Tensor], layouts: Sequence[Layout], padded: int) -> None:
+    """What ranks of these layouts cut out of stored weights makes the same weights; a rank has `padded` tokens."""
+    back = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
+    for layout in layouts:
+        for name, pieces in layout.items():
+            local = rows_of(layout, weights, name, padded)
+            assert local.isfinite().all(), name
+            for weight in {piece.weight for piece in pieces}:
+                put(back[weight], own_part(local, pieces, weight), pieces, weight)
+    assert all(torch.equal(weight, back[name]) for name, weight in weights.items())
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen2, tied", "qwen3", "llama", "qwen3_moe", "mixtral"])
 def test_weights_come_back_as_they_were_however_many_ranks_cut_them(kind: str, parts: int) -> None:
@@ -125,15 +137,7 @@ def test_weights_come_back_as_they_were_however_many_ranks_cut_them(kind: str, p
     sizes = DecoderSizes.of(model.config)
     layouts = [layout_of(sizes, parts=parts, part=part) for part in range(parts)]
     layouts += [expert_layout_of(sizes, groups=2, parts=parts, rank=rank) for rank in range(2 * parts)]
-    back = {name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}
-    padded = sizes.padded_vocabulary(parts) // parts
-    for layout in layouts:
-        for name, pieces in layout.items():
-            local = rows_of(layout, weights, name, padded)
-            assert local.isfinite().all(), name
-            for weight in {piece.weight for piece in pieces}:
-                put(back[weight], own_part(local, pieces, weight), pieces, weight)
-    assert all(torch.equal(weight, back[name]) for name, weight in weights.items())
+    assert_weights_come_back(weights, layouts, sizes.padded_vocabulary(parts) // parts)
 
 
 def test_a_group_of_heads_lies_together_queries_first() -> None:
