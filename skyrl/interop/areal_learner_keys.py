@@ -17,7 +17,6 @@ _LOGS = "every process has a log file below trainer.log_path"
 _FP8 = "training in FP8"
 _TURNS = "models that share GPUs take turns, and give their memory back in between"
 _FILES = "weights are read and stored in Hugging Face's format either way"
-_STAGES = "pipelines without Megatron"
 _HALF_IN_MEGATRON = "learning in float16 under Megatron"
 _SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 _MEGATRON = "this option of Megatron's"

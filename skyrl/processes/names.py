@@ -43,7 +43,7 @@ class NameStore(Protocol):
         """Publish a name with a lease of so many seconds. False where the name has a living owner."""
 
     def renew(self, name: str, entry: Entry, seconds: float) -> bool:
-        """Extend the lease to `seconds` from now. False where the name is another owner's, or no longer there."""
+        """Renew a lease of the same length as in `add`. False where the name is no longer this owner's."""
 
     def remove(self, name: str, owner: str) -> None:
         """Withdraw the name, if it is this owner's."""

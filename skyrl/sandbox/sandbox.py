@@ -182,7 +182,7 @@ def _run(client: ForkClient, tier: Tier, job: str | Command, stdin: bytes, limit
             os.close(end)
         files, outputs = [], [(read, -1) for read, _ in outputs]
         with control, _served(command, control, limits.seconds):
-            kept, whole = _read([read for read, _ in outputs], control, limits)
+            kept, whole = _read([read for read, _ in outputs], limits)
             code = _how_it_ended(control, limits.seconds + GRACE if whole else 0)
     finally:
         for number in [*files, *(end for pair in outputs for end in pair if end >= 0)]:
@@ -223,7 +223,7 @@ def _in_memory(data: bytes) -> int:
     return number
 
 
-def _read(pipes: Sequence[int], control: socket.socket, limits: ResourceLimits) -> tuple[list[bytes], bool]:
+def _read(pipes: Sequence[int], limits: ResourceLimits) -> tuple[list[bytes], bool]:
     """Both outputs, and whether they were within the limit, until they close or time is up."""
     kept: Mapping[int, bytearray] = {pipe: bytearray() for pipe in pipes}
     deadline = time.monotonic() + limits.seconds + GRACE

@@ -44,7 +44,7 @@ def serve(
     """
     with TemporaryDirectory(prefix="skyrl-serve-") as scratch:
         model = target.model if target.checkpoint is None else _stored(target, Path(scratch) / "model")
-        run = _configured(target, files or stored_configuration(target), overrides, model, Path(scratch), warn)
+        run = _configured(files or stored_configuration(target), overrides, model, Path(scratch), warn)
         _serve(run, target.name, address, say, takes_weights)
 
 
@@ -77,7 +77,6 @@ def _stored(target: Target, folder: Path) -> str:
 
 
 def _configured(
-    target: Target,
     files: Sequence[str],
     overrides: Sequence[str],
     model: str,

@@ -19,7 +19,6 @@ EXTENDS = "extends"
 """The key at the top of a file that names what it is written on top of: a file, beside it, or `preset:NAME`."""
 
 PRESET = "preset:"
-SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 MOST_LEVELS = 100
 """Files that may extend each other in one chain."""
