@@ -12,7 +12,6 @@ import pytest
 from tests.experiments.forked import run
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import tokens
-from tests.experiments.test_exports import that_vllm_takes
 from tests.nano_run import metrics
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -29,10 +28,6 @@ WHERE: dict[str, tuple[dict[str, Any], list[int]]] = {
     "here": ({}, [5, 30]),
     "ahead of training": ({"trainer__fully_async": {"enabled": True, "max_staleness_steps": 2}}, [5, 20, 40]),
     "on Ray": ({"trainer__placement__executor": "ray", "trainer__placement__colocate_all": False}, [5, 30]),
-    "over vLLM": (
-        {"generator__inference_engine__backend": "vllm", "generator__inference_engine__deterministic": False},
-        [5],
-    ),
 }
 """Where agents play, and after how many of their first answers the run is killed each time."""
 
@@ -42,8 +37,6 @@ def test_a_run_that_is_killed_under_its_agents_trains_on_each_prompt_once(
     where: str, nano: Path, tmp_path: Path
 ) -> None:
     changes, kills = WHERE[where]
-    if where == "over vLLM":
-        changes = {**changes, "trainer__policy__model__path": str(that_vllm_takes(nano, tmp_path / "model"))}
     for nth in kills:
         status, said = run(nano, tmp_path, Fault(phase="agent", nth=nth), **PLAYED, **changes)
         assert status == -signal.SIGKILL, said
