@@ -10,7 +10,16 @@ from attrs import evolve
 from skyrl.config.kinds import KINDS
 from skyrl.config.sizes import Model
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.areal_backends import allocation, backend, engine_backend, read_by, strategy, whole_cluster
+from skyrl.interop.areal_backends import (
+    AUTOTP,
+    allocation,
+    autotp,
+    backend,
+    engine_backend,
+    read_by,
+    strategy,
+    whole_cluster,
+)
 from skyrl.interop.areal_defaults import NO_REFERENCE, has_reference, is_whole, left_out, other_defaults
 from skyrl.interop.areal_keys import INTERVALS, KEYS
 from skyrl.interop.areal_keys_2026 import KEYS_2026, LORA_KEYS
@@ -135,6 +144,8 @@ def _of_several(key: str, value: object, values: Mapping[str, Any]) -> Becomes |
         return Becomes(needless=f"the engines are {engine}'s")
     if key.endswith(".backend") and key.count(".") == 1:
         return backend(key, value, values)
+    if key.endswith(AUTOTP) and owner in MODELS:
+        return autotp(owner, value, values)
     if key in LORA_KEYS and owner == "ref":
         return Becomes(needless=NO_ADAPTER)
     if key in LORA_KEYS and not values.get(f"{owner}.use_lora"):

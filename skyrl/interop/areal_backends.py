@@ -11,6 +11,10 @@ from skyrl.interop.areal_values import Becomes, number
 from skyrl.planning.allocation import LEARNERS, AllocationError, Part, read_allocation, read_part
 
 SHARED = "it shares the policy's GPUs"
+AUTOTP = ".ds_auto_tp.autotp_size"
+"""Setting of a model: how many ranks cut its matrices among them by DeepSpeed's layers."""
+
+_STRATEGY = "trainer.strategy"
 _MODELS: Mapping[str, Model] = {"actor": "policy", "ref": "ref", "critic": "critic"}
 
 
@@ -32,15 +36,38 @@ def read_by(key: str, values: Mapping[str, Any]) -> str:
 
 def learner_of(owner: str, values: Mapping[str, Any]) -> str:
     """fsdp, megatron or archon; empty where the file does not say."""
+    part = _part_of(owner, values)
+    return part.learner if part else ""
+
+
+def _part_of(owner: str, values: Mapping[str, Any]) -> Part | None:
     try:
         if text := values.get("allocation_mode"):
-            found = read_allocation(str(text))
-            part = found.learner(*ROLES[_MODELS[owner]])
-        else:
-            part = read_part(str(values[f"{owner}.backend"])) if values.get(f"{owner}.backend") else None
+            return read_allocation(str(text)).learner(*ROLES[_MODELS[owner]])
+        text = values.get(f"{owner}.backend")
+        return read_part(str(text)) if text else None
     except AllocationError:
-        return ""
-    return part.learner if part else ""
+        return None
+
+
+def autotp(owner: str, size: object, values: Mapping[str, Any]) -> Becomes:
+    """The conversion of `ds_auto_tp.autotp_size`: DeepSpeed cuts the matrices of all models by AutoTP's layers."""
+    if size in (None, 1):
+        return Becomes(needless="asks for nothing")
+    part = _part_of(owner, values)
+    if part is not None and part.learner == "megatron":
+        return Becomes(needless="the backend is megatron, which cuts matrices by the degree t of its own")
+    if part is not None and part.degrees.tensor not in (1, size):
+        return Becomes(refused=f"the backend cuts matrices in {part.degrees.tensor}")
+    return Becomes(writes={f"trainer.{_MODELS[owner]}.tensor_parallel_size": size, _STRATEGY: "deepspeed"})
+
+
+def by_deepspeed(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, with DeepSpeed in place of FSDP2 where a model of the file is cut by its AutoTP."""
+    sizes = {key: value for key, value in values.items() if key.endswith(AUTOTP)}
+    is_cut = any(size not in (None, 1) for size in sizes.values())
+    changes = {path: "deepspeed" for path, value in fields.items() if path.endswith("strategy") and value == "fsdp2"}
+    return {**fields, **(changes if is_cut else {})}
 
 
 def per_node(values: Mapping[str, Any]) -> int:
@@ -74,7 +101,7 @@ def _learner(owner: str, part: Part, values: Mapping[str, Any]) -> Becomes:
     model = _MODELS.get(owner)
     if model is None:
         return Becomes(not_yet="models beside policy, reference and critic")
-    fields = _without_ones(learner_fields(part, model, per_node(values)))
+    fields = by_deepspeed(_without_ones(learner_fields(part, model, per_node(values))), values)
     if owner != "actor" and not _is_colocated(owner, values):
         fields["trainer.placement.colocate_policy_ref"] = False
     note = "Archon is AReaL's sharding by FSDP2" if part.backend == "archon" else ""
@@ -132,7 +159,7 @@ def allocation(text: str, values: Mapping[str, Any], models: tuple[Model, ...]) 
     missing = [model for model in models if found.learner(*ROLES[model]) is None]
     if missing:
         return Becomes(not_yet=f"an allocation without a part for {' and '.join(missing)}")
-    fields = _without_ones(fields_of(found, per_node(values), models))
+    fields = by_deepspeed(_without_ones(fields_of(found, per_node(values), models)), values)
     return Becomes(writes={"generator.inference_engine.backend": "vllm", **fields})
 
 

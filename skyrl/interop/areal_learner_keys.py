@@ -10,7 +10,7 @@ from typing import Any
 
 from skyrl.interop.areal_backends import learner_of
 from skyrl.interop.areal_defaults import has_reference
-from skyrl.interop.areal_values import Becomes, Entry, cuts_matrices, goes_to, later, not_there, only, switches_on
+from skyrl.interop.areal_values import Becomes, Entry, goes_to, later, not_there, only, switches_on
 
 _CALLS = "how AReaL's controllers reach its processes; skyrl reaches its own through Ray, which has a token"
 _LOGS = "every process has a log file below trainer.log_path"
@@ -93,7 +93,6 @@ def _of_model(theirs: str, ours: str) -> dict[str, Entry]:
         f"{theirs}.fsdp.offload_params": goes_to(f"{fsdp}cpu_offload"),
         f"{theirs}.fsdp.{wrapped}": goes_to(f"{fsdp}{wrapped}"),
         f"{theirs}.fsdp.wrap_policy": later("settings of a table as a whole"),
-        f"{theirs}.ds_auto_tp.autotp_size": cuts_matrices(f"trainer.{ours}.tensor_parallel_size"),
         f"{theirs}.peft_type": only("lora", does="adapters are LoRA's", otherwise="other adapters than LoRA"),
         f"{theirs}.lora_rank": goes_to(f"{lora}rank"),
         f"{theirs}.lora_alpha": goes_to(f"{lora}alpha"),

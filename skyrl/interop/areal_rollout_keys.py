@@ -20,7 +20,7 @@ _KEPT = "every sample is in trajectories.jsonl of the run's folder: skyrl view"
 _READ_ONCE = "rows are read once, when the run starts, by its own process"
 _TUNING = "how fast SGLang is, not what it answers; engines here are vLLM's, which tune themselves"
 _ADAPTERS = "whether an adapter travels alone, and under which name, follows from trainer.policy.model.lora"
-_REPLAY = "replaying the experts that a rollout took"
+_REPLAYED = "trainer.policy.moe_enable_routing_replay lets the learner take the same experts"
 _TRACED = "seconds of every phase are metrics of each step; trainer.profile_steps traces the steps that it names"
 _OF_SERVICES = "AReaL's rollout services are processes of their own; engines here are called by the run itself"
 
@@ -28,6 +28,13 @@ _OF_SERVICES = "AReaL's rollout services are processes of their own; engines her
 def _from_one(steps: object) -> object:
     """Steps, which AReaL counts from 0."""
     return [step + 1 for step in steps if isinstance(step, int)] if isinstance(steps, list) else steps
+
+
+def _experts(returned: object) -> Becomes:
+    """AReaL keeps the experts that its engines return, and its learners do not ask for them."""
+    if not returned:
+        return Becomes(needless="off")
+    return Becomes(writes={f"{ENGINE}enable_return_routed_experts": True}, note=_REPLAYED)
 
 
 def _sampling(theirs: str, ours: str) -> dict[str, Entry]:
@@ -102,7 +109,7 @@ _SGLANG: dict[str, Entry] = {
     "enable_nan_detection": later("engines that look for numbers that are not finite", False),
     "allow_auto_truncate": later("prompts that an engine cuts off", False),
     "enable_metrics": goes_to(f"{ENGINE}enable_ray_prometheus_stats"),
-    "enable_return_routed_experts": later(_REPLAY, False),
+    "enable_return_routed_experts": _experts,
     **{name: not_there(_ADAPTERS) for name in (
         "enable_lora", "max_lora_rank", "max_loaded_loras", "lora_paths", "lora_backend",
     )},
@@ -125,7 +132,7 @@ ROLLOUT_KEYS: dict[str, Entry] = {
         otherwise="a number of attempts for a request",
     ),
     "rollout.pause_grace_period": later("a pause before weights are sent", 0, 0.0),
-    "rollout.return_routed_experts": later(_REPLAY, False),
+    "rollout.return_routed_experts": _experts,
     "rollout._version": not_there(_OF_SERVICES),
     "rollout.admin_api_key": not_there(_OF_SERVICES),
     "rollout.model": not_there("agents are told the policy's name"),

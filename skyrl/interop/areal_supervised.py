@@ -9,11 +9,11 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig
-from skyrl.interop.areal_backends import read_by
+from skyrl.interop.areal_backends import AUTOTP, autotp, by_deepspeed, read_by
 from skyrl.interop.areal_learner_keys import ONE_LIMIT, loss_scaling
 from skyrl.interop.areal_machines import machines
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
-from skyrl.interop.areal_supervised_keys import COPIES, INTERVALS, KEYS
+from skyrl.interop.areal_supervised_keys import COPIES, INTERVALS, KEYS, of_one_model
 from skyrl.interop.areal_trackers import tracker
 from skyrl.interop.areal_values import Becomes
 from skyrl.interop.report import Conversion
@@ -83,18 +83,27 @@ def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str)
 
 
 def _allocation(text: str, values: Mapping[str, Any]) -> Becomes:
-    """`fsdp:d8`: every GPU is a rank, and the ranks share the weights."""
+    """`fsdp:d4t2`: every GPU is a rank, and the ranks share the weights, by the degrees that are above 1."""
     try:
         part = read_part(text)
     except AllocationError as error:
         return Becomes(not_yet=f"this form of allocation_mode: {error}")
-    if part.learner == "megatron" or part.gpus != part.degrees.data:
-        return Becomes(not_yet=f"Megatron and sequence parallelism; all {part.gpus} GPUs can be ranks: see placement")
+    if part.is_engine or not part.gpus:
+        return Becomes(refused=f"{part.backend} does not learn, and this kind of run does nothing else")
+    if part.learner == "megatron":
+        return Becomes(not_yet=f"supervised runs under Megatron; FSDP2 takes all {part.gpus} GPUs: see placement")
     per_node = values.get("cluster.n_gpus_per_node", 8)
     per_node = per_node if isinstance(per_node, int) and per_node > 0 else 8
     nodes, each = max(1, -(-part.gpus // per_node)), min(part.gpus, per_node)
     writes = {"placement.num_nodes": nodes, "placement.num_gpus_per_node": each, "strategy": "fsdp2"}
-    return Becomes(writes=writes)
+    degrees = {"sequence": part.degrees.context, "tensor": part.degrees.tensor, "expert": part.degrees.expert}
+    sizes = {f"{name}_parallel_size": size for name, size in degrees.items() if size > 1}
+    return Becomes(writes=by_deepspeed(writes | sizes, values))
+
+
+def _backend(values: Mapping[str, Any]) -> object:
+    """The string that says how GPUs share the model."""
+    return values.get("allocation_mode") or values.get("model.backend")
 
 
 def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
@@ -113,6 +122,8 @@ def _of_every_kind(key: str, value: object, values: Mapping[str, Any]) -> Become
         return Becomes(needless="there is one model, with GPUs of its own")
     if why := read_by(f"actor.{key.removeprefix('model.')}", {"actor.backend": values.get("model.backend")}):
         return Becomes(needless=why)
+    if key == f"model{AUTOTP}":
+        return of_one_model(autotp("actor", value, {"actor.backend": _backend(values)}))
     if key in _LORA and not values.get("model.use_lora"):
         return Becomes(needless="use_lora is off")
     if key == "model.use_lora":

@@ -10,7 +10,6 @@ from skyrl.interop.areal_rollout_keys import ROLLOUT_KEYS
 from skyrl.interop.areal_values import (
     Becomes,
     Entry,
-    cuts_matrices,
     goes_to,
     later,
     not_there,
@@ -23,15 +22,15 @@ from skyrl.interop.areal_values import (
 )
 
 
+def of_one_model(become: Becomes) -> Becomes:
+    """A conversion of the policy's, with the paths of a tree that has one model."""
+    writes = {path.removeprefix("trainer.").removeprefix("policy."): each for path, each in become.writes.items()}
+    return evolve(become, writes=writes)
+
+
 def _of_a_model(entry: Entry) -> Entry:
-    """An entry of the policy's, with the paths of a tree that has one model."""
-
-    def become(value: object) -> Becomes:
-        found = Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value)
-        writes = {path.removeprefix("trainer.").removeprefix("policy."): each for path, each in found.writes.items()}
-        return evolve(found, writes=writes)
-
-    return become
+    """An entry of the policy's, for a tree that has one model."""
+    return lambda value: of_one_model(Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value))
 
 
 _OF_EVERY_KIND = ("*.", "*_dataset.", "perf_tracer", "memory_profiler", "enable_offload", "saver.", "recover.")
@@ -73,7 +72,6 @@ KEYS: dict[str, Entry] = {
     "model.pad_to_maximum": only(True, False, does="results do not depend on padding", otherwise="padding"),
     "model.grad_reduce_dtype": goes_to("fsdp_config.mixed_precision.reduce_dtype"),
     "model.ds_auto_tp": later("settings of a table as a whole"),
-    "model.ds_auto_tp.autotp_size": cuts_matrices("tensor_parallel_size"),
     "model.optimizer": lambda value: Becomes(refused="without an optimizer nothing is learned"),
     **optimizer_keys("model.optimizer.", "optimizer_config.", "fsdp_config.cpu_offload"),
     # rows

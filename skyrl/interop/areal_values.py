@@ -80,20 +80,6 @@ def later(capability: str, *nothing: object) -> Callable[[Any], Becomes]:
     return only(None, *nothing, does="asks for nothing", otherwise=capability)
 
 
-_CUTS = "matrices are cut under FSDP2, with the same results; trainer.strategy = deepspeed cuts them by AutoTP's layers"
-
-
-def cuts_matrices(path: str) -> Callable[[Any], Becomes]:
-    """DeepSpeed's AutoTP: tensor parallelism by our field at `path`, under the strategy of the file's allocation."""
-
-    def convert(value: object) -> Becomes:
-        if value in (None, 1):
-            return Becomes(needless="asks for nothing")
-        return Becomes(writes={path: value}, note=_CUTS)
-
-    return convert
-
-
 def number(value: object) -> Any:
     """AReaL writes `1e-5` as text, since YAML 1.1 has no such number."""
     try:

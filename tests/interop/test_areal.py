@@ -244,7 +244,35 @@ def test_float16_is_missing_under_megatron() -> None:
         assert (line.outcome, line.why) == ("not yet", "learning in float16 under Megatron")
 
 
-def test_autotp_becomes_tensor_parallelism(tmp_path: Path) -> None:
-    keys = {"actor.path": "m", "allocation_mode": "sglang:d4+fsdp:d4", "actor.ds_auto_tp.autotp_size": 2}
-    assert loaded(convert_keys(keys), tmp_path).trainer.policy.tensor_parallel_size == 2
-    assert line_of(keys | {"actor.ds_auto_tp.autotp_size": 1}, "actor.ds_auto_tp.autotp_size").outcome == "needless"
+CUT = {"actor.path": "m", "actor.ds_auto_tp.autotp_size": 2}
+
+
+@pytest.mark.parametrize(
+    "shares", [{"allocation_mode": "sglang:d4+fsdp:d4"}, {"actor.backend": "fsdp:d4", "rollout.backend": "sglang:d4"}]
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_autotp_becomes_tensor_parallelism_of_deepspeed(shares: dict[str, Any], order: int, tmp_path: Path) -> None:
+    trainer = loaded(convert_keys(dict(list((CUT | shares).items())[::order])), tmp_path).trainer
+    assert (trainer.strategy, trainer.policy.tensor_parallel_size) == ("deepspeed", 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "said"),
+    [
+        ({"actor.ds_auto_tp.autotp_size": 1}, "needless", "asks for nothing"),
+        ({"actor.backend": "megatron:d4"}, "needless", "the backend is megatron"),
+        ({"actor.backend": "fsdp:d2t2"}, "renamed", ""),
+        ({"actor.backend": "fsdp:d1t4"}, "refused", "the backend cuts matrices in 4"),
+    ],
+)
+def test_autotp_agrees_with_the_backend(changes: dict[str, Any], outcome: str, said: str) -> None:
+    line = line_of(CUT | changes, "actor.ds_auto_tp.autotp_size")
+    assert (line.outcome, said in line.why) == (outcome, True), line
+
+
+@pytest.mark.parametrize("key", ["rollout.return_routed_experts", "sglang.enable_return_routed_experts"])
+def test_engines_that_return_experts_return_them_here(key: str, tmp_path: Path) -> None:
+    keys = {"actor.path": "m", "allocation_mode": "sglang:d4+fsdp:d4"}
+    engine = loaded(convert_keys(keys | {key: True}), tmp_path).generator.inference_engine
+    assert engine.enable_return_routed_experts
+    assert line_of(keys | {key: False}, key).outcome == "needless"

@@ -68,8 +68,9 @@ def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict
         (SFT, "model.optimizer", None, "refused", "nothing is learned"),
         (SFT, "model.mb_spec.granularity", 2, "needless", "both rows of a pair stay together"),
         (SFT, "evaluator.freq_steps", 10, "needless", "there is no valid_dataset"),
-        (SFT, "allocation_mode", "megatron:d2t2p2", "not yet", "all 8 GPUs can be ranks"),
+        (SFT, "allocation_mode", "megatron:d2t2p2", "not yet", "FSDP2 takes all 8 GPUs"),
         (SFT, "allocation_mode", "sglang:d4+fsdp:d4", "not yet", "this form"),
+        (SFT, "allocation_mode", "sglang:d4", "refused", "does not learn"),
         (SFT, "cluster.n_nodes", 2, "renamed", ""),
         (SFT, "sglang.context_length", 32768, "needless", "nothing is generated"),
         (SFT, "train_dataset.drop_last", False, "not yet", "a last batch that is smaller"),
@@ -85,6 +86,19 @@ def test_what_becomes_of_one_setting(keys: dict[str, Any], key: str, value: Any,
 def test_gpus_are_ranks_in_nodes_of_eight() -> None:
     tables = convert_keys({**SFT, "allocation_mode": "fsdp:d16", "cluster.n_gpus_per_node": 8}).tables
     assert tables["placement"] == {"num_nodes": 2, "num_gpus_per_node": 8} and tables["strategy"] == "fsdp2"
+
+
+def test_degrees_above_one_are_sizes_of_the_model() -> None:
+    tables = convert_keys({**SFT, "allocation_mode": "fsdp:d2t2c2"}).tables
+    assert (tables["tensor_parallel_size"], tables["sequence_parallel_size"]) == (2, 2)
+    assert tables["placement"]["num_gpus_per_node"] == 8
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_autotp_is_deepspeeds_tensor_parallelism(order: int) -> None:
+    keys = dict(list({"allocation_mode": "fsdp:d4", "model.ds_auto_tp.autotp_size": 2}.items())[::order])
+    tables = convert_keys({**SFT, **keys}).tables
+    assert (tables["strategy"], tables["tensor_parallel_size"]) == ("deepspeed", 2)
 
 
 def test_a_dataset_of_a_hub_is_not_evaluated_on_the_rows_that_it_trains_on() -> None:
