@@ -22,7 +22,7 @@ from attrs import define
 from torch import Tensor, nn
 
 from skyrl.config import SkyRLLoraConfig
-from skyrl.config.supervised.as_trainer import SCORE
+from skyrl.config.supervised.root import SCORE
 from skyrl.errors import ModelError, UserError
 from skyrl.models.expert_names import EXPERT_MATRICES, is_experts
 from skyrl.models.naming import tied_names

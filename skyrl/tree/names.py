@@ -9,10 +9,11 @@ LONGEST = 100
 
 
 def nearest(name: str, candidates: Sequence[str]) -> str | None:
-    """The candidate that `name` is most likely a slip of, if any is close."""
+    """The candidate that `name` is most likely a slip of; None if none is close, or several are equally close."""
     if len(name) > LONGEST:
         return None
-    return next(iter(slips(name, candidates) or alike(name, candidates)), None)
+    close = slips(name, candidates) or alike(name, candidates)
+    return close[0] if len(close) == 1 else None
 
 
 def slips(name: str, candidates: Iterable[str]) -> list[str]:

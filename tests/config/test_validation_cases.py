@@ -28,6 +28,7 @@ TAKEN_HERE = {
     r"|remote_urls)": "a field of the seeds' tree, which a later SkyRL took away",
     r"generator\.inference_engine\.weight_sync_backend=gloo": "Megatron's weights are gathered whole: they go any way",
     r"trainer\.strategy=megatron .*trainer\.critic\.model\.path": "critics learn under Megatron, too",
+    r"trainer\.policy\.language_model_only": "learners are the language model alone, whatever the engines serve",
     r"trainer\.algorithm\.loss_reduction=seq_mean_token_sum_norm": "max_seq_len is derived, as in the seeds' SkyRL",
 }
 """Overrides that SkyRL refuses and we take -> why."""

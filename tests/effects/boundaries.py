@@ -157,7 +157,7 @@ def given_to_deepspeed(scene: Scene, model: ModelTable) -> object:
 
     class DeepSpeed:
         @staticmethod
-        def initialize(*, model: nn.Module, optimizer: object, config: dict[str, Any]) -> None:
+        def initialize(*, model: nn.Module, optimizer: object, config: dict[str, Any], mpu: object) -> None:
             raise Reached(config)
 
     with pytest.MonkeyPatch.context() as patch:

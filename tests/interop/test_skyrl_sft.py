@@ -80,7 +80,7 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
         ("sequence_parallel_size=2", "kept", ""),
         ("use_torch_compile=true", "kept", ""),
         ("batch_sise=8", "refused", "did you mean batch_size?"),
-        ("optimizer_config.learning_rate=1e-5", "refused", "no such field of OptimizerConfig"),
+        ("optimizer_config.learning_rate=1e-5", "refused", "did you mean optimizer_config.lr?"),
         ("eval_dataset_split=train", "refused", "eval_dataset_name is not given"),
     ],
 )

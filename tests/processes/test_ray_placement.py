@@ -106,8 +106,8 @@ def attached(address: str) -> Iterator[None]:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_process_is_where_the_plan_says(attached: None, machines: int, name: str) -> None:
     planned = layout(LAYOUTS[name](machines))
-    ids = sorted(node["NodeID"] for node in _nodes())  # their addresses are all the same
-    expected = assign(planned, [Node(id=node, gpus=8) for node in ids])
+    by_port = sorted(_nodes(), key=lambda node: node["NodeManagerPort"])  # their addresses are all the same
+    expected = assign(planned, [Node(id=node["NodeID"], gpus=8) for node in by_port])
     placement = Placement(planned, "cuda", 120)
     places = {(placed.role, placed.rank): placement.place(placed) for placed in planned.placements}
     assert {key: place.node for key, place in places.items()} == {
