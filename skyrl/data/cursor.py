@@ -133,6 +133,14 @@ class PromptCursor(Generic[T]):
         return self._fingerprint
 
 
+def batches_before(samples: int, prompts: int, batch_size: int, tail: Tail) -> int:
+    """Batches that have no more than so many samples together, over epochs of so many prompts."""
+    if tail != "short":
+        return samples // batch_size
+    epochs, rest = divmod(samples, prompts)
+    return epochs * -(-prompts // batch_size) + rest // batch_size
+
+
 def batches(prompts: int, batch_size: int, epochs: int, tail: Tail) -> tuple[int, int]:
     """Batches in so many epochs of so many prompts, and how many prompts are left out of them in all."""
     if tail == "carry":

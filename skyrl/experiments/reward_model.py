@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from skyrl.batch import TrainingBatch
 from skyrl.config import RewardModelConfig
 from skyrl.data.supervised_rows import Rows, load_preferences
+from skyrl.experiments.full_length_rows import made_up_pairs
 from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.learning_worker import LearningWorker
@@ -27,6 +28,9 @@ class RewardModelExp(SupervisedExp):
     def load(self, sources: tuple[str, ...]) -> Rows[Any]:
         return load_preferences(sources, self.tokenizer, self.cfg, self.max_length)
 
+    def made_up_rows(self, vocabulary: int) -> Rows[Any]:
+        return made_up_pairs(self.cfg, self.max_length, vocabulary)
+
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         return collate_pairs(rows, share_prompts=self.cfg.use_sequence_packing)
 
@@ -38,7 +42,9 @@ class RewardModelExp(SupervisedExp):
         ]
         # placed as the policy of a run is: there is no other model
         ranks = self.processes.start("policy", makers)
-        return LearnerGroup(ranks, objective, self.budget(), replicas=self.replicas)
+        return LearnerGroup(
+            ranks, objective, self.budget(), replicas=self.replicas, rows_of_an_item=self.cfg.rows_of_an_item
+        )
 
     def get_evaluation(self) -> SupervisedEvaluation | None:
         if not self.eval_datasets:

@@ -17,12 +17,13 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SFTConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.supervised.checks import evaluation_names
 from skyrl.config.supervised.model import MODEL, sharing_rows
-from skyrl.data.cursor import PromptCursor
+from skyrl.data.cursor import PromptCursor, batches, batches_before
 from skyrl.data.order import InOrder, Mixed, Order
 from skyrl.data.supervised_rows import Rows, load_supervised
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
+from skyrl.experiments.full_length_rows import made_up_sequences, verdict, without_traces
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.learning_worker import LearningWorker
@@ -55,13 +56,17 @@ class SupervisedExp(BaseExp):
 
     def __init__(self, cfg: SupervisedConfig) -> None:
         """`cfg` is resolved and checked: `skyrl.config.compose` gives one."""
-        super().__init__(cfg)
+        super().__init__(without_traces(cfg) if cfg.num_dummy_steps else cfg)
 
     @cached_property
     def train_dataset(self) -> Rows[Any]:
-        """The rows to train on. Raises `DataError` if they do not fill one batch."""
+        """The rows to train on, or made-up ones, where these are asked for. Raises `DataError` if they do not fill one
+        batch that has to be whole.
+        """
+        if self.cfg.num_dummy_steps:
+            return self.made_up_rows(len(self.tokenizer))
         rows = self.load(self.cfg.train_datasets)
-        if len(rows) < self.cfg.batch_size:
+        if len(rows) < self.cfg.batch_size and self.cfg.epoch_tail != "short":
             raise DataError(f"batch_size = {self.cfg.batch_size} rows, but the training data has {len(rows)}")
         return rows
 
@@ -73,10 +78,14 @@ class SupervisedExp(BaseExp):
 
     @cached_property
     def max_length(self) -> int:
-        """Longest row, in tokens. Raises `DataError` if it is more than the model has positions."""
+        """Longest row, in tokens. Raises `DataError` if it is more than the model has positions, and for made-up rows
+        without any bound.
+        """
         positions = max_positions(self.model_path)
         if self.cfg.max_length is not None and positions is not None and self.cfg.max_length > positions:
             raise DataError(f"max_length = {self.cfg.max_length}, but the model has {positions} positions")
+        if self.cfg.num_dummy_steps and self.cfg.max_length is positions is None:
+            raise DataError("num_dummy_steps: the model has no bound of positions; set max_length, the longest row")
         return self.cfg.max_length or positions or UNBOUNDED
 
     @cached_property
@@ -91,15 +100,25 @@ class SupervisedExp(BaseExp):
 
     @cached_property
     def total_steps(self) -> int:
-        """Batches in all epochs, at most `num_steps`, and no more rows than `max_training_samples`."""
-        cfg = self.cfg
-        steps = cfg.num_epochs * (len(self.train_dataset) // cfg.batch_size)
-        limits = [cfg.num_steps, cfg.max_training_samples and cfg.max_training_samples // cfg.batch_size]
+        """Batches in all epochs, at most `num_steps`, and no more rows than `max_training_samples`; those that are made
+        up, where they are asked for.
+        """
+        if self.cfg.num_dummy_steps:
+            return self.cfg.num_dummy_steps
+        cfg, rows = self.cfg, len(self.train_dataset)
+        steps, _ = batches(rows, cfg.batch_size, cfg.num_epochs, cfg.epoch_tail)
+        limits = [cfg.num_steps]
+        if cfg.max_training_samples is not None:
+            limits.append(batches_before(cfg.max_training_samples, rows, cfg.batch_size, cfg.epoch_tail))
         return min([steps, *(limit for limit in limits if limit is not None)])
 
     def load(self, sources: tuple[str, ...]) -> Rows[Any]:
         """Rows of this kind of run."""
         raise TypeError(f"{type(self).__name__} does not define load()")
+
+    def made_up_rows(self, vocabulary: int) -> Rows[Any]:
+        """One batch of the longest rows, of tokens below `vocabulary`."""
+        raise TypeError(f"{type(self).__name__} does not define made_up_rows()")
 
     def get_learner(self) -> LearnerGroup[LearningWorker]:
         """The model that learns."""
@@ -124,7 +143,12 @@ class SupervisedExp(BaseExp):
         """The loop: a batch of rows, an optimizer step, and what comes before and after it."""
         cfg, rows, evaluation = self.cfg, self.train_dataset, self.get_evaluation()
         cursor: PromptCursor[Any] = PromptCursor(
-            rows.rows, cfg.batch_size, cfg.seed, order=self.get_order(), fingerprint=rows.fingerprint
+            rows.rows,
+            cfg.batch_size,
+            cfg.seed,
+            order=self.get_order(),
+            tail=cfg.epoch_tail,
+            fingerprint=rows.fingerprint,
         )
         profiled = ProfiledSteps(cfg.profile_steps, self.folder.profile)
 
@@ -170,6 +194,13 @@ class SupervisedExp(BaseExp):
         """A token that ends the turns that are learned, and at which the model's generation does not stop yet."""
         return new_turn_end(self.cfg, self.tokenizer)
 
+    async def finish(self) -> None:
+        """Write the trained model; of made-up rows, say that they fit."""
+        if self.cfg.num_dummy_steps:
+            notice(verdict(self.cfg, self.max_length, self.folder.metrics.read()))
+            return
+        await super().finish()
+
     def check_inputs(self) -> None:
         """The model knows every token; rows that are left out are reported. Raises `DataError`, `ModelError`."""
         refuse_small_vocabulary(self.model_path, self.tokenizer)
@@ -189,9 +220,17 @@ class SupervisedExp(BaseExp):
             if tally.bad_rows:
                 notice(f"{len(tally.bad_rows)} {name} rows are bad and left out; the first: {tally.bad_rows[0]}")
         self._report_turn_end()
-        rest = len(self.train_dataset) % self.cfg.batch_size
-        if rest:
-            notice(f"{rest} training rows do not fill a batch and are left out of each epoch")
+        self._report_tail()
+
+    def _report_tail(self) -> None:
+        """Report the rows that no batch has."""
+        cfg, rows = self.cfg, len(self.train_dataset)
+        _, left_out = batches(rows, cfg.batch_size, cfg.num_epochs, cfg.epoch_tail)
+        if left_out and cfg.epoch_tail == "drop":
+            rest = rows % cfg.batch_size
+            notice(f"{rest} training rows do not fill a batch and are left out of each epoch (epoch_tail)")
+        elif left_out:
+            notice(f"{left_out} training rows, the last ones of the last epoch, do not fill a batch and are left out")
 
     def _report_turn_end(self) -> None:
         """Report whether generation with the trained model stops where its turns end."""
@@ -228,6 +267,9 @@ class SFTExp(SupervisedExp):
 
     def load(self, sources: tuple[str, ...]) -> Rows[Any]:
         return load_supervised(sources, self.tokenizer, self.cfg, self.max_length)
+
+    def made_up_rows(self, vocabulary: int) -> Rows[Any]:
+        return made_up_sequences(self.cfg, self.max_length, vocabulary)
 
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         return collate_supervised(rows)

@@ -83,7 +83,9 @@ KEYS: dict[str, Entry] = {
     "valid_dataset.max_length": later("a longest row for evaluation alone: max_length is for all"),
     "train_dataset.shuffle": goes_to("sampler", convert=lambda on: "random" if on else "sequential"),
     "valid_dataset.shuffle": not_there("evaluation takes every row; its order does not matter"),
-    "train_dataset.drop_last": only(True, does="training batches are whole", otherwise="a last batch that is smaller"),
+    "train_dataset.drop_last": lambda drops: (
+        Becomes(needless="training batches are whole") if drops else Becomes(writes={"epoch_tail": "short"})
+    ),
     "valid_dataset.drop_last": only(False, does="evaluation takes every row", otherwise="leaving rows out"),
     "*_dataset.pin_memory": not_there("rows are small: there is no memory to pin"),
     "valid_dataset": later("settings of a table as a whole"),

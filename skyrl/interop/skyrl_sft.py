@@ -68,7 +68,6 @@ _KEYS: dict[str, Entry] = {
     ),
     "max_tokens_per_microbatch": goes_to("max_tokens_per_microbatch"),
     "num_epochs": goes_to("num_epochs"),
-    "dummy_run_full_ctx": later("benchmarks on rows that are made up", False),
     "max_training_steps": goes_to("num_steps"),
 }
 """Settings that are not called the same here, or mean something else."""
@@ -78,9 +77,12 @@ SFT_ROOTS = (
     "torch_profiler_config", "train_dataset_weights", "messages_key", "tools_key", "system_key", "eval_dataset_names",
     "eval_interval", "eval_before_train", "max_length", "num_steps", "batch_size", "micro_train_batch_size_per_gpu",
     "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval", "seed", "sampler",
-    "train_on_what", "dummy_run_max_steps",
+    "train_on_what", "dummy_run_full_ctx", "dummy_run_max_steps",
 )  # fmt: skip
 """Names at the top of SkyRL's SFT configuration."""
+
+_DUMMY_STEPS = 5
+"""SkyRL's default of `dummy_run_max_steps`."""
 
 _OF_RL = ("trainer", "generator", "environment", "data", "hydra")
 
@@ -132,14 +134,19 @@ def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) 
         apply(writing, key, value, _split(key, value, values))
     elif key.partition(".")[0] == "megatron_config":
         apply(writing, key, value, _megatron(key, value, values))
-    elif key == "dummy_run_max_steps":
-        is_dummy = values.get("dummy_run_full_ctx")
-        why = "benchmarks on rows that are made up" if is_dummy else ""
-        apply(writing, key, value, Becomes(not_yet=why) if why else Becomes(needless="read in benchmarks only"))
+    elif key in ("dummy_run_full_ctx", "dummy_run_max_steps"):
+        apply(writing, key, value, _made_up_steps(values))
     elif entry := _KEYS.get(key) or _KEYS.get(key.partition(".")[0] if key.startswith(_FREE_TABLES) else ""):
         apply(writing, key, value, Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value))
     else:
         convert_one(writing, key, value)
+
+
+def _made_up_steps(values: Mapping[str, Any]) -> Becomes:
+    """Steps on rows of full length in place of training: a switch and a number there, the number here."""
+    if not values.get("dummy_run_full_ctx"):
+        return Becomes(needless="dummy_run_full_ctx is off")
+    return Becomes(writes={"num_dummy_steps": values.get("dummy_run_max_steps", _DUMMY_STEPS)})
 
 
 def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:

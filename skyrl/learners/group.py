@@ -36,14 +36,20 @@ class ScorerGroup(Generic[W_co]):
     """The ranks of a model that scores."""
 
     def __init__(
-        self, ranks: Group[W_co], budget: TokenBudget | None = None, *, replicas: Replicas | None = None
+        self,
+        ranks: Group[W_co],
+        budget: TokenBudget | None = None,
+        *,
+        replicas: Replicas | None = None,
+        rows_of_an_item: int = 1,
     ) -> None:
         """`budget` bounds micro-batches by tokens; it is the one that the workers have, and planned here for all.
 
         `replicas` says which ranks compute on the same rows; by default each has rows of its own. The `Ranks` of the
-        workers have to come from the same.
+        workers have to come from the same. `rows_of_an_item`: see `deal`.
         """
         self.ranks = ranks
+        self._rows_of_an_item = rows_of_an_item
         self._budget = budget or TokenBudget()
         self._replicas = replicas or Replicas(tuple(range(len(ranks))))
 
@@ -59,7 +65,7 @@ class ScorerGroup(Generic[W_co]):
 
     def _shares(self, batch: TrainingBatch) -> list[TrainingBatch]:
         """The rows of each rank: those of its replica."""
-        shares = self._budget.plan(deal(batch, self._replicas.count))
+        shares = self._budget.plan(deal(batch, self._replicas.count, rows_of_an_item=self._rows_of_an_item))
         return [shares[replica] for replica in self._replicas.of_rank]
 
     def _reported(self, results: Sequence[T]) -> list[T]:
@@ -106,9 +112,10 @@ class LearnerGroup(ScorerGroup[L_co]):
         budget: TokenBudget | None = None,
         *,
         replicas: Replicas | None = None,
+        rows_of_an_item: int = 1,
     ) -> None:
         """`objective` is the one that the workers have: here it weighs whole mini-batches."""
-        super().__init__(ranks, budget, replicas=replicas)
+        super().__init__(ranks, budget, replicas=replicas, rows_of_an_item=rows_of_an_item)
         self.objective = objective
 
     async def update(self, batch: TrainingBatch) -> Metrics:
@@ -147,22 +154,25 @@ class LearnerGroup(ScorerGroup[L_co]):
         return cast(R, results[0])  # None on other ranks only
 
 
-def deal(batch: TrainingBatch, replicas: int) -> list[TrainingBatch]:
-    """Deal as many consecutive rows to each replica. Where they do not divide, the last row is repeated with no token
-    selected: it changes no sum and no mean.
+def deal(batch: TrainingBatch, replicas: int, *, rows_of_an_item: int = 1) -> list[TrainingBatch]:
+    """Deal as many consecutive rows to each replica, those of an item (such as both of a pair) together. Where they do
+    not divide, the last item is repeated with no token selected: it changes no sum and no mean.
     """
-    missing = -len(batch) % replicas
+    missing = -(len(batch) // rows_of_an_item) % replicas
     if missing:
-        batch = _with_idle_rows(batch, missing)
+        batch = _with_idle_items(batch, missing, rows_of_an_item)
     return list(batch.split(len(batch) // replicas))
 
 
-def _with_idle_rows(batch: TrainingBatch, count: int) -> TrainingBatch:
+def _with_idle_items(batch: TrainingBatch, count: int, size: int) -> TrainingBatch:
     rows = len(batch)
-    index = torch.cat([torch.arange(rows), torch.full((count,), rows - 1)])
+    index = torch.cat([torch.arange(rows), torch.arange(rows - size, rows).repeat(count)])
     present = {name: value[index] for name, value in attrs.asdict(batch, recurse=False).items() if value is not None}
     for name in ("loss_mask", "loss_weights", "row_weights", "kl_weights", "entropy_weights"):
         if name in present:
             present[name] = present[name].clone()
             present[name][rows:] = 0
+    if size > 1:  # items of their own, which may be in other micro-batches
+        first = int(batch.groups.max()) + 1
+        present["groups"][rows:] = torch.arange(first, first + count).repeat_interleave(size)
     return attrs.evolve(batch, **present)

@@ -68,7 +68,14 @@ class BradleyTerry:
             "chosen_score": chosen.detach(),
             "rejected_score": rejected.detach(),
         }
-        return loss, {"loss": loss.detach()}, numbers
+        return loss, {"loss": loss.detach()}, {name: _of_pairs(each, batch) for name, each in numbers.items()}
+
+
+def _of_pairs(numbers: Tensor, batch: TrainingBatch) -> Tensor:
+    """(B / 2,) -> (N,): the number of each pair, once for either row; of pairs that fill up a rank, which have no
+    selected token, none.
+    """
+    return batch.pick(numbers.repeat_interleave(2)[:, None].expand(batch.loss_mask.shape))
 
 
 def pair_scores(values: Tensor) -> tuple[Tensor, Tensor]:

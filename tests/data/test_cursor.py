@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from attrs import evolve
 
-from skyrl.data.cursor import PromptCursor, batches
+from skyrl.data.cursor import PromptCursor, batches, batches_before
 from skyrl.data.prompts import content_hash
 from skyrl.errors import ResumeError
 from skyrl.trajectory import Prompt
@@ -74,6 +74,11 @@ def test_the_last_batch_of_an_epoch_may_be_short() -> None:
     assert [len(batch) for batch in taken] == [4, 4, 2, 4]
     assert sorted(name for batch in taken[:3] for name in batch) == sorted(map(str, range(10)))
     assert (cursor.epoch, cursor.left_out, batches(10, 4, 3, "short")) == (1, 0, (9, 0))
+
+
+def test_batches_within_a_number_of_samples_end_before_it() -> None:
+    assert [batches_before(samples, 10, 4, "short") for samples in (3, 8, 9, 10, 13, 14, 20)] == [0, 2, 2, 3, 3, 4, 6]
+    assert [batches_before(samples, 10, 4, "drop") for samples in (8, 9, 20)] == [2, 2, 5]
 
 
 def test_what_epochs_leave_out_is_counted() -> None:

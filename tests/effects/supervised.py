@@ -122,6 +122,13 @@ def order(scene: Scene) -> object:
         return [planned.epoch(number).tolist() for number in range(2)]
 
 
+@observable("the training steps that are planned for 33 rows")
+def steps_of_an_odd_number(scene: Scene) -> object:
+    experiment: Any = experiment_class(scene.run)(evolve_at(scene.run, "num_steps", None))
+    experiment.train_dataset = range(33)
+    return experiment.total_steps
+
+
 @observable("a short run with these rows: its metrics, files and messages", long=True)
 def run_with_rows(scene: Scene) -> object:
     with files(scene.run.kind):
@@ -281,6 +288,8 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("tools_key", "functions", rows, WRITTEN),
     ("system_key", "rules", rows, WRITTEN),
     ("num_epochs", 0, planned_steps, {}),
+    ("epoch_tail", "short", steps_of_an_odd_number, {}),
+    ("num_dummy_steps", 3, planned_steps, {}),
     ("num_steps", 1, planned_steps, {}),
     ("max_training_samples", 8, planned_steps, {}),
     ("batch_size", 16, run, {}),

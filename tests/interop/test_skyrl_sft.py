@@ -42,10 +42,7 @@ def test_every_setting_of_the_published_scripts_has_a_line_and_its_value(referen
 
 def test_the_published_scripts_lose_only_what_is_not_implemented() -> None:
     lines = [line for script in scripts_of_2026(RECORDED, "sft") for line in script.conversion.lines]
-    assert Counter(line.why.partition(";")[0] for line in lines if line.is_refused) == {
-        "Megatron learners": 8,
-        "benchmarks on rows that are made up": 4,
-    }
+    assert Counter(line.why.partition(";")[0] for line in lines if line.is_refused) == {"Megatron learners": 8}
 
 
 def test_a_script_is_recognised_by_its_entry_point(tmp_path: Path) -> None:
@@ -75,7 +72,8 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
         ("megatron_config.tensor_model_parallel_size=2", "needless", "read with strategy = megatron"),
         ("resume_from=", "kept", ""),
         ("ckpt_path=", "needless", "names no folder"),
-        ("dummy_run_max_steps=5", "needless", "benchmarks only"),
+        ("dummy_run_max_steps=5", "needless", "dummy_run_full_ctx is off"),
+        ("dummy_run_full_ctx=true", "kept", ""),
         ("num_workers=8", "needless", "how fast batches are put together"),
         ("sequence_parallel_size=2", "kept", ""),
         ("use_torch_compile=true", "kept", ""),
@@ -90,6 +88,12 @@ def test_what_becomes_of_one_setting(override: str, outcome: str, said: str) -> 
     assert (line.outcome in (outcome, "renamed" if outcome == "kept" else outcome), said in line.why) == (True, True), (
         line
     )
+
+
+@pytest.mark.parametrize(("written", "steps"), [(["dummy_run_max_steps=3"], 3), ([], 5)])
+def test_made_up_steps_are_as_many_as_in_skyrl(written: list[str], steps: int) -> None:
+    conversion = convert_overrides(["strategy=fsdp", "max_length=64", "dummy_run_full_ctx=true", *written])
+    assert conversion.tables["num_dummy_steps"] == steps and conversion.refused == ()
 
 
 def test_settings_that_are_left_out_are_compared_by_their_defaults() -> None:

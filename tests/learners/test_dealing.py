@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from skyrl.algorithms.reductions import token_mean
@@ -15,7 +17,7 @@ from skyrl.learners.budget import TokenBudget
 from skyrl.learners.group import LearnerGroup, ScorerGroup, deal
 from skyrl.learners.rank_metrics import Moments, RankMetrics
 from skyrl.learners.ranks import Ranks, Rendezvous
-from skyrl.learners.supervised import CrossEntropy
+from skyrl.learners.supervised import BradleyTerry, CrossEntropy
 from skyrl.learners.workers import PolicyWorker
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Group
@@ -37,6 +39,30 @@ def test_where_rows_do_not_divide_the_last_is_repeated_without_weight() -> None:
     assert weights[1] is not None and not weights[1][2].any() and not shares[1].loss_mask[2].any()
     torch.testing.assert_close(sum(each.sum() for each in weights if each is not None), torch.tensor(1.0))
     assert rows.loss_mask[4].any(), "the batch itself is as it was"
+
+
+def test_the_rows_of_an_item_stay_on_one_replica() -> None:
+    pairs = batch(6).given(groups=torch.tensor([0, 0, 1, 1, 2, 2]))
+    shares = deal(pairs, 2, rows_of_an_item=2)
+    assert [share.lengths.tolist() for share in shares] == [[5, 12, 8, 12], [6, 9, 6, 9]]
+    assert [share.groups.tolist() for share in shares] == [[0, 0, 1, 1], [2, 2, 3, 3]]
+    assert shares[1].loss_mask.any(1).tolist() == [True, True, False, False]
+
+
+async def test_a_pair_that_fills_up_a_rank_counts_in_no_mean() -> None:
+    mask = torch.tensor([[False, True], [False, True], [False, False], [False, False]])
+    ids = torch.zeros(4, 2, dtype=torch.long)
+    pairs = evolve(batch(4), input_ids=ids, lengths=torch.tensor([2] * 4), loss_mask=mask, rewards=torch.zeros(4, 2))
+    weighed = pairs.given(loss_weights=mask.float())  # of the whole batch, which has one pair
+    values = torch.tensor([[0.0, 3.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
+    loss, _, numbers = BradleyTerry()(values, weighed)
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(-2)))
+    assert {name: set(each.tolist()) for name, each in numbers.items()} == {
+        "accuracy": {1.0},
+        "margin": {2.0},
+        "chosen_score": {3.0},
+        "rejected_score": {1.0},
+    }
 
 
 class FakeRank:

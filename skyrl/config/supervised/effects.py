@@ -55,6 +55,11 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
         "run_path is left out, or logger names a tracker beside the console",
         lambda run: run.run_path == f"runs/{run.run_name}" or names_a_service(run),
     ),
+    Effect(
+        "epoch_tail",
+        "there are several epochs (num_epochs)",
+        lambda run: run.num_epochs > 1 or run.epoch_tail == "short",
+    ),
     Effect("eval_datasets", "evaluation is on (eval_before_train or eval_interval)", evaluates),
     Effect("eval_dataset_names", "evaluation is on (eval_before_train or eval_interval)", evaluates),
     Effect("chat_template.source", "chat_template.name_or_path is given", _is_named),

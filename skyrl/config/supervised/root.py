@@ -44,6 +44,7 @@ _OF_A_TRAINER = (
     "recompute_activations", "offload_activations", "tokenizer_path", "disable_fast_tokenizer", "eval_before_train",
     "eval_interval", "resume_with_changes", "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep",
     "hf_save_interval", "run_path", "project_name", "run_name", "logger", "trackers", "alarms", "profile_steps",
+    "num_dummy_steps",
 )  # fmt: skip
 """Fields that `TrainerConfig` has under the same name."""
 
@@ -136,6 +137,11 @@ class SupervisedConfig(RunConfig):
     sampler: Literal["random", "sequential"] = "random"
     """Order of the rows: shuffled with `seed` in every epoch, or as they stand in the sources."""
 
+    epoch_tail: Literal["drop", "carry", "short"] = "drop"
+    """Policy for the rows that do not fill the last batch of an epoch. drop: they are left out of that epoch, different
+    ones in each where they are shuffled, and counted; carry: the batch is filled from the next epoch; short: they are a
+    smaller batch, and an optimizer step of its own."""
+
     num_epochs: int = field(default=1, validator=non_negative, metadata=FREE)
     """Passes over the training rows. 0: evaluate and stop. It may be raised on resume, with `resume_with_changes` where
     the learning rate ends with the run."""
@@ -145,6 +151,11 @@ class SupervisedConfig(RunConfig):
 
     max_training_samples: int | None = field(default=None, validator=positive, metadata=FREE)
     """Stop before more rows than this were trained on, repetitions counted. None: no such limit."""
+
+    num_dummy_steps: int = field(default=0, validator=non_negative, metadata=FREE)
+    """Take this many steps on made-up rows of `max_length` tokens in place of training, and end: a run that does not
+    fit in memory fails within minutes. No data is read; nothing is evaluated, resumed or kept. Metrics go to
+    `full_length` in the run's folder. 0: train as usual."""
 
     batch_size: int = field(default=4, validator=positive)
     """Rows (of a reward model: pairs) per optimizer step, over all ranks."""
