@@ -77,6 +77,10 @@ class TrainingBatch:
     """(B, L) float32: under the policy before this batch's first update. None where it would equal the current one, or
     where nothing reads it."""
 
+    interpolation: Tensor | None = None
+    """(B, L) float32: share of the current policy in log pi_old, of which `old_logprobs` is then the engine's part:
+    `skyrl.algorithms.interpolation`. None: `old_logprobs` is log pi_old itself."""
+
     ref_logprobs: Tensor | None = None
     """(B, L) float32: under the reference model."""
 

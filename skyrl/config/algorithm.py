@@ -93,11 +93,12 @@ class AlgorithmConfig(BaseConfig):
     micro-batches; sequence_mean: over each sequence's tokens, then over sequences; prompt_mean: over the tokens of each
     prompt's samples, then over prompts; seq_mean_token_sum_norm: mean of each sequence's sum by `max_seq_len`."""
 
-    old_logprobs: Literal["learner", "engine"] = "learner"
+    old_logprobs: Literal["learner", "engine", "interpolated"] = "learner"
     """Source of log pi_old, which ratios of losses and a KL term in the reward are taken from. learner: the weights
     before the batch's first update score its tokens anew; engine: those that the tokens were drawn with, without a pass
     of their own, as AReaL without `recompute_logprob`. No correction of what engine and learner differ in is then left.
-    """
+    interpolated: without a pass, too; of a token that was drawn s > 0 versions ago, a loss takes the engine's
+    log-probability plus 1 - 1/s of its distance to the current one (AReaL's `loglinear`); meant for decoupled."""
 
     max_seq_len: int | None = field(default=None, validator=positive)
     """Tokens by which `seq_mean_token_sum_norm` divides a sequence's sum. None: `generator.max_input_length` plus

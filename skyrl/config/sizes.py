@@ -41,9 +41,9 @@ def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
 
     A KL term in the reward needs them. Otherwise only what compares with them after the first update does, where the
     policy is no longer the old one: not a loss that is measured against the engine, or against nothing. The engine's
-    own log-probabilities are there already.
+    own log-probabilities are there already, and what is interpolated from them needs no pass.
     """
-    if algorithm.old_logprobs == "engine":
+    if algorithm.old_logprobs != "learner":
         return False
     reads = loss_facts(algorithm).reads_old_logprobs or asks_for_correction(algorithm.off_policy_correction)
     return algorithm.use_kl_in_reward or (updates > 1 and reads)

@@ -49,9 +49,6 @@ KEYS_2026: dict[str, Entry] = {
     "actor.rejection_sampling.agg": not_there("tokens are judged, so that nothing is aggregated"),
     "actor.rejection_sampling.upper": goes_to(ALGORITHM + "decoupled.behav_imp_weight_cap", convert=number),
     "actor.rejection_sampling.lower": later("a lower limit of ratios in the decoupled loss"),
-    "actor.prox_logp_method": only(
-        "recompute", does="they are computed anew", otherwise="proximal log-probabilities by interpolation"
-    ),
     "actor.enable_tree_training": later("training on trees of common prefixes", False),
     "teacher.*": later("on-policy distillation from a teacher"),
     "dynamic_bs": later("batches that end when enough samples were seen", False),

@@ -17,7 +17,7 @@ OBJECTIVE_KEYS = (
     "actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level", "actor.adv_norm.eps",
     "actor.adv_norm.std_unbiased", "actor.adv_norm.mean_leave1out", "actor.kl_estimator", "actor.gae_lambda",
     "actor.recompute_logprob", "ppo.recompute_logprob", "actor.importance_sampling_level", "actor.use_sapo_loss",
-    "actor.sapo_tau_pos", "actor.sapo_tau_neg",
+    "actor.sapo_tau_pos", "actor.sapo_tau_neg", "actor.prox_logp_method",
 )  # fmt: skip
 """Settings whose conversion depends on others: see `objective`."""
 
@@ -50,6 +50,8 @@ def objective(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
         return _advantage_norm(name, value)
     if name.endswith("recompute_logprob"):
         return _old_logprobs(value, values)
+    if name == "prox_logp_method":
+        return _proximal(value, values)
     if name == "kl_estimator":
         return _kl_estimator(value, values)
     if name == "gae_lambda":
@@ -70,11 +72,25 @@ def _advantage_norm(name: str, value: object) -> Becomes:
 
 def _old_logprobs(is_recomputed: Any, values: Mapping[str, Any]) -> Becomes:
     """Without it, ratios there are taken from the engine's log-probabilities; the decoupled loss needs both."""
-    if is_recomputed:
+    if is_recomputed and not _interpolates(values):
         return Becomes(needless="the learner scores the tokens of a batch anew")
     if values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss"):
-        return Becomes(needless="the decoupled loss recomputes them, here as there")
+        return Becomes(needless="prox_logp_method decides in the decoupled loss, which recomputes them by default")
     return Becomes(writes={ALGORITHM + "old_logprobs": "engine"})
+
+
+def _interpolates(values: Mapping[str, Any]) -> bool:
+    return bool(values.get("actor.use_decoupled_loss")) and values.get("actor.prox_logp_method") == "loglinear"
+
+
+def _proximal(value: object, values: Mapping[str, Any]) -> Becomes:
+    if not values.get("actor.use_decoupled_loss"):
+        return Becomes(needless="read with use_decoupled_loss, which is off")
+    if value == "loglinear":
+        return Becomes(writes={ALGORITHM + "old_logprobs": "interpolated"})
+    if value in ("recompute", None):
+        return Becomes(needless="they are computed anew")
+    return Becomes(not_yet="metrics of interpolated log-probabilities beside computed ones")
 
 
 def _kl_estimator(value: object, values: Mapping[str, Any]) -> Becomes:

@@ -62,6 +62,18 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
     )
 
 
+def versions_behind(groups: Sequence[TrajectoryGroup], version: int, width: int) -> Tensor:
+    """(B, `width`) int64: updates of the weights since each token was drawn, at weights of `version`; 0 elsewhere. The
+    rows are those of `collate`.
+    """
+    rows = [row for group in groups for trajectory in group.trajectories for row in trajectory.steps]
+    behind = np.zeros((len(rows), width), dtype=np.int64)
+    for index, row in enumerate(rows):
+        start = len(row.prompt_ids)
+        behind[index, start : start + len(row.weight_versions)] = version - _array(row.weight_versions, "q")
+    return torch.from_numpy(behind)
+
+
 def _array(values: Sequence[float], code: str) -> NDArray[Any]:
     """The values as an array of the type that `struct` and numpy call `code`: `struct` reads tuples three times as fast
     as numpy, and numpy ten times as fast as torch.

@@ -8,6 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from skyrl.algorithms.interpolation import interpolated_logprobs
 from skyrl.algorithms.kl import KLEstimator, kl_estimate
 from skyrl.algorithms.losses import LossInputs, PolicyLoss, measured
 from skyrl.algorithms.off_policy import Bounds, OffPolicyCorrection, correct
@@ -141,10 +142,19 @@ class PolicyObjective:
         return LossInputs.selected(
             batch.loss_mask,
             logprobs=logprobs,
-            old_logprobs=logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs,
+            old_logprobs=_old_logprobs(logprobs.detach(), batch),
             rollout_logprobs=logprobs.detach() if batch.rollout_logprobs is None else batch.rollout_logprobs,
             advantages=batch.advantages,
         )
+
+
+def _old_logprobs(current: Tensor, batch: TrainingBatch) -> Tensor:
+    """(B, L): log pi_old, where `current` has no gradient."""
+    if batch.old_logprobs is None:
+        return current
+    if batch.interpolation is None:
+        return batch.old_logprobs
+    return interpolated_logprobs(batch.old_logprobs, current, batch.interpolation)
 
 
 def policy_objective(algorithm: AlgorithmConfig, *, micro_batch_rows: int = 1) -> PolicyObjective:

@@ -4,16 +4,17 @@ recording and turns on shared devices are layers around the trainer's collaborat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from skyrl.algorithms.estimators import AdvantageEstimator
+from skyrl.algorithms.interpolation import interpolation_weight
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.config.sizes import scores_old_logprobs
-from skyrl.training.collate import collate
+from skyrl.training.collate import collate, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.position import RolloutPosition
 from skyrl.trajectory import TrajectoryGroup
@@ -105,8 +106,8 @@ class PPOTrainer:
         """
         groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
         batch = collate(groups)
-        if self._config.algorithm.old_logprobs == "engine":
-            batch = batch.given(old_logprobs=batch.rollout_logprobs)
+        if self._config.algorithm.old_logprobs != "learner":
+            batch = self._with_the_engines_logprobs(batch, groups)
         elif self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly
             batch = batch.given(old_logprobs=await self.policy.score(batch))  # log pi_old
         if self.reference:
@@ -140,6 +141,14 @@ class PPOTrainer:
             for mini_batch in learnable
         ]
         return average(updates) | {"mini_batches_without_a_token": len(mini_batches) - len(learnable)}
+
+    def _with_the_engines_logprobs(self, batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
+        """log pi_old as the engine has it, and the share that the current policy is to have in it."""
+        batch = batch.given(old_logprobs=batch.rollout_logprobs)
+        if self._config.algorithm.old_logprobs == "engine":
+            return batch
+        behind = versions_behind(groups, self.version, batch.input_ids.shape[1])
+        return batch.given(interpolation=interpolation_weight(behind))
 
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
         mini_batches = -(-batch.answers // self._mini_batch)

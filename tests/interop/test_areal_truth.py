@@ -151,6 +151,12 @@ def test_a_kl_weight_without_a_reference_is_refused(keys: dict[str, Any]) -> Non
     assert (line.source, line.why) == ("actor.kl_ctl", NO_REFERENCE)
 
 
+def test_metrics_of_interpolation_alone_are_missing() -> None:
+    keys = {"actor.use_decoupled_loss": True, "actor.prox_logp_method": "metrics"}
+    line = line_of(keys, "actor.prox_logp_method")
+    assert (line.outcome, line.why) == ("not yet", "metrics of interpolated log-probabilities beside computed ones")
+
+
 def test_a_batch_that_cannot_be_split_evenly_is_one_mini_batch_and_reported(tmp_path: Path) -> None:
     conversion = convert_keys({"actor.path": "a", "actor.kl_ctl": 0.0, "train_dataset.batch_size": 6})
     assert loaded(conversion, tmp_path).trainer.policy_mini_batch_size == 6
@@ -301,6 +307,8 @@ REQUIRED: dict[int, dict[str, Any]] = {
 }
 """Nothing but what a file has to name, and a reference, without which AReaL's default weight of the KL is refused."""
 
+INTERPOLATED = {"actor.use_decoupled_loss": True, "actor.prox_logp_method": "loglinear"}
+
 MEANING: dict[str, tuple[Any, Any]] = {
     # the objective
     "trainer.algorithm.use_kl_in_reward": (True, True),
@@ -371,6 +379,9 @@ def test_a_file_of_required_settings_alone_means_what_it_means_in_areal(year: in
     [
         ({"actor.recompute_logprob": True}, "trainer.algorithm.old_logprobs", "learner"),
         ({"actor.use_decoupled_loss": True}, "trainer.algorithm.old_logprobs", "learner"),
+        (INTERPOLATED, "trainer.algorithm.old_logprobs", "interpolated"),
+        ({**INTERPOLATED, "actor.recompute_logprob": True}, "trainer.algorithm.old_logprobs", "interpolated"),
+        ({"actor.prox_logp_method": "loglinear"}, "trainer.algorithm.old_logprobs", "engine"),
         ({"gconfig.temperature": 0.7}, "generator.eval_sampling_params.temperature", 0.7),
         ({"eval_gconfig.max_new_tokens": 100}, "generator.eval_sampling_params.temperature", 1.0),
         ({"eval_gconfig.n_samples": 3}, "generator.eval_n_samples_per_prompt", 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -88,6 +89,26 @@ def test_a_loss_is_measured_and_corrected_at_the_selected_tokens() -> None:
     assert numbers["tis_token_clip_high_ratio"].tolist() == [True, False, True, False]
     current = PolicyObjective(policy_loss=Measured())
     assert current(NEW, current.weigh(batch_of()))[2]["old"].tolist() == [-1.0, -2.0, -3.0, -4.0]
+
+
+def test_the_decoupled_loss_weighs_and_clips_by_interpolated_log_probabilities() -> None:
+    """At share a and distance d = log pi - log pi_rollout: weight e^(a d), ratio e^((1 - a) d)."""
+    drawn = NEW - torch.tensor([[0.0, 0.4, 0.4], [0.0, 0.0, 0.0]])
+    share = torch.tensor([[0.0, 0.5, 0.75], [0.0, 0.5, 0.5]])
+    batch = batch_of().given(old_logprobs=drawn, rollout_logprobs=drawn, interpolation=share)
+    objective = policy_objective(
+        algorithm(policy_loss_type="decoupled", old_logprobs="interpolated", use_kl_loss=False)
+    )
+    logprobs = NEW.clone().requires_grad_()
+    loss, _, numbers = objective(logprobs, objective.weigh(batch))
+    assert numbers["behave_weight"].tolist() == pytest.approx([math.exp(0.2), math.exp(0.3), 1.0, 1.0])
+    ratios = [1.2, math.exp(0.1), 1.0, 1.0]  # e^0.2 is above 1 + 0.2
+    signs = [-1, -1, 1, 1]
+    terms = [sign * w * u for sign, w, u in zip(signs, numbers["behave_weight"].tolist(), ratios, strict=True)]
+    assert loss.item() == pytest.approx(sum(terms) / 4)
+    loss.backward()
+    assert logprobs.grad is not None  # of the current policy alone: the clipped token has none
+    assert logprobs.grad[0, 1:].tolist() == pytest.approx([0.0, -math.exp(0.3) * math.exp(0.1) / 4])
 
 
 CORRECTION = {

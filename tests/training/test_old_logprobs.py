@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -34,8 +36,9 @@ def test_old_logprobs_are_asked_for_exactly_where_they_change_the_loss(algorithm
     assert (losses[0] != losses[1]) == scores_old_logprobs(algorithm, updates=2)
 
 
-def test_the_engines_own_log_probabilities_need_no_pass() -> None:
-    algorithm = AlgorithmConfig(old_logprobs="engine", use_kl_in_reward=True, use_kl_loss=False)
+@pytest.mark.parametrize("source", ["engine", "interpolated"])
+def test_the_engines_own_log_probabilities_need_no_pass(source: Literal["engine", "interpolated"]) -> None:
+    algorithm = AlgorithmConfig(old_logprobs=source, use_kl_in_reward=True, use_kl_loss=False)
     assert not scores_old_logprobs(algorithm, updates=4)
 
 

@@ -20,7 +20,10 @@ from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from tests.training.test_metrics import answer, group
 
-GROUPS = (group(answer("11", 1.0), answer("1", 0.0)), group(answer("111", 0.0), answer("0", 0.0)))
+GROUPS: tuple[TrajectoryGroup, ...] = (
+    group(answer("11", 1.0), answer("1", 0.0)),
+    group(answer("111", 0.0), answer("0", 0.0)),
+)
 
 
 class Model:
@@ -47,6 +50,7 @@ class World:
         self.calls: list[str] = []
         self.policy, self.critic = Model("policy", -1.0, self.calls), Model("critic", 3.0, self.calls)
         self.epoch = 4
+        self.groups = GROUPS
         config = evolve(
             TrainerConfig(update_epochs_per_batch=epochs, algorithm=algorithm or AlgorithmConfig()),
             policy_mini_batch_size_in_samples=mini,
@@ -70,7 +74,7 @@ class World:
 
     async def next_batch(self, version: int) -> tuple[TrajectoryGroup, ...]:
         self.calls.append(f"sample by {version}")
-        return GROUPS
+        return self.groups
 
     def metrics(self) -> dict[str, float]:
         return {"rollout/replaced": 2.0}
@@ -133,6 +137,16 @@ async def test_the_engines_own_probabilities_may_be_the_old_ones() -> None:
     assert "policy scores 4" not in world.calls
     old, sampled = world.policy.seen[0].old_logprobs, world.policy.seen[0].rollout_logprobs
     assert old is not None and sampled is not None and torch.equal(old, sampled)
+
+
+async def test_interpolated_probabilities_know_how_old_each_token_is() -> None:
+    world = World(others=False, epochs=1, mini=4, algorithm=AlgorithmConfig(old_logprobs="interpolated"))
+    world.groups = (group(answer("111", 1.0, weight_versions=(1, 3, 5)), answer("1", 0.0, weight_versions=(4,))),)
+    await world.trainer.step()
+    [batch] = world.policy.seen
+    assert batch.interpolation is not None and batch.old_logprobs is not None and batch.rollout_logprobs is not None
+    assert batch.interpolation[:, 2:].tolist() == [[0.75, 0.5, 0.0], [0.0, 0.0, 0.0]]  # 4, 2 and 0 versions; 1
+    assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)
 
 
 async def test_a_mini_batch_without_a_token_is_not_learned_from_and_is_counted() -> None:

@@ -114,9 +114,10 @@ def the_engines_logprobs_are_compared_with_others(run: SkyRLTrainConfig) -> Iter
 def the_engine_returns_what_the_loss_reads(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Losses that compare with the engine need its log-probabilities; corrections have them returned by a rule."""
     algorithm = run.trainer.algorithm
-    reads = algorithm.old_logprobs == "engine" or loss_facts(algorithm).reads_rollout_logprobs is not False
+    by_engine = algorithm.old_logprobs != "learner"
+    reads = by_engine or loss_facts(algorithm).reads_rollout_logprobs is not False
     if reads and run.generator.sampling_params.logprobs is None:
-        reader = "old_logprobs" if algorithm.old_logprobs == "engine" else "policy_loss_type"
+        reader = "old_logprobs" if by_engine else "policy_loss_type"
         yield Problem(
             path="generator.sampling_params.logprobs",
             message=f"is none, and trainer.algorithm.{reader} = {getattr(algorithm, reader)} may read the engine's "

@@ -105,6 +105,19 @@ def older_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def there_is_something_to_interpolate(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Interpolation begins two versions back: the old policy is one behind that of the batch."""
+    settings = run.trainer.fully_async
+    staleness = settings.max_staleness_steps if settings.enabled else 0
+    if run.trainer.algorithm.old_logprobs == "interpolated" and staleness < 2:
+        yield Problem(
+            path="trainer.algorithm.old_logprobs",
+            message=f"interpolated is the same as engine here: no sample is more than {staleness} versions old",
+            hint=f"set it to learner, or {_ASYNC}.enabled = true and max_staleness_steps to 2 or more",
+            severity="warning",
+        )
+
+
 def a_stream_has_no_last_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Groups of a stream make batches in the order in which they are ready, over the borders of epochs."""
     if run.trainer.fully_async.enabled and run.data.epoch_tail == "short":
@@ -119,6 +132,7 @@ ASYNC_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     a_queue_holds_a_batch,
     weights_travel_before_samples_are_too_old,
     a_stream_is_not_one_call,
+    there_is_something_to_interpolate,
     a_stream_has_no_last_batch,
     kept_keys_and_values_are_not_shared,
     kept_keys_and_values_outlive_the_engines_sleep,

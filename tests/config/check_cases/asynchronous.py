@@ -8,6 +8,8 @@ ASYNC = "trainer.fully_async."
 ON: dict[str, Any] = {ASYNC + "enabled": True, "trainer.algorithm.policy_loss_type": "decoupled"}
 KEPT: dict[str, Any] = {**ON, ASYNC + "clear_kv_cache_on_weight_sync": False}
 
+INTERPOLATED = "trainer.algorithm.old_logprobs"
+
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "a_queue_holds_a_batch": [({**ON, ASYNC + "queue_size": 100}, ASYNC + "queue_size")],
     "weights_travel_before_samples_are_too_old": [
@@ -36,6 +38,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ASYNC + "clear_kv_cache_on_weight_sync",
         ),
     ],
+    "there_is_something_to_interpolate": [
+        ({INTERPOLATED: "interpolated"}, INTERPOLATED),
+        ({**ON, INTERPOLATED: "interpolated", ASYNC + "max_staleness_steps": 1}, INTERPOLATED),
+    ],
     "older_samples_are_corrected": [({ASYNC + "enabled": True}, "trainer.algorithm.policy_loss_type")],
 }
 
@@ -51,5 +57,6 @@ SILENT: dict[str, dict[str, Any]] = {
         "trainer.placement.colocate_all": False,
     },
     "kept_keys_and_values_outlive_the_engines_sleep": {**KEPT, "generator.inference_engine.backend": "torch"},
+    "there_is_something_to_interpolate": {**ON, INTERPOLATED: "interpolated", ASYNC + "max_staleness_steps": 2},
     "older_samples_are_corrected": {ASYNC + "enabled": True, ASYNC + "max_staleness_steps": 0},
 }
