@@ -106,8 +106,8 @@ def attach(address: str, seconds: float, field: str = "trainer.placement.ray_add
 
     Raises `ProcessError`.
     """
-    _refuse_a_second()
     _refuse_where_nobody_listens(address, field)
+    _refuse_a_second()
     outcome: list[BaseException | None] = []
     thread = threading.Thread(target=_attach, args=(address, outcome), name="skyrl-attach", daemon=True)
     thread.start()
