@@ -19,6 +19,7 @@ import ray
 from skyrl.errors import ProcessError
 from skyrl.processes.handles import Deadlines
 from skyrl.processes.orphans import RUN, sweep, tagged
+from skyrl.processes.ray_cluster import attach
 from skyrl.processes.ray_processes import RayProcesses
 from tests.long_cases import long_except
 from tests.processes.clusters import family, layout, lives, soon
@@ -65,6 +66,8 @@ def test_the_token_and_the_mark_are_not_left_in_the_environment(folder: Path) ->
 def test_a_second_cluster_in_one_process_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="connected to a Ray cluster already"):
         RayProcesses(layout(rank=1), deadlines=Deadlines(), address=None, logs=tmp_path, device="cpu")
+    with pytest.raises(ProcessError, match="Start the head first, or correct trainer.placement.ray_address"):
+        attach("127.0.0.1:1", 60)
     assert ray.is_initialized()
 
 
