@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from skyrl.config import (
     TrainerConfig,
 )
 from tests.learners.pool import Pool
+from tests.learners.spreading import Spread, Trained, course
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +65,14 @@ def small(nano: Path) -> TrainerConfig:
         micro_train_batch_size_per_gpu=2,
         micro_forward_batch_size_per_gpu=3,
     )
+
+
+@pytest.fixture(scope="session")
+def spread(pool: Pool, small: TrainerConfig, request: pytest.FixtureRequest) -> Spread:
+    names = {2: "zero_pool", 4: "wide_zero_pool"}
+    return Spread(pool, lambda ranks: request.getfixturevalue(names[ranks]), small)
+
+
+@pytest.fixture(scope="session")
+def alone(spread: Spread) -> Trained:
+    return asyncio.run(course(spread.policy({}, 1)))

@@ -14,17 +14,15 @@ from skyrl.errors import ConfigError, NonFiniteError
 from skyrl.learners.loss_scale import LARGEST, LossScale, loss_scale_of
 from skyrl.learners.workers import PolicyWorker
 from skyrl.training.objective import policy_objective
-from tests.learners.test_strategies import (
+from tests.learners.spreading import (
     FSDP,
     Spread,
     changed,
     mini_batch,
-    spread,
     stored,
     weights_of,
 )
 
-__all__ = ["spread"]
 pytestmark = pytest.mark.xdist_group("ranks")
 
 HALF = MixedPrecisionConfig(param_dtype="fp16", reduce_dtype="fp32")

@@ -25,7 +25,7 @@ from skyrl.training.objective import policy_objective
 from tests.inference.nano import nano_model
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
-from tests.learners.test_strategies import (
+from tests.learners.spreading import (
     Trained,
     assert_same_numbers,
     assert_same_weights,

@@ -16,9 +16,7 @@ from skyrl.errors import ModelError
 from tests.inference.nano import nano_model
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
-from tests.learners.test_megatron import ADAPTER, APART, CONTEXT, KWARGS, PIPELINE, ROW_BY_ROW, TABLE, TENSOR, Spread
-from tests.learners.test_mixtures import ROUTED, STEADY, routed, routed_course
-from tests.learners.test_strategies import (
+from tests.learners.spreading import (
     Trained,
     assert_same_numbers,
     assert_same_weights,
@@ -27,6 +25,8 @@ from tests.learners.test_strategies import (
     stored,
     weights_of,
 )
+from tests.learners.test_megatron import ADAPTER, APART, CONTEXT, KWARGS, PIPELINE, ROW_BY_ROW, TABLE, TENSOR, Spread
+from tests.learners.test_mixtures import ROUTED, STEADY, routed, routed_course
 from tests.long_cases import long_except
 
 pytestmark = pytest.mark.xdist_group("ranks")

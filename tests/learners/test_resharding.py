@@ -17,7 +17,7 @@ from skyrl.planning.replicas import replicas
 from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
-from tests.learners.test_strategies import DEEPSPEED, SHARING, ZERO, changed, mini_batch
+from tests.learners.spreading import DEEPSPEED, SHARING, ZERO, changed, mini_batch
 from tests.long_cases import long_except
 
 pytestmark = pytest.mark.xdist_group("ranks")

@@ -24,8 +24,8 @@ from skyrl.tree import evolve_at
 from tests.inference.nano import nano_model
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
+from tests.learners.spreading import CONTEXT, SHARING, assert_same_numbers, assert_same_weights, changed, copies
 from tests.learners.test_policy_worker import grouped
-from tests.learners.test_strategies import CONTEXT, SHARING, assert_same_numbers, assert_same_weights, changed, copies
 from tests.long_cases import long_except
 
 pytestmark = pytest.mark.xdist_group("ranks")

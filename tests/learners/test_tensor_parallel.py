@@ -15,7 +15,7 @@ from skyrl.learners.workers import PolicyWorker
 from skyrl.training.objective import policy_objective
 from tests.inference.nano import nano_model
 from tests.learners.pool import Pool
-from tests.learners.test_strategies import CUTTING, changed
+from tests.learners.spreading import CUTTING, changed
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
