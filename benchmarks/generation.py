@@ -246,7 +246,7 @@ def sides_of(size: str, dtype: str, *, vllm: bool) -> Iterator[dict[str, Side]]:
     reference, words = model(size, dtype), tokenizer()
 
     @cache
-    def engine(several_turns: bool, **more: bool) -> TorchEngine:  # `more`: what older code may not know
+    def engine(several_turns: bool, **more: Any) -> TorchEngine:  # `more`: what older code may not know
         return TorchEngine(copy.deepcopy(reference), words, max_num_seqs=ROWS, several_turns=several_turns, **more)
 
     turns = {"transformers": of_generate(reference), "engine": of_engine(engine)}

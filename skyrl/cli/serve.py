@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -19,14 +21,33 @@ from skyrl.processes.torch_environment import set_torch_environment
 @click.option("--step", type=click.IntRange(min=1), help="A checkpoint of RUN [default: its trained model].")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option(
+    "--adapter",
+    "named",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="An adapter (LoRA) on MODEL, served as NAME; repeatable.",
+)
 @click.option("--takes-weights", is_flag=True, help="Let a training run pause the model and replace its weights.")
-def serve(target: str, arguments: tuple[str, ...], step: int | None, host: str, port: int, takes_weights: bool) -> None:
+def serve(
+    target: str,
+    arguments: tuple[str, ...],
+    step: int | None,
+    host: str,
+    port: int,
+    named: tuple[str, ...],
+    takes_weights: bool,
+) -> None:
     """Answer requests to a model over HTTP, in OpenAI's protocol.
 
     MODEL, RUN and CHECKPOINT are those of `skyrl eval`. Samples are drawn as generator.sampling_params says, unless a
     request says otherwise. An address that other machines reach is served only with a token, in the variable
     SKYRL_ENDPOINT_TOKEN, which clients give as their API key.
+
+    FOLDER of an adapter is one that PEFT or a run stored, or a run that trained one. A request that names it as its
+    model is answered by it, and all others by MODEL, whose weights are in memory once.
     """
+    adapters = _adapters(named)
     missing = [name for name in ("starlette", "uvicorn", "torch") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"serve needs {', '.join(missing)}: pip install 'skyrl[serve]'")
@@ -39,5 +60,24 @@ def serve(target: str, arguments: tuple[str, ...], step: int | None, host: str, 
     files, overrides = split_words(arguments)
     address = Address(host=host, port=port, doors=Doors(token=api_key(TOKEN_VARIABLE)))
     model = find_target(target, step)
-    run(model, files, overrides, address, takes_weights=takes_weights, warn=warn, say=click.echo)
+    run(model, files, overrides, address, takes_weights=takes_weights, adapters=adapters, warn=warn, say=click.echo)
     click.echo("The endpoint has stopped.")
+
+
+def _adapters(named: Sequence[str]) -> dict[str, str]:
+    """Folders of adapters by name. Raises `UserError` for one that is not there, and for a name that is given twice."""
+    adapters: dict[str, str] = {}
+    for given in named:
+        name, equals, folder = given.partition("=")
+        if not (name and equals and folder):
+            raise UserError(f"--adapter {given}: give a name and a folder, as in --adapter math=runs/math/adapter")
+        if name in adapters:
+            raise UserError(f"--adapter {name}: two adapters have this name")
+        place = Path(folder).expanduser()
+        found = next((each for each in (place, place / "adapter") if (each / "adapter_config.json").is_file()), None)
+        if found is None:
+            raise UserError(
+                f"--adapter {name}: {place} holds no adapter: name a folder with PEFT's adapter_config.json"
+            )
+        adapters[name] = str(found.absolute())
+    return adapters

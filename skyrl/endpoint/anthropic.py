@@ -79,7 +79,7 @@ async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajector
 def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
     model = policy.refuse_other_models(body.text("model"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = drawn(body, ours, fixed=trajectory is not None, lengths=("max_tokens",), stops="stop_sequences")
+    settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_tokens",), stops="stop_sequences")
     body.refuse("thinking", "the model's template decides how it thinks", harmless=({"type": "disabled"},))
     body.ignore(*_BOOKKEEPING)
     asked = _Asked(model=model, history=_history(body), drawn=settings, stream=body.boolean("stream"))

@@ -102,7 +102,8 @@ class _Answers:
             self._trajectory_of(request)
         except RequestError as error:
             return _refusal(error)
-        data = [_model(self._policy, name) for name in self._policy.served.names]
+        served = self._policy.served
+        data = [_model(self._policy, name) for name in (*served.names, *served.adapters)]
         return JSONResponse({"object": "list", "data": data})
 
     def _trajectory_of(self, request: Request) -> PlayedTrajectory | None:

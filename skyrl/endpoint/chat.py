@@ -87,7 +87,7 @@ async def _answered(
 def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
     model = policy.refuse_other_models(body.text("model"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = drawn(body, ours, fixed=trajectory is not None, lengths=("max_completion_tokens", "max_tokens"))
+    settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_completion_tokens", "max_tokens"))
     body.refuse("top_logprobs", "the engines return the log-probability of the drawn token alone", harmless=(0,))
     body.refuse("response_format", "nothing constrains an answer", harmless=({"type": "text"},))
     body.refuse("modalities", "answers are text", harmless=(["text"],))

@@ -80,7 +80,7 @@ def _head(asked: _Asked) -> dict[str, Any]:
 def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
     model = policy.refuse_other_models(body.text("model"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = drawn(body, ours, fixed=trajectory is not None, lengths=("max_tokens",))
+    settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
     body.refuse("best_of", "ask for n answers and choose", harmless=(1,))
     body.refuse("echo", "only sampled tokens are returned", harmless=(False,))
     body.refuse("suffix", "nothing is filled in", harmless=("",))

@@ -52,12 +52,12 @@ async def generate(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
 
 
 def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
-    policy.refuse_other_models(body.text("model"))
+    model = policy.refuse_other_models(body.text("model"))
     body.refuse("features", "the engines read tokens alone", harmless=({},))
     body.ignore(*_BOOKKEEPING)
     settings = Fields(body.mapping("sampling_params"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    wanted = drawn(settings, ours, fixed=trajectory is not None, lengths=("max_tokens",))
+    wanted = drawn(settings, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
     count = settings.integer("n", 1, least=1, most=MOST_ANSWERS) or 1
     why = "the engines return the log-probability of the drawn token alone"
     settings.refuse("logprobs", why, harmless=(0, 1))

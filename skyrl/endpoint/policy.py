@@ -57,6 +57,9 @@ class ServedPolicy:
 
     template_arguments: Mapping[str, Any] = field(factory=dict)
 
+    adapters: tuple[str, ...] = ()
+    """Names of more models: adapters on the same base, which the engines have."""
+
 
 @frozen(kw_only=True)
 class Prompt:
@@ -88,8 +91,8 @@ class Policy:
 
     def refuse_other_models(self, name: str | None) -> str:
         """The name that the answer carries. Raises `RequestError` for a model that is not served here."""
-        if name is not None and name not in self.served.names:
-            known = " or ".join(self.served.names)
+        if name is not None and name not in (*self.served.names, *self.served.adapters):
+            known = " or ".join((*self.served.names, *self.served.adapters))
             raise RequestError(
                 f"there is no model {name[:200]!r} here: {known}", status=404, param="model", code="model_not_found"
             )
@@ -165,9 +168,12 @@ class Policy:
         else:
             trajectory.overruled.update(drawn.overruled)
             keys = trajectory.keys(prompt.ids, count)
+        adapter = drawn.model if drawn.model in self.served.adapters else None
         try:
             return await self._generate(
-                GenerationRequest(prompt_ids=prompt.ids, sampling=drawn.sampling, keys=keys, on_tokens=on_tokens)
+                GenerationRequest(
+                    prompt_ids=prompt.ids, sampling=drawn.sampling, keys=keys, on_tokens=on_tokens, adapter=adapter
+                )
             )
         except RunError as error:
             raise RequestError(f"the engine gave no answer: {error}", status=503, code="engine_error") from error

@@ -89,7 +89,7 @@ async def _answered(
 def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
     model = policy.refuse_other_models(body.text("model"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = drawn(body, ours, fixed=trajectory is not None, lengths=("max_output_tokens",))
+    settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_output_tokens",))
     _refuse(body)
     instructions, before = body.text("instructions"), body.text("previous_response_id")
     earlier = policy.stored(trajectory).history(before).messages if before is not None else ()

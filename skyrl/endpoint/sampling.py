@@ -22,6 +22,9 @@ class Drawn:
     """Sampling settings of one request."""
 
     sampling: SamplingParams
+    model: str
+    """Name of the model that the request wants its answer from."""
+
     seed: int | None
     overruled: tuple[str, ...]
     """Settings of the request that differ from the run's and were left out."""
@@ -39,9 +42,11 @@ _READERS: Mapping[str, Callable[[Fields], Any]] = {
 """Fields of `SamplingParams` that change the distribution, and how a body gives them."""
 
 
-def drawn(body: Fields, ours: SamplingParams, *, fixed: bool, lengths: tuple[str, ...], stops: str = "stop") -> Drawn:
-    """Settings of a request over `ours`. `lengths` are the names under which a wire format gives the longest answer,
-    `stops` that of its stop texts. `fixed`: only these two count. Raises `RequestError`.
+def drawn(
+    body: Fields, ours: SamplingParams, model: str, *, fixed: bool, lengths: tuple[str, ...], stops: str = "stop"
+) -> Drawn:
+    """Settings of a request to `model` over `ours`. `lengths` are the names under which a wire format gives the longest
+    answer, `stops` that of its stop texts. `fixed`: only these two count. Raises `RequestError`.
     """
     wanted = {name: value for name, read in _READERS.items() if (value := read(body)) is not None}
     body.refuse("presence_penalty", "the engines have frequency_penalty and repetition_penalty", harmless=(0, 0.0))
@@ -59,4 +64,4 @@ def drawn(body: Fields, ours: SamplingParams, *, fixed: bool, lengths: tuple[str
         changes |= wanted | {"greedy": ours.greedy and "temperature" not in wanted}
     changes["max_generate_length"] = longest
     overruled = tuple(sorted(differing)) if fixed else ()
-    return Drawn(evolve(ours, **changes), None if fixed else seed, overruled)
+    return Drawn(evolve(ours, **changes), model, None if fixed else seed, overruled)

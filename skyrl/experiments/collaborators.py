@@ -45,7 +45,7 @@ from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.engine_changes import EngineChanges
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.storage.places import is_address
-from skyrl.tree import required
+from skyrl.tree import FrozenDict, required
 from skyrl.weight_sync.adapter_transport import (
     BroadcastAdapterTransport,
     FolderAdapterTransport,
@@ -111,8 +111,12 @@ def waits_for_room(run: AnyRun) -> float:
     return faults.lost_rank_timeout_seconds if faults.on_lost_rank == "wait" else 0.0
 
 
-def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
-    """One for each engine; it makes the engine in the process that it is called in."""
+def engine_makers(
+    run: SkyRLTrainConfig, adapters: Mapping[str, str] = FrozenDict()
+) -> list[Callable[[], InferenceEngine]]:
+    """One for each engine; it makes the engine in the process that it is called in. `adapters` are folders with
+    adapters of other policies on the same base, by the name that requests call them.
+    """
     trainer, engine = run.trainer, run.generator.inference_engine
     path = required(trainer.policy.model.path, "trainer.policy.model.path")
     drawn = trainer.policy.model.init_from_scratch
@@ -133,6 +137,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 init_seed=trainer.seed if drawn else None,
                 tokenizer_path=trainer.tokenizer_path,
                 returns_experts=engine.enable_return_routed_experts,
+                adapters=adapters,
             )
         case "vllm":
             make = partial(
@@ -146,6 +151,7 @@ def engine_makers(run: SkyRLTrainConfig) -> list[Callable[[], InferenceEngine]]:
                 stored_weights=not drawn,
                 lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
                 tokenizer_path=trainer.tokenizer_path,
+                adapters=adapters,
             )
         case unknown:
             path = "generator.inference_engine.backend"

@@ -200,7 +200,8 @@ def _answers_that_do_not_fit(run: SkyRLTrainConfig, positions: int | None) -> It
         return
     field = "generator.sampling_params.max_generate_length"
     if answer >= positions:
-        yield Problem(path=field, message=f"{answer} tokens do not fit into the {positions} positions of the model")
+        message = f"{answer} tokens do not fit into the {positions} positions of the model"
+        yield Problem(path=field, message=message, hint="lower it: prompt and answer share them")
     elif run.generator.max_turns > 1 and (run.generator.max_input_length or 0) + answer > positions:
         message = f"{run.generator.max_input_length} tokens, and max_generate_length = {answer} behind them, do not fit"
         yield Problem(

@@ -5,7 +5,7 @@ Evaluation and generation alone need no more (`standalone.py`); `ppo.py` adds th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,8 +116,11 @@ class PolicySampling(BaseExp):
         """The engines: processes of the run, or servers that run already, which get the policy's weights."""
         if not starts_engines(self.cfg):
             return server_engines(self.cfg, takes_weights=True)
-        handles = self.processes.start("engine", engine_makers(self.cfg)).handles
-        return [RemoteEngine(handle) for handle in handles]
+        return self.start_engines(engine_makers(self.cfg))
+
+    def start_engines(self, makers: Sequence[Callable[[], InferenceEngine]]) -> Sequence[InferenceEngine]:
+        """The engines that these make, in processes of the run."""
+        return [RemoteEngine(handle) for handle in self.processes.start("engine", makers).handles]
 
     def get_generator(self) -> SkyRLGymGenerator:
         """Generator of rewarded trajectories."""

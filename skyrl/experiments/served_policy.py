@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from skyrl.config import SkyRLTrainConfig
 from skyrl.endpoint.doors import TOKEN_VARIABLE, Address, Doors
 from skyrl.endpoint.policy import ServedPolicy
@@ -10,8 +12,9 @@ from skyrl.processes.credentials import api_key
 from skyrl.tree import required
 
 
-def served_policy(run: SkyRLTrainConfig, *, name: str | None = None) -> ServedPolicy:
-    """Names and limits of the policy; `name` is another name of it, beside `served_model_name` and its path.
+def served_policy(run: SkyRLTrainConfig, *, name: str | None = None, adapters: Sequence[str] = ()) -> ServedPolicy:
+    """Names and limits of the policy; `name` is another name of it, beside `served_model_name` and its path. `adapters`
+    are the names of those that the engines have, too.
 
     As many answers are sampled or wait as the engines take at twice their `max_num_seqs`; a request beyond that is
     refused with 429.
@@ -24,6 +27,7 @@ def served_policy(run: SkyRLTrainConfig, *, name: str | None = None) -> ServedPo
         max_model_len=longest_sequence(run),
         most_samples=2 * engine.max_num_seqs * engine.num_engines,
         template_arguments=run.generator.chat_template_kwargs,
+        adapters=tuple(adapters),
     )
 
 

@@ -12,7 +12,7 @@ from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import on_ray, sizes_of, starts_engines
 from skyrl.endpoint.doors import Address
 from skyrl.errors import Problem, Stopped
-from skyrl.experiments.collaborators import start_processes
+from skyrl.experiments.collaborators import engine_makers, start_processes
 from skyrl.experiments.first_rows import first_rows_can_be_used
 from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_policy_can_chat
 from skyrl.experiments.policy_sampling import PolicySampling
@@ -30,6 +30,7 @@ from skyrl.processes.event_loop import event_loop
 from skyrl.processes.handles import Processes
 from skyrl.processes.silence import Silence
 from skyrl.runs.inputs import notice
+from skyrl.tree import FrozenDict
 from skyrl.tree.rules import Check
 
 R = TypeVar("R")
@@ -41,13 +42,22 @@ class StandaloneSampling(PolicySampling):
     Example: `StandaloneSampling(run).sample(work)`, where `work` is a coroutine function that uses `generator`.
     """
 
+    def __init__(self, cfg: SkyRLTrainConfig, *, adapters: Mapping[str, str] = FrozenDict()) -> None:
+        """`adapters` are folders with adapters as PEFT stores them, of other policies on the same base, by the name
+        that requests to the engines call them.
+        """
+        super().__init__(cfg)
+        self._adapters = adapters
+
     def get_processes(self) -> Processes:
         """Processes of the engines."""
         return start_processes(self.cfg, layout_of_engines(sizes_of(self.cfg)) if on_ray(self.cfg) else None)
 
     def get_engines(self) -> Sequence[InferenceEngine]:
         """The engines; servers that run already are sampled from with the weights that they have."""
-        return super().get_engines() if starts_engines(self.cfg) else server_engines(self.cfg, takes_weights=False)
+        if not starts_engines(self.cfg):
+            return server_engines(self.cfg, takes_weights=False)
+        return self.start_engines(engine_makers(self.cfg, self._adapters))
 
     def check_inputs(self) -> Mapping[str, object] | None:
         """The evaluation prompts and the model; the sandbox that answers are judged in, if there is one."""

@@ -29,7 +29,7 @@ class Adapter:
 
     tensors: IncomingWeights
     rank: int
-    alpha: int
+    alpha: float
 
     @property
     def weights(self) -> Sequence[WeightInfo]:
@@ -43,6 +43,12 @@ def refuse_foreign(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> N
     """Raises `WeightSyncError` unless every tensor is half of an update of one of these layers, (out, in), and none is
     missing.
     """
+    if problems := misfits(adapter, layers):
+        raise WeightSyncError(f"the adapter sent does not fit, the old one is kept: {problems}")
+
+
+def misfits(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> str:
+    """Why the adapter is not one of these layers, (out, in); empty where it is."""
     problems, parts = [], set()
     for info in adapter.weights:
         match = _NAME.fullmatch(info.name)
@@ -61,9 +67,14 @@ def refuse_foreign(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> N
     ]
     if not parts and not problems:
         problems = ["there is nothing in it"]
-    if problems:
-        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-        raise WeightSyncError(f"the adapter sent does not fit, the old one is kept: {'; '.join(problems[:5] + more)}")
+    more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+    return "; ".join(problems[:5] + more)
+
+
+def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """(out, in) of each linear layer, by name."""
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    return {name: (each.out_features, each.in_features) for name, each in linear.items()}
 
 
 def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
@@ -71,8 +82,7 @@ def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
 
     Raises `WeightSyncError`, with the old adapter in place, when it does not fit or something is lost on the way.
     """
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    refuse_foreign(adapter, {name: (each.out_features, each.in_features) for name, each in linear.items()})
+    refuse_foreign(adapter, linear_layers(model))
     received = received_tensors(adapter)
     updates = {}
     for name, a in received.items():
@@ -112,6 +122,6 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
-def shared(tensors: Sequence[tuple[str, Tensor]], *, rank: int, alpha: int) -> Adapter:
+def shared(tensors: Sequence[tuple[str, Tensor]], *, rank: int, alpha: float) -> Adapter:
     """An adapter of this very process: nothing travels."""
     return Adapter(tensors=Shared(tuple(tensors)), rank=rank, alpha=alpha)

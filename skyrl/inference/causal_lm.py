@@ -47,10 +47,12 @@ class CausalLM:
         keeps_answers: bool = True,
         int8: bool = False,
         records_experts: bool = False,
+        base: CausalLM | None = None,
     ) -> None:
         """`kept_bytes` bounds the memory of keys and values that outlive their sequence; only models that
         `FusedDecoder` supports continue from them. Without `keeps_answers` these are common beginnings alone. With
         `int8` projections compute in eight bits. `records_experts` records which experts each token is routed to.
+        `base` is the model without low-rank updates, whose parameters this one's are: prepared weights are shared, too.
         Raises `ModelError` for a model that cannot be sampled from, or has no experts to record.
         """
         layers = DynamicCache(config=model.config).layers
@@ -74,7 +76,9 @@ class CausalLM:
         windows = any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
         self._own_mask = model.config._attn_implementation in ("sdpa", attention.GROUPED_QUERY) and not windows
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._fused = FusedDecoder(self.model, int8=int8) if fused else None
+        self._fused: FusedDecoder | None = None
+        if fused:
+            self._fused = FusedDecoder(self.model, int8=int8, base=None if base is None else base._fused)
         self.choices = None
         if records_experts:
             self.choices = ChoiceRecorder(model, "generator.inference_engine.enable_return_routed_experts")

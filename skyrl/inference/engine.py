@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from attrs import field, frozen
 
 from skyrl.config import SamplingParams
+from skyrl.errors import UserError
 from skyrl.trajectory import RoutedExperts, StopReason
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ class GenerationRequest:
     sampling: SamplingParams
     keys: tuple[SampleKey, ...]
     """One for each sample wanted; their number is n."""
+
+    adapter: str | None = None
+    """Name of the adapter that the samples are drawn by; None: the policy's own weights. Only engines that were started
+    with adapters know any."""
 
     on_tokens: Callable[[NewTokens], None] | None = field(default=None, eq=False, repr=False)
     """Called with tokens as they are drawn, in order for each sample, from any thread; it returns at once. When samples
@@ -117,6 +122,12 @@ def longest_completion(sampling: SamplingParams, prompt_length: int, max_model_l
     """
     longest = max_model_len if sampling.max_tokens is None else min(max_model_len, sampling.max_tokens)
     return max(0, min(sampling.max_generate_length, longest - prompt_length))
+
+
+def refuse_adapter(request: GenerationRequest) -> None:
+    """Raises `UserError` for a request that names an adapter, which an engine without adapters does not have."""
+    if request.adapter is not None:
+        raise UserError(f"this engine has no adapter called {request.adapter}: it was started without adapters")
 
 
 InFlight = Literal["finish", "recompute", "keep"]

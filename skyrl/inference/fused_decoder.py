@@ -13,11 +13,12 @@ with zeros to few numbers of rows (`projections.filled`); keys, values and logit
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Any
 
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
@@ -78,15 +79,15 @@ class FusedDecoder:
     The model's parameters may be replaced in place; `refresh` must then be called before the next token.
     """
 
-    def __init__(self, model: PreTrainedModel, *, int8: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, int8: bool = False, base: FusedDecoder | None = None) -> None:
         """With `int8`, the projections of the layers compute in eight bits, the head and attention in the model's type.
+        `base` computes with the same weights without low-rank updates: what it has prepared of them is used.
 
         Raises `ModelError` where that cannot be computed.
         """
         if int8:
             refuse_without_kernels(model.device)
-        self._projection = Quantized if int8 else projections.projection
-        self._gate_up = QuantizedGateUp if int8 else projections.gate_up
+        self._int8, self._base, self._preparing = int8, base, Lock()
         config: Any = model.config
         self._model: Any = model
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -113,12 +114,15 @@ class FusedDecoder:
     @torch.no_grad()
     def _prepare(self) -> Projection:
         """Prepares the weights that the model has now, where it is now, unless they are; the head."""
-        if self._head is None:
-            inner = self._model.model
-            self._embed = inner.embed_tokens
-            self._layers = [self._prepared(layer) for layer in inner.layers]
-            self._norm, self._head = inner.norm.weight.detach(), projections.projection(self._model.lm_head)
-        return self._head
+        with self._preparing:
+            if self._head is None:
+                inner, head = self._model.model, None if self._base is None else self._base._prepare()
+                self._embed = inner.embed_tokens
+                prepared = [None] * len(inner.layers) if self._base is None else self._base._layers
+                self._layers = [self._prepared(layer, base) for layer, base in zip(inner.layers, prepared, strict=True)]
+                self._norm = inner.norm.weight.detach()
+                self._head = projections.projection(self._model.lm_head, base=head)
+            return self._head
 
     def prefill(self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None]) -> Iterator[Prefix]:
         """Each prompt as if it were alone, in order, in one forward pass; neighbours of equal length share a kernel.
@@ -199,22 +203,31 @@ class FusedDecoder:
         first, second = (filled(part.to(self._norm.dtype).unsqueeze(1)) for part in both)
         return first, second
 
-    def _prepared(self, layer: Any) -> _Layer:
+    def _prepared(self, layer: Any, base: _Layer | None) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         norms = None
         if hasattr(attention, "q_norm"):
             norms = torch.cat(
                 [attention.q_norm.weight.expand(self._heads, -1), attention.k_norm.weight.expand(self._kv_heads, -1)]
             )
+        queries_keys_values = (attention.q_proj, attention.k_proj, attention.v_proj)
         return _Layer(
             attention_norm=layer.input_layernorm.weight.detach(),
-            queries_keys_values=self._projection(attention.q_proj, attention.k_proj, attention.v_proj),
+            queries_keys_values=self._projection(
+                queries_keys_values, None if base is None else base.queries_keys_values
+            ),
             head_norm=norms,
-            output=self._projection(attention.o_proj),
+            output=self._projection((attention.o_proj,), None if base is None else base.output),
             feed_forward_norm=layer.post_attention_layernorm.weight.detach(),
-            gate_up=self._gate_up(mlp.gate_proj, mlp.up_proj),
-            down=self._projection(mlp.down_proj),
+            gate_up=self._gate_up(mlp.gate_proj, mlp.up_proj, None if base is None else base.gate_up),
+            down=self._projection((mlp.down_proj,), None if base is None else base.down),
         )
+
+    def _projection(self, layers: Sequence[nn.Linear], base: Projection | None) -> Projection:
+        return Quantized(*layers) if self._int8 else projections.projection(*layers, base=base)
+
+    def _gate_up(self, gate: nn.Linear, up: nn.Linear, base: GateUp | None) -> GateUp:
+        return QuantizedGateUp(gate, up) if self._int8 else projections.gate_up(gate, up, base=base)
 
 
 def _spans(lengths: Sequence[int], kept: Sequence[Kept | None]) -> Iterator[_Span]:

@@ -21,7 +21,14 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, ProcessError, RunError, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, refuse_foreign
 from skyrl.inference.draws import sample_seed
-from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InFlight, longest_completion
+from skyrl.inference.engine import (
+    Completion,
+    EngineLoad,
+    GenerationRequest,
+    InFlight,
+    longest_completion,
+    refuse_adapter,
+)
 from skyrl.inference.gate import Gate
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.server_answers import Asked, BadAnswer, completion
@@ -92,6 +99,7 @@ class HttpEngine:
 
         Raises `ProcessError` when the server is silent, gone, or answers with what was not asked for.
         """
+        refuse_adapter(request)
         self._refuse_if_out_of_service()
         await self._connect()
         limit = self._longest_completion(request)

@@ -40,6 +40,9 @@ class GateUp(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
         """silu(x W_gate^T) * (x W_up^T): (T, in) -> (T, intermediate)."""
 
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x W_gate^T and x W_up^T, (T, intermediate) each."""
+
 
 class Packed:
     """A projection whose weight oneDNN holds in a layout of its own: a copy, to be made anew after weights change."""
@@ -76,6 +79,9 @@ class PackedGateUp:
     def __call__(self, x: Tensor) -> Tensor:
         return self._up.times(x, self._gate.silu(x))
 
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._gate(x), self._up(x)
+
 
 class Dense:
     """A projection by torch's own linear function, for every device."""
@@ -97,15 +103,19 @@ class DenseGateUp:
         self._both = Dense(*_fused([gate, up]))
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._both(x).chunk(2, dim=-1)
+        gate, up = self.halves(x)
         return nn.functional.silu(gate) * up
+
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = self._both(x).chunk(2, dim=-1)
+        return gate, up
 
 
 class Adapted:
     """A projection, and the low-rank updates of its layers beside it: the base weight stays as it is."""
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self._base, self._layers = _prepared(layers), tuple(layers)
+    def __init__(self, base: Projection, layers: Sequence[nn.Linear]) -> None:
+        self._base, self._layers = base, tuple(layers)
         self._updates = low_rank.of_layers(layers)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -118,11 +128,20 @@ class Adapted:
 class AdaptedGateUp:
     """Gate and up projection with low-rank updates, each for itself."""
 
-    def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
-        self._gate, self._up = Adapted([gate]), Adapted([up])
+    def __init__(self, base: GateUp, gate: nn.Linear, up: nn.Linear) -> None:
+        self._base, self._layers = base, ((gate,), (up,))
+        self._updates = [low_rank.of_layers(each) for each in self._layers]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return nn.functional.silu(self._gate(x)) * self._up(x)
+        gate, up = self.halves(x)
+        return nn.functional.silu(gate) * up
+
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = (
+            half + low_rank.whole(updates, layers, x)
+            for half, updates, layers in zip(self._base.halves(x), self._updates, self._layers, strict=True)
+        )
+        return gate, up
 
 
 def packs(weight: Tensor) -> bool:
@@ -135,9 +154,12 @@ def filled(rows: Tensor) -> Tensor:
     return onednn.filled(rows) if packs(rows) else rows
 
 
-def projection(*layers: nn.Linear) -> Projection:
-    """One projection whose outputs are those of the layers, one after the other, low-rank updates included."""
-    return Adapted(layers) if any(low_rank.of_layers(layers)) else _prepared(layers)
+def projection(*layers: nn.Linear, base: Projection | None = None) -> Projection:
+    """One projection whose outputs are those of the layers, one after the other, low-rank updates included. `base` is
+    that of layers with the same weights and no update, where it is prepared already.
+    """
+    found = _prepared(layers) if base is None else base
+    return Adapted(found, layers) if any(low_rank.of_layers(layers)) else found
 
 
 def _prepared(layers: Sequence[nn.Linear]) -> Projection:
@@ -150,11 +172,10 @@ def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     return torch.cat([layer.weight for layer in layers]), bias
 
 
-def gate_up(gate: nn.Linear, up: nn.Linear) -> GateUp:
-    """The gated half of a feed-forward layer."""
-    if any(low_rank.of_layers([gate, up])):
-        return AdaptedGateUp(gate, up)
-    return PackedGateUp(gate, up) if packs(gate.weight) else DenseGateUp(gate, up)
+def gate_up(gate: nn.Linear, up: nn.Linear, *, base: GateUp | None = None) -> GateUp:
+    """The gated half of a feed-forward layer, low-rank updates included; `base` as for `projection`."""
+    found: GateUp = base or (PackedGateUp(gate, up) if packs(gate.weight) else DenseGateUp(gate, up))
+    return AdaptedGateUp(found, gate, up) if any(low_rank.of_layers([gate, up])) else found
 
 
 def _fused(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

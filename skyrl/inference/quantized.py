@@ -64,8 +64,13 @@ class QuantizedGateUp:
 
     def __call__(self, x: Tensor) -> Tensor:
         """(T, in) -> (T, intermediate)."""
-        gate, up = self._both(x).chunk(2, dim=-1)
+        gate, up = self.halves(x)
         return nn.functional.silu(gate) * up
+
+    def halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x W_gate^T and x W_up^T: (T, in) -> (T, intermediate) each."""
+        gate, up = self._both(x).chunk(2, dim=-1)
+        return gate, up
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:

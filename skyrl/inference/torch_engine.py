@@ -19,6 +19,7 @@ import asyncio
 import copy
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from transformers import PreTrainedModel
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
+from skyrl.inference.adapted_engine import AdaptedEngine, with_stored_adapter
 from skyrl.inference.adapters import Adapter, apply_adapter
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
@@ -34,9 +36,11 @@ from skyrl.inference.engine import (
     Completion,
     EngineLoad,
     GenerationRequest,
+    InferenceEngine,
     InFlight,
     asked_logprobs,
     longest_completion,
+    refuse_adapter,
 )
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.kept_prefixes import MOST_BYTES
@@ -68,6 +72,7 @@ class TorchEngine:
         several_turns: bool = True,
         int8: bool = False,
         returns_experts: bool = False,
+        base: TorchEngine | None = None,
     ) -> None:
         """Raises `ModelError` for a model that it cannot sample from.
 
@@ -76,14 +81,16 @@ class TorchEngine:
         of finished sequences, from which later prompts continue; 0, and deterministic mode, compute every prompt whole.
         Without `several_turns` no prompt continues an answer, and only common beginnings of prompts are kept. With
         `int8` the layers' projections compute in eight bits, and all else in the model's type. With `returns_experts`
-        completions say which experts their tokens met.
+        completions say which experts their tokens met. `base` is an engine over the model without low-rank updates,
+        whose parameters this one's are: they are in memory once.
         """
-        self._model = CausalLM(
+        self._model: CausalLM = CausalLM(
             model,
             kept_bytes=0 if deterministic else prefix_bytes,
             keeps_answers=several_turns,
             int8=int8,
             records_experts=returns_experts,
+            base=None if base is None else base._model,
         )
         self._device, self._int8 = model.device, int8
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
@@ -104,6 +111,7 @@ class TorchEngine:
         Raises `RunError` for a prompt that is empty or longer than the model. When a forward pass fails or its logits
         are not finite, every request in that batch raises it, and the engine continues with the next batch.
         """
+        refuse_adapter(request)
         limit = self._longest_completion(request)
         if limit == 0:
             nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
@@ -213,10 +221,12 @@ def load_torch_engine(
     init_seed: int | None = None,
     tokenizer_path: str | None = None,
     returns_experts: bool = False,
-) -> TorchEngine:
+    adapters: Mapping[str, str] = FrozenDict(),
+) -> InferenceEngine:
     """The engine over the model at `path` (folder or hub name), with weights of its own, stored or drawn from
     `init_seed`, and `overrides` of its transformers configuration. `tokenizer_path` names a tokenizer other than the
-    model's. Raises `ModelError`.
+    model's. `adapters` are folders with adapters as PEFT stores them, by the name that requests call them. Raises
+    `ModelError`.
 
     `dtype` as torch names it (`float32`), where `int8` is bfloat16 with projections in eight bits; `attention` as
     transformers does (`sdpa`), `device` is `cpu` or `cuda`.
@@ -230,10 +240,9 @@ def load_torch_engine(
         overrides=overrides,
         init_seed=init_seed,
     )
-    tokenizer = load_tokenizer(tokenizer_path or path, use_fast=use_fast_tokenizer)
-    return TorchEngine(
-        model,
-        tokenizer,
+    make = partial(
+        TorchEngine,
+        tokenizer=load_tokenizer(tokenizer_path or path, use_fast=use_fast_tokenizer),
         max_num_seqs=max_num_seqs,
         deterministic=deterministic,
         prefix_bytes=MOST_BYTES if prefix_caching else 0,
@@ -241,6 +250,9 @@ def load_torch_engine(
         int8=dtype == "int8",
         returns_experts=returns_experts,
     )
+    models = {name: with_stored_adapter(model, name, folder) for name, folder in adapters.items()}
+    base = make(model)
+    return AdaptedEngine(base, {name: make(each, base=base) for name, each in models.items()}) if models else base
 
 
 def _positions(model: PreTrainedModel) -> int:

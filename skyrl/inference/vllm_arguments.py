@@ -6,7 +6,7 @@ Start with `engine_arguments`. Nothing here imports vLLM, so that every field ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from skyrl.config import InferenceEngineConfig
@@ -37,14 +37,15 @@ def engine_arguments(
     known: Collection[str],
     overrides: Mapping[str, Any] = FrozenDict(),
     stored_weights: bool = True,
-    lora_rank: int = 0,
+    lora_ranks: Sequence[int] = (),
     tokenizer_path: str | None = None,
 ) -> dict[str, Any]:
     """Arguments of vLLM's `AsyncEngineArgs` or `EngineArgs`.
 
     `device` is `cpu` or `cuda`; `max_model_len` is in tokens, prompt and completion together; `known` are the names of
     the arguments that the installed vLLM has; `overrides` are values of the model's own configuration. Without
-    `stored_weights` vLLM fills the model with numbers of its own, until it is sent weights. Raises `ConfigError` with
+    `stored_weights` vLLM fills the model with numbers of its own, until it is sent weights. It takes as many adapters
+    as there are `lora_ranks`. Raises `ConfigError` with
     everything that it cannot be given.
     """
     problems = [*_refused(config, device, max_model_len), *_unsuitable(model, device), *_extra_refused(config, known)]
@@ -68,9 +69,8 @@ def engine_arguments(
     }
     if tokenizer_path is not None:
         arguments["tokenizer"] = tokenizer_path
-    if lora_rank:
-        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(lora_rank)}
-        arguments["fully_sharded_loras"] = config.fully_sharded_loras
+    if lora_ranks:
+        arguments |= _of_adapters(config, lora_ranks, device)
     if not stored_weights:
         arguments["load_format"] = "dummy"
     if config.served_model_name is not None:
@@ -86,13 +86,25 @@ def engine_arguments(
     return arguments | given | ({"hf_overrides": replaced} if replaced else {})
 
 
+def _of_adapters(config: InferenceEngineConfig, ranks: Sequence[int], device: str) -> dict[str, Any]:
+    return {
+        "enable_lora": True,
+        # on a CPU, vLLM computes samples without an adapter with that in its last place, which has to be empty
+        "max_loras": len(ranks) + (device == "cpu"),
+        "max_lora_rank": _room_for(max(ranks)),
+        "fully_sharded_loras": config.fully_sharded_loras,
+    }
+
+
 def _room_for(rank: int) -> int:
     """The smallest largest rank that vLLM can be started with."""
     for most in (1, 8, 16, 32, 64, 128, 256, 320, 512):
         if rank <= most:
             return most
     problem = Problem(
-        path="trainer.policy.model.lora.rank", message=f"{rank}: vLLM serves ranks up to 512", hint="lower it"
+        path="trainer.policy.model.lora.rank",
+        message=f"{rank}: vLLM serves adapters of ranks up to 512",
+        hint="lower it",
     )
     raise ConfigError([problem])
 

@@ -42,14 +42,19 @@ class AsyncBackend:
         self._adapter: Any = None
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any], heard: Heard | None = None
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        heard: Heard | None = None,
+        adapter: object = None,
     ) -> Output:
         prompt, params = self._make(prompt_ids, sampling, heard is not None)
         self._running += 1
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._watch_engine())
         try:
-            drawing = self._llm.generate(prompt, params, request_id, lora_request=self._adapter)
+            drawing = self._llm.generate(prompt, params, request_id, lora_request=adapter or self._adapter)
             return await self._alive(self._last(drawing, heard))
         finally:
             self._running -= 1
@@ -75,7 +80,10 @@ class AsyncBackend:
     async def adopt_adapter(self, folder: str) -> None:
         self._adapter = adapter_request(folder)
         await self._alive(self._llm.remove_lora(ADAPTER))
-        if not await self._alive(self._llm.add_lora(self._adapter)):
+        await self.load_adapter(self._adapter)
+
+    async def load_adapter(self, adapter: object) -> None:
+        if not await self._alive(self._llm.add_lora(adapter)):
             raise RunError("vLLM does not take the adapter")
 
     async def forget(self, version: int) -> bool:

@@ -40,10 +40,15 @@ class Backend(Protocol):
     """Workers are this process: weights need not travel."""
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any], heard: Heard | None = None
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        heard: Heard | None = None,
+        adapter: object = None,
     ) -> Output:
         """vLLM's finished `CompletionOutput`. Giving up the call gives up the sample. `heard` is called with all tokens
-        so far whenever there are more.
+        so far whenever there are more. `adapter` is what draws it, where that is not the one that was adopted.
         """
 
     async def pause(self, in_flight: InFlight) -> None:
@@ -61,6 +66,9 @@ class Backend(Protocol):
     async def adopt_adapter(self, folder: str) -> None:
         """Draw samples from now on by the adapter that is stored there as PEFT stores it, in place of any before."""
 
+    async def load_adapter(self, adapter: object) -> None:
+        """Load one more adapter, by which samples are drawn that name it."""
+
     async def forget(self, version: int) -> bool:
         """Drops every cache of computed prompts, but for what the last pause keeps, and names the weights; False where
         a cache was still in use.
@@ -77,13 +85,13 @@ class Backend(Protocol):
 
 
 ADAPTER = 1
-"""Number of the one adapter that an engine has."""
+"""Number of the adapter that an engine adopts, its policy's. Others have higher ones."""
 
 
-def adapter_request(folder: str) -> object:
-    """vLLM's `LoRARequest` of the one adapter that an engine has."""
+def adapter_request(folder: str, name: str = "skyrl", number: int = ADAPTER) -> object:
+    """vLLM's `LoRARequest` of an adapter."""
     kind = importlib.import_module("vllm.lora.request").LoRARequest
-    return kind(lora_name="skyrl", lora_int_id=ADAPTER, lora_path=folder)
+    return kind(lora_name=name, lora_int_id=number, lora_path=folder)
 
 
 def request_maker(vllm: ModuleType) -> Callable[[Sequence[int], Mapping[str, Any], bool], tuple[Any, Any]]:

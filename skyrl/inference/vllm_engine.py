@@ -31,12 +31,13 @@ from skyrl.inference.gate import Gate
 from skyrl.inference.incoming_weights import IncomingWeights, Shared, as_plain
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_async import AsyncBackend
-from skyrl.inference.vllm_backend import Backend, refusals, reporter
+from skyrl.inference.vllm_backend import ADAPTER, Backend, adapter_request, first_line, refusals, reporter
 from skyrl.inference.vllm_environment import import_vllm, set_variables
 from skyrl.inference.vllm_model import expected_weights, model_facts, overridden, refuse_unfit
 from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments
 from skyrl.inference.vllm_stepped import SteppedBackend
 from skyrl.models.loading import load_tokenizer
+from skyrl.models.stored_adapter import stored_settings
 from skyrl.tree import FrozenDict
 
 T = TypeVar("T")
@@ -68,11 +69,13 @@ class VLLMEngine:
         stored_weights: bool = True,
         tokenizer_path: str | None = None,
         lora_rank: int = 0,
+        adapters: Mapping[str, str] = FrozenDict(),
     ) -> None:
         """Returns when the model is loaded. `device` is `cpu` or `cuda`; `tokenizer` is loaded if it is not given,
         from `tokenizer_path` where that is another than the model's.
         `overrides` replace values of the model's own configuration. Without `stored_weights` none are read: those that
         `load_weights` brings are the first that mean anything. With `lora_rank` adapters of that rank are taken, too.
+        `adapters` are folders with adapters as PEFT stores them, by the name that requests call them.
 
         `max_model_len` is in tokens, prompt and completion together; None is what the model was made for. Raises
         `ConfigError` for settings that vLLM cannot be given, `ModelError` for the model, `UserError` where vLLM is not
@@ -81,13 +84,11 @@ class VLLMEngine:
         trusted = bool(config.engine_init_kwargs.get("trust_remote_code", False))
         facts = model_facts(model_path, trust_remote_code=trusted, overrides=overrides)
         self._max_model_len = max_model_len or facts.positions or _no_positions(model_path)
-        loaded = tokenizer or load_tokenizer(tokenizer_path or model_path)
-        self._tokenizer = copy.deepcopy(loaded)  # it must not serve two threads
+        # it must not serve two threads
+        self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(tokenizer_path or model_path))
         self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
         self._expected = expected_weights(model_path, trust_remote_code=trusted, overrides=overrides)
-        self._gate = Gate()
-        self._numbers = itertools.count()
-        self._weight_version = 0
+        self._gate, self._numbers, self._weight_version = Gate(), itertools.count(), 0
         self._paused, self._closed, self._broken = False, False, ""
         self._device = device
         self._sockets = set_variables(config, device)
@@ -104,11 +105,12 @@ class VLLMEngine:
                 max_model_len=self._max_model_len,
                 known={field.name for field in dataclasses.fields(import_vllm().AsyncEngineArgs)},
                 stored_weights=stored_weights,
-                lora_rank=lora_rank,
+                lora_ranks=_ranks(adapters, lora_rank),
                 tokenizer_path=tokenizer_path,
                 overrides=overridden(model_path, overrides, trust_remote_code=trusted),
             )
-            self._backend: Backend = asyncio.run_coroutine_threadsafe(_start(config, arguments), self._loop).result()
+            starting = asyncio.run_coroutine_threadsafe(_start(config, arguments, adapters), self._loop)
+            self._backend, self._adapters = starting.result()
         except BaseException:
             self._end()
             raise
@@ -196,7 +198,10 @@ class VLLMEngine:
         arguments = sampling_arguments(request.sampling, key, limit=limit, eos_ids=self._eos_ids)
         try:
             heard = None if request.on_tokens is None else reporter(request.on_tokens, index)
-            output = await self._backend.generate(str(next(self._numbers)), request.prompt_ids, arguments, heard)
+            adapter = None if request.adapter is None else self._adapters[request.adapter]
+            output = await self._backend.generate(
+                str(next(self._numbers)), request.prompt_ids, arguments, heard, adapter
+            )
         except refusals() as error:
             raise UserError(f"prompt {key.prompt_id!r}: vLLM refuses the request: {error}") from error
         return completion(output, key, request.sampling, self._tokenizer, prompt_tokens=len(request.prompt_ids))
@@ -267,6 +272,8 @@ class VLLMEngine:
         name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
         length = len(request.prompt_ids)
         check_sampling(request.sampling)
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise UserError(f"there is no adapter {request.adapter}: {', '.join(self._adapters) or 'none was loaded'}")
         if length == 0:
             raise RunError(f"{name} is empty: there is nothing to continue")
         if length > self._max_model_len:
@@ -274,8 +281,12 @@ class VLLMEngine:
         return longest_completion(request.sampling, length, self._max_model_len)
 
 
-async def _start(config: InferenceEngineConfig, arguments: dict[str, Any]) -> Backend:
-    """Start vLLM; runs on the event loop that the engine lives on."""
+async def _start(
+    config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str]
+) -> tuple[Backend, dict[str, object]]:
+    """Start vLLM with the adapters in these folders, and its requests of them by name; runs on the event loop that the
+    engine lives on.
+    """
     make: Callable[[], Backend] = (
         (lambda: AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats))
         if config.async_engine
@@ -292,10 +303,28 @@ async def _start(config: InferenceEngineConfig, arguments: dict[str, Any]) -> Ba
         await backend.call_workers("skyrl_prepare")
         if not await backend.forget(0):
             raise ProcessError("a vLLM engine that has just started could not empty its caches")
+        return backend, await _loaded(backend, adapters)
     except BaseException:
         backend.close()
         raise
-    return backend
+
+
+def _ranks(adapters: Mapping[str, str], trained: int) -> list[int]:
+    """Ranks of the stored adapters, and that of the one that is trained if it is above 0. Raises `ModelError`."""
+    stored = [stored_settings(Path(folder), f"adapter {name}").rank for name, folder in adapters.items()]
+    return stored + [trained] * bool(trained)
+
+
+async def _loaded(backend: Backend, folders: Mapping[str, str]) -> dict[str, object]:
+    """vLLM's requests of the adapters in these folders, by name, once it has loaded them. Raises `ModelError`."""
+    loaded = {}
+    for number, (name, folder) in enumerate(folders.items(), ADAPTER + 1):
+        loaded[name] = adapter_request(folder, name, number)
+        try:
+            await backend.load_adapter(loaded[name])
+        except Exception as error:
+            raise ModelError(f"adapter {name}: vLLM does not take {folder}: {first_line(error)}") from error
+    return loaded
 
 
 def _no_positions(model_path: str) -> int:

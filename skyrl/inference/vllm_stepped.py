@@ -31,13 +31,18 @@ class SteppedBackend:
         self._resting = False
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: Mapping[str, Any], heard: Heard | None = None
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        heard: Heard | None = None,
+        adapter: object = None,
     ) -> Output:
         prompt, params = self._make(prompt_ids, sampling, heard is not None)
         if self._dead:
             raise ProcessError(self._dead)
         self._engine.add_request(
-            request_id, prompt, params, lora_request=self._adapter
+            request_id, prompt, params, lora_request=adapter or self._adapter
         )  # a request that it refuses leaves it as it was
         future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
         self._futures[request_id] = future
@@ -74,7 +79,10 @@ class SteppedBackend:
     async def adopt_adapter(self, folder: str) -> None:
         self._adapter = adapter_request(folder)
         self._call(self._engine.remove_lora, ADAPTER)
-        if not self._call(self._engine.add_lora, self._adapter):
+        await self.load_adapter(self._adapter)
+
+    async def load_adapter(self, adapter: object) -> None:
+        if not self._call(self._engine.add_lora, adapter):
             raise RunError("vLLM does not take the adapter")
 
     async def forget(self, version: int) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import frozen
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError
 
 _PREFIX = "base_model.model."
+_SETTINGS, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "use_rslora": (None, False),
     "use_dora": (None, False),
@@ -27,23 +29,59 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
 """Settings of PEFT with the values under which an adapter is W + alpha / rank B A and nothing else."""
 
 
+@frozen(kw_only=True)
+class StoredSettings:
+    """Size and scale of a stored adapter."""
+
+    rank: int
+    alpha: float
+
+
 def read_adapter(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None:
     """Fill the adapters of a model, which are new, with those stored in the folder `lora.path`.
 
     `field` is the dotted path of the adapter's table. Raises `ModelError` where the folder holds no adapter, or one of
     another size, scale or set of modules.
     """
+    where = f"{field}.path"
     folder = Path(str(lora.path)).expanduser()
+    settings = stored_settings(folder, where)
+    for ours, theirs in (("rank", settings.rank), ("alpha", settings.alpha)):
+        if theirs != getattr(lora, ours):
+            raise ModelError(
+                f"{field}.{ours} = {getattr(lora, ours)}, and the adapter in {where} has {theirs:g}: set it to that"
+            )
+    _fill(model, stored_tensors(folder, where), field)
+
+
+def stored_settings(folder: Path, where: str) -> StoredSettings:
+    """Settings of the adapter in a folder. Raises `ModelError` that begins with `where` for a folder that holds none,
+    or one that is more than W + alpha / rank B A.
+    """
     try:
-        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        tensors = load_file(folder / "adapter_model.safetensors")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(
-            f"{field}.path: {folder} holds no adapter ({error}): name a folder with PEFT's adapter_config.json and "
-            "adapter_model.safetensors"
-        ) from error
-    _refuse_other_settings(settings, lora, field)
-    _fill(model, tensors, field)
+        settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+        found = StoredSettings(rank=int(settings["r"]), alpha=float(settings["lora_alpha"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _no_adapter(folder, where, error) from error
+    for name, plain in _PLAIN.items():
+        if settings.get(name) not in plain:
+            raise ModelError(f"{where}: an adapter with {name} = {settings[name]!r} is not read in this version")
+    return found
+
+
+def stored_tensors(folder: Path, where: str) -> dict[str, Tensor]:
+    """Tensors of the adapter in a folder, by PEFT's names. Raises as `stored_settings`."""
+    try:
+        return load_file(folder / _TENSORS)
+    except (OSError, SafetensorError) as error:
+        raise _no_adapter(folder, where, error) from error
+
+
+def _no_adapter(folder: Path, where: str, error: Exception) -> ModelError:
+    return ModelError(
+        f"{where}: {folder} holds no adapter ({type(error).__name__}: {error}): name a folder with PEFT's {_SETTINGS} "
+        f"and {_TENSORS}"
+    )
 
 
 def merge_adapters(model: nn.Module) -> nn.Module:
@@ -56,18 +94,6 @@ def merge_adapters(model: nn.Module) -> nn.Module:
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, layer.get_base_layer())
     return model
-
-
-def _refuse_other_settings(settings: Mapping[str, Any], lora: SkyRLLoraConfig, field: str) -> None:
-    for ours, theirs in (("rank", "r"), ("alpha", "lora_alpha")):
-        if settings.get(theirs) != getattr(lora, ours):
-            raise ModelError(
-                f"{field}.{ours} = {getattr(lora, ours)}, and the adapter in {field}.path has {settings.get(theirs)}: "
-                "set it to that"
-            )
-    for name, plain in _PLAIN.items():
-        if settings.get(name) not in plain:
-            raise ModelError(f"{field}.path: an adapter with {name} = {settings[name]!r} is not read in this version")
 
 
 def _fill(model: nn.Module, tensors: Mapping[str, Tensor], field: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,10 +13,11 @@ from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.load import compose
-from skyrl.config.sizes import workers_of_an_engine
+from skyrl.config.sizes import starts_engines, workers_of_an_engine
 from skyrl.endpoint.doors import Address
 from skyrl.errors import Problem, Stopped, UserError
 from skyrl.tools.sampling_target import Target, stored_configuration
+from skyrl.tree import FrozenDict
 from skyrl.tree.rules import Check
 
 LONGEST = 32_768
@@ -24,7 +25,8 @@ LONGEST = 32_768
 `generator.sampling_params.max_generate_length` set another limit."""
 
 _ENGINE = "generator.inference_engine."
-_PROMPT = "trainer.max_prompt_length"
+_SHARDED = f"{_ENGINE}fully_sharded_loras"
+_PROMPT, _ANSWER = "trainer.max_prompt_length", "generator.sampling_params.max_generate_length"
 
 
 def serve(
@@ -34,34 +36,66 @@ def serve(
     address: Address,
     *,
     takes_weights: bool = False,
+    adapters: Mapping[str, str] = FrozenDict(),
     warn: Callable[[Sequence[Problem]], None],
     say: Callable[[str], None],
 ) -> None:
     """Answer requests until a signal comes. `say` is given the address once the engines are there.
 
     Settings are those of a run: the target's own where `files` is empty. With `takes_weights`, clients may pause the
-    engines and replace their weights. Raises `ConfigError` and `UserError`.
+    engines and replace their weights. `adapters` are more models, by name: folders of adapters (LoRA) on this one.
+    Raises `ConfigError` and `UserError`.
     """
+    if takes_weights and adapters:
+        raise UserError(
+            "--takes-weights lets a run replace the weights that the adapters are for: leave out one of them"
+        )
     with TemporaryDirectory(prefix="skyrl-serve-") as scratch:
         model = target.model if target.checkpoint is None else _stored(target, Path(scratch) / "model")
-        run = _configured(files or stored_configuration(target), overrides, model, Path(scratch), warn)
-        _serve(run, target.name, address, say, takes_weights)
+
+        def warned(problems: Sequence[Problem]) -> None:
+            warn([problem for problem in problems if not (adapters and problem.path == _SHARDED)])
+
+        run = _configured(files or stored_configuration(target), overrides, model, Path(scratch), warned)
+        _refuse_adapters(run, adapters)
+        _serve(run, target.name, address, say, takes_weights, adapters)
 
 
-def _serve(run: SkyRLTrainConfig, name: str, address: Address, say: Callable[[str], None], takes_weights: bool) -> None:
+def _refuse_adapters(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> None:
+    """Raises `UserError` where the engines cannot have adapters beside their weights, and for names that are taken."""
+    engine = run.generator.inference_engine
+    if adapters and not starts_engines(run):
+        raise UserError(
+            f"--adapter: {_ENGINE}backend = {engine.backend} is a server that runs already, with adapters of its own"
+        )
+    if adapters and engine.rollout_dtype == "int8":
+        raise UserError(f"--adapter: weights in eight bits take no adapters: set {_ENGINE}rollout_dtype = bfloat16")
+
+
+def _serve(
+    run: SkyRLTrainConfig,
+    name: str,
+    address: Address,
+    say: Callable[[str], None],
+    takes_weights: bool,
+    adapters: Mapping[str, str],
+) -> None:
     from skyrl.endpoint.control import EngineControl
     from skyrl.endpoint.server import serving
     from skyrl.experiments.served_policy import served_policy
     from skyrl.experiments.standalone import StandaloneSampling
 
-    sampling = StandaloneSampling(run)
+    policy = served_policy(run, name=name, adapters=tuple(adapters))
+    if taken := set(policy.names) & set(adapters):
+        raise UserError(f"--adapter {min(taken)}: this is the name of the model itself, give the adapter another one")
+    sampling = StandaloneSampling(run, adapters=adapters)
 
     async def work() -> None:
-        policy, client = served_policy(run, name=name), sampling.client
+        client = sampling.client
         control = EngineControl(client, workers=workers_of_an_engine(run)) if takes_weights else None
         generate = client.generate if control is None else control.generate
         async with serving(policy, sampling.tokenizer, generate, address, control) as endpoint:
-            say(f"{policy.names[0]} at {endpoint.url}/v1")
+            say(f"{', '.join((policy.names[0], *adapters))} at {endpoint.url}/v1")
             await asyncio.Event().wait()
 
     with suppress(Stopped):  # how a service is meant to end
@@ -90,8 +124,7 @@ def _configured(
     changes += [f"trainer.{name}={scratch}" for name in ("run_path", "export_path", "ckpt_path", "log_path")]
     if not files and f"{_ENGINE}backend" not in written:
         changes.append(f"{_ENGINE}backend={'vllm' if importlib.util.find_spec('vllm') else 'torch'}")
-    if _PROMPT not in written:
-        changes.append(f"{_PROMPT}={_longest_prompt(_composed(files, changes)[0])}")
+    changes += _lengths(_composed(files, changes)[0], written, answer_is_ours=not files)
     run, warnings = _composed(files, changes, model_checks)
     warn([warning for warning in warnings if warning.path in written])
     return run
@@ -107,10 +140,18 @@ def _composed(
     return composed.config, composed.warnings
 
 
-def _longest_prompt(run: SkyRLTrainConfig) -> int:
-    """All that the model can read, less the answer."""
+def _lengths(run: SkyRLTrainConfig, written: Collection[str], *, answer_is_ours: bool) -> Iterator[str]:
+    """Overrides of lengths that the user has not `written`: the prompt gets all that the model can read, less the
+    answer. A model with fewer positions than the default answer gives half of them to an answer whose request names no
+    length of its own, where `answer_is_ours`.
+    """
     from skyrl.config.model_overrides import engine_overrides
     from skyrl.models.loading import max_positions
 
-    positions = max_positions(run.trainer.policy.model.path or "", engine_overrides(run)) or LONGEST
-    return max(1, min(positions, LONGEST) - run.generator.sampling_params.max_generate_length)
+    most = max_positions(run.trainer.policy.model.path or "", engine_overrides(run)) or LONGEST
+    positions, answer = min(most, LONGEST), run.generator.sampling_params.max_generate_length
+    if answer_is_ours and _ANSWER not in written and answer >= positions:
+        answer = positions // 2
+        yield f"{_ANSWER}={answer}"
+    if _PROMPT not in written:
+        yield f"{_PROMPT}={max(1, positions - answer)}"

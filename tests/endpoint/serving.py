@@ -101,6 +101,7 @@ async def served(
     most_samples: int = 64,
     max_model_len: int = 512,
     control: EngineControl | None = None,
+    adapters: tuple[str, ...] = (),
 ) -> AsyncIterator[Served]:
     """An endpoint for the length of the block."""
     policy = ServedPolicy(
@@ -108,6 +109,7 @@ async def served(
         sampling=SamplingParams(max_generate_length=8),
         max_model_len=max_model_len,
         most_samples=most_samples,
+        adapters=adapters,
     )
     async with serving(policy, tokenizer, generate, Address(doors=doors or Doors()), control) as endpoint:
         yield Served(endpoint, tokenizer)

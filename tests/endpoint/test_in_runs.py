@@ -14,9 +14,15 @@ from typing import Any
 
 import openai
 import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM
 
+from skyrl.cli.serve import serve
+from skyrl.errors import UserError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preflight import keys_are_there, packages_are_installed
+from skyrl.inference.adapters import shared, write_adapter
 from tests.nano_run import all_metrics, config, train
 
 ENGINE = "generator__inference_engine__"
@@ -67,22 +73,71 @@ def test_an_endpoint_that_others_reach_needs_a_token(nano: Path, tmp_path: Path)
 
 
 def test_serve_answers_until_it_is_interrupted(nano: Path, tmp_path: Path) -> None:
+    adapter = stored_adapter(nano / "model", tmp_path / "run")
     command = [sys.executable, "-m", "skyrl.cli", "serve", str(nano / "model"), "--port", "0"]
+    command += ["--adapter", f"math={adapter.parent}"]
     settings = ["generator.inference_engine.backend=torch", "trainer.device=cpu"]
-    settings += ["generator.sampling_params.max_generate_length=8"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen([*command, *settings], stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         url = process.stdout.readline().rsplit(" ", 1)[-1].strip()
         client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
-        (model,) = client.models.list()
+        model, other = client.models.list()
         answer = client.chat.completions.create(model=model.id, messages=HELLO)
+        drawn = [logprobs_of(client, name) for name in (model.id, other.id, model.id)]
         process.send_signal(signal.SIGINT)
         said = process.stdout.read()
-    assert (model.id, process.returncode) == (str(nano / "model"), 0)
-    assert answer.usage is not None and 1 <= answer.usage.completion_tokens <= 8
+    assert (model.id, other.id, process.returncode) == (str(nano / "model"), "math", 0)
+    assert drawn[0] == pytest.approx(drawn[2], abs=1e-4)
+    assert drawn[0] != pytest.approx(drawn[1], abs=1e-2)
+    assert model.model_extra == {"max_model_len": 64}  # the model has fewer positions than the default answer
+    assert answer.usage is not None and 1 <= answer.usage.completion_tokens <= 32
     assert said == "The endpoint has stopped.\n"
     assert list(tmp_path.glob("skyrl-serve-*")) == []
+
+
+def stored_adapter(model: Path, run: Path) -> Path:
+    """An adapter for this model, as a run stores it."""
+    learner: Any = AutoModelForCausalLM.from_pretrained(model)
+    layers = {name: each for name, each in learner.named_modules() if name.endswith("q_proj")}
+    noise = torch.Generator().manual_seed(1)
+    tensors = {
+        f"base_model.model.{name}.lora_{part}.weight": torch.randn(shape, generator=noise)
+        for name, layer in layers.items()
+        for part, shape in (("A", (2, layer.in_features)), ("B", (layer.out_features, 2)))
+    }
+    write_adapter(shared(tuple(tensors.items()), rank=2, alpha=8), run / "adapter")
+    return run / "adapter"
+
+
+def logprobs_of(client: openai.OpenAI, name: str) -> list[float]:
+    """Log-probabilities of an answer that is drawn with a seed."""
+    answer = client.completions.create(model=name, prompt=[1, 2, 3], seed=1, logprobs=1, max_tokens=4)
+    assert answer.model == name and answer.choices[0].logprobs is not None
+    return list(answer.choices[0].logprobs.token_logprobs or ())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--adapter", "math"], "--adapter math: give a name and a folder"),
+        (["--adapter", "math=nowhere"], "--adapter math: nowhere holds no adapter"),
+        (["--adapter", "math={adapter}", "--adapter", "math={adapter}"], "two adapters have this name"),
+        (["--adapter", "{model}={adapter}"], "this is the name of the model itself"),
+        (["--adapter", "math={adapter}", "--takes-weights"], "leave out one of them"),
+        (
+            ["--adapter", "math={adapter}", "generator.inference_engine.rollout_dtype=int8"],
+            "eight bits take no adapters",
+        ),
+    ],
+)
+def test_serve_refuses_adapters_that_it_cannot_serve(nano: Path, tmp_path: Path, given: list[str], said: str) -> None:
+    adapter = stored_adapter(nano / "model", tmp_path)
+    words = [each.format(adapter=adapter, model=nano / "model") for each in given]
+    settings = ["generator.inference_engine.backend=torch", "trainer.device=cpu"]
+    done = CliRunner().invoke(serve, [str(nano / "model"), *words, *settings])
+    assert isinstance(done.exception, UserError)
+    assert said in str(done.exception)
 
 
 def test_serve_without_the_packages_of_its_extra_says_what_to_install(

@@ -146,6 +146,7 @@ async def test_prefix_caching_is_the_choice_of_who_loads_the_engine(tmp_path: Pa
         path, dtype="float32", attention="sdpa", device="cpu", max_num_seqs=4, prefix_caching=caching
     )
     asked, tokens = request(prompts(20)[0], max_generate_length=1), list[int]()
+    assert isinstance(engine, TorchEngine)
     model: Any = engine._model.model
     model.get_input_embeddings().register_forward_pre_hook(lambda _, args: tokens.append(args[0].numel()))
     await engine.generate(asked)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from skyrl.inference.torch_engine import TorchEngine
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 
 
-def engine(kind: str = "qwen2", **settings: bool) -> TorchEngine:
+def engine(kind: str = "qwen2", **settings: Any) -> TorchEngine:
     return TorchEngine(nano_model(kind).bfloat16(), nano_tokenizer(), max_num_seqs=8, int8=True, **settings)
 
 

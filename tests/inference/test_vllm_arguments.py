@@ -63,12 +63,14 @@ def test_a_model_without_stored_weights_is_filled_by_the_learner() -> None:
 def test_an_engine_has_room_for_the_adapter_that_is_trained() -> None:
     given: dict[str, Any] = {"model_path": "m", "model": MODEL, "seed": 7, "device": "cuda", "max_model_len": 256}
     config = InferenceEngineConfig(fully_sharded_loras=True)
-    found = engine_arguments(config, **given, known=KNOWN, lora_rank=12)
+    found = engine_arguments(config, **given, known=KNOWN, lora_ranks=[12])
     assert (found["enable_lora"], found["max_loras"], found["max_lora_rank"]) == (True, 1, 16)
     assert found["fully_sharded_loras"] is True
     assert "enable_lora" not in engine_arguments(config, **given, known=KNOWN)
+    on_a_cpu = engine_arguments(config, **given | {"device": "cpu"}, known=KNOWN, lora_ranks=[12, 4, 8])
+    assert on_a_cpu["max_loras"] == 4  # one stays empty
     with pytest.raises(ConfigError, match=r"trainer\.policy\.model\.lora\.rank"):
-        engine_arguments(config, **given, known=KNOWN, lora_rank=513)
+        engine_arguments(config, **given, known=KNOWN, lora_ranks=[513])
 
 
 def test_a_tokenizer_of_its_own_reaches_vllm() -> None:

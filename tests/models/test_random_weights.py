@@ -11,7 +11,7 @@ import torch
 
 from skyrl.config import TrainerConfig
 from skyrl.errors import ModelError
-from skyrl.inference.torch_engine import load_torch_engine
+from skyrl.inference.torch_engine import TorchEngine, load_torch_engine
 from skyrl.learners.workers import PolicyWorker, RefWorker
 from skyrl.models.loading import load_causal_lm
 from skyrl.training.objective import policy_objective
@@ -59,6 +59,7 @@ def test_policy_reference_and_engine_start_from_the_same_weights(bare: Path, nan
     engine = load_torch_engine(
         str(bare), dtype="float32", attention="sdpa", device="cpu", max_num_seqs=2, init_seed=trainer.seed
     )
+    assert isinstance(engine, TorchEngine)
     weights = dict(policy.weights())
     for other in (dict(reference.strategy.gather()), dict(engine._model.model.named_parameters())):
         assert all(torch.equal(weight, other[name]) for name, weight in weights.items())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -69,10 +70,12 @@ async def give(engine: InferenceEngine, incoming: Any, version: int) -> None:
         await engine.resume()
 
 
-async def far_from(engine: InferenceEngine, model: Any) -> float:
-    """Largest difference between the engine's log-probabilities and those of a forward pass of the model, in nats."""
-    worst = 0.0
-    for asked, drawn in zip(ASKED, await asyncio.gather(*map(engine.generate, ASKED)), strict=True):
+async def far_from(engine: InferenceEngine, model: Any, adapter: str | None = None) -> float:
+    """Largest difference between the engine's log-probabilities, by the adapter of this name, and those of a forward
+    pass of the model, in nats.
+    """
+    worst, requests = 0.0, [evolve(each, adapter=adapter) for each in ASKED]
+    for asked, drawn in zip(ASKED, await asyncio.gather(*map(engine.generate, requests)), strict=True):
         for each in drawn:
             expected = full_forward_logprobs(model, asked.prompt_ids, each, 1.0)
             worst = max(worst, (torch.tensor(each.logprobs) - expected).abs().max().item())

@@ -1,0 +1,96 @@
+"""Several policies on one base: the torch engine with stored adapters (LoRA), each chosen by the name that a request
+carries.
+
+Every adapter has a scheduler and a cache of its own; the base weights are in memory once, also where they are prepared
+for a device. Adapters are computed beside them, as `skyrl.models.low_rank` does, and stay what they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attrs import evolve
+
+from skyrl.errors import ModelError, UserError, WeightSyncError
+from skyrl.inference.adapters import apply_adapter, linear_layers, misfits, shared
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight
+from skyrl.inference.incoming_weights import IncomingWeights
+from skyrl.models.stored_adapter import stored_settings, stored_tensors
+
+Model = TypeVar("Model", bound=Any)
+
+
+class AdaptedEngine:
+    """An `InferenceEngine` over one for the base and one for each adapter, by name."""
+
+    def __init__(self, base: InferenceEngine, adapted: Mapping[str, InferenceEngine]) -> None:
+        self._base, self._adapted = base, dict(adapted)
+
+    @property
+    def weight_version(self) -> int:
+        """Always 0: the weights are those that the engine started with."""
+        return self._base.weight_version
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        """One completion per key, in order, drawn by the adapter that the request names. Raises `UserError` for one
+        that is not there.
+        """
+        if request.adapter is None:
+            return await self._base.generate(request)
+        if request.adapter not in self._adapted:
+            raise UserError(f"there is no adapter {request.adapter}: {', '.join(self._adapted)}")
+        return await self._adapted[request.adapter].generate(evolve(request, adapter=None))
+
+    async def pause(self, in_flight: InFlight = "finish") -> None:
+        """Returns when nothing is running."""
+        await asyncio.gather(*(engine.pause(in_flight) for engine in self._engines))
+
+    async def resume(self) -> None:
+        """Takes work again."""
+        await asyncio.gather(*(engine.resume() for engine in self._engines))
+
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+        """Raises `WeightSyncError`: adapters are for the weights that they were trained on."""
+        raise WeightSyncError("an engine with several adapters keeps the weights that these are for")
+
+    async def load(self) -> EngineLoad | None:
+        """Samples that wait for places in a batch."""
+        loads = await asyncio.gather(*(engine.load() for engine in self._engines))
+        return EngineLoad(waiting=sum(load.waiting for load in loads if load is not None))
+
+    async def sleep(self) -> bool:
+        """Moves the model to the memory of the host, where the weights survive."""
+        return any([await engine.sleep() for engine in self._engines])
+
+    async def wake(self) -> None:
+        """Moves the model back to where it computes."""
+        for engine in self._engines:
+            await engine.wake()
+
+    async def close(self) -> None:
+        """Finishes what is running and refuses what comes later."""
+        await asyncio.gather(*(engine.close() for engine in self._engines))
+
+    @property
+    def _engines(self) -> tuple[InferenceEngine, ...]:
+        return (self._base, *self._adapted.values())
+
+
+def with_stored_adapter(model: Model, name: str, folder: str) -> Model:
+    """A model that computes with the adapter in this folder beside the weights of `model`, which are its own
+    parameters, too. Raises `ModelError` for a folder that holds none that fits.
+    """
+    where, place = f"adapter {name}", Path(folder).expanduser()
+    settings = stored_settings(place, where)
+    tensors = stored_tensors(place, where)
+    adapter = shared(tuple(tensors.items()), rank=settings.rank, alpha=settings.alpha)
+    if problems := misfits(adapter, linear_layers(model)):
+        raise ModelError(f"{where}: {place} is not for this model: {problems}")
+    held = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, held)
+    apply_adapter(twin, adapter)
+    return twin
