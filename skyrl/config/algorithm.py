@@ -174,6 +174,11 @@ class AlgorithmConfig(BaseConfig):
     clip_ratio_c: float = field(default=3.0, validator=at_least(1))
     """Bound of the loss at a negative advantage A, with dual_clip: at most -A times this (arXiv:1912.09729)."""
 
+    max_importance_ratio: float | None = field(default=None, validator=at_least(1))
+    """Leave out a mini-batch over whose trained tokens the mean of pi / pi_old is above this: the policy has moved too
+    far from the one that the batch compares with. Each mini-batch is scored before its update, a forward pass more, so
+    that the answer depends neither on micro-batches nor on ranks. None: no bound."""
+
     zero_variance_filter: bool = False
     """Leave groups whose rewards are all equal out of the loss: none of their tokens counts."""
 

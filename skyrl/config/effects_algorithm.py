@@ -9,12 +9,20 @@ from skyrl.config.algorithm import AlgorithmConfig
 from skyrl.config.estimators import ADVANTAGE_ESTIMATORS
 from skyrl.config.facts import estimator_facts, loss_facts
 from skyrl.config.losses import POLICY_LOSSES
-from skyrl.config.sizes import has_critic, has_reference
+from skyrl.config.rl_models import POLICY
+from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.sizes import has_critic, has_reference, scores_old_logprobs
 from skyrl.tree.rules import Effect
 
 
 def _when(path: str, when: str, acts: Callable[[AlgorithmConfig], bool]) -> Effect:
     return Effect(f"trainer.algorithm.{path}", when, lambda run: acts(run.trainer.algorithm))
+
+
+def _compares_with_an_old_policy(run: SkyRLTrainConfig) -> bool:
+    """Whether log pi_old is another one than that of the policy as it is learned."""
+    algorithm = run.trainer.algorithm
+    return algorithm.old_logprobs != "learner" or scores_old_logprobs(algorithm, POLICY.updates(run))
 
 
 def _loss_tables() -> Iterator[Effect]:
@@ -55,6 +63,11 @@ ALGORITHM_EFFECTS: tuple[Effect, ...] = (
         "old_logprobs",
         "the loss, or a KL term in the reward, is taken from pi_old",
         lambda algorithm: algorithm.use_kl_in_reward or loss_facts(algorithm).reads_old_logprobs,
+    ),
+    Effect(
+        "trainer.algorithm.max_importance_ratio",
+        "pi_old is the engine's, or scored by the learner, which has several optimizer steps for a batch",
+        _compares_with_an_old_policy,
     ),
     _when("entropy_loss_coef", "use_entropy_loss is on", lambda algorithm: algorithm.use_entropy_loss),
     _estimator_field("grpo_norm_by_std"),

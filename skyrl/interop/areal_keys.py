@@ -229,7 +229,7 @@ KEYS: dict[str, Entry] = {
     "ref_inf.*": later(_LEGACY),
     "ppo.actor_sample_reuse": goes_to("trainer.update_epochs_per_batch"),
     "ppo.critic_sample_reuse": later(_LEGACY, 1),
-    "ppo.early_stop_imp_ratio": later("stopping an update early"),
+    "ppo.early_stop_imp_ratio": goes_to(ALGORITHM + "max_importance_ratio", convert=number),
     "ppo.fuse_rew_ref": not_there("how its older system overlaps two passes"),
     "rw_type": later("types of rewards: environment.env_class", "sparse"),
     "cache_clear_freq": not_there("memory is given back where models take turns"),

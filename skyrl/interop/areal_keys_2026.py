@@ -17,6 +17,16 @@ from skyrl.interop.areal_values import (
 _ADAPTERS = "whether an adapter travels alone, and under which name, follows from trainer.policy.model.lora"
 _VLLM = ENGINE + "engine_init_kwargs."
 
+_CAP_MODES = {"token_mask": "mask", "token_truncate": "clamp"}
+
+
+def _cap_mode(mode: object) -> Becomes:
+    """AReaL had it early in 2026, before `rejection_sampling`."""
+    if isinstance(mode, str) and mode in _CAP_MODES:
+        return Becomes(writes={ALGORITHM + "decoupled.cap_mode": _CAP_MODES[mode]})
+    return Becomes(not_yet="the decoupled loss without its weight" if mode == "disabled" else "judging whole sequences")
+
+
 KEYS_2026: dict[str, Entry] = {
     # vLLM
     "vllm.model": not_there("the engines serve the policy"),
@@ -42,6 +52,8 @@ KEYS_2026: dict[str, Entry] = {
     # adapters
     # the objective
     "actor.m2_threshold": later("M2PO, which limits the second moment of the ratios"),
+    "actor.behave_imp_weight_cap": goes_to(ALGORITHM + "decoupled.behav_imp_weight_cap", convert=number),
+    "actor.behave_imp_weight_mode": _cap_mode,
     "actor.rejection_sampling": later("settings of a table as a whole"),
     "actor.rejection_sampling.level": only("token", does="tokens are judged", otherwise="judging whole sequences"),
     "actor.rejection_sampling.action": goes_to(ALGORITHM + "decoupled.cap_mode"),

@@ -73,6 +73,7 @@ _CLASSES: dict[str, str] = {
         "adv_norm:NormConfig kl_ctl kl_estimator use_sapo_loss sapo_tau_pos sapo_tau_neg recompute_logprob "
         "use_decoupled_loss rejection_sampling:RejectionSamplingConfig importance_sampling_level "
         "prox_logp_method log_agent_stats log_agent_stats_keys max_new_tokens group_size behav_imp_weight_cap "
+        "behave_imp_weight_cap behave_imp_weight_mode "
         "dynamic_sampling"
     ),
     "PPOCriticConfig": "*TrainEngineConfig ppo_n_minibatches eps_clip mask_no_eos_with_zero",

@@ -109,6 +109,9 @@ _POLICY_LOSS = (
 _POLICY = (
     *_updates("policy", "policy_lr", _POLICY_LOSS),
     MetricSpec("policy/mini_batches_without_a_token", "mini-batches", "Mini-batches without a token to train on."),
+    MetricSpec(
+        "policy/mini_batches_moved_too_far", "mini-batches", "Mini-batches left out (algorithm.max_importance_ratio)."
+    ),
     MetricSpec("policy/policy_entropy", "nats", "Entropy of the policy, mean over trained tokens."),
     MetricSpec("policy/response_length", "tokens", "Trained tokens of an answer, mean."),
     MetricSpec(

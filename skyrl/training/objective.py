@@ -142,14 +142,14 @@ class PolicyObjective:
         return LossInputs.selected(
             batch.loss_mask,
             logprobs=logprobs,
-            old_logprobs=_old_logprobs(logprobs.detach(), batch),
+            old_logprobs=old_logprobs(logprobs.detach(), batch),
             rollout_logprobs=logprobs.detach() if batch.rollout_logprobs is None else batch.rollout_logprobs,
             advantages=batch.advantages,
         )
 
 
-def _old_logprobs(current: Tensor, batch: TrainingBatch) -> Tensor:
-    """(B, L): log pi_old, where `current` has no gradient."""
+def old_logprobs(current: Tensor, batch: TrainingBatch) -> Tensor:
+    """(B, L): log pi_old of each token. `current` (B, L) are the policy's own log-probabilities, without gradient."""
     if batch.old_logprobs is None:
         return current
     if batch.interpolation is None:

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.algorithms.interpolation import interpolation_weight
+from skyrl.algorithms.losses import importance_ratio
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.config.sizes import scores_old_logprobs
 from skyrl.training.collate import collate, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
+from skyrl.training.objective import old_logprobs
 from skyrl.training.position import RolloutPosition
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
@@ -129,18 +131,25 @@ class PPOTrainer:
         if self.critic:
             batch = batch.given(returns=self.targets(batch))
             metrics |= prefixed("critic", await self._learn(self.critic, batch, self._critic_mini_batch))
-        metrics |= prefixed("policy", await self._learn(self.policy, batch, self._mini_batch))
+        bound = self._config.algorithm.max_importance_ratio
+        metrics |= prefixed("policy", await self._learn(self.policy, batch, self._mini_batch, max_ratio=bound))
         return metrics | {"policy/response_length": batch.loss_mask.sum().item() / batch.answers}
 
-    async def _learn(self, learner: Learner, batch: TrainingBatch, answers: int) -> Metrics:
+    async def _learn(
+        self, learner: Learner, batch: TrainingBatch, answers: int, *, max_ratio: float | None = None
+    ) -> Metrics:
+        """`max_ratio`: see `AlgorithmConfig.max_importance_ratio`."""
         mini_batches = list(batch.split_by_answers(answers))
         learnable = [mini_batch for mini_batch in mini_batches if mini_batch.loss_mask.any()]
-        updates = [
-            await learner.update(mini_batch)
-            for _ in range(self._config.update_epochs_per_batch)
-            for mini_batch in learnable
-        ]
-        return average(updates) | {"mini_batches_without_a_token": len(mini_batches) - len(learnable)}
+        updates: list[Metrics] = []
+        visits = [mini_batch for _ in range(self._config.update_epochs_per_batch) for mini_batch in learnable]
+        for mini_batch in visits:
+            if max_ratio is None or not await _mean_ratio(learner, mini_batch) > max_ratio:
+                updates.append(await learner.update(mini_batch))
+        counts: Metrics = {"mini_batches_without_a_token": len(mini_batches) - len(learnable)}
+        if max_ratio is not None:
+            counts["mini_batches_moved_too_far"] = len(visits) - len(updates)
+        return average(updates) | counts
 
     def _with_the_engines_logprobs(self, batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         """log pi_old as the engine has it, and the share that the current policy is to have in it."""
@@ -153,3 +162,12 @@ class PPOTrainer:
     def _needs_old_logprobs(self, batch: TrainingBatch) -> bool:
         mini_batches = -(-batch.answers // self._mini_batch)
         return scores_old_logprobs(self._config.algorithm, self._config.update_epochs_per_batch * mini_batches)
+
+
+async def _mean_ratio(learner: Learner, batch: TrainingBatch) -> float:
+    """Mean of pi / pi_old over the trained tokens; 1 where pi_old is the policy itself."""
+    if batch.old_logprobs is None:
+        return 1.0
+    logprobs = await learner.score(batch)
+    ratio = importance_ratio(logprobs, old_logprobs(logprobs, batch))
+    return ratio[batch.loss_mask].mean().item()

@@ -40,6 +40,7 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.placement.ref_num_gpus_per_node": NO_KL,
     "trainer.algorithm.grpo_norm_by_std": {"trainer.algorithm.advantage_estimator": "rloo"},
     "trainer.algorithm.old_logprobs": {"trainer.algorithm.policy_loss_type": "dppo"},
+    "trainer.algorithm.max_importance_ratio": {"trainer.algorithm.policy_loss_type": "dppo"},
     "trainer.algorithm.eps_clip_low": {"trainer.algorithm.policy_loss_type": "sapo"},
     "trainer.algorithm.eps_clip_high": {"trainer.algorithm.policy_loss_type": "sapo"},
     "trainer.micro_train_batch_size_per_gpu": {"trainer.max_tokens_per_microbatch": 4096},

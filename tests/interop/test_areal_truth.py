@@ -379,6 +379,9 @@ def test_a_file_of_required_settings_alone_means_what_it_means_in_areal(year: in
     [
         ({"actor.recompute_logprob": True}, "trainer.algorithm.old_logprobs", "learner"),
         ({"actor.use_decoupled_loss": True}, "trainer.algorithm.old_logprobs", "learner"),
+        ({"actor.behave_imp_weight_cap": 5.0}, "trainer.algorithm.decoupled.behav_imp_weight_cap", 5.0),
+        ({"actor.behave_imp_weight_mode": "token_truncate"}, "trainer.algorithm.decoupled.cap_mode", "clamp"),
+        ({"ppo.early_stop_imp_ratio": 5.0}, "trainer.algorithm.max_importance_ratio", 5.0),
         (INTERPOLATED, "trainer.algorithm.old_logprobs", "interpolated"),
         ({**INTERPOLATED, "actor.recompute_logprob": True}, "trainer.algorithm.old_logprobs", "interpolated"),
         ({"actor.prox_logp_method": "loglinear"}, "trainer.algorithm.old_logprobs", "engine"),

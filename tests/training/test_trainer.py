@@ -149,6 +149,22 @@ async def test_interpolated_probabilities_know_how_old_each_token_is() -> None:
     assert torch.equal(batch.old_logprobs, batch.rollout_logprobs)
 
 
+@pytest.mark.parametrize(("bound", "learned"), [(2.5, 2), (3.0, 4), (None, 4)])
+async def test_a_mini_batch_that_the_policy_has_moved_too_far_from_is_left_out(
+    bound: float | None, learned: int
+) -> None:
+    world = World(others=False, epochs=2, mini=2, algorithm=AlgorithmConfig(max_importance_ratio=bound))
+    ratios = iter([1.0, 1.0, 2.0, 2.9, 2.6])  # of the batch before any update, then of each mini-batch
+
+    async def score(batch: TrainingBatch) -> Tensor:
+        return torch.full(batch.loss_mask.shape, -1.0 + math.log(next(ratios)))
+
+    world.policy.score = score  # type: ignore[method-assign]  # the policy moves from update to update
+    metrics = await world.trainer.step()
+    assert len(world.policy.seen) == learned
+    assert metrics.get("policy/mini_batches_moved_too_far") == (None if bound is None else 4 - learned)
+
+
 async def test_a_mini_batch_without_a_token_is_not_learned_from_and_is_counted() -> None:
     world = World(others=False, epochs=1, mini=1)  # the last answer has no token that is trained on
     metrics = await world.trainer.step()
