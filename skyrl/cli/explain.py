@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ def as_text(explanation: Explanation) -> str:
         lines += ["", f"It has an effect when {explanation.acts_when}: {verdict}."]
     if explanation.unimplemented:
         lines += ["", f"Not read in this version yet: {explanation.unimplemented}."]
-    if explanation.checks:
+    if explanation.checks and not is_table:
         lines += ["", "Checks that look at it:"]
         for name, sentence in explanation.checks:
             lines += textwrap.wrap(f"{name}: {sentence}", 100, initial_indent="  ", subsequent_indent="      ")
@@ -33,8 +34,11 @@ def as_text(explanation: Explanation) -> str:
 
 
 def _fields(table: Mapping[str, Any]) -> list[str]:
-    rows = (f"  {name} = {_spelled(value)}" for name, value in table.items())
-    return ["Its fields (ask for one to see where its value came from):", *rows]
+    """The fields of a table; of tables inside of it only how many fields they have."""
+    inner = Counter(name.partition(".")[0] for name in table if "." in name)
+    rows = [f"  {name} = {_spelled(value)}" for name, value in table.items() if "." not in name]
+    rows += [f"  {name}  (a table of {number} fields)" for name, number in inner.items()]
+    return ["Its fields (ask for one to see where its value comes from, and what checks it):", *rows]
 
 
 def _chain(chain: Sequence[ValueOrigin]) -> list[str]:

@@ -73,7 +73,9 @@ def test_what_was_derived_is_shown_with_its_reason(run_toml: Path) -> None:
 def test_explain_lists_the_fields_of_a_table(run_toml: Path) -> None:
     lines = said("explain", "trainer.policy", "run.toml").splitlines()
     assert lines[:2] == ["trainer.policy", "  a table (PolicyConfig)"]
-    assert "  optimizer_config.adam_betas = [0.9, 0.999]" in lines
+    assert "  sequence_parallel_size = 1" in lines
+    number = sum(path.startswith("trainer.policy.optimizer_config.") for path in LEAVES)
+    assert f"  optimizer_config  (a table of {number} fields)" in lines
 
 
 def test_explain_is_printed_for_people_and_machines(run_toml: Path) -> None:
