@@ -191,8 +191,9 @@ async def test_computing_in_bfloat16_stays_near_float32(
     changes: dict[str, Any], spread: Spread, alone: Trained
 ) -> None:
     other = await course(spread.policy(changes, 2))
-    assert other.metrics[0]["grad_norm"] == pytest.approx(alone.metrics[0]["grad_norm"], rel=0.05)
-    assert other.metrics[0]["grad_norm"] != pytest.approx(alone.metrics[0]["grad_norm"], rel=1e-5)
+    # Of the second step: importance ratios of the first magnify rounding, to a sixth of the norm in one process, too.
+    assert other.metrics[1]["grad_norm"] == pytest.approx(alone.metrics[1]["grad_norm"], rel=0.05)
+    assert other.metrics[1]["grad_norm"] != pytest.approx(alone.metrics[1]["grad_norm"], rel=1e-5)
     assert {weight.dtype for weight in other.weights.values()} == {torch.float32}
 
 
