@@ -46,7 +46,9 @@ def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
         raise click.UsageError("there is nothing to check: give a file, a preset or PATH=VALUE arguments")
     if not machine:
         compose_arguments(arguments, strict=strict)
-        click.echo("The values fit together. Files, models and tasks are looked at by `skyrl doctor`, and before a run starts.")
+        click.echo(
+            "The values fit together. Files, models and tasks are looked at by `skyrl doctor`, and before a run starts."
+        )
         return
     import json
     import os
