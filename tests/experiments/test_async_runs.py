@@ -11,9 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from skyrl.batch import TrainingBatch
 from skyrl.errors import ResumeError, RunError
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.learners.fsdp2 import Fsdp2
+from skyrl.learners.group import LearnerGroup
+from skyrl.learners.learning_worker import LearningWorker
+from skyrl.training.describe import Metrics
 from tests.experiments.test_guards import SETTINGS, assert_only_numbers_were_saved, logprob, weight
 from tests.long_cases import long_except
 from tests.nano_run import config, metrics, train
@@ -29,6 +33,11 @@ def sampled(out: Path) -> list[dict[str, Any]]:
 def every_prompt(nano: Path) -> list[str]:
     """The names of the training prompts, in the order of the file."""
     return [f"0:{row}" for row, _ in enumerate((nano / "train.jsonl").read_text(encoding="utf-8").splitlines())]
+
+
+def given(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None
+    return tensor
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -62,6 +71,32 @@ def test_samples_get_as_old_as_the_bound_and_no_older(nano: Path, tmp_path: Path
     prompts = [record["prompt_id"] for record in sampled(tmp_path) if record["sample"] == 0]
     assert len(prompts) == 24
     assert max(map(prompts.count, prompts)) <= 2, "no prompt comes again before the others of its epoch"
+
+
+def test_old_probabilities_of_old_samples_may_be_interpolated(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the versions that drew each token; and updates that would go too far are left out and counted."""
+    learned: list[TrainingBatch] = []
+    update = LearnerGroup.update
+
+    async def noted(learner: LearnerGroup[LearningWorker], batch: TrainingBatch) -> Metrics:
+        learned.append(batch)
+        return await update(learner, batch)
+
+    monkeypatch.setattr(LearnerGroup, "update", noted)
+    settings: dict[str, Any] = {"old_logprobs": "interpolated", "max_importance_ratio": 1.0}
+    changes = {f"trainer__algorithm__{name}": value for name, value in settings.items()}
+    train(nano, tmp_path, **ASYNC, **changes, trainer__fully_async__max_staleness_steps=4, trainer__epochs=2)
+    steps = metrics(tmp_path)[1:]
+    oldest = int(max(step["async/staleness_max"] for step in steps))
+    assert oldest >= 2
+    shares = {share for batch in learned for share in given(batch.interpolation)[batch.loss_mask].tolist()}
+    known = [0.0, *(1 - 1 / age for age in range(1, oldest + 1))]
+    assert all(min(abs(share - each) for each in known) < 1e-6 for share in shares) and max(shares) > 0
+    assert all(torch.equal(given(batch.old_logprobs), given(batch.rollout_logprobs)) for batch in learned)
+    left_out = sum(step["policy/mini_batches_moved_too_far"] for step in steps)
+    assert len(learned) + left_out == len(steps)
 
 
 def test_new_weights_may_come_every_other_step_and_evaluation_sees_the_newest(nano: Path, tmp_path: Path) -> None:
