@@ -26,6 +26,7 @@ _SAMPLING = ("ppo.", "gconfig.")
 _TYPE = "train_dataset.type"
 _SPLITS = {"train_dataset.path": ("train_datasets", "train"), "valid_dataset.path": ("eval_datasets", "test")}
 _LORA = ("model.peft_type", "model.target_modules", "model.lora_rank", "model.lora_alpha")
+_EVALUATION = ("evaluator.freq_", "evaluator.eval_before_train")
 _MACHINES = ("cluster.n_nodes", "cluster.n_gpus_per_node")
 
 
@@ -70,7 +71,7 @@ def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str)
             apply(writing, key, value, _rows("rw" if is_reward else "sft", value))
         elif key == "model.is_critic":
             apply(writing, key, value, _critic(is_reward, value))
-        elif key.startswith("evaluator.freq_") and values.get("valid_dataset.path") is None:
+        elif key.startswith(_EVALUATION) and values.get("valid_dataset.path") is None:
             apply(writing, key, value, Becomes(needless="there is no valid_dataset"))
         elif (become := loss_scaling(key, value, values) or _of_every_kind(key, value, values)) is not None:
             apply(writing, key, value, become)

@@ -90,6 +90,7 @@ KEYS: dict[str, Entry] = {
     "*_dataset.pin_memory": not_there("rows are small: there is no memory to pin"),
     "valid_dataset": later("settings of a table as a whole"),
     # keeping and watching
+    "evaluator.eval_before_train": goes_to("eval_before_train"),
     "recover.mode": recovery("recover_mode"),
     "recover.retries": goes_to("recover_retries"),
     "stats_logger.trackio.*": later("Trackio as a tracker", "disabled"),

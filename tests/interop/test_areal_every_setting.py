@@ -78,6 +78,40 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 """Class -> where its tables stand in a file."""
 
 
+SUPERVISED: dict[str, Any] = {
+    "experiment_name": "e",
+    "trial_name": "t",
+    "model.path": "a/b",
+    "model.optimizer.lr": 1e-5,
+    "train_dataset.path": "rows.jsonl",
+    "valid_dataset.path": "others.jsonl",
+    "train_dataset.batch_size": 8,
+    "cluster.fileroot": "experiments",
+}
+"""The same of an experiment that generates nothing."""
+
+OF_ROLLOUTS = (
+    "rollout.",
+    "gconfig.",
+    "eval_gconfig.",
+    "teacher.",
+    "ref.",
+    "critic.",
+    "actor.adv_norm.",
+    "actor.reward_norm.",
+)
+OF_PPO = ("RejectionSamplingConfig", "PPOActorConfig", "PPOCriticConfig", "GRPOConfig")
+
+
+def place_of_a_model(cls: str, place: str) -> str | None:
+    """Where a table of a reinforcement-learning file stands in a supervised one; None for a table that it has not."""
+    if cls in OF_PPO or (place.startswith(OF_ROLLOUTS) and cls != "TrainEngineConfig"):
+        return None
+    if cls == "TrainEngineConfig":
+        return "model."
+    return place.replace("actor.", "model.", 1)
+
+
 @pytest.fixture(scope="module")
 def classes(reference: Path) -> dict[str, Any]:
     """AReaL's classes of May 2026: fields with types, defaults and choices."""
@@ -130,7 +164,16 @@ def another(field: dict[str, Any]) -> Any:
     return ["x"] if "list" in kind else "something"
 
 
-def lines_of(changes: dict[str, Any]) -> list[Line]:
+def supervised_settings(classes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The same of a file of `SFTConfig` or `RWConfig`."""
+    for cls, places in {**PLACES, "BaseExperimentConfig": ("",)}.items():
+        mine = {place_of_a_model(cls, place) for place in places} - {None}
+        for name, field in fields_of(cls, classes).items() if cls in classes else ():
+            if not any(inner in field["type"] for inner in classes):
+                yield from ((f"{place}{name}", another(field)) for place in sorted(filter(None, mine)))
+
+
+def lines_of(changes: dict[str, Any], whole: Mapping[str, Any] = WHOLE) -> list[Line]:
     """The lines of these settings in a file that is whole otherwise."""
     flat = {
         f"{key}.{name}" if name else key: each
@@ -138,7 +181,7 @@ def lines_of(changes: dict[str, Any]) -> list[Line]:
         for name, each in (value.items() if isinstance(value, dict) else [("", value)])
     }
     needs = {"critic.path": "a/b"} if any(key.startswith("critic.") for key in changes) else {}
-    return [line for line in convert_keys(WHOLE | needs | flat).lines if line.source in flat]
+    return [line for line in convert_keys({**whole, **needs, **flat}).lines if line.source in flat]
 
 
 def judge(lines: list[Line]) -> None:
@@ -175,6 +218,20 @@ def test_every_setting_alone_has_an_outcome(age: str, request: pytest.FixtureReq
         lines = lines_of({key: value})
         assert lines, key
         judge(lines)
+
+
+@pytest.mark.parametrize("kind", ["sft", "rw"])
+@pytest.mark.parametrize("age", ["classes", "older_classes"])
+def test_every_setting_of_supervised_files_alone_has_an_outcome(
+    age: str, kind: str, request: pytest.FixtureRequest
+) -> None:
+    tried = 0
+    for key, value in supervised_settings(request.getfixturevalue(age)):
+        lines = lines_of({key: value}, {**SUPERVISED, "train_dataset.type": kind})
+        assert lines, key
+        judge(lines)
+        tried += 1
+    assert tried > 100
 
 
 def test_19_of_20_settings_of_the_newer_files_that_ask_for_something_are_converted(reference: Path) -> None:
