@@ -46,15 +46,19 @@ def prepared(
     """
     files = files or stored_configuration(target)
     if not (files or overrides):
-        raise UserError(
-            f"{target.name} is a model: name a configuration with data and an environment, such as run.toml"
+        is_here = Path(target.name).expanduser().exists()
+        known = "is a model" if is_here else "is no folder here, and so a model on the hub"
+        missing = (
+            "a configuration with data and an environment, such as run.toml" if rewarded else "prompts: --prompts FILE"
         )
+        raise UserError(f"{target.name} {known}: name {missing}")
     overrides = [*overrides, "trainer.eval_before_train=true", *([] if rewarded else _WITHOUT_ENVIRONMENT)]
     checks = partial(_machine, rewarded=rewarded)
     composed = _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     kind = "evaluations" if rewarded else "generations"
     folder = to or _free_folder(_run_path(target, composed.config) / kind / f"step_{target.step}")
     scratch = folder / "model"
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -73,7 +77,7 @@ def prepared(
     finally:
         if target.checkpoint is not None:
             shutil.rmtree(scratch, ignore_errors=True)
-        _remove_if_empty(folder)
+        _remove_empty(made)
 
 
 def _store_model(checkpoint: Path, step: int, folder: Path) -> None:
@@ -126,9 +130,10 @@ def _free_folder(wanted: Path) -> Path:
     return folder
 
 
-def _remove_if_empty(folder: Path) -> None:
-    """A folder in which nothing was written is not left behind."""
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Folders in which nothing was written are not left behind; the innermost comes first."""
     try:
-        folder.rmdir()
+        for folder in folders:
+            folder.rmdir()
     except OSError:
         return

@@ -115,6 +115,8 @@ def test_what_cannot_be_evaluated_is_refused_with_what_to_do(nano: Path, trained
     model = str(nano / "model")
     with pytest.raises(UserError, match="is a model: name a configuration"):
         found(model)
+    with pytest.raises(UserError, match="is no folder here, and so a model on the hub: name a configuration"):
+        found(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="stands only in a stored configuration"):
         found(str(trained / "run"))
     with pytest.raises(ResumeError, match="no checkpoint of step 4"):
@@ -123,4 +125,7 @@ def test_what_cannot_be_evaluated_is_refused_with_what_to_do(nano: Path, trained
         found(model, *words(nano, tmp_path), "--step", "4")
     with pytest.raises(ConfigError, match="data.val_data"):
         found(model, *words(nano, tmp_path, data__val_data=[]))
+    with pytest.raises(ConfigError, match="no file"):
+        found(model, *words(nano, tmp_path / "not" / "made", data__val_data=["nowhere.jsonl"]))
+    assert not (tmp_path / "not").exists()
     assert not (tmp_path / "run" / "evaluations" / "step_0").exists(), "a refused command leaves no folder"
