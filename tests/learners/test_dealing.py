@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -13,6 +14,7 @@ from torch import Tensor
 from skyrl.algorithms.reductions import token_mean
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
+from skyrl.data.tokenized_rows import PreferenceRow
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.group import LearnerGroup, ScorerGroup, deal
 from skyrl.learners.rank_metrics import Moments, RankMetrics
@@ -23,6 +25,7 @@ from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
+from skyrl.training.supervised_batches import collate_pairs
 from tests.learners.rows import LENGTHS, batch
 
 
@@ -47,6 +50,19 @@ def test_the_rows_of_an_item_stay_on_one_replica() -> None:
     assert [share.lengths.tolist() for share in shares] == [[5, 12, 8, 12], [6, 9, 6, 9]]
     assert [share.groups.tolist() for share in shares] == [[0, 0, 1, 1], [2, 2, 3, 3]]
     assert shares[1].loss_mask.any(1).tolist() == [True, True, False, False]
+
+
+def test_pairs_stay_in_one_micro_batch_where_one_fills_up_a_rank() -> None:
+    lengths = (9, 8, 3)  # of the chats of each pair: two of the first rank's do not fit together
+    rows = [
+        PreferenceRow(id=str(number), chosen=np.full(length, number), rejected=np.full(length, number + 9))
+        for number, length in enumerate(lengths)
+    ]
+    shares = TokenBudget(tokens=24).plan(deal(collate_pairs(rows), 2, rows_of_an_item=2))
+    plans = [share.micro_batches.tolist() for share in shares if share.micro_batches is not None]
+    assert len(plans) == 2
+    for plan in plans:
+        assert plan[0] == plan[1] != plan[2] == plan[3]
 
 
 async def test_a_pair_that_fills_up_a_rank_counts_in_no_mean() -> None:
