@@ -129,8 +129,8 @@ class InferenceEngineConfig(BaseConfig):
     shared) or gloo, or as files in the run's folder: disk writes all of them, delta those that changed, where engines
     keep a copy of the others in the memory of their host. none: they do not, for evaluation and generation by servers
     that have their own. Left out, it is gloo without CUDA and disk for servers that run already, which nccl and
-    gloo reach where the learner is on Ray and vLLM has `skyrl.inference.vllm_worker.WeightReceiver`; nothing travels
-    within one process."""
+    gloo reach where the learner is on Ray and the server is SGLang's or vLLM's with
+    `skyrl.inference.vllm_worker.WeightReceiver`; nothing travels within one process."""
 
     weight_sync_path: str | None = field(default=None, metadata=FREE)
     """Folder of weights that travel as files (`weight_sync_backend` is disk or delta), which learner and engines see
@@ -313,12 +313,12 @@ BACKENDS: Mapping[str, EngineBackend] = {
         sampling_arguments=_VLLM_SAMPLING,
     ),
     "sglang": EngineBackend(
-        fields=("model_dtype",),
+        fields=("model_dtype", "tensor_parallel_size"),
         adapters="files",
         samples_keep_adapters=True,
         is_started_by_the_run=False,
         shares_prefixes=True,
-        transports=("disk",),
+        transports=("disk", "nccl", "gloo"),
         sampling_arguments=("custom_params", "ignore_eos", "logit_bias", "presence_penalty", "stop_regex"),
     ),
 }

@@ -59,6 +59,7 @@ from skyrl.weight_sync.transports import (
     NativeTransport,
     SharedTransport,
     TransferRendezvous,
+    UpdateGroupTransport,
     WeightTransport,
 )
 
@@ -228,6 +229,9 @@ def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> 
     match engine.weight_sync_backend:
         case "disk" | "delta" as files:
             return _by_files(files, where, dtype)
+        case "nccl" | "gloo" as backend if engine.backend == "sglang":
+            workers, place = workers_of_an_engine(run), _meeting_place(run, rendezvous, workers=1)
+            return UpdateGroupTransport(place, backend=backend, workers=workers, dtype=dtype)
         case "nccl":
             together = run.trainer.placement.colocate_all  # a GPU is no two members of an NCCL group
             return NativeTransport(
@@ -263,10 +267,11 @@ def _adapter_road(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransp
     )
 
 
-def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> TransferRendezvous:
+def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous, *, workers: int | None = None) -> TransferRendezvous:
+    """`workers` of each engine come; None: all that it has."""
     host, port = rendezvous.address
     timeout = run.trainer.placement.call_timeout_seconds
-    return TransferRendezvous(host, port, workers=workers_of_an_engine(run), timeout=timeout)
+    return TransferRendezvous(host, port, workers=workers or workers_of_an_engine(run), timeout=timeout)
 
 
 def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Canary:

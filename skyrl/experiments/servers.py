@@ -74,7 +74,7 @@ def _dialect(
     samples = Connection(router or url, token=token, most=engine.max_num_seqs)
     control = Connection(url, token=token, most=8)  # of its own: a command does not wait behind samples
     if kind_of_engine(engine) == "sglang":
-        return SGLangServer(samples, control, deadlines)
+        return SGLangServer(samples, control, deadlines, workers=workers)
     return VLLMServer(
         samples,
         control,

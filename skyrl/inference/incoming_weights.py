@@ -189,6 +189,24 @@ class Native:
         )
 
 
+@frozen(kw_only=True)
+class UpdateGroup:
+    """Weights that the workers of a server of SGLang take from a group which the learner leads; `sglang_server.py` asks
+    them to.
+    """
+
+    group: TransferGroup
+    """The group in which the learner says what comes next, with the rank of whoever asks this server."""
+
+    workers: int
+    """Processes of the server that take weights."""
+
+    weights: tuple[WeightInfo, ...]
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        raise UserError("only a server of SGLang takes weights by its own update group")
+
+
 RemoteWeights = Folder | Delta | Broadcast | Native
 """Sets of weights that travel between processes."""
 

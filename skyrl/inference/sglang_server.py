@@ -18,7 +18,7 @@ from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import EngineLoad, InFlight, temperature_of
 from skyrl.inference.http_connection import ATTEMPTS, Connection
-from skyrl.inference.incoming_weights import Folder, IncomingWeights
+from skyrl.inference.incoming_weights import Folder, IncomingWeights, UpdateGroup
 from skyrl.inference.server_answers import (
     Asked,
     BadAnswer,
@@ -33,6 +33,7 @@ from skyrl.inference.server_answers import (
 from skyrl.inference.server_dialects import ServerDeadlines, ServerFacts
 from skyrl.inference.server_streams import Growing, answered
 from skyrl.inference.vllm_model import ExpectedWeights
+from skyrl.inference.vllm_requests import requests
 
 ADDITIONAL = BACKENDS["sglang"].sampling_arguments
 
@@ -42,8 +43,12 @@ _PAUSE_MODES: dict[InFlight, str] = {"finish": "in_place", "recompute": "retract
 class SGLangServer:
     """`Dialect` of SGLang. `samples` may lead to a router in front of the server; `control` leads to the server."""
 
-    def __init__(self, samples: Connection, control: Connection, deadlines: ServerDeadlines) -> None:
+    def __init__(
+        self, samples: Connection, control: Connection, deadlines: ServerDeadlines, *, workers: int | None = None
+    ) -> None:
+        """`workers` of the server join a group to get weights; None: they come as files."""
         self._samples, self._control, self._deadlines = samples, control, deadlines
+        self._workers = workers
         self.url = control.url
         self._mode = _PAUSE_MODES["finish"]
         self._run, self._adapter = secrets.token_hex(4), ""
@@ -54,6 +59,7 @@ class SGLangServer:
         if info.get("is_generation") is False:
             raise UserError(f"the model of the inference server {self.url} does not generate")
         if claim:
+            await self._refuse_other_size()
             await self.resume()
             await self._post("/update_weight_version", {"new_version": "0", "abort_all_requests": False})
         length = info.get("context_length")
@@ -90,16 +96,18 @@ class SGLangServer:
     async def load_weights(
         self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
     ) -> str:
-        if not isinstance(incoming, Folder):
+        if not isinstance(incoming, Folder | UpdateGroup):
             raise WeightSyncError(
-                f"the inference server {self.url} takes weights as files: set "
-                "generator.inference_engine.weight_sync_backend = disk"
+                f"the inference server {self.url} takes weights as files, or through a group: set "
+                "generator.inference_engine.weight_sync_backend = disk, nccl or gloo"
             )
         if expected.has_experts:
             raise WeightSyncError(
                 f"the inference server {self.url} would read the experts of this model under other names than the "
                 "learner's: use vLLM"
             )
+        if isinstance(incoming, UpdateGroup):
+            return await self._join_and_receive(incoming, version, in_flight)
         body = {
             "model_path": incoming.path,
             "weight_version": str(version),
@@ -112,6 +120,50 @@ class SGLangServer:
         except ServerRefusal as error:
             return str(error)
         return "" if answer.get("success") is True else str(answer.get("message"))
+
+    async def _join_and_receive(self, incoming: UpdateGroup, version: int, in_flight: InFlight) -> str:
+        """Has the server's workers join the learner's group and take what it sends."""
+        try:
+            await asyncio.to_thread(self._asked_by_the_learner, incoming, in_flight, asyncio.get_running_loop())
+            await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+        except (ServerRefusal, WeightSyncError) as error:
+            return str(error)
+        return ""
+
+    def _asked_by_the_learner(
+        self, incoming: UpdateGroup, in_flight: InFlight, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Hands the learner's requests on to the server, on a thread: the learner's store has no asynchronous calls."""
+        name, meeting = incoming.group.name, incoming.group
+
+        def post(path: str, body: Mapping[str, object]) -> None:
+            posting = self._post(path, {"group_name": name, **body}, attempts=1)
+            answer = mapping(asyncio.run_coroutine_threadsafe(posting, loop).result(), "its weights")
+            if answer.get("success") is not True:
+                raise WeightSyncError(f"the inference server {self.url} answers {path}: {answer.get('message')}")
+
+        with meeting.rendezvous() as store:
+            for kind, content in requests(store, rank=meeting.rank, timeout=meeting.timeout):
+                match kind:
+                    case "init":
+                        offset = 1 + (meeting.rank - 1) * incoming.workers
+                        post("/init_weights_update_group", {**content, "rank_offset": offset})
+                    case "update":
+                        flush = {"flush_cache": in_flight != "keep", "abort_all_requests": False}
+                        post("/update_weights_from_distributed", {**content, **flush})
+                    case _:
+                        post("/destroy_weights_update_group", {})
+
+    async def _refuse_other_size(self) -> None:
+        """Raises `UserError` where another number of workers would come to the group than is waited for."""
+        if self._workers is None:
+            return
+        size = mapping(await self._get_first("/server_info", "/get_server_info"), "its settings").get("tp_size")
+        if size != self._workers:
+            raise UserError(
+                f"the inference server {self.url} has tp_size = {size}, and the sizes of generator.inference_engine "
+                f"say {self._workers}: set tensor_parallel_size to the server's"
+            )
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
         assert isinstance(adapter.tensors, Folder), "servers read adapters from files"

@@ -65,7 +65,7 @@ class NativeSender:
         if self.backend == "ipc":
             module = importlib.import_module(f"{_TRANSFER}.ipc_engine")
             return module.IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=self.bucket_bytes)
-        host, port = _free_address(self.group.host)
+        host, port = free_address(self.group.host)
         return INIT_INFOS[self.backend](rank=rank, master_address=host, master_port=port, world_size=self.group.size)
 
 
@@ -128,7 +128,7 @@ def _dtype(info: WeightInfo) -> torch.dtype:
     return dtype
 
 
-def _free_address(driver: str) -> tuple[str, int]:
+def free_address(driver: str) -> tuple[str, int]:
     """An address of this process that every process which reaches the driver can reach, and a free port there."""
     family, _, _, _, there = socket.getaddrinfo(driver, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

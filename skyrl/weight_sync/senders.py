@@ -103,14 +103,16 @@ class DeltaSender:
                 yield name, rounded
 
 
-def buckets(weights: Weights, dtype: str, bucket_bytes: int = BUCKET_BYTES) -> Iterator[dict[str, Tensor]]:
-    """The weights in order, each with its whole shape, rounded to `dtype`, on the CPU, in parts of about
+def buckets(
+    weights: Weights, dtype: str, bucket_bytes: int = BUCKET_BYTES, *, device: str = "cpu"
+) -> Iterator[dict[str, Tensor]]:
+    """The weights in order, each with its whole shape, rounded to `dtype`, on the device, in parts of about
     `bucket_bytes`, none empty.
     """
     bucket: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights:
-        bucket[name] = tensor.detach().to("cpu", getattr(torch, dtype)).contiguous()
+        bucket[name] = tensor.detach().to(device, getattr(torch, dtype)).contiguous()
         size += bucket[name].nbytes
         if size >= bucket_bytes:
             yield bucket

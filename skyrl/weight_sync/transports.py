@@ -21,12 +21,13 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.incoming_weights import Broadcast, Delta, Folder, Native, Shared, WeightInfo
+from skyrl.inference.incoming_weights import Broadcast, Delta, Folder, Native, Shared, UpdateGroup, WeightInfo
 from skyrl.inference.transfer_group import TransferGroup
 from skyrl.processes.together import gather_or_cancel
 from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_sync.native import NativeSender
-from skyrl.weight_sync.senders import BroadcastSender, DeltaSender, FolderSender
+from skyrl.weight_sync.senders import BUCKET_BYTES, BroadcastSender, DeltaSender, FolderSender
+from skyrl.weight_sync.update_groups import UpdateGroupSender
 
 R = TypeVar("R")
 
@@ -133,6 +134,44 @@ class NativeTransport:
         await send_both(
             client.load_weights(incoming_sets, version, here.abort),
             source.stream(sender, everywhere=self._senders > 1, dtype=self._dtype),
+            here.abort,
+        )
+
+
+class UpdateGroupTransport:
+    """SGLang's own weight update: the learner's first rank broadcasts to the workers of all servers, in a group that it
+    leads.
+    """
+
+    def __init__(
+        self,
+        place: TransferRendezvous,
+        *,
+        backend: str,
+        workers: int,
+        dtype: str,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        """`place` is a meeting with one worker of each engine; `workers` of a server come to the group over `backend`,
+        `nccl` or `gloo`, and take `bucket_bytes` at a time.
+        """
+        self._place, self._backend, self._workers, self._dtype = place, backend, workers, dtype
+        self._bucket_bytes = bucket_bytes
+
+    async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
+        infos = _infos(await source.metadata(), self._dtype)
+        here, there = self._place.call(len(client.in_service))
+        sender = UpdateGroupSender(
+            group=here,
+            workers=self._workers,
+            backend=self._backend,
+            dtype=self._dtype,
+            bucket_bytes=self._bucket_bytes,
+        )
+        incoming_sets = [UpdateGroup(group=group, workers=self._workers, weights=infos) for group in there]
+        await send_both(
+            client.load_weights(incoming_sets, version, here.abort),
+            source.stream(sender, dtype=self._dtype),
             here.abort,
         )
 

@@ -82,6 +82,18 @@ def test_a_run_gives_its_weights_to_a_server_of_skyrls_own(nano: Path, tmp_path:
     assert httpx.get(f"{url}/weight_info").json() == {"weight_version": "2"}
 
 
+@pytest.mark.long
+def test_a_learner_on_ray_sends_weights_to_sglang_through_its_update_group(
+    server: SGLangStandIn, nano: Path, tmp_path: Path
+) -> None:
+    road = {"generator__inference_engine__weight_sync_backend": "gloo", "trainer__placement__executor": "ray"}
+    train(nano, tmp_path, **over(server, trainer__max_training_steps=2, trainer__placement__colocate_all=False, **road))
+    steps = [record["weight_sync/parity_max"] for record in metrics(tmp_path) if "weight_sync/parity_max" in record]
+    assert len(steps) == server.asked.count("/destroy_weights_update_group") == 3
+    assert max(steps) < 1e-4
+    assert "/update_weights_from_disk" not in server.asked
+
+
 def test_a_run_gives_sglang_the_adapter_alone(server: SGLangStandIn, nano: Path, tmp_path: Path) -> None:
     lora = {"trainer__policy__model__lora__rank": 2, "trainer__policy__model__lora__lora_sync_path": str(tmp_path)}
     train(nano, tmp_path, **over(server, trainer__max_training_steps=2, **lora))

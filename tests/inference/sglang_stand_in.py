@@ -10,10 +10,12 @@ import asyncio
 import inspect
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 import uvicorn
 from attrs import evolve
 from safetensors.torch import load_file
@@ -22,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from torch import Tensor
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 from skyrl.config import SamplingParams
 from skyrl.errors import SkyRLError
@@ -29,6 +32,7 @@ from skyrl.inference.adapters import shared
 from skyrl.inference.engine import Completion, GenerationRequest, InFlight, NewTokens, SampleKey
 from skyrl.inference.incoming_weights import Shared
 from skyrl.inference.torch_engine import TorchEngine
+from skyrl.models.naming import named_weights
 from skyrl.processes.service import listen
 
 Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
@@ -45,8 +49,13 @@ SAMPLING = {
 class SGLangStandIn:
     """`with SGLangStandIn(engine, model_path) as server:` answers at `server.url` until it is left."""
 
-    def __init__(self, engine: TorchEngine, model_path: Path, *, enable_lora: bool = True) -> None:
+    def __init__(
+        self, engine: TorchEngine, model_path: Path, *, enable_lora: bool = True, joins_groups: bool = True
+    ) -> None:
         self._engine, self._model_path, self._enable_lora = engine, str(model_path), enable_lora
+        self._joins_groups = joins_groups
+        self.groups: dict[str, ProcessGroupGloo] = {}
+        """Groups through which weights come, by name."""
         self.adapters: list[str] = []
         """Names of the adapters that are loaded. The engine computes with the last one, and refuses the others."""
         self._names: dict[int, str] = {0: "default"}
@@ -64,7 +73,11 @@ class SGLangStandIn:
             "/update_weight_version": self._rename,
             "/load_lora_adapter": self._load_adapter,
             "/unload_lora_adapter": self._unload_adapter,
+            "/init_weights_update_group": self._join_group,
+            "/update_weights_from_distributed": self._update_from_group,
+            "/destroy_weights_update_group": self._leave_group,
             "/model_info": self._model_info,
+            "/server_info": self._server_info,
             "/health": self._health,
             "/metrics": self._metrics,
             "/release_memory_occupation": self._release,
@@ -186,6 +199,25 @@ class SGLangStandIn:
         await self._engine.load_weights(Shared(tuple(tensors.items())), version)
         return {"success": True, "message": "Succeeded to update model weights."}
 
+    async def _join_group(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not self._joins_groups:
+            return {"success": False, "message": "Failed to initialize custom process group"}
+        self.groups[body["group_name"]] = await asyncio.to_thread(_place_in_group, body)
+        return {"success": True, "message": "Succeeded to initialize custom process group."}
+
+    async def _update_from_group(self, body: dict[str, Any]) -> dict[str, Any]:
+        group = self.groups[body["group_name"]]
+        received = await asyncio.to_thread(_received, group, body["names"], body["dtypes"], body["shapes"])
+        version = self._engine.weight_version + 1
+        self._names[version] = self._names[version - 1]
+        weights = dict(named_weights(self._engine._model.model)) | received
+        await self._engine.load_weights(Shared(tuple(weights.items())), version)
+        return {"success": True, "message": "Succeeded to update parameter online."}
+
+    async def _leave_group(self, body: dict[str, Any]) -> dict[str, Any]:
+        del self.groups[body["group_name"]]
+        return {"success": True, "message": "Succeeded to destroy custom process group."}
+
     async def _rename(self, body: dict[str, Any]) -> dict[str, Any]:
         self._names[self._engine.weight_version] = body["new_version"]
         return {"success": True, "new_version": body["new_version"]}
@@ -211,6 +243,9 @@ class SGLangStandIn:
     async def _model_info(self, body: dict[str, Any]) -> dict[str, Any]:
         name = self._named(self._engine.weight_version)
         return {"model_path": self._model_path, "is_generation": True, "weight_version": name}
+
+    async def _server_info(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"tp_size": 1}
 
     async def _health(self, body: dict[str, Any]) -> None:
         return None
@@ -240,6 +275,23 @@ class SGLangStandIn:
 
 def _stored(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def _place_in_group(body: Mapping[str, Any]) -> ProcessGroupGloo:
+    """The place of a worker, in the keys that torch.distributed gives to a group of this name."""
+    patience, name = timedelta(seconds=60), body["group_name"]
+    assert body["backend"] == "gloo"
+    store = TCPStore(body["master_address"], body["master_port"], is_master=False, timeout=patience)
+    keys = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, store)))
+    return ProcessGroupGloo(keys, body["rank_offset"], body["world_size"], patience)
+
+
+def _received(group: Any, names: list[str], dtypes: list[str], shapes: list[list[int]]) -> dict[str, Tensor]:
+    """The tensors that rank 0 broadcasts one after the other."""
+    found = {name: torch.empty(s, dtype=getattr(torch, d)) for name, d, s in zip(names, dtypes, shapes, strict=True)}
+    for tensor in found.values():
+        group.broadcast([tensor], BroadcastOptions()).wait()
+    return found
 
 
 def _request(prompt: list[int], given: dict[str, Any]) -> GenerationRequest:

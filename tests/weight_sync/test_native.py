@@ -16,7 +16,7 @@ from torch import Tensor
 from skyrl.errors import WeightSyncError
 from skyrl.inference.incoming_weights import WeightInfo
 from skyrl.weight_sync import native
-from skyrl.weight_sync.native import NativeSender, _free_address, _source
+from skyrl.weight_sync.native import NativeSender, _source, free_address
 from skyrl.weight_sync.transports import NativeTransport, TransferRendezvous
 
 INFOS = (WeightInfo(name="a", shape=(2,), dtype="float32"), WeightInfo(name="b", shape=(1,), dtype="bfloat16"))
@@ -140,7 +140,7 @@ def test_weights_that_are_more_or_fewer_than_announced_are_refused(
 
 
 def test_a_free_address_is_the_interface_that_reaches_the_driver_and_an_unreserved_port() -> None:
-    host, port = _free_address("127.0.0.1")
+    host, port = free_address("127.0.0.1")
     assert host == "127.0.0.1"
     assert port >= 1024
 

@@ -16,11 +16,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "weights_have_a_way_to_servers": [
         ({**setting, ENGINE + "weight_sync_backend": way}, ENGINE + "weight_sync_backend")
-        for setting in (
-            {**SERVER, "trainer.placement.executor": "in_process"},
-            {**APART, **SERVER, ENGINE + "backend": "sglang"},
+        for setting, way in (
+            ({**SERVER, "trainer.placement.executor": "in_process"}, "nccl"),
+            ({**SERVER, "trainer.placement.executor": "in_process"}, "gloo"),
+            ({**APART, **SERVER, ENGINE + "backend": "sglang"}, "delta"),
         )
-        for way in ("nccl", "gloo")
     ],
     "engines_of_the_run_get_its_weights": [({ENGINE + "weight_sync_backend": "none"}, ENGINE + "weight_sync_backend")],
     "a_token_is_not_shown_to_the_network": [

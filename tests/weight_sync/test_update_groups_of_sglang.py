@@ -1,0 +1,92 @@
+"""Weights reach servers of SGLang through its own update group, led by the learner; a stand-in keeps its routes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
+from skyrl.errors import UserError, WeightSyncError
+from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.http_connection import Connection
+from skyrl.inference.http_engine import HttpEngine
+from skyrl.inference.server_dialects import ServerDeadlines
+from skyrl.inference.sglang_server import SGLangServer
+from skyrl.inference.torch_engine import TorchEngine
+from skyrl.weight_sync.transports import TransferRendezvous, UpdateGroupTransport
+from tests.inference.nano import nano_model, nano_tokenizer
+from tests.inference.sglang_stand_in import SGLangStandIn
+from tests.weight_sync.held import HeldModel
+from tests.weight_sync.test_adapters import far_from
+
+DEADLINES = ServerDeadlines(start=60.0, call=60.0)
+
+
+def engine_at(server: SGLangStandIn, folder: Path, *, workers: int = 1) -> HttpEngine:
+    dialect = SGLangServer(Connection(server.url), Connection(server.url), DEADLINES, workers=workers)
+    return HttpEngine(dialect, model_path=str(folder), heartbeat=60.0, tokenizer=nano_tokenizer())
+
+
+@asynccontextmanager
+async def servers(
+    tmp_path: Path, count: int = 2, **options: Any
+) -> AsyncIterator[tuple[list[SGLangStandIn], Any, Any]]:
+    """Running servers, a client of them, and a transport whose buckets hold a few tensors."""
+    nano_model().save_pretrained(tmp_path / "model")
+    nano_tokenizer().save_pretrained(tmp_path / "model")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    place = TransferRendezvous("127.0.0.1", store.port, timeout=60.0)
+    async with AsyncExitStack() as stack:
+        started = []
+        for _ in range(count):
+            engine = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=16)
+            started.append(stack.enter_context(SGLangStandIn(engine, tmp_path / "model", **options)))
+        engines = [engine_at(server, tmp_path / "model") for server in started]
+        config = InferenceEngineConfig(backend="sglang")
+        client = InferenceEngineClient(engines, nano_tokenizer(), "", SkyRLLoraConfig(), config)
+        yield (
+            started,
+            client,
+            UpdateGroupTransport(place, backend="gloo", workers=1, dtype="float32", bucket_bytes=20_000),
+        )
+        await client.close()
+
+
+async def test_all_servers_get_the_weights_of_each_version_and_leave_the_group(tmp_path: Path) -> None:
+    learner = HeldModel(nano_model(seed=5))
+    async with servers(tmp_path) as (started, client, transport):
+        for version in (1, 2):
+            learner.update_at_random()
+            assert await far_from(client.engines[0], learner.model) > 1e-2
+            await client.pause()
+            await transport.send(learner, client, version)
+            await client.resume()
+            for engine, server in zip(client.engines, started, strict=True):
+                assert await far_from(engine, learner.model) < 1e-4
+                assert server.groups == {}
+        assert client.weight_version == 2
+        updates = [path for path in started[0].asked if path.endswith("distributed")]
+        assert len(updates) > 2 * 2  # buckets
+        assert "/update_weights_from_disk" not in started[0].asked
+
+
+async def test_a_server_that_does_not_join_is_named_before_the_others_are_waited_for(tmp_path: Path) -> None:
+    async with servers(tmp_path, count=1, joins_groups=False) as (started, client, transport):
+        await client.pause()
+        with pytest.raises(WeightSyncError, match=r"/init_weights_update_group: Failed to initialize custom process"):
+            await transport.send(HeldModel(nano_model(seed=5)), client, 1)
+        assert [path for path in started[0].asked if path.endswith("distributed")] == []
+
+
+async def test_a_server_of_another_size_than_will_be_waited_for_is_refused(tmp_path: Path) -> None:
+    async with servers(tmp_path, count=1) as (started, _, _transport):
+        engine = engine_at(started[0], tmp_path / "model", workers=2)
+        with pytest.raises(UserError, match="has tp_size = 1, and the sizes of generator.inference_engine say 2"):
+            await engine.pause()
+        await engine.close()
