@@ -15,6 +15,7 @@ from skyrl.config.facts import loss_facts
 from skyrl.config.intervals import read_interval
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.trainer import TrainerConfig
 from skyrl.planning.batches import Work, data_parallel, work
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.planning.topology import Engines, Grid, Sizes
@@ -47,6 +48,15 @@ def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
         return False
     reads = loss_facts(algorithm).reads_old_logprobs or asks_for_correction(algorithm.off_policy_correction)
     return algorithm.use_kl_in_reward or (updates > 1 and reads)
+
+
+def scorings(trainer: TrainerConfig, updates: int) -> int:
+    """How often the policy scores all rows of a batch, which has so many `updates`."""
+    algorithm = trainer.algorithm
+    times = int(scores_old_logprobs(algorithm, updates))
+    if algorithm.max_importance_ratio is None or (not times and algorithm.old_logprobs == "learner"):
+        return times
+    return times + trainer.update_epochs_per_batch
 
 
 def models_of(run: SkyRLTrainConfig) -> tuple[Model, ...]:
@@ -236,7 +246,8 @@ def engines_of(run: SkyRLTrainConfig) -> Engines | None:
 def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
     """The share of each data-parallel rank of the model in a batch. The tree must have passed `check`.
 
-    The policy does not score a batch whose old log-probabilities are not used: `scores_old_logprobs`.
+    The policy does not score a batch whose old log-probabilities are not used: `scores_old_logprobs`. With
+    `max_importance_ratio` it scores every mini-batch before its update, too.
     """
     trainer, learns = run.trainer, model in trained_models(run)
     whole = work(
@@ -248,9 +259,9 @@ def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
         micro=trainer.micro_train_batch_size_per_gpu,
         passes=trainer.update_epochs_per_batch,
     )
-    if model == "policy" and not scores_old_logprobs(trainer.algorithm, whole.optimizer_steps):
-        return attrs.evolve(whole, rows_scored=0, scoring_micro_batches=0)
-    return whole
+    times = scorings(trainer, whole.optimizer_steps) if model == "policy" else 1
+    rows, passes = whole.rows_scored * times, whole.scoring_micro_batches * times
+    return attrs.evolve(whole, rows_scored=rows, scoring_micro_batches=passes)
 
 
 def sizes_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Sizes:

@@ -16,6 +16,7 @@ from skyrl.config.sizes import (
     models_of,
     on_ray,
     parallel_sizes,
+    scorings,
     sequence_parallel,
     tensor_parallel,
     work_of,
@@ -132,10 +133,11 @@ def _scoring(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float,
     work = work_of(run, model)
     if not work.rows_scored:
         return 0.0
-    rows = _rows(run, model, mean, work.scoring_micro_batches)
+    times = scorings(run.trainer, work.optimizer_steps) if model == "policy" else 1
+    rows = _rows(run, model, mean, work.scoring_micro_batches // times)
     if learner.megatron is not None:
-        return stage_scoring_seconds(learner.shape, rows, _stages(run, model, learner), rates)
-    return scoring_seconds(learner.shape, rows, _degrees(run, model, learner), rates)
+        return times * stage_scoring_seconds(learner.shape, rows, _stages(run, model, learner), rates)
+    return times * scoring_seconds(learner.shape, rows, _degrees(run, model, learner), rates)
 
 
 def _update(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, rates: Rates) -> float:

@@ -129,6 +129,16 @@ def test_shorter_answers_take_less_time() -> None:
     assert step_time(changed, lambda path: None) is None
 
 
+def test_scoring_each_mini_batch_takes_time() -> None:
+    run, found = proposed("Qwen/Qwen2.5-7B", 8, {"trainer.algorithm.old_logprobs": "engine"})
+    changed = with_changes(run, found[0].changes)
+    bounded = with_changes(changed, {"trainer.algorithm.max_importance_ratio": 5.0})
+    without, once = (step_time(each, local_shape, 500) for each in (changed, bounded))
+    assert without is not None
+    assert once is not None
+    assert without.scoring < once.scoring
+
+
 def test_a_bound_of_tokens_stays_one() -> None:
     _, found = proposed("Qwen/Qwen2.5-7B", 8, {"trainer.max_tokens_per_microbatch": 16384})
     assert all("trainer.max_tokens_per_microbatch" in each.changes for each in found)

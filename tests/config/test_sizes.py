@@ -57,6 +57,24 @@ def test_a_batch_is_scored_where_its_old_logprobs_are_used(mini: int, model: Mod
     assert (found.optimizer_steps, found.rows_scored) == (steps, scored)
 
 
+@pytest.mark.parametrize(
+    ("mini", "source", "scored"),
+    [(256, "learner", 15_360), (256, "engine", 10_240), (1_024, "engine", 10_240), (1_024, "interpolated", 10_240)],
+)
+def test_a_bound_of_the_ratio_scores_every_mini_batch_once_more(mini: int, source: str, scored: int) -> None:
+    """Two passes over the batch of 5,120 rows, and what old log-probabilities take."""
+    values = {
+        "policy_mini_batch_size": mini,
+        "update_epochs_per_batch": 2,
+        "algorithm.old_logprobs": source,
+        "algorithm.max_importance_ratio": 5.0,
+    }
+    run = SkyRLTrainConfig()
+    for path, value in values.items():
+        run = evolve_at(run, f"trainer.{path}", value)
+    assert work_of(run, "policy").rows_scored == scored
+
+
 def test_losses_against_the_engine_or_against_nothing_need_no_old_logprobs() -> None:
     algorithm = SkyRLTrainConfig().trainer.algorithm
     by_name = {name: evolve_at(algorithm, "policy_loss_type", name) for name in POLICY_LOSSES}
