@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -36,6 +37,11 @@ LONGEST_ANSWER = 64 << 20
 ATTEMPTS = 6
 """Times that one request is sent, at most."""
 
+MOST_ATTEMPTS = 10**6
+"""Attempts of a request that its deadline alone ends."""
+
+_REMEDY = "If it is not starting, start it, or correct generator.inference_engine.external_server_urls"
+
 Listener = Callable[[object], None]
 """Takes the events of one streamed answer, each decoded from JSON."""
 
@@ -43,6 +49,8 @@ _BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server that may take the same request later."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+_log = logging.getLogger(__name__)
 
 _draws = random.Random()  # the global generator belongs to the run
 
@@ -63,10 +71,35 @@ class Connection:
         self.url = url.rstrip("/")
         self._token, self._most = token, most
         self._client: httpx.AsyncClient | None = None
+        self._was_told = False
 
     async def get(self, path: str, *, seconds: float, attempts: int = ATTEMPTS) -> object:
         """The answer to GET. Raises as `post`."""
         return await self._ask(path, seconds, attempts, partial(self._once, "GET", path, None, {}, {}))
+
+    async def first(self, path: str, *, seconds: float) -> object:
+        """The answer to the first GET, which a server that is starting gives later: why it is waited for is logged
+        once. Raises as `post`.
+        """
+        once = partial(self._once, "GET", path, None, {}, {})
+
+        async def asked() -> object:
+            try:
+                return await once()
+            except _Failure as failure:
+                if not self._was_told:
+                    self._was_told = True
+                    _log.warning(
+                        "the inference server %s does not answer (%s): it is waited for, up to %g s "
+                        "(trainer.placement.start_timeout_seconds). %s",
+                        *(self.url, failure.why, seconds, _REMEDY),
+                    )
+                raise
+
+        try:
+            return await self._ask(path, seconds, MOST_ATTEMPTS, asked)
+        except ProcessError as error:
+            raise ProcessError(f"{error}. {_REMEDY}") from error
 
     async def post(
         self,

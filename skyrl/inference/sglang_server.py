@@ -17,7 +17,7 @@ from skyrl.errors import ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import EngineLoad, InFlight, temperature_of
-from skyrl.inference.http_connection import ATTEMPTS, Connection
+from skyrl.inference.http_connection import ATTEMPTS, MOST_ATTEMPTS, Connection
 from skyrl.inference.incoming_weights import Folder, IncomingWeights, UpdateGroup
 from skyrl.inference.server_answers import (
     Asked,
@@ -199,7 +199,7 @@ class SGLangServer:
         await self._post("/resume_memory_occupation")
 
     async def sign(self, seconds: float) -> object:
-        return await self._control.get("/health", seconds=seconds, attempts=10**6)
+        return await self._control.get("/health", seconds=seconds, attempts=MOST_ATTEMPTS)
 
     async def close(self) -> None:
         await asyncio.gather(self._samples.close(), self._control.close())
@@ -207,7 +207,7 @@ class SGLangServer:
     async def _get_first(self, path: str, older: str) -> object:
         """The answer of a route, or of the name that it had before."""
         try:
-            return await self._control.get(path, seconds=self._deadlines.start, attempts=10**6)
+            return await self._control.first(path, seconds=self._deadlines.start)
         except ServerRefusal as error:
             if error.status != 404:
                 raise

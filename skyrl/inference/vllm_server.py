@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
-from skyrl.inference.http_connection import ATTEMPTS, Connection
+from skyrl.inference.http_connection import ATTEMPTS, MOST_ATTEMPTS, Connection
 from skyrl.inference.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain
 from skyrl.inference.server_answers import (
     Asked,
@@ -80,7 +80,7 @@ class VLLMServer:
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         start = self._deadlines.start
-        answer = mapping(await self._control.get("/v1/models", seconds=start, attempts=10**6), "its models")
+        answer = mapping(await self._control.first("/v1/models", seconds=start), "its models")
         models = [mapping(each, "a model") for each in answer.get("data") or ()]
         if not models or (self._model and self._model not in [each.get("id") for each in models]):
             raise UserError(f"the inference server {self.url} has no model called {self._model or 'anything'}")
@@ -183,7 +183,7 @@ class VLLMServer:
         await self._post("/pause", query={"mode": self._mode})  # waking starts the scheduler
 
     async def sign(self, seconds: float) -> object:
-        return await self._control.get("/health", seconds=seconds, attempts=10**6)
+        return await self._control.get("/health", seconds=seconds, attempts=MOST_ATTEMPTS)
 
     async def close(self) -> None:
         await asyncio.gather(self._samples.close(), self._control.close())

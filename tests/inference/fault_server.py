@@ -35,9 +35,11 @@ class FaultServer:
     to `always`, if it is given. Everything else it answers as it should.
     """
 
-    def __init__(self, faults: Iterable[str] = (), *, always: str = "", tls: ssl.SSLContext | None = None) -> None:
-        """With `tls` it speaks HTTPS."""
-        self._tls = tls
+    def __init__(
+        self, faults: Iterable[str] = (), *, always: str = "", tls: ssl.SSLContext | None = None, port: int = 0
+    ) -> None:
+        """With `tls` it speaks HTTPS. `port` 0: any that is free."""
+        self._tls, self._port = tls, port
         self._faults, self._always = deque(faults), always
         self._version, self._silent = "default", False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -46,7 +48,7 @@ class FaultServer:
         """Headers of the requests for samples, with their names in lower case."""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, ssl=self._tls)
         self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 

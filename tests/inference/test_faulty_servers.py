@@ -5,9 +5,11 @@ or drawn twice.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -30,6 +32,7 @@ from skyrl.inference.server_answers import mapping
 from skyrl.inference.server_dialects import ServerDeadlines
 from skyrl.inference.server_pulse import Pulse
 from skyrl.inference.sglang_server import SGLangServer
+from skyrl.inference.vllm_server import VLLMServer
 from tests.inference.fault_server import FAULTS, FaultServer, sample
 from tests.inference.nano import nano_tokenizer, prompts, request
 from tests.inference.vllm_models import saved, small_model
@@ -291,6 +294,54 @@ async def test_a_sign_of_life_may_take_all_of_its_time(folder: Path) -> None:
         made = SGLangServer(Connection(server.url), Connection(server.url), ServerDeadlines())
         await made.sign(PATIENT)
         assert server.asked == 9
+        await made.close()
+
+
+def closed_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+class Told(logging.Handler):
+    """Collects what is said, and sets `once` with the first of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self.once = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+        self.once.set()
+
+
+async def test_a_server_that_is_not_there_is_waited_for_and_said_to_be_once(folder: Path) -> None:
+    port, told = closed_port(), Told()
+    http_connection._log.addHandler(told)
+    try:
+        made, asked = engine(folder, f"http://127.0.0.1:{port}"), request(prompts(5)[0])
+        drawing = asyncio.ensure_future(made.generate(asked))
+        await told.once.wait()
+        async with FaultServer(port=port):
+            assert drawn(await drawing) == right(asked)
+            await made.close()
+    finally:
+        http_connection._log.removeHandler(told)
+    (said,) = told.said
+    assert said.startswith(f"the inference server http://127.0.0.1:{port} does not answer (ConnectError")
+    assert "up to 240 s (trainer.placement.start_timeout_seconds)" in said
+    assert said.endswith("start it, or correct generator.inference_engine.external_server_urls")
+
+
+async def test_a_server_that_does_not_come_is_named_with_what_to_do(folder: Path) -> None:
+    url = f"http://127.0.0.1:{closed_port()}"
+    for dialect in (SGLangServer, VLLMServer):
+        server = dialect(Connection(url), Connection(url), ServerDeadlines(start=0.5))
+        made = HttpEngine(server, model_path=str(folder), heartbeat=PATIENT, tokenizer=nano_tokenizer())
+        with pytest.raises(ProcessError, match=rf"{url} had 0.5 s for /.*start it, or correct generator"):
+            await made.pause()
         await made.close()
 
 

@@ -50,6 +50,9 @@ class Routes:
     async def get(self, path: str, *, seconds: float, attempts: int = 1) -> object:
         return {"data": [{"id": "a model", "root": "a/model"}], "weight_version": "7", "world_size": 4}
 
+    async def first(self, path: str, *, seconds: float) -> object:
+        return await self.get(path, seconds=seconds)
+
     async def post(self, path: str, body: Mapping[str, Any] | None = None, **_: object) -> object:
         if path == "/collective_rpc":
             assert body is not None
