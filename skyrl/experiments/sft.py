@@ -226,8 +226,8 @@ class SupervisedExp(BaseExp):
         """Report the rows that no batch has."""
         cfg, rows = self.cfg, len(self.train_dataset)
         _, left_out = batches(rows, cfg.batch_size, cfg.num_epochs, cfg.epoch_tail)
-        if left_out and cfg.epoch_tail == "drop":
-            rest = rows % cfg.batch_size
+        rest = rows % cfg.batch_size
+        if rest and cfg.epoch_tail == "drop":
             notice(f"{rest} training rows do not fill a batch and are left out of each epoch (epoch_tail)")
         elif left_out:
             notice(f"{left_out} training rows, the last ones of the last epoch, do not fill a batch and are left out")

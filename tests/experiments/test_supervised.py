@@ -292,3 +292,5 @@ def test_rows_that_are_left_out_are_reported_before_anything_is_learned(
     said = capsys.readouterr().err
     assert "1 training rows are longer than 20 tokens and left out" in said
     assert "2 training rows do not fill a batch and are left out of each epoch" in said
+    train(nano, tmp_path / "carry", num_epochs=0, max_length=20, train_datasets=(source,), epoch_tail="carry")
+    assert "do not fill a batch" not in capsys.readouterr().err
