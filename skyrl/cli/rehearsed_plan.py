@@ -18,10 +18,11 @@ HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
 def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Finding]:
     """Placement, memory and engine of the run as it is."""
     from skyrl.cli.plan import plan_of
+    from skyrl.planning.layout import counted
     from skyrl.tools.rehearsal import Finding
 
     plan = plan_of(run)
-    text = f"{plan['gpus']} GPUs on {plan['nodes']} machines of {plan['gpus_per_node']}"
+    text = f"{counted(plan['gpus'], 'GPU')} on {counted(plan['nodes'], 'machine')} of {plan['gpus_per_node']}"
     if gpus is not None and plan["gpus"] > gpus:
         yield Finding("placement", "failed", f"the run needs {text}, and there are {gpus}")
     else:

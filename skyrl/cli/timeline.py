@@ -24,8 +24,8 @@ def timeline(run: Path, steps: tuple[int, ...], to: Path | None) -> None:
 
     records = [record for record in RunFolder(run).timeline.read() if not steps or record["step"] in steps]
     if not records:
-        which = f"of step {', '.join(map(str, steps))} " if steps else ""
-        raise UserError(f"{run} holds no timeline {which}: a run keeps those of the steps in trainer.profile_steps")
+        which = f" of step {', '.join(map(str, steps))}" if steps else ""
+        raise UserError(f"{run} holds no timeline{which}: a run keeps those of the steps in trainer.profile_steps")
     file = to or run / "timeline.json"
     try:
         file.write_text(json.dumps(chrome_trace(records)), encoding="utf-8")
