@@ -19,8 +19,6 @@ FOLDER = "full_length"
 def without_traces(run: SkyRLTrainConfig) -> SkyRLTrainConfig:
     """The run without evaluation, checkpoints and exports, which resumes nothing and has a folder of its own."""
     folder = f"{folder_of(run.trainer)}/{FOLDER}"
-    if run.trainer.run_path == folder:
-        return run
     changes: dict[str, Any] = {
         **dict.fromkeys(("eval_interval", "ckpt_interval", "hf_save_interval"), -1),
         "eval_before_train": False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "examples" / "quickstart"
 WAITS = 240.0
 
 
@@ -49,14 +51,23 @@ class Site:
     def launch(self, *words: str) -> str:
         return self.run(sys.executable, "-m", "skyrl.cli", "launch", *words)
 
-    def steps(self) -> list[int]:
-        """Steps in the run's metrics."""
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of the run's metrics."""
         file = self.folder / "run" / "metrics.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
-        return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+        return [json.loads(line) for line in lines if line.endswith("}")]
 
-    def wait(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAITS
+    def steps(self) -> list[int]:
+        """Steps in the run's metrics."""
+        return [line["step"] for line in self.metrics()]
+
+    def trains(self, steps: int) -> None:
+        """Waits for that many more steps."""
+        wanted = len(self.steps()) + steps
+        self.wait(lambda: len(self.steps()) >= wanted, 1200)
+
+    def wait(self, holds: Callable[[], bool], seconds: float = WAITS) -> None:
+        deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, self.run("scontrol", "show", "job") + self.logs()
             time.sleep(0.2)
@@ -126,6 +137,42 @@ def test_a_run_on_two_nodes_has_a_ray_cluster_of_its_own(site: Site, nano: Path)
     assert site.steps() == [0, 1, 2, 3, 4, 5, 6] or site.steps() == [1, 2, 3, 4, 5, 6]
     token = (site.folder / "launches" / "mine" / "ray-token").read_text()
     assert token not in site.logs()
+
+
+def test_the_quick_start_learns_on_two_nodes_while_it_is_requeued_and_loses_a_node(site: Site) -> None:
+    base = site.folder / "base"
+    subprocess.run([sys.executable, str(QUICKSTART / "prepare.py"), "--out", str(base)], check=True, cwd=ROOT)
+    values: dict[str, Any] = {
+        "data.train_data": [str(base / "train.parquet")],
+        "data.val_data": [str(base / "validation.parquet")],
+        "environment.env_class": f"{QUICKSTART / 'reward.py'}:sorted_exactly",
+        "trainer.policy.model.path": str(base / "model"),
+        "trainer.run_path": str(site.folder / "run"),
+        "trainer.run_name": "mine",
+        "trainer.ckpt_interval": 5,
+        "trainer.placement.executor": "ray",
+        "trainer.placement.colocate_all": False,
+        "trainer.placement.policy_num_nodes": 2,
+        "generator.inference_engine.num_engines": 2,
+    }
+    settings = ("--set", "slurm.cpus_per_gpu=2", "--set", "slurm.gpus_per_node=2")
+    site.launch("slurm", *settings, str(QUICKSTART / "grpo.toml"), *as_words(values))
+    job = site.run("squeue", "-h", "-o", "%i").strip()
+    moments = random.Random(0)
+    site.trains(moments.randint(8, 25))
+    site.run("scontrol", "requeue", job)
+    site.starts_again(job, 1)
+    site.trains(moments.randint(8, 25))
+    lost = site.run("squeue", "-h", "-o", "%B").strip()
+    site.run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=test")
+    site.starts_again(job, 2)
+    site.run("scontrol", "update", f"NodeName={lost}", "State=RESUME")  # other tests count on it
+    site.wait(site.ended, 2400)
+    assert "finished" in site.launch("status"), site.logs()
+    steps = site.steps()
+    assert steps == list(range(steps[0], steps[-1] + 1))  # no step is missing, none was trained twice
+    scores = [line["eval/all/avg_score"] for line in site.metrics() if "eval/all/avg_score" in line]
+    assert scores[-1] >= 0.8
 
 
 def test_a_launch_that_depends_on_a_failed_one_never_starts(site: Site, nano: Path) -> None:
