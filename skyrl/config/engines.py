@@ -360,5 +360,6 @@ def server_urls(engine: InferenceEngineConfig) -> tuple[str, ...]:
 
 
 def backends_that(suit: Callable[[EngineBackend], bool]) -> str:
-    """Names of the kinds of engine that suit, for a message: `vllm and torch`."""
-    return " and ".join(name for name, backend in BACKENDS.items() if suit(backend))
+    """Names of the kinds of engine that suit, for a message: `vllm, http and sglang`."""
+    *others, last = (name for name, backend in BACKENDS.items() if suit(backend))
+    return f"{', '.join(others)} and {last}" if others else last

@@ -42,7 +42,7 @@ def test_weights_travel_in_the_type_that_the_engine_computes_in_and_eight_bits_a
 
 
 def test_a_message_names_the_backends_that_suit() -> None:
-    assert backends_that(lambda backend: "nccl" in backend.transports) == "vllm and http"
+    assert backends_that(lambda backend: "nccl" in backend.transports) == "vllm, http and sglang"
     assert backends_that(lambda backend: backend.package == "" and backend.is_started_by_the_run) == "torch"
 
 

@@ -241,6 +241,8 @@ def groups(scene: Scene) -> object:
         async def get(self, path: str, **_: object) -> object:
             return {"data": [{"id": "a model"}], "weight_version": "0"}
 
+        first = get
+
         async def post(self, path: str, body: Mapping[str, Any] | None = None, **_: object) -> object:
             asked.append(path if body is None else body.get("method", path))
             return {"results": ["a group"] if asked[-1] == "skyrl_update_group" else []}

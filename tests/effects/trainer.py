@@ -47,7 +47,7 @@ COURSE: tuple[Probe, ...] = (
     *on(optimizer_steps, {}, policy_mini_batch_size=2, update_epochs_per_batch=2),
     *on(optimizer_steps, {}, policy_mini_batch_size_in_samples=2),
     *on(old_logprobs, {}, algorithm__old_logprobs="engine"),
-    *on(optimizer_steps, {}, algorithm__max_importance_ratio=1.0),
+    *on(optimizer_steps, {"update_epochs_per_batch": 2}, algorithm__max_importance_ratio=1.0),
     *on(optimizer_steps, CRITIC, critic_mini_batch_size=2, critic_mini_batch_size_in_samples=2),
     *on(course, {}, eval_before_train=False, eval_interval=2, ckpt_interval=3, hf_save_interval=2),
     *on(course, {"algorithm__use_kl_loss": True}, update_ref_every_epoch=True),
