@@ -26,7 +26,8 @@ class InferenceEngineConfig(BaseConfig):
 
     backend: Literal["vllm", "torch", "http", "sglang"] = "vllm"
     """vllm: vLLM engines that the run starts; torch: the embedded engine, beside the learner, without a server; http:
-    servers with vLLM's routes that run already, at `external_server_urls`; sglang: SGLang servers that run already."""
+    servers with vLLM's routes that run already, at `external_server_urls`; sglang: SGLang servers that the run
+    starts, or that run already, at these addresses."""
 
     model_dtype: Dtype = "bfloat16"
     """Type in which the engines hold weights, and to which weights are rounded on their way to them."""
@@ -211,6 +212,12 @@ class EngineBackend:
     has_the_learners_dtype: bool = False
     """Whether the engine computes in `rollout_dtype`, else in `trainer.compute_dtype`, whatever `model_dtype` says."""
 
+    takes_turns: bool = True
+    """Whether learners may have the engine's GPUs while it does not sample (`colocate_all`)."""
+
+    serves_adapters: bool = False
+    """Whether it can be started with several adapters, of which a request names one."""
+
     sleeps: bool = False
     """Whether the engine gives up its weights and cache, with `colocate_all`, whenever learners need the GPU."""
 
@@ -240,7 +247,10 @@ class EngineBackend:
     tokens are drawn, not what an answer looks like."""
 
     as_server: str = ""
-    """Kind of its engines that run already; empty where there are none."""
+    """Kind of its engines that run already; empty where there are none, or where they are of the same kind."""
+
+    elsewhere: "EngineBackend | None" = None
+    """Facts about its engines that run already, where they are of the same kind."""
 
     package: str = ""
     """Package that the engine imports and the `train` extra does not bring; `extra` is the extra that does."""
@@ -265,6 +275,16 @@ _VLLM_SAMPLING = (
 )
 """Sampling parameters of vLLM's without a field of their own."""
 
+_SGLANG_SERVER = EngineBackend(
+    fields=("model_dtype", "tensor_parallel_size"),
+    adapters="files",
+    samples_keep_adapters=True,
+    is_started_by_the_run=False,
+    shares_prefixes=True,
+    transports=("disk", "nccl", "gloo"),
+    sampling_arguments=("custom_params", "ignore_eos", "logit_bias", "presence_penalty", "stop_regex"),
+)
+
 BACKENDS: Mapping[str, EngineBackend] = {
     "vllm": EngineBackend(
         fields=(
@@ -288,6 +308,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
             "engine_init_kwargs",
         ),
         adapters="files",
+        serves_adapters=True,
         sleeps=True,
         shares_prefixes=True,
         transports=("nccl", "gloo", "disk", "delta"),
@@ -301,6 +322,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
         fields=("enable_prefix_caching", "enable_return_routed_experts", "rollout_dtype"),
         is_embedded=True,
         adapters="tensors",
+        serves_adapters=True,
         has_the_learners_dtype=True,
         repeats_on_a_cpu=True,
     ),
@@ -312,14 +334,22 @@ BACKENDS: Mapping[str, EngineBackend] = {
         transports=("disk", "delta", "nccl", "gloo"),
         sampling_arguments=_VLLM_SAMPLING,
     ),
-    "sglang": EngineBackend(
-        fields=("model_dtype", "tensor_parallel_size"),
-        adapters="files",
-        samples_keep_adapters=True,
-        is_started_by_the_run=False,
-        shares_prefixes=True,
-        transports=("disk", "nccl", "gloo"),
-        sampling_arguments=("custom_params", "ignore_eos", "logit_bias", "presence_penalty", "stop_regex"),
+    "sglang": attrs.evolve(
+        _SGLANG_SERVER,
+        fields=(
+            "model_dtype",
+            "tensor_parallel_size",
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "max_num_batched_tokens",
+            "enforce_eager",
+            "gpu_memory_utilization",
+            "engine_init_kwargs",
+        ),
+        is_started_by_the_run=True,
+        takes_turns=False,
+        package="sglang",
+        elsewhere=_SGLANG_SERVER,
     ),
 }
 """Facts about each kind of engine, keyed by the value of `backend`."""
@@ -344,13 +374,17 @@ def weight_dtype(engine: InferenceEngineConfig, learners: str) -> str:
 
 def backend_of(engine: InferenceEngineConfig) -> EngineBackend:
     """Facts about the configured kind of engine; where vLLM engines run already, about a server."""
-    return BACKENDS[kind_of_engine(engine)]
+    found = BACKENDS[kind_of_engine(engine)]
+    return (found.elsewhere if _run_already(engine) else None) or found
 
 
 def kind_of_engine(engine: InferenceEngineConfig) -> str:
     """The name in `BACKENDS` of what is sampled from."""
-    elsewhere = engine.external_proxy_url or server_urls(engine) or not engine.run_engines_locally
-    return (BACKENDS[engine.backend].as_server if elsewhere else "") or engine.backend
+    return (BACKENDS[engine.backend].as_server if _run_already(engine) else "") or engine.backend
+
+
+def _run_already(engine: InferenceEngineConfig) -> bool:
+    return bool(engine.external_proxy_url or server_urls(engine)) or not engine.run_engines_locally
 
 
 def server_urls(engine: InferenceEngineConfig) -> tuple[str, ...]:

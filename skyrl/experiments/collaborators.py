@@ -26,10 +26,12 @@ from skyrl.config.sizes import (
     workers_of_an_engine,
 )
 from skyrl.errors import ConfigError, Problem, UserError
+from skyrl.experiments.servers import server_deadlines
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import InferenceEngine, InFlight
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.inference.restarts import EngineRestarts
+from skyrl.inference.sglang_engine import SGLangEngine
 from skyrl.inference.torch_engine import load_torch_engine
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.learners.model_worker import required_device
@@ -154,10 +156,29 @@ def engine_makers(
                 tokenizer_path=trainer.tokenizer_path,
                 adapters=adapters,
             )
+        case "sglang":
+            make = _sglang_maker(run, path)
         case unknown:
             path = "generator.inference_engine.backend"
             raise ConfigError([Problem(path=path, message=f"no engine {unknown!r}")])
     return [make] * engine.num_engines
+
+
+def _sglang_maker(run: SkyRLTrainConfig, path: str) -> Callable[[], InferenceEngine]:
+    trainer = run.trainer
+    return partial(
+        SGLangEngine,
+        run.generator.inference_engine,
+        model_path=path,
+        device=required_device(trainer),
+        log=Path(trainer.log_path).expanduser().absolute(),
+        seed=trainer.seed,
+        max_model_len=longest_sequence(run),
+        deadlines=server_deadlines(run),
+        overrides=engine_overrides(run),
+        tokenizer_path=trainer.tokenizer_path,
+        lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
+    )
 
 
 def engine_restarts(run: SkyRLTrainConfig, processes: Processes) -> EngineRestarts | None:

@@ -60,7 +60,9 @@ def missing_packages(wanted: Iterable[tuple[str, str, str]]) -> Iterator[Problem
     for field, package, extra in wanted:
         if importlib.util.find_spec(package) is None:
             message = f"needs the package {package}, which is not installed"
-            yield Problem(path=field, message=message, hint=f"pip install 'skyrl[{extra}]'")
+            yield Problem(
+                path=field, message=message, hint=f"pip install 'skyrl[{extra}]'" if extra else f"pip install {package}"
+            )
 
 
 def missing_data(field: str, sources: Iterable[str]) -> Iterator[Problem]:

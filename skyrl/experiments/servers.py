@@ -25,14 +25,9 @@ _ENGINE = "generator.inference_engine"
 
 def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[InferenceEngine]:
     """One engine for each server. Without `takes_weights` its own are sampled from."""
-    engine, placement = run.generator.inference_engine, run.trainer.placement
+    engine, deadlines = run.generator.inference_engine, server_deadlines(run)
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
     tokenizer = load_tokenizer(run.trainer.tokenizer_path or path, use_fast=not run.trainer.disable_fast_tokenizer)
-    deadlines = ServerDeadlines(
-        start=placement.start_timeout_seconds,
-        call=placement.call_timeout_seconds,
-        heartbeat=placement.heartbeat_timeout_seconds,
-    )
     router, urls = _addresses(engine, deadlines.start)
     return [
         HttpEngine(
@@ -46,6 +41,16 @@ def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[Infere
         )
         for url in urls or (required(router, f"{_ENGINE}.external_proxy_url"),)
     ]
+
+
+def server_deadlines(run: SkyRLTrainConfig) -> ServerDeadlines:
+    """How long a server may take."""
+    placement = run.trainer.placement
+    return ServerDeadlines(
+        start=placement.start_timeout_seconds,
+        call=placement.call_timeout_seconds,
+        heartbeat=placement.heartbeat_timeout_seconds,
+    )
 
 
 def _addresses(engine: InferenceEngineConfig, seconds: float) -> tuple[str | None, list[str]]:

@@ -66,12 +66,14 @@ class _Failure(Exception):
 class Connection:
     """Requests to one server. Used on one event loop."""
 
-    def __init__(self, url: str, *, token: str | None = None, most: int = 64) -> None:
-        """`url` has no path; `token` is sent as a bearer token; `most` connections are open at once."""
+    def __init__(self, url: str, *, token: str | None = None, most: int = 64, starting: bool = False) -> None:
+        """`url` has no path; `token` is sent as a bearer token; `most` connections are open at once. `starting`:
+        whoever made this has just started the server.
+        """
         self.url = url.rstrip("/")
         self._token, self._most = token, most
         self._client: httpx.AsyncClient | None = None
-        self._was_told = False
+        self._was_told, self._remedy = starting, "" if starting else f". {_REMEDY}"
 
     async def get(self, path: str, *, seconds: float, attempts: int = ATTEMPTS) -> object:
         """The answer to GET. Raises as `post`."""
@@ -99,7 +101,7 @@ class Connection:
         try:
             return await self._ask(path, seconds, MOST_ATTEMPTS, asked)
         except ProcessError as error:
-            raise ProcessError(f"{error}. {_REMEDY}") from error
+            raise ProcessError(f"{error}{self._remedy}") from error
 
     async def post(
         self,

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.engines import backend_of
 from skyrl.config.load import compose
 from skyrl.config.sizes import starts_engines, workers_of_an_engine
 from skyrl.endpoint.doors import Address
@@ -64,10 +65,8 @@ def serve(
 def _refuse_adapters(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> None:
     """Raises `UserError` where the engines cannot have adapters beside their weights, and for names that are taken."""
     engine = run.generator.inference_engine
-    if adapters and not starts_engines(run):
-        raise UserError(
-            f"--adapter: {_ENGINE}backend = {engine.backend} is a server that runs already, with adapters of its own"
-        )
+    if adapters and (not (backend_of(engine).serves_adapters and starts_engines(run))):
+        raise UserError(f"--adapter: {_ENGINE}backend = {engine.backend} stands for servers, take torch or vllm")
     if adapters and engine.rollout_dtype == "int8":
         raise UserError(f"--adapter: weights in eight bits take no adapters: set {_ENGINE}rollout_dtype = bfloat16")
 

@@ -50,7 +50,13 @@ class SGLangStandIn:
     """`with SGLangStandIn(engine, model_path) as server:` answers at `server.url` until it is left."""
 
     def __init__(
-        self, engine: TorchEngine, model_path: Path, *, enable_lora: bool = True, joins_groups: bool = True
+        self,
+        engine: TorchEngine,
+        model_path: Path,
+        *,
+        enable_lora: bool = True,
+        joins_groups: bool = True,
+        port: int = 0,
     ) -> None:
         self._engine, self._model_path, self._enable_lora = engine, str(model_path), enable_lora
         self._joins_groups = joins_groups
@@ -88,7 +94,7 @@ class SGLangStandIn:
                 Route(path, self._answering(path, handle), methods=["GET", "POST"]) for path, handle in routes.items()
             ]
         )
-        self._socket = listen("127.0.0.1", 0, None, "")
+        self._socket = listen("127.0.0.1", port, None, "")
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(self._app, log_level="error", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)

@@ -54,15 +54,21 @@ def weights_have_a_way_to_servers(run: SkyRLTrainConfig) -> Iterator[Problem]:
     engine = run.generator.inference_engine
     able = backend_of(engine).transports
     ways = (*(way for way in able if on_ray(run) or way not in GROUP_TRANSPORTS), "none")
-    if samples(run) and not starts_engines(run) and engine.weight_sync_backend not in ways:
+    travels = on_ray(run) and engine.weight_sync_backend != "nccl"  # else the check of nccl says more
+    if samples(run) and (travels or not starts_engines(run)) and engine.weight_sync_backend not in ways:
         known = engine.weight_sync_backend in able
         of_ray = " from a learner that is not on Ray" if known else ""
         or_ray = ", or set trainer.placement.executor = ray" if known else ""
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
-            message=f"{engine.weight_sync_backend} does not reach engines that run already{of_ray}",
+            message=f"{engine.weight_sync_backend} does not reach {_whom(run)}{of_ray}",
             hint=f"leave it out: it is derived; possible values: {', '.join(ways)}{or_ray}",
         )
+
+
+def _whom(run: SkyRLTrainConfig) -> str:
+    engine = run.generator.inference_engine
+    return f"engines of the kind {engine.backend}" if starts_engines(run) else "engines that run already"
 
 
 def only_differences_travel_through_an_object_store(run: SkyRLTrainConfig) -> Iterator[Problem]:

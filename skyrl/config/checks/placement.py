@@ -92,6 +92,17 @@ def engines_of_others_share_no_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
+def engines_take_turns_with_learners(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Engines that keep their weights need GPUs of their own."""
+    shares, engine = run.trainer.placement.colocate_all and run.trainer.device == "cuda", run.generator.inference_engine
+    if shares and starts_engines(run) and not backend_of(engine).takes_turns:
+        yield Problem(
+            path="trainer.placement.colocate_all",
+            message=f"{engine.backend} engines do not take turns with learners on the same GPUs",
+            hint="set trainer.placement.colocate_all = false, or take vLLM",
+        )
+
+
 def engines_of_others_have_an_address(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that the run does not start have an address."""
     engine = run.generator.inference_engine
@@ -200,6 +211,7 @@ PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     models_that_share_gpus_have_as_many,
     engines_that_share_gpus_take_all_of_them,
     engines_of_others_share_no_gpus,
+    engines_take_turns_with_learners,
     engines_of_others_have_an_address,
     addresses_of_engines_are_addresses,
     engines_of_others_are_counted_by_their_addresses,

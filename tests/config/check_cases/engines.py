@@ -20,6 +20,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ({**SERVER, "trainer.placement.executor": "in_process"}, "nccl"),
             ({**SERVER, "trainer.placement.executor": "in_process"}, "gloo"),
             ({**APART, **SERVER, ENGINE + "backend": "sglang"}, "delta"),
+            ({**RAY, ENGINE + "backend": "sglang"}, "delta"),
         )
     ],
     "engines_of_the_run_get_its_weights": [({ENGINE + "weight_sync_backend": "none"}, ENGINE + "weight_sync_backend")],

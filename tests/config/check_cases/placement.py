@@ -36,10 +36,13 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**VLLM, ENGINE + "remote_urls": ["host:1"]}, PLACEMENT + "colocate_all"),
         ({**RAY, ENGINE + "backend": "http"}, PLACEMENT + "colocate_all"),
     ],
+    "engines_take_turns_with_learners": [
+        ({**RAY, "trainer.device": "cuda", ENGINE + "backend": "sglang"}, PLACEMENT + "colocate_all")
+    ],
     "engines_of_others_have_an_address": [
         ({ENGINE + "backend": "vllm", ENGINE + "run_engines_locally": False}, ENGINE + "external_server_urls"),
         ({ENGINE + "backend": "http"}, ENGINE + "external_server_urls"),
-        ({ENGINE + "backend": "sglang"}, ENGINE + "external_server_urls"),
+        ({ENGINE + "backend": "sglang", ENGINE + "run_engines_locally": False}, ENGINE + "external_server_urls"),
     ],
     "addresses_of_engines_are_addresses": [
         ({**SERVER, ENGINE + "external_server_urls": [url]}, ENGINE + "external_server_urls")

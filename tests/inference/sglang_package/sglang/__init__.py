@@ -1,0 +1,1 @@
+"""Stands for SGLang's package where a run starts its server."""
