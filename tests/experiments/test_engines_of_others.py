@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preflight import PREFLIGHT
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.models.loading import load_tokenizer
+from skyrl.tree import FrozenDict
 from tests.inference.server_engines import our_server, vllm_server
 from tests.inference.sglang_stand_in import SGLangStandIn
 from tests.nano_run import metrics, overrides, train
@@ -198,8 +199,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def share_of_right_answers(base: Path, out: Path, **engine: Any) -> float:
-    """After the quick start's 100 steps, on words that it was not trained on."""
+def share_of_right_answers(base: Path, out: Path, changes: Mapping[str, Any] = FrozenDict(), **engine: Any) -> float:
+    """After the quick start's 100 steps, unless `changes` say otherwise, on words that it was not trained on."""
     values: dict[str, Any] = {
         "data.train_data": [str(base / "train.parquet")],
         "data.val_data": [str(base / "validation.parquet")],
@@ -207,6 +208,7 @@ def share_of_right_answers(base: Path, out: Path, **engine: Any) -> float:
         "trainer.policy.model.path": str(base / "model"),
         "trainer.run_path": str(out / "run"),
         **{f"generator.inference_engine.{name}": value for name, value in engine.items()},
+        **changes,
     }
     BasePPOExp(compose([str(QUICKSTART / "grpo.toml")], values).config).run()
     lines = (out / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -235,3 +237,24 @@ def test_the_quick_start_learns_over_a_server_of_skyrls_own(base: Path, tmp_path
     settings = ("generator.sampling_params.max_generate_length=16", "generator.inference_engine.max_num_seqs=256")
     url = our_server(base / "model", *settings)
     assert share_of_right_answers(base, tmp_path, **at(url)) >= 0.8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["torch", "vllm"])
+def test_the_quick_start_learns_with_an_adapter(base: Path, tmp_path: Path, kind: str) -> None:
+    """Ten times the rate of full training; the adapter alone travels."""
+    lora = "trainer.policy.model.lora."
+    adapter = {
+        f"{lora}rank": 16,
+        f"{lora}alpha": 16,
+        f"{lora}lora_sync_path": str(tmp_path / "adapters"),
+        "trainer.policy.optimizer_config.lr": 2e-3,
+        "trainer.max_training_steps": 40,
+    }
+    if kind == "torch":
+        assert share_of_right_answers(base, tmp_path, adapter) >= 0.8
+        return
+    limits = ("--max-model-len", "128", "--max-num-seqs", "256", "--enable-lora", "--max-lora-rank", "16")
+    url = vllm_server(base / "model", *limits)
+    assert share_of_right_answers(base, tmp_path, adapter, **at(url)) >= 0.8
+    assert "skyrl" in [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
