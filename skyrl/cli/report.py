@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 def doctor_report(run: RunConfig) -> Iterator[str]:
     """Lines on the findings, and on what is only seen when the run starts. `run` has passed all checks."""
     from skyrl.config.kinds import kind_of
+    from skyrl.planning.layout import counted
     from skyrl.tree import get_at
 
     kind = kind_of(run)
@@ -19,15 +20,16 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
     sources = len(get_at(run, kind.data))
     model = get_at(run, f"{kind.model}.path")
     ranks = kind.sizes(run).policy
-    alone = ranks.nodes * ranks.gpus_per_node == 1 and trainer.placement.executor != "ray"
-    how = "in one process" if alone else f"by {trainer.strategy} in {ranks.nodes * ranks.gpus_per_node} processes"
+    processes = ranks.nodes * ranks.gpus_per_node
+    alone = processes == 1 and trainer.placement.executor != "ray"
+    how = "in one process" if alone else f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
     yield "The values fit together, and this machine has what they name:"
     yield f"  model    {model}, trained on {trainer.device} {how}"
     if trainer.device == "cuda":
         yield f"  compute  {trainer.compute_dtype}, attention by {trainer.attention}"
     if slower := _slower_than_the_preset(run):
         yield f'  speed    extends = "preset:cuda" sets what is faster: {", ".join(slower)}'
-    yield f"  data     {sources} source{'s' if sources != 1 else ''}, whose first rows were read"
+    yield f"  data     {counted(sources, 'source')}, whose first rows were read"
     yield f"  folder   {trainer.run_path}, free and writable"
     yield "All rows are read, and the model is loaded, when it runs; what a cluster has is seen then, too."
 
