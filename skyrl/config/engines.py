@@ -329,6 +329,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
     "http": EngineBackend(
         fields=("model_dtype", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
         adapters="files",
+        samples_keep_adapters=True,
         is_started_by_the_run=False,
         shares_prefixes=True,
         transports=("disk", "delta", "nccl", "gloo"),

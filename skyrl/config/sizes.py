@@ -117,7 +117,7 @@ def most_engines(run: SkyRLTrainConfig) -> int:
 def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
     """Do engines get the adapter that is trained, and not the weights that it is merged into? They need the base
     weights all the time: weights in eight bits, those drawn by the learner, and those of engines that give theirs up to
-    sleep come whole, and so do those of SGLang where samples in flight continue under new ones.
+    sleep come whole, and so do those of servers where samples in flight continue under new ones.
     """
     engine, model = run.generator.inference_engine, run.trainer.policy.model
     able = backend_of(engine)

@@ -13,6 +13,7 @@ finds what does not fit.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,9 +49,6 @@ _LACKING = (403, 404, 405, 501)
 
 _NOT_IN_COMPLETIONS = ("detokenize", "flat_logprobs")
 
-_ADAPTER = "skyrl"
-"""Name of the policy's adapter at a server."""
-
 EXTENSION = "skyrl.inference.vllm_worker.WeightReceiver"
 
 
@@ -77,6 +75,9 @@ class VLLMServer:
         self._route = _GENERATE
         self._has_extension = False
         self._mode = "wait"
+        self._run, self._adapter = secrets.token_hex(4), ""
+        """Beginning of the names of this run's adapters, and the name of the one that samples are drawn by. One that is
+        loaded in place of another would be read again with every step."""
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         start = self._deadlines.start
@@ -155,19 +156,21 @@ class VLLMServer:
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
         assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
+        assert in_flight == "finish", "a sample keeps the adapter that it began with"
         folder = Path(adapter.tensors.path) / "peft"
         await asyncio.to_thread(write_adapter, adapter, folder)
-        body = {"lora_name": _ADAPTER, "lora_path": str(folder), "load_inplace": True}
+        name, before = f"skyrl-{self._run}-{version}", self._adapter
         try:
-            await self._post("/v1/load_lora_adapter", body, attempts=1)
+            await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, attempts=1)
         except ServerRefusal as error:
-            if error.status not in _LACKING:
-                return str(error)
             raise WeightSyncError(
-                f"the inference server {self.url} takes no adapters: start it with --enable-lora --max-lora-rank "
-                f"{adapter.rank} (or the next one that vLLM has) and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+                f"the inference server {self.url} takes no such adapter, see --enable-lora, --max-lora-rank "
+                f"{adapter.rank} (or the next one that vLLM has) and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 of its start: "
+                f"{error}"
             ) from error
-        self._model = _ADAPTER
+        self._model = self._adapter = name
+        if before:
+            await self._post("/v1/unload_lora_adapter", {"lora_name": before})
         return await self._forget(version, in_flight)
 
     async def load(self) -> EngineLoad | None:

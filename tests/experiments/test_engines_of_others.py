@@ -257,4 +257,5 @@ def test_the_quick_start_learns_with_an_adapter(base: Path, tmp_path: Path, kind
     limits = ("--max-model-len", "128", "--max-num-seqs", "256", "--enable-lora", "--max-lora-rank", "16")
     url = vllm_server(base / "model", *limits)
     assert share_of_right_answers(base, tmp_path, adapter, **at(url)) >= 0.8
-    assert "skyrl" in [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+    names = [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+    assert [name for name in names if name.startswith("skyrl-") and name.endswith("-40")]

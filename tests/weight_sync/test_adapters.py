@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -248,6 +249,7 @@ async def twenty_updates(kind: str, folder: Path, path: Path) -> tuple[list[floa
     for version in range(1, 21):
         model = vllm_learner(version)
         await give(engine, sent_as_files(model, path / f"version-{version}"), version)
+        await asyncio.to_thread(shutil.rmtree, path / f"version-{version}")  # as a run does
         differences.append(await far_from(engine, model))
     assert engine.weight_version == 20
     await engine.close()
