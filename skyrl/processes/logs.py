@@ -92,6 +92,12 @@ def last_line(path: Path) -> str:
     return lines[-1][:200] if lines else ""
 
 
+def end_of(text: str, most: int) -> str:
+    """The text in one line; of one with more than `most` characters its last whole words, behind three dots."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"... {line[-most:].partition(' ')[2]}"
+
+
 def _tail(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:

@@ -15,6 +15,7 @@ from ray.exceptions import RayActorError
 
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.processes.calls import CallFailure, CallResult, name_of
+from skyrl.processes.logs import end_of
 from skyrl.processes.progress import Progress
 from skyrl.processes.ray_watch import GRACE, Member, Watch
 
@@ -135,5 +136,4 @@ def failed(member: Member, doing: str, outcome: object) -> ProcessError:
         case ProcessError():
             return outcome
         case _:
-            text = " ".join(str(outcome).split())
-            return ProcessError(f"{member} failed in {doing}: {text[-300:]}; log: {member.log}")
+            return ProcessError(f"{member} failed in {doing}: {end_of(str(outcome), 300)}; log: {member.log}")

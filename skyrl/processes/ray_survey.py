@@ -16,6 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl.processes.links import Echo, Link, measure
+from skyrl.processes.logs import end_of
 from skyrl.processes.machine_facts import MachineFacts, facts_here
 from skyrl.processes.ray_cluster import attach
 
@@ -142,7 +143,7 @@ class _Machine:
         except GetTimeoutError:
             return Surveyed(address=address, slots=slots, gpus=gpus, problem="it did not answer in time")
         except RayError as error:
-            return Surveyed(address=address, slots=slots, gpus=gpus, problem=_short(error))
+            return Surveyed(address=address, slots=slots, gpus=gpus, problem=end_of(str(error), 300))
         return Surveyed(address=address, slots=slots, gpus=gpus, facts=facts, clock=clock, unshared=unshared)
 
     def _ahead(self) -> float:
@@ -167,10 +168,6 @@ class _Machine:
         return link
 
 
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[-300:]
-
-
 def _links(machines: Mapping[str, _Machine], seconds: float) -> dict[tuple[str, str], Link]:
     """One after the other, so that none disturbs another."""
     found = {}
@@ -181,7 +178,7 @@ def _links(machines: Mapping[str, _Machine], seconds: float) -> dict[tuple[str, 
                 ports[there] = machines[there].listen(there, seconds)
             found[here, there] = machines[here].measure(there, ports[there], seconds)
         except (RayError, GetTimeoutError) as error:
-            found[here, there] = Link(problem=_short(error))
+            found[here, there] = Link(problem=end_of(str(error), 300))
     return found
 
 

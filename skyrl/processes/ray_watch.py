@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError
 from skyrl.errors import ProcessError, ProcessLost
 from skyrl.processes.addresses import why_unreachable
 from skyrl.processes.exit_notice import ExitNotice
-from skyrl.processes.logs import last_line, last_words
+from skyrl.processes.logs import end_of, last_line, last_words
 
 GRACE = 10.0
 """Seconds that a rank which does not answer has to turn out dead: it is then the cause of the errors of the others."""
@@ -157,11 +157,13 @@ def how_it_died(error: BaseException, machine: tuple[str, int] | None = None) ->
         which = f"its machine {machine[0]}" if machine else "its machine"
         return f"{which} answers Ray no more: it is down, Ray ended there, or the network is cut"
     if isinstance(error, ActorUnavailableError):
-        return f"the connection to it was lost: the machine or the network failed, or it was killed (... {text[-120:]})"
+        return (
+            f"the connection to it was lost: the machine or the network failed, or it was killed ({end_of(text, 120)})"
+        )
     if isinstance(error, OutOfMemoryError):
         return f"Ray killed it because the machine ran out of memory ({reason[:200]})"
     if "creation task" in reason:
-        return f"it could not begin (... {reason[-200:]})"
+        return f"it could not begin ({end_of(reason, 200)})"
     if "ray.kill" in reason:
         return "it was killed by ray.kill"
     if "connection error code 2" in reason:

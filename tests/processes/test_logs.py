@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.processes.logs import last_line, last_words
+from skyrl.processes.logs import end_of, last_line, last_words
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,3 +60,11 @@ def test_the_last_line_is_the_last_that_says_something(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("first\nlast\n\n")
     assert last_line(tmp_path / "log") == "last"
     assert last_line(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("one two", "one two"), (" one\n two ", "one two"), ("one two three four", "... three four")],
+)
+def test_of_a_long_text_the_last_whole_words_are_shown(text: str, shown: str) -> None:
+    assert end_of(text, 12) == shown
