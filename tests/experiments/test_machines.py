@@ -178,15 +178,21 @@ def test_the_only_engine_is_started_again_on_a_machine_that_came_back(
     run.trained_as_undisturbed(nano)
 
 
+AHEAD = """
+import time
+now, now_in_ns = time.time, time.time_ns  # the latter is what Ray stamps log records with
+time.time = lambda: now() + 3600
+time.time_ns = lambda: now_in_ns() + 3600 * 10**9
+"""
+
+
 def test_clocks_that_are_apart_change_no_sample_and_no_order_of_the_logs(
     machines: Machines, nano: Path, tmp_path: Path
 ) -> None:
     """The machine of the engine is an hour ahead; its log has the times of the command."""
     machines["beta"].kill()
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "sitecustomize.py").write_text(
-        "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
-    )
+    (tmp_path / "other" / "sitecustomize.py").write_text(AHEAD)
     machines.join_ray(machines["beta"], variables={"PYTHONPATH": f"{tmp_path / 'other'}:{ROOT}"})
     since = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
     run = Started(machines, nano, tmp_path, "engine elsewhere")
