@@ -45,7 +45,7 @@ REFUSED_HERE = {
 REFUSED_ELSEWHERE = {
     "mega_replay_only": "trainer.policy.moe_enable_routing_replay",  # the field that the old name stands for
     "plus_prefix": "+trainer.foo",  # as it was written
-    "lora_backend": "generator.inference_engine.external_server_urls",  # we take adapters there
+    "lora_backend": "trainer.placement.colocate_all",  # SGLang takes adapters here, and no turns with learners
     "bs_not_div": "trainer.policy_mini_batch_size",  # which does not divide what was written
 }
 """Case -> the path of our refusal, where that is not one that the case writes."""
