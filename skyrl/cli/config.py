@@ -161,8 +161,9 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 @click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal", "verl", "trl"]), required=True)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML there, not to standard output.")
 @click.option("--keep-going", is_flag=True, help="Write the rest where settings are refused.")
+@click.option("--keep-engine", is_flag=True, help="SGLang stays the engine of an AReaL file, in place of vLLM.")
 @click.option("--force", is_flag=True, help="Replace an output file that exists.")
-def convert(source: str, house: str, output: str | None, keep_going: bool, force: bool) -> None:
+def convert(source: str, house: str, output: str | None, keep_going: bool, keep_engine: bool, force: bool) -> None:
     """Write our TOML from a configuration of SkyRL, AReaL, verl or TRL, and say what became of each of its settings.
 
     Exit code 1, and nothing written, where a setting is refused; see --keep-going. What an AReaL file says about the
@@ -174,7 +175,9 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, force
     if output and not force:
         _refuse_to_replace(output)
     refuse_other_sources(source, house)
-    converted = _converter(house)(source)
+    if keep_engine and house != "areal":
+        raise UserError(f"--keep-engine is for AReaL's files, and --from is {house}")
+    converted = _converter(house, keep_engine=keep_engine)(source)
     if not converted.lines:
         raise UserError(f"{source} has no settings of {house}: nothing was converted")
     is_written = keep_going or not converted.refused
@@ -198,11 +201,15 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, force
         sys.exit(1)
 
 
-def _converter(house: str) -> Callable[[str], Conversion]:
+def _converter(house: str, *, keep_engine: bool) -> Callable[[str], Conversion]:
     """The converter of files of one system."""
     if house == "areal":
-        from skyrl.interop.areal import convert_areal as convert_file
-    elif house == "verl":
+        from functools import partial
+
+        from skyrl.interop.areal import convert_areal
+
+        return partial(convert_areal, keep_engine=keep_engine)
+    if house == "verl":
         from skyrl.interop.verl import convert_verl as convert_file
     elif house == "trl":
         from skyrl.interop.trl import convert_trl as convert_file

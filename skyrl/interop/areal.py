@@ -35,9 +35,10 @@ from skyrl.interop.areal_machines import LINES_OF_BASH, machines, without_own_fo
 from skyrl.interop.areal_objective import OBJECTIVE_KEYS, estimator, has_critic, objective
 from skyrl.interop.areal_rollout_keys import ROLLOUT_KEYS
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
+from skyrl.interop.areal_sglang import KEPT, OTHERS, in_one_stage, of_sglang
 from skyrl.interop.areal_supervised import convert_supervised, is_preference, is_supervised
 from skyrl.interop.areal_trackers import tracker
-from skyrl.interop.areal_values import ALGORITHM, Becomes, kl, number
+from skyrl.interop.areal_values import ALGORITHM, ENGINE, Becomes, kl, number
 from skyrl.interop.environment import Read, read_environment
 from skyrl.interop.report import Conversion
 from skyrl.interop.values import flat_file, without_references
@@ -88,19 +89,30 @@ _IN_PYTHON = (
     "set environment.env_class to the reward (rewards.py:my_reward) and write a split behind its source (NAME:SPLIT)."
 )
 
+_REPLACED = (
+    "The engines become vLLM's. --keep-engine keeps SGLang's, with their options (docs/servers.md); they have not been "
+    "tried on a GPU."
+)
+_STAY = "The engines stay SGLang's (docs/servers.md). They have not been tried on a GPU."
+
 _BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
 
 
-def convert_areal(name: str) -> Conversion:
-    """A YAML file. Raises `ConfigError` if it cannot be read."""
-    return convert_keys(flat_file(name, of="areal"), name)
+def convert_areal(name: str, *, keep_engine: bool = False) -> Conversion:
+    """A YAML file. Raises `ConfigError` if it cannot be read, and as `convert_keys` does."""
+    return convert_keys(flat_file(name, of="areal"), name, keep_engine=keep_engine)
 
 
-def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversion:
-    """Flat dotted keys and their values, as they stand in the file. Raises `ConfigError` for a kind of run that is not
-    implemented.
+def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_engine: bool = False) -> Conversion:
+    """Flat dotted keys and their values, as they stand in the file. Engines of SGLang become vLLM's, unless the file's
+    engines are kept. Raises `ConfigError` for a kind of run that is not implemented, and where there is no engine to
+    keep.
     """
     values, copies = without_references(keys)
+    named = engine_backend(values)
+    if keep_engine and not named:
+        hint = 'name one (rollout.backend: "sglang:d4"), or leave out --keep-engine'
+        raise ConfigError([Problem(path=where, message="names no engine to keep", hint=hint)], "Nothing was converted")
     if is_preference(values):
         hint = "the kinds of run are: " + ", ".join(KINDS)
         message = "is a DPO experiment: training on preferences without a reward model is not implemented yet"
@@ -109,20 +121,27 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment") -> Conversi
         return convert_supervised(values, copies, where)
     writing, silent = Writing(where), left_out(values)
     whole = {**values, **silent}
+    is_kept = keep_engine and named == KEPT
+    if named:
+        writing.write("engines", ENGINE + "backend", KEPT if is_kept else "vllm")
     for key, value in whole.items():
-        _convert(writing, key, value, whole, copies.get(key, ""))
+        _convert(writing, key, value, whole, copies.get(key, ""), is_kept=is_kept)
     _complete(writing, whole)
-    converted = writing.finish(lambda run: tuple(other_defaults(values, run)))
+    converted = writing.finish(lambda run: tuple(other_defaults(values, run, OTHERS if is_kept else {})))
     lines = tuple(line for line in converted.lines if line.source not in silent or line.is_refused)
     defaults = tuple(line for line in converted.lines if line.source in silent and line.targets)
-    remarks = (_IN_PYTHON,) if _DATA in converted.tables else ()
-    return evolve(converted, lines=lines, defaults=defaults, remarks=remarks)
+    remarks = [_IN_PYTHON] if _DATA in converted.tables else []
+    remarks += [_STAY if is_kept else _REPLACED] if named == KEPT else []
+    return evolve(converted, lines=lines, defaults=defaults, remarks=tuple(remarks))
 
 
-def _convert(writing: Writing, key: str, value: object, values: Mapping[str, Any], copy_of: str) -> None:
+def _convert(
+    writing: Writing, key: str, value: object, values: Mapping[str, Any], copy_of: str, *, is_kept: bool
+) -> None:
     is_followed = _copies_a_table(value, values) or key.endswith(LINES_OF_BASH)
     read = Read(value) if is_followed else read_environment(without_own_folder(key, value), key)
-    together = _of_several(key, read.value, values)
+    together = (of_sglang(key, read.value) if is_kept else None) or _of_several(key, read.value, values)
+    together = in_one_stage(together) if is_kept and together else together
     if read.refused:
         apply(writing, key, value, Becomes(refused=read.refused))
     elif together is not None:

@@ -144,8 +144,7 @@ def whole_cluster(values: Mapping[str, Any], models: tuple[Model, ...]) -> Becom
 
 def engines(part: Part, *, shares: bool = False) -> dict[str, Any]:
     """Inference engines with GPUs of their own, or with those of the policy."""
-    own = {"trainer.placement.colocate_all": shares, "generator.inference_engine.backend": "vllm"}
-    return own | engine_fields(part)
+    return {"trainer.placement.colocate_all": shares, **engine_fields(part)}
 
 
 def allocation(text: str, values: Mapping[str, Any], models: tuple[Model, ...]) -> Becomes:
@@ -160,7 +159,7 @@ def allocation(text: str, values: Mapping[str, Any], models: tuple[Model, ...]) 
     if missing:
         return Becomes(not_yet=f"an allocation without a part for {' and '.join(missing)}")
     fields = by_deepspeed(_without_ones(fields_of(found, per_node(values), models)), values)
-    return Becomes(writes={"generator.inference_engine.backend": "vllm", **fields})
+    return Becomes(writes=fields)
 
 
 def _without_ones(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -140,9 +140,13 @@ def splits_evenly(values: Mapping[str, Any]) -> bool:
     return isinstance(batch, int) and batch % MINI_BATCHES == 0
 
 
-def other_defaults(values: Mapping[str, Any], run: Any) -> Iterator[OtherDefault]:
-    """Settings that a whole experiment leaves out, that change no training, and that have another value here."""
-    for key, (theirs, path, same) in OTHERS.items() if is_whole(values) else ():
+def other_defaults(
+    values: Mapping[str, Any], run: Any, more: Mapping[str, tuple[Any, str, Any]]
+) -> Iterator[OtherDefault]:
+    """Settings that a whole experiment leaves out, that change no training, and that have another value here: of
+    `OTHERS` and of `more`.
+    """
+    for key, (theirs, path, same) in {**OTHERS, **more}.items() if is_whole(values) else ():
         group = key.removesuffix("steps")
         ours = get_at(run, path)
         if not any(each.startswith(group) for each in values) and ours != same:

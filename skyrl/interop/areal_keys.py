@@ -37,7 +37,7 @@ from skyrl.interop.areal_values import (
 )
 
 _INTERVALS = "intervals of other things than exports, checkpoints and evaluation"
-_SGLANG = "options of SGLang: the engines become vLLM's; with backend = sglang, engine_init_kwargs takes them"
+_SGLANG = "options of SGLang: the engines become vLLM's; --keep-engine keeps SGLang's with them"
 _LOGS = "every engine has a file below trainer.log_path"
 _LEAST = "one field for all models: trainer.min_microbatches; no result depends on it"
 _TOKENS = "one field for all models: trainer.max_tokens_per_microbatch; no result depends on it"

@@ -19,8 +19,7 @@ _EVALUATION = "generator.eval_sampling_params."
 _KEPT = "every sample is in trajectories.jsonl of the run's folder: skyrl view"
 _READ_ONCE = "rows are read once, when the run starts, by its own process"
 _TUNING = (
-    "how fast SGLang is, not what it answers; vLLM's engines tune themselves, and "
-    "generator.inference_engine.backend = sglang takes it in engine_init_kwargs"
+    "how fast SGLang is, not what it answers; vLLM's engines tune themselves, and --keep-engine keeps SGLang's with it"
 )
 _ADAPTERS = "whether an adapter travels alone, and under which name, follows from trainer.policy.model.lora"
 _REPLAYED = "trainer.policy.moe_enable_routing_replay lets the learner take the same experts"

@@ -271,3 +271,27 @@ def test_nothing_is_not_checked() -> None:
 @pytest.mark.parametrize("name", ["run.toml", "elsewhere.yaml"])
 def test_a_file_in_the_place_of_a_path_is_told_from_one(run_toml: Path, name: str) -> None:
     assert f"skyrl config explain trainer.epochs {name}" in said("explain", name)
+
+
+@pytest.mark.usefixtures("run_toml")
+def test_sglang_stays_the_engine_of_an_areal_file_where_it_is_kept() -> None:
+    Path("grpo.yaml").write_text(
+        "allocation_mode: sglang:d4+fsdp:d4\nsglang: {attention_backend: fa3, mem_fraction_static: 0.5}\n"
+    )
+    arguments = ["convert", "grpo.yaml", "--from", "areal", "-o", "new.toml"]
+    done = CliRunner().invoke(config, [*arguments, "--keep-engine"])
+    engine = load(["new.toml"]).config.generator.inference_engine
+    assert (done.exit_code, engine.backend, engine.gpu_memory_utilization) == (0, "sglang", 0.5)
+    assert engine.engine_init_kwargs == {"attention_backend": "fa3"}
+    assert "The engines stay SGLang's" in done.stderr
+    again = CliRunner().invoke(config, [*arguments, "--force"])
+    engine = load(["new.toml"]).config.generator.inference_engine
+    assert (again.exit_code, engine.backend, engine.engine_init_kwargs) == (0, "vllm", {})
+    assert "--keep-engine keeps SGLang's" in again.stderr
+
+
+@pytest.mark.usefixtures("run_toml")
+def test_engines_are_kept_of_areals_files_only() -> None:
+    refused = converted("python -m x trainer.epochs=3\n", "-o", "new.toml", "--keep-engine")
+    assert str(refused.exception) == "--keep-engine is for AReaL's files, and --from is skyrl-hydra"
+    assert not Path("new.toml").exists()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from skyrl.interop.areal import convert_keys
+from skyrl.interop.areal_backends import engine_backend
 from skyrl.interop.report import Line
 from tests.interop.corpora import areal_files, total
 
@@ -173,7 +174,7 @@ def supervised_settings(classes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield from ((f"{place}{name}", another(field)) for place in sorted(filter(None, mine)))
 
 
-def lines_of(changes: dict[str, Any], whole: Mapping[str, Any] = WHOLE) -> list[Line]:
+def lines_of(changes: dict[str, Any], whole: Mapping[str, Any] = WHOLE, *, keep_engine: bool = False) -> list[Line]:
     """The lines of these settings in a file that is whole otherwise."""
     flat = {
         f"{key}.{name}" if name else key: each
@@ -181,7 +182,9 @@ def lines_of(changes: dict[str, Any], whole: Mapping[str, Any] = WHOLE) -> list[
         for name, each in (value.items() if isinstance(value, dict) else [("", value)])
     }
     needs = {"critic.path": "a/b"} if any(key.startswith("critic.") for key in changes) else {}
-    return [line for line in convert_keys({**whole, **needs, **flat}).lines if line.source in flat]
+    values = {**whole, **needs, **flat}
+    converted = convert_keys(values, keep_engine=keep_engine and bool(engine_backend(values)))
+    return [line for line in converted.lines if line.source in flat]
 
 
 def judge(lines: list[Line]) -> None:
@@ -191,31 +194,34 @@ def judge(lines: list[Line]) -> None:
         assert "does not convert" not in line.why and "not known" not in line.why, line
 
 
-def judge_tables(classes: dict[str, Any]) -> int:
+def judge_tables(classes: dict[str, Any], *, keep_engine: bool) -> int:
     """Every table with all of its settings at once: how many there are."""
     by_table: dict[str, dict[str, Any]] = {}
     for key, value in settings(classes):
         by_table.setdefault(key.rpartition(".")[0], {})[key] = value
     for table in by_table.values():
-        lines = lines_of(table)
+        lines = lines_of(table, keep_engine=keep_engine)
         assert len(lines) >= len(table), "settings that were lost in silence"
         judge(lines)
     return sum(len(table) for table in by_table.values())
 
 
-def test_every_setting_of_areals_classes_has_an_outcome(classes: dict[str, Any]) -> None:
-    assert judge_tables(classes) > 600
+@pytest.mark.parametrize("keep_engine", [False, True])
+def test_every_setting_of_areals_classes_has_an_outcome(classes: dict[str, Any], keep_engine: bool) -> None:
+    assert judge_tables(classes, keep_engine=keep_engine) > 600
 
 
-def test_every_setting_of_the_older_classes_has_an_outcome(older_classes: dict[str, Any]) -> None:
-    assert judge_tables(older_classes) > 200
+@pytest.mark.parametrize("keep_engine", [False, True])
+def test_every_setting_of_the_older_classes_has_an_outcome(older_classes: dict[str, Any], keep_engine: bool) -> None:
+    assert judge_tables(older_classes, keep_engine=keep_engine) > 200
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("keep_engine", [False, True])
 @pytest.mark.parametrize("age", ["classes", "older_classes"])
-def test_every_setting_alone_has_an_outcome(age: str, request: pytest.FixtureRequest) -> None:
+def test_every_setting_alone_has_an_outcome(age: str, keep_engine: bool, request: pytest.FixtureRequest) -> None:
     for key, value in settings(request.getfixturevalue(age)):
-        lines = lines_of({key: value})
+        lines = lines_of({key: value}, keep_engine=keep_engine)
         assert lines, key
         judge(lines)
 

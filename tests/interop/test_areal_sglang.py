@@ -1,0 +1,204 @@
+"""AReaL's files whose engines stay SGLang's: each option has its effect at the server, or a reason why it has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from skyrl.config import ConfigError
+from skyrl.config.load import compose
+from skyrl.inference import sglang_engine
+from skyrl.inference.sglang_engine import launch_command
+from skyrl.interop.areal import convert_keys
+from skyrl.interop.report import Conversion, Line
+from skyrl.tree.sparse import as_toml_has_it
+from tests.interop.corpora import areal_files
+from tests.interop.test_areal_every_setting import WHOLE, another
+
+REASONS = {
+    "model_path": "is not actor.path",
+    "random_seed": "is not seed = 1",
+    "skip_tokenizer_init": "engines are given tokens",
+    "context_length": "started for the longest prompt and answer",
+    "enable_lora": "follows from trainer.policy.model.lora",
+    "max_lora_rank": "follows from trainer.policy.model.lora",
+    "lora_paths": "follows from trainer.policy.model.lora",
+    "dp_size": "replicas inside of an engine",
+    "enable_multimodal": "vision-language",
+    "enable_return_routed_experts": "experts that engines of SGLang return",
+}
+"""Option -> why it is not given to the server: the run decides it, or it is refused."""
+
+FIELDS = {
+    "enable_metrics": None,
+    "dtype": ["float16"],
+    "max_running_requests": ["3"],
+    "mem_fraction_static": ["0.45"],
+    "chunked_prefill_size": ["512"],
+    "disable_radix_cache": None,
+    "disable_cuda_graph": [],
+}
+"""Option -> its words where they are not its value's: switches that are turned off, and options that have a field."""
+
+
+def kept(changes: dict[str, Any]) -> Conversion:
+    return convert_keys(WHOLE | {"actor.kl_ctl": 0.0} | changes, keep_engine=True)
+
+
+def checked(conversion: Conversion, folder: Path) -> Any:
+    """As `skyrl config check` reads the file."""
+    file = folder / "converted.toml"
+    file.write_text(tomli_w.dumps(as_toml_has_it(conversion.tables, conversion.root)))
+    return compose([file], environ={}).config
+
+
+def options(conversion: Conversion, folder: Path) -> dict[str, list[str]]:
+    """Options of the server that the converted run starts, with their words."""
+    engine = checked(conversion, folder).generator.inference_engine
+    found: dict[str, list[str]] = {}
+    for word in launch_command(engine, model_path="a/model", device="cuda", port=1)[3:]:
+        if word.startswith("--"):
+            words = found.setdefault(word[2:].replace("-", "_"), [])
+        else:
+            words.append(word)
+    return found
+
+
+def line_of(conversion: Conversion, source: str) -> Line:
+    return next(line for line in conversion.lines if line.source == source)
+
+
+@pytest.fixture(scope="module")
+def fields(reference: Path) -> dict[str, Any]:
+    """Options of AReaL's `SGLangConfig`, of both ages."""
+    newer: dict[str, Any] = json.loads((reference / "areal_fields_2026_05.json").read_text())["SGLangConfig"]["fields"]
+    older = [
+        row
+        for rows in json.loads((reference / "areal_fields.json").read_text()).values()
+        for row in (rows if isinstance(rows, list) else ())
+        if isinstance(row, dict) and row["class"] == "SGLangConfig"
+    ]
+    assert older
+    return {row["field"]: row for row in older} | newer
+
+
+def test_every_option_reaches_the_command_line_or_has_a_reason(fields: dict[str, Any], tmp_path: Path) -> None:
+    values = {name: another(field) for name, field in fields.items()} | {
+        "dtype": "float16",
+        "max_running_requests": 3,
+        "chunked_prefill_size": 512,
+    }
+    conversion = kept({f"sglang.{name}": value for name, value in values.items()})
+    found = options(conversion, tmp_path)
+    assert len(values) > 50
+    for name, value in values.items():
+        line = line_of(conversion, f"sglang.{name}")
+        if name in REASONS:
+            assert REASONS[name] in line.why and not line.targets, line
+        elif name == "enable_multithread_load":
+            assert found["model_loader_extra_config"] == ['{"enable_multithread_load": true}']
+        elif value is False and name not in FIELDS:
+            assert name not in found
+        else:
+            words = FIELDS.get(name, [] if value is True else [str(value)])
+            assert (line.outcome, found.get(name)) == ("renamed", ["x"] if value == ["x"] else words), line
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("cuda_graph_bs", [1, 2, 4], ["1", "2", "4"]),
+        ("cpu_offload_gb", 0, ["0"]),
+        ("ep_size", 2, ["2"]),
+        ("enable_metrics", False, None),
+        ("disable_radix_cache", True, []),
+        ("chunked_prefill_size", -1, ["-1"]),
+        ("attention_backend", None, None),
+        ("torchao_config", "", None),
+        ("an_option_of_a_newer_areal", "on", ["on"]),
+    ],
+)
+@pytest.mark.parametrize("table", ["sglang", "actor.sglang"])
+def test_the_words_of_an_option_are_areals(table: str, name: str, value: Any, words: Any, tmp_path: Path) -> None:
+    assert options(kept({f"{table}.{name}": value}), tmp_path).get(name) == words
+
+
+def test_options_that_the_server_of_a_run_refuses_are_never_written() -> None:
+    for name in (*sglang_engine._OURS, *sglang_engine._FIXED):
+        for value in (1, True, "x"):
+            targets = line_of(kept({f"sglang.{name}": value}), f"sglang.{name}").targets
+            assert not any("engine_init_kwargs" in path for path in targets), name
+
+
+def test_areals_files_keep_sglang_and_lose_none_of_its_settings(reference: Path, tmp_path: Path) -> None:
+    tried = 0
+    for name in ("areal_yaml_keys.json", "areal_yaml_keys_2026_05.json"):
+        for file in areal_files(reference, name):
+            named = str(file.facts.get("allocation_mode") or file.facts.get("rollout.backend"))
+            if not named.startswith("sglang"):
+                continue
+            tried += 1
+            conversion = convert_keys(file.facts, file.name, keep_engine=True)
+            assert [line.source for line in conversion.lines] == list(file.facts)
+            engine = conversion.tables["generator"]["inference_engine"]
+            assert engine["backend"] == "sglang" and "max_model_len" not in engine.get("engine_init_kwargs", {})
+            assert not [each for each in conversion.problems if each.path.startswith("generator.inference_engine")]
+            if not any(each.severity == "error" for each in conversion.problems):
+                options(conversion, tmp_path)
+    assert tried >= 30
+
+
+def test_without_the_switch_the_engines_become_vllms_and_the_report_says_how_to_keep_them() -> None:
+    conversion = convert_keys(WHOLE | {"sglang.attention_backend": "fa3"})
+    assert conversion.tables["generator"]["inference_engine"]["backend"] == "vllm"
+    assert "--keep-engine" in line_of(conversion, "sglang.attention_backend").why
+    assert "The engines become vLLM's. --keep-engine keeps SGLang's" in conversion.report()
+    stays = kept({"sglang.attention_backend": "fa3"}).report()
+    assert "The engines stay SGLang's" in stays and "become vLLM's" not in stays
+    target = "generator.inference_engine.engine_init_kwargs.attention_backend"
+    assert f"  sglang.attention_backend  ->  {target}\n" in stays
+
+
+def test_vllms_engines_are_kept_as_they_are_converted_anyway() -> None:
+    keys = WHOLE | {"rollout.backend": "vllm:d4", "sglang.attention_backend": "fa3"}
+    assert convert_keys(keys, keep_engine=True) == convert_keys(keys)
+
+
+def test_a_file_without_engines_has_none_to_keep() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)names no engine to keep.*leave out --keep-engine"):
+        convert_keys({"actor.path": "a/b"}, "grpo.yaml", keep_engine=True)
+
+
+@pytest.mark.parametrize("changes", [{"rollout.backend": "sglang:d2p2"}, {"allocation_mode": "sglang:d2p2+fsdp:d4"}])
+def test_pipeline_stages_of_sglang_are_refused(changes: dict[str, str]) -> None:
+    (key,) = changes
+    line = line_of(kept(changes), key)
+    assert (line.outcome, line.why) == ("not yet", "engines of SGLang in several pipeline stages")
+    assert line_of(convert_keys(WHOLE | changes), key).outcome == "renamed"
+
+
+@pytest.mark.parametrize("key", ["rollout.return_routed_experts", "sglang.enable_return_routed_experts"])
+def test_experts_are_not_returned_by_sglang(key: str) -> None:
+    assert line_of(kept({key: True}), key).outcome == "not yet"
+    assert line_of(kept({key: False}), key).outcome == "needless"
+
+
+def test_defaults_of_areals_sglang_are_listed_where_they_differ() -> None:
+    sources = {row.source for row in kept({"sglang.schedule_policy": "fcfs"}).other_defaults}
+    assert {"sglang.attention_backend", "sglang.disable_cuda_graph", "sglang.chunked_prefill_size"} <= sources
+    assert "sglang.schedule_policy" not in sources
+    replaced = {row.source for row in convert_keys(WHOLE).other_defaults}
+    assert "sglang.disable_radix_cache" in replaced and "sglang.attention_backend" not in replaced
+
+
+@pytest.mark.parametrize(
+    "changes", [{"allocation_mode": "sglang:d4|fsdp:d4"}, {"rollout.scheduling_strategy.type": "colocation"}]
+)
+def test_engines_of_sglang_on_the_learners_gpus_are_a_problem_that_is_said(changes: dict[str, str]) -> None:
+    (problem,) = [each for each in kept(changes).problems if each.severity == "error"]
+    assert problem.path == "trainer.placement.colocate_all"
+    assert problem.message == "sglang engines do not take turns with learners on the same GPUs"
