@@ -241,6 +241,7 @@ class InferenceEngineClient:
         Where some engines take the weights, one that does not is lost. Where none does, the first error is raised, that
         of a process that ended before all others, and every engine holds its old weights or refuses work.
         """
+        self._refuse_where_none_serves()
         serving = list(self._serving)
         assert len(incoming_sets) == len(serving), (
             f"{len(incoming_sets)} sets of weights for {len(serving)} engines in service"
@@ -272,6 +273,7 @@ class InferenceEngineClient:
         """
         while True:
             await self._everywhere(lambda engine: engine.resume())
+            self._refuse_where_none_serves()
             serving = self.in_service
             try:
                 return await look(serving)
@@ -320,6 +322,12 @@ class InferenceEngineClient:
         finally:
             served.calls.discard(call)
         return call
+
+    def _refuse_where_none_serves(self) -> None:
+        """Raises what killed the last engine, where it died between two calls."""
+        if not self._serving:
+            assert self._last_loss is not None, "an engine was lost"
+            raise self._last_loss
 
     async def _everywhere(self, call: Callable[[InferenceEngine], Awaitable[None]]) -> None:
         """Waits for every engine in service. A dead one is lost; any other error is raised, the first there was."""

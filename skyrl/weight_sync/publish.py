@@ -92,7 +92,7 @@ class WeightSync:
                         lambda engines: self._canary.compare(self._source, engines, version)
                     )
                 return {}
-            except ProcessError:
+            except (ProcessError, WeightSyncError):
                 if self._client.in_service:
                     raise
 

@@ -43,11 +43,17 @@ class Changing(BasePPOExp):
             while any(each.state == "starting" for each in self.client.states):
                 await asyncio.sleep(0.02)
         states = [each.state for each in self.client.states]
-        if set(states) == {"serving"} and self.left:
+        if set(states) != {"serving"} or not self.has_settled():
+            return
+        if self.left:
             type(self).left -= 1
             self.done.append(self.disturb(len(states)))
-        elif not self.left and set(states) == {"serving"}:
+        else:
             self.shutdown.request("Done")
+
+    def has_settled(self) -> bool:
+        """Whether the run has noticed all that was done."""
+        return True
 
     def disturb(self, engines: int) -> str:
         raise NotImplementedError
@@ -61,8 +67,11 @@ class Resizing(Changing):
 
 
 class Killing(Changing):
+    def has_settled(self) -> bool:
+        return self.client.metrics["inference/engine_restarts"] == len(self.done)
+
     def disturb(self, engines: int) -> str:
-        """At once, or some time in the update, the transfer of weights or the next samples."""
+        """At once, or some time later: in the update, the transfer of weights or the next samples."""
         victim = f"engine-{self.left % engines}"
         asyncio.get_running_loop().call_later(0.1 * (self.left % 12), kill, self.processes, victim)
         return victim

@@ -122,7 +122,7 @@ def test_ten_lost_ranks_change_nothing_that_is_trained_on(
     four = {"trainer__placement__policy_num_gpus_per_node": 4}
     assert run_losing(nano, tmp_path / "out", monkeypatch, steps, **length, **faults, **four) == 0
     assert LosesRanks.ranks == ranks
-    assert [record["step"] for record in all_metrics(tmp_path / "out")] == list(range(1, 9))
+    assert [record["step"] for record in all_metrics(tmp_path / "out") if record["step"]] == list(range(1, 9))
     assert_trained_on_the_same(nano, tmp_path / "out", tmp_path / "undisturbed", **length)
 
 

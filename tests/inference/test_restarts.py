@@ -194,6 +194,22 @@ async def test_the_last_engine_that_does_not_start_again_raises_what_killed_it()
         await asyncio.wait_for(door.admit_started(), 10)
 
 
+async def test_the_last_engine_that_dies_between_two_calls_of_a_transfer_ends_it() -> None:
+    a, again = SlowEngine("a"), SlowEngine("again")
+    door = client(Starts(again), a)
+    await door.pause()
+    a.fault = ProcessError("it died")
+
+    async def look(engines: Any) -> None:
+        raise AssertionError("there is none to look at")
+
+    with pytest.raises(ProcessError, match="it died"):
+        await door.inspect(look)
+    assert door.in_service == ()
+    with pytest.raises(ProcessError, match="it died"):
+        await door.load_weights([], version=1)
+
+
 async def test_what_samples_goes_on_when_the_last_engine_was_started_again() -> None:
     a, again = SlowEngine("a"), SlowEngine("again")
     door = client(Starts(again), a)
