@@ -97,7 +97,8 @@ class InferenceEngineConfig(BaseConfig):
     experts. torch, and vllm on GPUs."""
 
     enforce_eager: bool = True
-    """Compute without CUDA graphs. False is faster and was seen to disturb long runs; a CPU has none. vllm."""
+    """Compute without CUDA graphs. False is faster and was seen to disturb long runs; a CPU has none. vllm and
+    sglang."""
 
     enable_prefix_caching: bool = True
     """Reuse the keys and values of a prompt's beginning among requests (derived as false where old ones outlive new
@@ -107,7 +108,7 @@ class InferenceEngineConfig(BaseConfig):
 
     enable_chunked_prefill: bool = True
     """Read long prompts in pieces between steps of generation. On a CPU, only where a whole sequence does not fit into
-    max_num_batched_tokens. vllm."""
+    max_num_batched_tokens. vllm and sglang."""
 
     max_num_batched_tokens: int = field(default=8192, validator=positive)
     """Tokens that one step of an engine computes, at most."""
@@ -119,7 +120,7 @@ class InferenceEngineConfig(BaseConfig):
     gpu_memory_utilization: float = field(default=0.8, validator=positive_fraction, metadata=FREE)
     """Share of a GPU's memory that an engine takes for weights and cache. `kv_cache_memory_bytes` of
     `engine_init_kwargs` counts instead where it is given, and always on a CPU: by default, enough for 32 sequences of
-    full length. vllm."""
+    full length. vllm and sglang."""
 
     language_model_only: bool = False
     """Serve only the language model of a multimodal checkpoint, such as Qwen3.5: the memory of its other parts is free
@@ -191,8 +192,8 @@ class InferenceEngineConfig(BaseConfig):
     """Export vLLM's statistics through Ray's Prometheus metrics."""
 
     engine_init_kwargs: Mapping[str, Any] = FrozenDict()
-    """More arguments of vLLM, by the names of its AsyncEngineArgs. One that has a field of its own here is refused.
-    vllm."""
+    """More arguments of vLLM, by the names of its AsyncEngineArgs, or of SGLang's server. One that has a field of its
+    own here is refused. vllm and sglang."""
 
 
 @attrs.frozen(kw_only=True)

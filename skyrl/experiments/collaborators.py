@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.engine_options import given_length
 from skyrl.config.engines import backend_of, engine_dtype, weight_dtype
 from skyrl.config.kinds import kind_of
 from skyrl.config.model_overrides import engine_overrides
@@ -314,7 +315,11 @@ def canary_tokens(run: SkyRLTrainConfig) -> tuple[int, int]:
 
 
 def longest_sequence(run: SkyRLTrainConfig) -> int:
-    """Tokens of an engine's longest sequence: the longest input with its answer, or a canary; at most the model's."""
+    """Tokens of an engine's longest sequence: as its own options say, or else the longest input with its answer, or a
+    canary; at most the model's.
+    """
+    if given := given_length(run.generator.inference_engine):
+        return given
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
     evaluating = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
     answer = max(run.generator.sampling_params.max_generate_length, evaluating.max_generate_length)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config import InferenceEngineConfig
+from skyrl.config.engine_options import refused_options
 from skyrl.config.engines import engine_dtype
-from skyrl.errors import ConfigError, Problem, ProcessError
+from skyrl.errors import ConfigError, ProcessError
 from skyrl.inference.http_connection import Connection
 from skyrl.inference.http_engine import HttpEngine
 from skyrl.inference.server_dialects import ServerDeadlines
@@ -27,24 +28,6 @@ from skyrl.models.loading import load_tokenizer
 from skyrl.processes.background import in_a_daemon_thread
 from skyrl.processes.tied import start_tied
 from skyrl.tree import FrozenDict
-
-_EXTRA = "generator.inference_engine.engine_init_kwargs"
-
-_OURS: Mapping[str, str] = {
-    "chunked_prefill_size": "enable_chunked_prefill and max_num_batched_tokens",
-    "disable_cuda_graph": "enforce_eager",
-    "disable_radix_cache": "enable_prefix_caching",
-    "dp_size": "num_engines",
-    "dtype": "model_dtype",
-    "enable_deterministic_inference": "deterministic",
-    "max_running_requests": "max_num_seqs",
-    "mem_fraction_static": "gpu_memory_utilization",
-    "tp_size": "tensor_parallel_size",
-}
-"""Options of SGLang's that have a field of our own, and the field."""
-
-_FIXED = ("model_path", "host", "port", "device", "context_length", "random_seed", "enable_lora", "max_lora_rank")
-"""Options that follow from the run."""
 
 
 class SGLangEngine(HttpEngine):
@@ -139,7 +122,7 @@ def launch_command(
     """The command that starts the server; `overrides` are values of the model's own configuration. Raises `ConfigError`
     for options of `engine_init_kwargs` that are set elsewhere.
     """
-    if problems := list(_refused(config)):
+    if problems := list(refused_options(config)):
         raise ConfigError(problems, "SGLang cannot serve this run")
     options: dict[str, object] = {
         "model_path": model_path,
@@ -184,15 +167,6 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _refused(config: InferenceEngineConfig) -> Iterator[Problem]:
-    for name in config.engine_init_kwargs:
-        if name in _OURS:
-            hint = f"set generator.inference_engine.{_OURS[name]}"
-            yield Problem(path=f"{_EXTRA}.{name}", message="has a setting of its own", hint=hint)
-        elif name in _FIXED:
-            yield Problem(path=f"{_EXTRA}.{name}", message="follows from the run", hint="leave it out")
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:

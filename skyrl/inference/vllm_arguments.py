@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from skyrl.config import InferenceEngineConfig
+from skyrl.config.engine_options import SAME_NAME, TABLE, VLLM_FIXED, VLLM_SETTINGS, refused_options
+from skyrl.config.engines import engine_dtype
 from skyrl.errors import ConfigError, Problem
-from skyrl.inference.vllm_fields import DTYPES, FIXED, OURS, SAME_NAME, TABLE
 from skyrl.inference.vllm_model import HEAD_SIZES_ON_CPU, ModelFacts
 from skyrl.tree import FrozenDict
 from skyrl.tree.names import nearest
@@ -56,7 +57,7 @@ def engine_arguments(
     arguments = {name: getattr(config, name) for name in SAME_NAME}
     arguments |= {
         "model": model_path,
-        "dtype": DTYPES.get(config.model_dtype, config.model_dtype),
+        "dtype": engine_dtype(config, "auto"),
         "seed": seed % 2**32,
         "max_model_len": max_model_len,
         "enable_expert_parallel": config.expert_parallel_size > 1,
@@ -208,12 +209,9 @@ def _unsuitable(model: ModelFacts, device: str) -> Iterator[Problem]:
 
 
 def _extra_refused(config: InferenceEngineConfig, known: Collection[str]) -> Iterator[Problem]:
+    yield from refused_options(config)
     for name in config.engine_init_kwargs:
-        if name in FIXED:
-            yield _problem(f"engine_init_kwargs.{name}", f"cannot be set: {FIXED[name]}", "leave it out")
-        elif name in OURS:
-            yield _problem(f"engine_init_kwargs.{name}", f"has a setting of its own: {OURS[name]}", "set that one")
-        elif name not in known or name.startswith("_"):
+        if name not in {*VLLM_FIXED, *VLLM_SETTINGS} and (name not in known or name.startswith("_")):
             meant = nearest(name, sorted(known))
             hint = f"did you mean {meant}?" if meant else "see vllm.AsyncEngineArgs"
             yield _problem(f"engine_init_kwargs.{name}", "the installed vLLM has no such argument", hint)

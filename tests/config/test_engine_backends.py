@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -11,6 +13,7 @@ import pytest
 from skyrl.config import InferenceEngineConfig
 from skyrl.config.engines import BACKENDS, backends_that, weight_dtype
 from skyrl.tree.classes import fields_of
+from skyrl.tree.docs import docs_of
 
 ROOT = Path(__file__).parents[2]
 MAKES_ENGINES = {"skyrl/experiments/collaborators.py"}
@@ -24,6 +27,22 @@ def test_every_backend_that_can_be_named_is_in_the_table() -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_fields_of_a_backend_exist(name: str) -> None:
     assert set(BACKENDS[name].fields) <= set(fields_of(InferenceEngineConfig))
+
+
+def test_the_documentation_of_a_field_ends_with_the_backends_that_read_it() -> None:
+    named = re.compile(r"[.:)]\s+((?:vllm|torch|sglang|http)(?:(?: and|,)\s+(?:vllm|torch|sglang|http))*)\.$")
+    found = {name: re.findall(r"\w+", match[1]) for name, match in _endings(named)}
+    read_by = {name: [kind for kind, backend in BACKENDS.items() if name in backend.fields] for name in found}
+    assert {name: sorted(set(kinds) - {"and"}) for name, kinds in found.items()} == {
+        name: sorted(kinds) for name, kinds in read_by.items()
+    }
+    assert "engine_init_kwargs" in found
+
+
+def _endings(pattern: re.Pattern[str]) -> Iterator[tuple[str, re.Match[str]]]:
+    for name, said in docs_of(InferenceEngineConfig).items():
+        if match := pattern.search(said.strip()):
+            yield name, match
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -6,14 +6,23 @@ import attrs
 import pytest
 
 from skyrl.config import InferenceEngineConfig
+from skyrl.config.engine_options import NOT_ARGUMENTS, OTHER_NAME, SAME_NAME, VLLM_FIXED, VLLM_SETTINGS
 from skyrl.errors import ConfigError
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_environment import variables
-from skyrl.inference.vllm_fields import FIXED, NOT_ARGUMENTS, OTHER_NAME, OURS, SAME_NAME
 from skyrl.inference.vllm_model import ModelFacts
 from skyrl.tree.classes import fields_of
 
-KNOWN = {*SAME_NAME, *OTHER_NAME.values(), *FIXED, *OURS, "kv_cache_memory_bytes", "block_size", "hf_overrides"}
+KNOWN = {
+    *SAME_NAME,
+    *OTHER_NAME.values(),
+    *VLLM_FIXED,
+    *VLLM_SETTINGS,
+    "kv_cache_memory_bytes",
+    "max_model_len",
+    "block_size",
+    "hf_overrides",
+}
 MODEL = ModelFacts(head_dim=32, kv_numbers_per_token=128, positions=256, eos_ids=(1,), vocabulary=64)
 
 
@@ -51,6 +60,13 @@ def test_values_of_the_models_configuration_are_the_learners() -> None:
     assert found == {"a": 1, **ours}
     with pytest.raises(ConfigError, match=r"hf_overrides\.a .*1 is not 3, which the learner's model has"):
         engine_arguments(given, **settings, known=KNOWN, overrides={"a": 3})
+
+
+def test_an_argument_that_repeats_its_field_and_a_length_of_ones_own_are_passed_on() -> None:
+    given = {"language_model_only": True, "max_model_len": 4096}
+    found = arguments(language_model_only=True, engine_init_kwargs=given)
+    assert {name: found[name] for name in given} == given
+    assert "set that one" in problems(engine_init_kwargs=given)["engine_init_kwargs.language_model_only"]
 
 
 def test_a_model_without_stored_weights_is_filled_by_the_learner() -> None:

@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 
 from skyrl.config import ConfigError
+from skyrl.config.engine_options import SGLANG_FIXED, SGLANG_SETTINGS
 from skyrl.config.load import compose
-from skyrl.inference import sglang_engine
 from skyrl.inference.sglang_engine import launch_command
 from skyrl.interop.areal import convert_keys
 from skyrl.interop.report import Conversion, Line
@@ -128,7 +128,7 @@ def test_the_words_of_an_option_are_areals(table: str, name: str, value: Any, wo
 
 
 def test_options_that_the_server_of_a_run_refuses_are_never_written() -> None:
-    for name in (*sglang_engine._OURS, *sglang_engine._FIXED):
+    for name in (*SGLANG_SETTINGS, *SGLANG_FIXED):
         for value in (1, True, "x"):
             targets = line_of(kept({f"sglang.{name}": value}), f"sglang.{name}").targets
             assert not any("engine_init_kwargs" in path for path in targets), name

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 from skyrl.config.checks.asynchronous import is_corrected
+from skyrl.config.engine_options import refused_options
 from skyrl.config.engines import GROUP_TRANSPORTS, backend_of, backends_that, engine_dtype, server_urls
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import on_ray, samples, starts_engines
@@ -99,6 +100,12 @@ def a_token_is_not_shown_to_the_network(run: SkyRLTrainConfig) -> Iterator[Probl
             hint="let the server speak https, or keep the network between them to yourself",
             severity="warning",
         )
+
+
+def options_of_engines_are_no_settings_of_the_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A setting that has a field is not given once more under the engine's own name for it."""
+    if _reads(run, "engine_init_kwargs"):
+        yield from refused_options(run.generator.inference_engine)
 
 
 def vllm_on_a_cpu_computes_eagerly(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -217,6 +224,7 @@ ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     only_differences_travel_through_an_object_store,
     engines_of_the_run_get_its_weights,
     a_token_is_not_shown_to_the_network,
+    options_of_engines_are_no_settings_of_the_run,
     vllm_on_a_cpu_computes_eagerly,
     vllm_on_a_cpu_promises_no_repetition,
     parts_of_an_engine_on_a_cpu_are_child_processes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from skyrl.config.engine_options import given_length, length_option
 from skyrl.config.facts import estimator_facts
 from skyrl.config.generator import CHAT_TEMPLATES
 from skyrl.config.root import SkyRLTrainConfig
@@ -190,11 +191,12 @@ def positions_are_set_in_one_place(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def a_sequence_fits_into_the_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An engine that is made for shorter sequences cuts answers off without a word."""
-    longest = run.generator.inference_engine.engine_init_kwargs.get("max_model_len")
+    engine = run.generator.inference_engine
+    longest = given_length(engine)
     prompt, answer = run.generator.max_input_length, run.generator.sampling_params.max_generate_length
-    if type(longest) is int and prompt is not None and longest < prompt + answer:
+    if longest is not None and prompt is not None and longest < prompt + answer:
         yield Problem(
-            path=f"{_ENGINE_KWARGS}.max_model_len",
+            path=f"{_ENGINE_KWARGS}.{length_option(engine)}",
             message=f"{longest} tokens are fewer than the longest input and answer, {prompt} + {answer}",
             hint=f"raise it to {prompt + answer}, or lower generator.sampling_params.max_generate_length",
             severity="warning",

@@ -6,6 +6,8 @@ from typing import Any
 
 from tests.config.check_cases.settings import APART, ENGINE, RAY, SERVER, VLLM
 
+EXTRA = ENGINE + "engine_init_kwargs"
+
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "the_number_of_engines_is_within_its_bounds": [
         ({**RAY, ENGINE + "min_engines": 2}, ENGINE + "min_engines"),
@@ -39,6 +41,14 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "vllm_on_a_cpu_promises_no_repetition": [
         ({**VLLM, ENGINE + "deterministic": True}, ENGINE + "deterministic"),
         ({**VLLM, "trainer.deterministic": True}, ENGINE + "deterministic"),
+    ],
+    "options_of_engines_are_no_settings_of_the_run": [
+        ({**VLLM, EXTRA: {"max_num_seqs": 3}}, f"{EXTRA}.max_num_seqs"),
+        ({**VLLM, EXTRA: {"logprobs_mode": "raw_logprobs"}}, f"{EXTRA}.logprobs_mode"),
+        ({ENGINE + "backend": "sglang", EXTRA: {"tp_size": 2}}, f"{EXTRA}.tp_size"),
+        ({ENGINE + "backend": "sglang", EXTRA: {"port": 2}}, f"{EXTRA}.port"),
+        ({**VLLM, EXTRA: {"max_model_len": 0}}, f"{EXTRA}.max_model_len"),
+        ({**VLLM, EXTRA: {"max_model_len": "auto"}}, f"{EXTRA}.max_model_len"),
     ],
     "eight_bits_are_for_a_cpu": [
         ({"trainer.device": "cuda", ENGINE + "rollout_dtype": "int8"}, ENGINE + "rollout_dtype")
@@ -75,6 +85,10 @@ SILENT: dict[str, dict[str, Any]] = {
         **SERVER,
         ENGINE + "external_server_urls": ["https://10.0.0.1:8000", "http://127.0.0.1:8000"],
         ENGINE + "external_token": "env:A_TOKEN",
+    },
+    "options_of_engines_are_no_settings_of_the_run": {
+        ENGINE + "backend": "sglang",
+        EXTRA: {"attention_backend": "triton", "max_num_seqs": 3},  # the second is a name of vLLM's
     },
     "eight_bits_are_for_a_cpu": {ENGINE + "rollout_dtype": "int8"},
     "nccl_is_vllms": {**VLLM, "trainer.device": "cuda", ENGINE + "weight_sync_backend": "nccl"},

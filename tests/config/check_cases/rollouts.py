@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.config.check_cases.settings import TURNS
+from tests.config.check_cases.settings import TURNS, VLLM
 
 KWARGS = "generator.inference_engine.engine_init_kwargs"
 STEPS: dict[str, Any] = {"generator.step_wise_trajectories": True}
@@ -71,7 +71,13 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
     ],
     # 512 tokens of prompt and 1,024 of answer
-    "a_sequence_fits_into_the_engine": [({KWARGS: {"max_model_len": 1535}}, f"{KWARGS}.max_model_len")],
+    "a_sequence_fits_into_the_engine": [
+        ({**VLLM, KWARGS: {"max_model_len": 1535}}, f"{KWARGS}.max_model_len"),
+        (
+            {"generator.inference_engine.backend": "sglang", KWARGS: {"context_length": 1535}},
+            f"{KWARGS}.context_length",
+        ),
+    ],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
@@ -88,5 +94,5 @@ SILENT: dict[str, dict[str, Any]] = {
         KWARGS: {"hf_overrides": {"rope_parameters": {"factor": 4.0}}},
         "trainer.policy.model_config_kwargs": {"rope_parameters": {"factor": 4.0}},
     },
-    "a_sequence_fits_into_the_engine": {KWARGS: {"max_model_len": 1536}},
+    "a_sequence_fits_into_the_engine": {**VLLM, KWARGS: {"max_model_len": 1536}},
 }

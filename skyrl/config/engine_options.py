@@ -1,14 +1,14 @@
-"""Tables of `InferenceEngineConfig`: which fields are arguments of vLLM, which are not, and which arguments cannot be
-set.
-"""
+"""Options of engines: which fields of `InferenceEngineConfig` they are, and which `engine_init_kwargs` may not have."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+from skyrl.config.engines import InferenceEngineConfig, kind_of_engine
+from skyrl.errors import Problem
+
 TABLE = "generator.inference_engine"
 """Dotted path of the table that the fields belong to."""
-
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""Our short spellings, in vLLM's."""
 
 SAME_NAME = (
     "tensor_parallel_size",
@@ -64,19 +64,18 @@ NOT_ARGUMENTS = {
 }
 """Fields that are no argument of vLLM, and what they are instead."""
 
-OURS = {
+VLLM_SETTINGS = {
     "model": "trainer.policy.model.path",
     "tokenizer": "trainer.tokenizer_path",
     "seed": "trainer.seed",
-    "max_model_len": "the lengths of prompts and completions",
     **{argument: f"{TABLE}.{field}" for field, argument in OTHER_NAME.items()},
     **{name: f"{TABLE}.{name}" for name in SAME_NAME},
     "fully_sharded_loras": f"{TABLE}.fully_sharded_loras",
     "enable_lora": "trainer.policy.model.lora",
 }
-"""Arguments that have a setting of our own, and where it is."""
+"""Arguments of vLLM that have a setting of our own, and where it is."""
 
-FIXED = {
+VLLM_FIXED = {
     "logprobs_mode": "log-probabilities are always those of the tempered distribution",
     "worker_extension_cls": "skyrl's own receives the weights",
     "generation_config": "sampling settings come from the run alone",
@@ -89,4 +88,58 @@ FIXED = {
     "weight_transfer_config": "generator.inference_engine.weight_sync_backend chooses the transport",
     "enable_sleep_mode": "trainer.placement decides whether engines share their GPUs",
 }
-"""Arguments that users cannot set, each with the reason."""
+"""Arguments of vLLM that users cannot set, each with the reason."""
+
+SGLANG_SETTINGS = {
+    "model_path": "trainer.policy.model.path",
+    "random_seed": "trainer.seed",
+    "device": "trainer.device",
+    "enable_lora": "trainer.policy.model.lora",
+    "max_lora_rank": "trainer.policy.model.lora.rank",
+    "chunked_prefill_size": f"{TABLE}.enable_chunked_prefill and max_num_batched_tokens",
+    "disable_cuda_graph": f"{TABLE}.enforce_eager",
+    "disable_radix_cache": f"{TABLE}.enable_prefix_caching",
+    "dp_size": f"{TABLE}.num_engines",
+    "dtype": f"{TABLE}.model_dtype",
+    "enable_deterministic_inference": f"{TABLE}.deterministic",
+    "max_running_requests": f"{TABLE}.max_num_seqs",
+    "mem_fraction_static": f"{TABLE}.gpu_memory_utilization",
+    "tp_size": f"{TABLE}.tensor_parallel_size",
+}
+"""Options of SGLang's server that have a setting of our own, and where it is."""
+
+SGLANG_FIXED = {
+    "host": "the server listens on the machine of the run alone",
+    "port": "the run takes one that is free",
+}
+"""Options of SGLang's server that users cannot set, each with the reason."""
+
+_SETTINGS: Mapping[str, Mapping[str, str]] = {"vllm": VLLM_SETTINGS, "sglang": SGLANG_SETTINGS}
+_FIXED: Mapping[str, Mapping[str, str]] = {"vllm": VLLM_FIXED, "sglang": SGLANG_FIXED}
+_LENGTH = {"vllm": "max_model_len", "sglang": "context_length"}
+
+
+def length_option(engine: InferenceEngineConfig) -> str:
+    """The name of the engine's option for tokens of its longest sequence; empty where it has none."""
+    return _LENGTH.get(kind_of_engine(engine), "")
+
+
+def given_length(engine: InferenceEngineConfig) -> int | None:
+    """Tokens of the engine's longest sequence as `engine_init_kwargs` has them; None: as many as the run needs."""
+    given = engine.engine_init_kwargs.get(length_option(engine))
+    return given if type(given) is int else None
+
+
+def refused_options(engine: InferenceEngineConfig) -> Iterator[Problem]:
+    """Entries of `engine_init_kwargs` that the run, or another field, decides otherwise, and a length that is none."""
+    kind = kind_of_engine(engine)
+    settings, fixed = _SETTINGS.get(kind, {}), _FIXED.get(kind, {})
+    for name, value in engine.engine_init_kwargs.items():
+        path = f"{TABLE}.engine_init_kwargs.{name}"
+        if name in fixed:
+            yield Problem(path=path, message=f"cannot be set: {fixed[name]}", hint="leave it out")
+        elif name in settings and (name not in SAME_NAME or value != getattr(engine, name)):
+            yield Problem(path=path, message=f"has a setting of its own: {settings[name]}", hint="set that one")
+        elif name == length_option(engine) and (given_length(engine) or 0) < 1:
+            message = f"is no number of tokens: {value!r}"
+            yield Problem(path=path, message=message, hint="leave it out: as many as the run needs, or give a number")
