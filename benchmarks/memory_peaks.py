@@ -12,12 +12,12 @@ import os
 import tempfile
 import warnings
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import frozen
 
@@ -56,15 +56,21 @@ class Measured:
     """Rows with the same prompt."""
 
 
+R = TypeVar("R")
+Work = Callable[[Measured, str, Any], R]
+"""What a rank measures: of the setting, with the model in a folder, as one of these ranks."""
+
+
 def measured(setting: Measured) -> dict[str, int]:
     """Phase -> bytes at the peak of the rank that had most: `rest`, `scoring`, `update`, `transfer`."""
     with tempfile.TemporaryDirectory() as folder:
-        _save_model(setting.model, Path(folder))
-        found = _on_ranks(setting, folder)
+        save_model(setting.model, Path(folder))
+        found = on_ranks(setting, folder, _phases)
     return {phase: max(each[phase] for each in found) for phase in found[0]}
 
 
-def _save_model(values: Mapping[str, Any], folder: Path) -> None:
+def save_model(values: Mapping[str, Any], folder: Path) -> None:
+    """A model with random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -73,7 +79,8 @@ def _save_model(values: Mapping[str, Any], folder: Path) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
 
-def _on_ranks(setting: Measured, folder: str) -> list[dict[str, int]]:
+def on_ranks(setting: Measured, folder: str, work: Work[R]) -> list[R]:
+    """Answer of `work` on each rank, in a process of its own."""
     from skyrl.learners.ranks import Rendezvous
 
     context = get_context("spawn")
@@ -81,28 +88,28 @@ def _on_ranks(setting: Measured, folder: str) -> list[dict[str, int]]:
         pipes = []
         for ranks in meeting.ranks("measured", setting.ranks):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_serve, args=(setting, folder, ranks, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(setting, folder, work, ranks, theirs), daemon=True)
             process.start()
             theirs.close()
             pipes.append((process, ours))
         return [_answer(process, pipe) for process, pipe in pipes]
 
 
-def _answer(process: Any, pipe: Any) -> dict[str, int]:
+def _answer(process: Any, pipe: Any) -> Any:
     if not pipe.poll(PATIENCE):
         process.kill()
         raise TimeoutError(f"a rank gave no answer within {PATIENCE:g} s")
-    found: dict[str, int] = pipe.recv()
+    found = pipe.recv()
     process.join()
     return found
 
 
-def _serve(setting: Measured, folder: str, ranks: Any, pipe: Connection) -> None:
+def _serve(setting: Measured, folder: str, work: Work[R], ranks: Any, pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 
     torch.set_num_threads(1)
-    pipe.send(_phases(setting, folder, ranks))
+    pipe.send(work(setting, folder, ranks))
 
 
 def _phases(setting: Measured, folder: str, ranks: Any) -> dict[str, int]:
@@ -115,7 +122,7 @@ def _phases(setting: Measured, folder: str, ranks: Any) -> dict[str, int]:
     trainer = trainer_of(setting, folder)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         worker = PolicyWorker(trainer, policy_objective(trainer.algorithm), ranks=ranks)
-        [batch] = token_budget(trainer).plan([worker.objective.weigh(_batch(setting))])
+        [batch] = token_budget(trainer).plan([worker.objective.weigh(batch_of(setting))])
         for _ in range(WARM_UP):
             asyncio.run(worker.update_share(batch))
         rested = _resting()
@@ -156,17 +163,23 @@ def trainer_of(setting: Measured, folder: str) -> Any:
     return trainer
 
 
-def estimated(setting: Measured) -> dict[str, int]:
-    """Phase -> bytes of one rank as `skyrl plan` estimates them, what rests on the host included."""
+def run_of(setting: Measured) -> Any:
+    """The tree that estimates are made from."""
     from skyrl.config import SkyRLTrainConfig
-    from skyrl.config.memory import learner_of
-    from skyrl.planning.memory import learner_memory, resting, total
-    from skyrl.planning.model_shape import shape_of
     from skyrl.tree import evolve_at
 
     run = evolve_at(SkyRLTrainConfig(), "trainer", trainer_of(setting, "unread"))
     run = evolve_at(run, "generator.n_samples_per_prompt", setting.samples)
-    run = evolve_at(run, "generator.sampling_params.max_generate_length", setting.answer)
+    return evolve_at(run, "generator.sampling_params.max_generate_length", setting.answer)
+
+
+def estimated(setting: Measured) -> dict[str, int]:
+    """Phase -> bytes of one rank as `skyrl plan` estimates them, what rests on the host included."""
+    from skyrl.config.memory import learner_of
+    from skyrl.planning.memory import learner_memory, resting, total
+    from skyrl.planning.model_shape import shape_of
+
+    run = run_of(setting)
     shape = shape_of(setting.model)
     assert shape is not None
     learner = learner_of(run, "policy", shape)
@@ -174,7 +187,8 @@ def estimated(setting: Measured) -> dict[str, int]:
     return {phase: total(phases[phase]) for phase in PHASES}
 
 
-def _batch(setting: Measured) -> Any:
+def batch_of(setting: Measured) -> Any:
+    """The rows of one rank."""
     import torch
 
     from skyrl.batch import TrainingBatch

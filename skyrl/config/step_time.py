@@ -93,11 +93,16 @@ def step_time(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float
     )
 
 
-def training_seconds(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float | None = None) -> float:
-    """Seconds of the learners in a step, whatever its engines. The kind of GPU and the models' sizes must be known."""
-    kind, mean = run.trainer.placement.gpu_kind, _mean(run, mean_answer)
-    assert kind is not None
-    rates, seconds = rates_of(GPU_KINDS[kind]), 0.0
+def training_seconds(
+    run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float | None = None, rates: Rates | None = None
+) -> float:
+    """Seconds of the learners in a step, whatever its engines, on the run's kind of GPU or at these `rates`. Sizes of
+    the models must be known.
+    """
+    kind, mean, seconds = run.trainer.placement.gpu_kind, _mean(run, mean_answer), 0.0
+    if rates is None:
+        assert kind is not None
+        rates = rates_of(GPU_KINDS[kind])
     for model in models_of(run):
         shape = shape_of_model(path_of(run, model))
         assert shape is not None

@@ -14,8 +14,6 @@ from skyrl.planning.memory import Learner
 from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.roofline import (
     FLOAT,
-    LATENCY,
-    LAUNCHES,
     SIXTEEN_BITS,
     Degrees,
     Rates,
@@ -73,7 +71,7 @@ def _working(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates, *, pas
     inner = (forward_flops(shape, rows) - head) * layers / shape.layers
     each = stages.each
     products = flops * (inner + head) / each.ranks / rates.cut(each.tensor).flops
-    launching = passes * rows.micro_batches * layers * LAUNCHES
+    launching = passes * rows.micro_batches * layers * rates.launches
     waiting = exchanging(evolve(shape, layers=layers), rows, each, rates, passes=passes)
     return (
         max(products, launching)
@@ -88,7 +86,7 @@ def _dispatching(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) ->
         return 0.0
     copies = rows.tokens / stages.each.ranks * shape.experts_per_token
     moved = 2 * ring(stages.experts) * copies * shape.hidden * SIXTEEN_BITS / rates.link_among(stages.experts)
-    return moved + 2 * rows.micro_batches * LATENCY
+    return moved + 2 * rows.micro_batches * rates.latency
 
 
 def _handing_on(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> float:
@@ -96,4 +94,4 @@ def _handing_on(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> 
     if stages.number == 1:
         return 0.0
     moved = rows.tokens / stages.each.ranks * shape.hidden * SIXTEEN_BITS
-    return moved / rates.link_among(2 * stages.each.ranks) + rows.micro_batches * LATENCY
+    return moved / rates.link_among(2 * stages.each.ranks) + rows.micro_batches * rates.latency

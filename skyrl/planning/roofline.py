@@ -22,7 +22,7 @@ HALVED = 0.93
 """Share of the rates that remains each time that twice as many GPUs cut the same matrices: products get smaller."""
 
 LATENCY = 2e-5
-"""Seconds that a collective takes beside its bytes."""
+"""Seconds that a collective of GPUs takes beside its bytes."""
 
 LAUNCHES = 1.5e-4
 """Seconds that Python and the driver take to start the kernels of one layer, where no CUDA graph does."""
@@ -51,6 +51,12 @@ class Rates:
 
     host_link: float = HOST_LINK
     """Bytes per second to and from host memory."""
+
+    latency: float = LATENCY
+    """Seconds that a collective takes beside its bytes."""
+
+    launches: float = LAUNCHES
+    """Seconds in which the kernels of one layer are started, where no CUDA graph does."""
 
     gpus_per_node: int = 8
 
@@ -165,7 +171,7 @@ def update_seconds(
 def _computing(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *, passes: int, flops: int) -> float:
     """The larger of products and of starting kernels."""
     products = flops * forward_flops(shape, rows) / degrees.ranks / rates.cut(degrees.tensor).flops
-    return max(products, passes * rows.micro_batches * shape.layers * LAUNCHES)
+    return max(products, passes * rows.micro_batches * shape.layers * rates.launches)
 
 
 def _gathering(shape: ModelShape, degrees: Degrees, rates: Rates, size: float) -> float:
@@ -174,7 +180,7 @@ def _gathering(shape: ModelShape, degrees: Degrees, rates: Rates, size: float) -
         return 0.0
     moved = size * shape.parameters / degrees.tensor * ring(degrees.shards // degrees.tensor)
     fetched = size * shape.parameters / degrees.shards / rates.host_link if degrees.on_host else 0.0
-    return moved / rates.link_among(degrees.shards) + fetched + shape.layers * LATENCY
+    return moved / rates.link_among(degrees.shards) + fetched + shape.layers * rates.latency
 
 
 def _summing(degrees: Degrees, rates: Rates, gradients: int) -> float:
@@ -193,7 +199,7 @@ def exchanging(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *,
     group = degrees.tensor * degrees.sequence * degrees.context
     moved = SIXTEEN_BITS * (tensor + heads + keys) / rates.link_among(group)
     times = 2 * (degrees.tensor > 1) + 2 * (degrees.sequence > 1) + (degrees.context > 1)
-    return passes * shape.layers * (moved + times * rows.micro_batches * LATENCY)
+    return passes * shape.layers * (moved + times * rows.micro_batches * rates.latency)
 
 
 def ring(ranks: int) -> float:
@@ -239,8 +245,8 @@ def _token_seconds(serving: Serving, sequences: int, context: float, rates: Rate
     step = max(read / rates.bandwidth, sequences * 2 * shape.active_parameters / gpus / rates.flops)
     if gpus > 1:
         sent = 2 * 2 * ring(gpus) * sequences * shape.hidden * serving.size
-        step += shape.layers * (2 * LATENCY + sent / rates.link_among(gpus))
-    return max(step, shape.layers * LAUNCHES) if eager else step
+        step += shape.layers * (2 * rates.latency + sent / rates.link_among(gpus))
+    return max(step, shape.layers * rates.launches) if eager else step
 
 
 def _weights_met(shape: ModelShape, sequences: int) -> float:
