@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
 
 from skyrl.errors import WeightSyncError
+from skyrl.processes.addresses import connecting_seconds
 
 _POLL_SECONDS = 0.01
 
@@ -119,7 +120,10 @@ class TransferGroup:
                     tcp.set_timeout(patience)
                     tcp.check([_ABORTED])
                     return tcp
-        return TCPStore(self.host, self.port, is_master=False, timeout=patience)
+        connecting = timedelta(seconds=connecting_seconds(self.timeout))
+        tcp = TCPStore(self.host, self.port, is_master=False, timeout=connecting)
+        tcp.set_timeout(patience)
+        return tcp
 
     def _who_is_absent(self, keys: Sequence[str]) -> str:
         ranks = [rank for rank in range(self.size) if present(rank) in keys]

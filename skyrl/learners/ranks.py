@@ -23,6 +23,7 @@ from skyrl.models.context_parallel import ContextGroup
 from skyrl.models.shared_rows import RowSharing
 from skyrl.models.ulysses import SequenceGroup
 from skyrl.planning.replicas import Replicas
+from skyrl.processes.addresses import connecting_seconds
 
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 """Names of the dimensions of a device mesh, in its order."""
@@ -158,7 +159,10 @@ class Ranks:
             assert self.size == 1, f"{self.size} ranks need a store to meet at"
             return HashStore()
         host, port = self.store
-        return PrefixStore(self.name, TCPStore(host, port, is_master=False, timeout=patience))
+        connecting = timedelta(seconds=connecting_seconds(self.timeout))
+        store = TCPStore(host, port, is_master=False, timeout=connecting)
+        store.set_timeout(patience)
+        return PrefixStore(self.name, store)
 
 
 class Rendezvous:

@@ -10,6 +10,7 @@ import struct
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 _KNOCK_SECONDS = 2.0
+_MOST_CONNECTING_SECONDS = 20.0
 
 
 def is_loopback(host: str) -> bool:
@@ -29,6 +30,16 @@ def interface_of(address: str) -> str | None:
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
     return None
+
+
+def connecting_seconds(patience: float) -> float:
+    """Seconds after which a process gives up a connection to the driver's store, where its calls there may take
+    `patience`.
+
+    The store listens before anyone is told of it, so that a connection takes no longer than the network does. Half of
+    the time leaves the process the other half to say so, before whoever waits for it gives up.
+    """
+    return min(patience / 2, _MOST_CONNECTING_SECONDS)
 
 
 def why_unreachable(host: str, port: int, seconds: float = _KNOCK_SECONDS) -> str | None:
