@@ -38,10 +38,11 @@ class PendingSave:
                 self._task = None
 
     async def finish_after(self, error: BaseException) -> None:
-        """Finish a save where the run has already failed with `error`, which is raised; a failure of the save is
-        logged.
+        """Finish a save where the run has already failed with `error`, which is raised; a failure of the save that has
+        another cause is logged.
         """
         try:
             await self.finish()
         except Exception as second:  # noqa: BLE001 - the run's own failure is what its user has to see
-            _log.error("%s (and the run itself ended with %s)", second, type(error).__name__)
+            if str(second) != str(error):
+                _log.error("%s (and the run itself ended with %s)", second, type(error).__name__)

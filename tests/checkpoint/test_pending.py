@@ -88,3 +88,13 @@ async def test_whoever_stops_waiting_does_not_stop_the_save() -> None:
     save.may_end.set()
     await pending.finish()
     assert save.ended
+
+
+async def test_a_save_that_fails_of_what_ended_the_run_does_not_say_it_again(caplog: pytest.LogCaptureFixture) -> None:
+    lost = RunError("policy-1 died")
+    pending, bad = PendingSave(), Slow(lost)
+    await pending.start(bad.run())
+    bad.may_end.set()
+    with caplog.at_level(logging.ERROR):
+        await pending.finish_after(lost)
+    assert caplog.text == ""

@@ -134,6 +134,7 @@ def test_a_machine_that_is_cut_off_is_named(
     machines: Machines, nano: Path, tmp_path: Path, layout: str, lost: str
 ) -> None:
     run = began(machines, nano, tmp_path, layout, **ENDLESS, **NO_RESTARTS)
+    assert soon(lambda: bool(CheckpointStore(tmp_path / "checkpoints").steps()), PATIENCE), run.said
     since = time.monotonic()
     machines.network(cut=["beta"])
     assert run.ends() == RunError.exit_code
