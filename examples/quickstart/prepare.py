@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,9 +24,9 @@ import pyarrow.parquet as pq
 import torch
 from reward import sorted_exactly
 from transformers import AutoTokenizer
-from transformers.utils import logging
 
-from skyrl.starter.tiny_chat import Conversation, byte_tokenizer, small_qwen2, warm_start
+from skyrl.starter.stopping import stopped_in_words
+from skyrl.starter.tiny_chat import Conversation, byte_tokenizer, made_whole, small_qwen2, warm_start
 
 RECIPE = 1
 """Raised whenever this script would make something else from the same seed; a folder made by another one is refused."""
@@ -158,17 +157,14 @@ def main() -> None:
         refuse_unless_complete(out, arguments.seed)
         print(f"{out} is complete already: nothing to do")
         return
-    logging.disable_progress_bar()
     started = time.perf_counter()
     print(f"Preparing {out}: data, tokenizer, and {STEPS} supervised steps of a 3.0 million parameter model")
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    accuracy = prepare(partial, arguments.seed)
-    partial.rename(out)
+    with made_whole(out) as folder:
+        accuracy = prepare(folder, arguments.seed)
     seconds = time.perf_counter() - started
     print(f"Done in {seconds:.0f} s. Right answers to the validation prompts, sampled at temperature 1: {accuracy:.3f}")
 
 
 if __name__ == "__main__":
-    main()
+    with stopped_in_words():
+        main()

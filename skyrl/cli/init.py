@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
-from skyrl.errors import UserError
+from skyrl.errors import Stopped, UserError
+from skyrl.starter.stopping import how_it_was_stopped
 from skyrl.starter.template_files import TEMPLATES, write_template
 
 
@@ -24,10 +28,11 @@ def init(name: Path, template: str, no_model: bool) -> None:
 
     The task has a small model and data, which are made here, so that `skyrl run run.toml` trains at once on a CPU.
     """
+    name = Path(os.path.normpath(name))  # of bad/../mine, no folder bad is made
     written = write_template(template, name)
     click.echo(f"{name}: {', '.join(written)} ({TEMPLATES[template]})")
     missing = [extra for extra, packages in _needed(template).items() if not all(map(_is_installed, packages))]
-    steps = [f"cd {name}"]
+    steps = [f"cd {shlex.quote(str(name))}"]
     if missing:
         steps += [f"pip install 'skyrl[{','.join(missing)}]'"]
     if no_model:
@@ -50,9 +55,28 @@ def _is_installed(package: str) -> bool:
 
 
 def _prepare(folder: Path) -> None:
-    """Run the template's own script, as its user would."""
+    """Run the template's own script, as its user would, and show its progress. Raises `UserError` and `Stopped`."""
     click.echo("Making a small model and its data ...")
-    done = subprocess.run([sys.executable, "prepare.py"], cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise UserError(f"the files are in {folder}, but python prepare.py failed there: {reason[0]}")
+    command = [sys.executable, "prepare.py"]
+    # In a group of its own: Ctrl-C in a terminal reaches this process alone, which stops the script once.
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, process_group=0) as script:
+        try:
+            last = _shown(script.stderr or ())
+        except (KeyboardInterrupt, Stopped) as stop:
+            script.terminate()
+            script.communicate()
+            by, code = how_it_was_stopped(stop)
+            rest = "python prepare.py there makes the model and its data"
+            raise Stopped(f"{by}. The files of the task are in {folder}; {rest}.", code) from None
+    if script.returncode:
+        raise UserError(f"the files are in {folder}, but python prepare.py failed there: {last or 'no message'}")
+
+
+def _shown(lines: Iterable[str]) -> str:
+    """Print what tells of progress, as it comes; the last line, whatever it tells."""
+    last = ""
+    for line in lines:
+        last = line.strip() or last
+        if line.startswith(("step ", "waiting for: ")):
+            click.echo(line, nl=False, err=True)
+    return last

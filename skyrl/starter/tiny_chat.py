@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from skyrl.config import SFTConfig, compose
 from skyrl.experiments.sft import SFTExp
+from skyrl.starter.stopping import stopped_in_words
 
 Conversation = Sequence[dict[str, str]]
 
@@ -139,7 +140,7 @@ def make_once(base: Path, make: Callable[[Path], None]) -> None:
     """`make(base)`, unless the folder is there."""
     if not base.exists():
         print(f"making {base}")
-        with made_whole(base) as folder:
+        with stopped_in_words(), made_whole(base) as folder:
             make(folder)
 
 
@@ -151,12 +152,15 @@ def train(config: Path, *settings: str) -> NoReturn:
 
 @contextmanager
 def made_whole(out: Path) -> Iterator[Path]:
-    """A folder to fill, which gets its name when everything is in it: what was stopped is not taken for complete."""
+    """A folder to fill, which gets its name when everything is in it, and goes away where something fails before."""
     if out.exists():
-        raise SystemExit(f"{out} is there, and not complete: remove it, or choose another folder")
+        raise SystemExit(f"{out} is there already: remove it to have it made anew")
     logging.disable_progress_bar()
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    yield partial
-    partial.rename(out)
+    try:
+        yield partial
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from environment import hint
 
+from skyrl.starter.stopping import stopped_in_words
 from skyrl.starter.tiny_chat import byte_tokenizer, made_whole, save, seeded, small_qwen2, warm_start, write_rows
 
 LISTENS = 0.3
@@ -37,17 +38,17 @@ def example(rng: random.Random) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Make both folders."""
+    """Make both folders, which get their names when both are complete."""
     rng = seeded(0)
-    with made_whole(Path("data")) as folder:
-        write_rows(folder / "train.jsonl", rows(1024))
-        write_rows(folder / "validation.jsonl", rows(128))
-    tokenizer = byte_tokenizer(length=64)
-    model = small_qwen2(tokenizer, hidden_size=128, layers=2)
-    warm_start(model, tokenizer, lambda: example(rng), steps=200, batch_size=64, lr=2e-3)
-    with made_whole(Path("model")) as folder:
+    with made_whole(Path("data")) as data, made_whole(Path("model")) as folder:
+        write_rows(data / "train.jsonl", rows(1024))
+        write_rows(data / "validation.jsonl", rows(128))
+        tokenizer = byte_tokenizer(length=64)
+        model = small_qwen2(tokenizer, hidden_size=128, layers=2)
+        warm_start(model, tokenizer, lambda: example(rng), steps=200, batch_size=64, lr=2e-3)
         save(model, tokenizer, folder)
 
 
 if __name__ == "__main__":
-    main()
+    with stopped_in_words():
+        main()

@@ -8,6 +8,7 @@ Writes data/train.jsonl, data/validation.jsonl and model/, in half a minute.
 import random
 from pathlib import Path
 
+from skyrl.starter.stopping import stopped_in_words
 from skyrl.starter.tiny_chat import byte_tokenizer, made_whole, save, seeded, small_qwen2, warm_start, write_rows
 
 RIGHT = 0.3
@@ -36,17 +37,17 @@ def example(rng: random.Random) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Make both folders."""
+    """Make both folders, which get their names when both are complete."""
     rng = seeded(0)
-    with made_whole(Path("data")) as folder:
-        write_rows(folder / "train.jsonl", rows(1024, rng))
-        write_rows(folder / "validation.jsonl", rows(128, rng))
-    tokenizer = byte_tokenizer(length=64)
-    model = small_qwen2(tokenizer, hidden_size=128, layers=2)
-    warm_start(model, tokenizer, lambda: example(rng), steps=150, batch_size=64, lr=2e-3)
-    with made_whole(Path("model")) as folder:
+    with made_whole(Path("data")) as data, made_whole(Path("model")) as folder:
+        write_rows(data / "train.jsonl", rows(1024, rng))
+        write_rows(data / "validation.jsonl", rows(128, rng))
+        tokenizer = byte_tokenizer(length=64)
+        model = small_qwen2(tokenizer, hidden_size=128, layers=2)
+        warm_start(model, tokenizer, lambda: example(rng), steps=150, batch_size=64, lr=2e-3)
         save(model, tokenizer, folder)
 
 
 if __name__ == "__main__":
-    main()
+    with stopped_in_words():
+        main()

@@ -1,0 +1,47 @@
+"""The end of a script that is stopped while it makes models and data: one line, and an exit code that shells know."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Stopped
+from skyrl.processes.signals import STOPPED_BY, handled_signals
+
+EXIT_TERMINATED = 143
+"""Exit code after SIGTERM, by the convention of shells: 128 + SIGTERM."""
+
+
+@contextmanager
+def stopped_in_words() -> Iterator[None]:
+    """Around a script: Ctrl-C ends it with one line and exit code 130, SIGTERM and SIGHUP with 143.
+
+    A training run inside of it is stopped by its own handlers. For the main thread.
+    """
+    taken = [number for number in handled_signals() if number != signal.SIGINT]  # Python raises KeyboardInterrupt
+    before = {number: signal.signal(number, _stop) for number in taken}
+    try:
+        yield
+    except (KeyboardInterrupt, Stopped) as stop:
+        by, code = how_it_was_stopped(stop)
+        print(f"{by}. Nothing half made is kept: the same command begins anew.", file=sys.stderr)
+        sys.exit(code)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def how_it_was_stopped(stop: KeyboardInterrupt | Stopped) -> tuple[str, int]:
+    """The beginning of a sentence, such as `Stopped by SIGTERM`, and the exit code of shells."""
+    if isinstance(stop, KeyboardInterrupt):
+        return STOPPED_BY[signal.SIGINT], EXIT_INTERRUPTED
+    by = next(each for each in STOPPED_BY.values() if str(stop).startswith(each))
+    return by, EXIT_TERMINATED if stop.exit_code == EXIT_REQUEUE else stop.exit_code
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise Stopped(f"{STOPPED_BY[signal.Signals(number)]}.")

@@ -1,0 +1,89 @@
+"""Scripts that make small models, and `skyrl init`: stopped, they end in one line and keep nothing half made."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from skyrl.cli.main import cli
+
+SCRIPT = """
+import os, signal
+from skyrl.errors import Stopped
+from skyrl.starter.stopping import stopped_in_words
+with stopped_in_words():
+    {stop}
+"""
+BY_SIGTERM = "Stopped by SIGTERM. Nothing half made is kept: the same command begins anew.\n"
+BY_CTRL_C = "Stopped. Nothing half made is kept: the same command begins anew.\n"
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, BY_SIGTERM),
+        ("os.kill(os.getpid(), signal.SIGINT)", 130, BY_CTRL_C),
+        ("raise Stopped('Stopped by SIGTERM. Step 7 is saved.')", 143, BY_SIGTERM),
+        ("raise Stopped('Stopped. Step 7 is saved.', 130)", 130, BY_CTRL_C),
+    ],
+)
+def test_a_script_that_is_stopped_ends_in_one_line(stop: str, code: int, said: str) -> None:
+    script = SCRIPT.format(stop=stop)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_what_is_half_made_goes_away_where_something_fails(tmp_path: Path) -> None:
+    from skyrl.starter.tiny_chat import made_whole
+
+    with pytest.raises(FileNotFoundError), made_whole(tmp_path / "base") as folder:
+        (folder / "missing" / "rows.jsonl").write_text("")
+    assert not list(tmp_path.iterdir())
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "skyrl.cli", "init", *words]
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("number", "code", "by"), [(signal.SIGTERM, 143, "Stopped by SIGTERM"), (signal.SIGINT, 130, "Stopped")]
+)
+def test_init_shows_its_progress_and_keeps_no_half_of_a_model(
+    number: signal.Signals, code: int, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    with started(tmp_path, "mine") as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if line.startswith("step   1/150"))
+        process.send_signal(number)
+        said = process.stderr.read().splitlines()
+    rest = "python prepare.py there makes the model and its data."
+    assert [line for line in said if not line.startswith("step ")] == [
+        f"{by}. The files of the task are in mine; {rest}"
+    ]
+    assert process.returncode == code
+    assert sorted(each.name for each in (tmp_path / "mine").iterdir()) == ["prepare.py", "reward.py", "run.toml"]
+    assert not list((tmp_path / "scratch").glob("tmp*"))  # torch has a folder of its own there
+
+
+def test_init_shows_what_its_script_tells_of_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lines = "step 1/2  0:01 left\\nwaiting for: data\\na warning\\n"
+    (tmp_path / "random.py").write_text(f'import os, sys\nsys.stderr.write("{lines}")\nsys.stderr.flush()\nos._exit(0)')
+    result = CliRunner().invoke(cli, ["init", str(tmp_path / "mine"), "--template", "sft"])
+    assert result.exit_code == 0 and result.stderr == "step 1/2  0:01 left\nwaiting for: data\n"
+
+
+def test_a_path_with_dots_makes_no_other_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, ["init", "bad/../mine", "--no-model"])
+    assert "cd mine\n" in result.output
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
