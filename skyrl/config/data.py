@@ -42,8 +42,8 @@ class DataConfig(BaseConfig):
     `####`. None: rows bring their `reward_spec`, or their task needs none."""
 
     bad_rows: Literal["stop", "skip"] = "stop"
-    """Policy for rows that are no prompt. stop: end the run with the row's number and the reason; skip: leave the row
-    out and count it."""
+    """Policy for rows that are no prompt, or that lack what their reward function asks for. stop: end the run with the
+    row's number and the reason; skip: leave the row out and count it."""
 
     epoch_tail: Literal["drop", "carry", "short"] = "drop"
     """Policy for the prompts that do not fill the last batch of an epoch. drop: they are left out of that epoch,

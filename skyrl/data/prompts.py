@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -19,6 +19,9 @@ from skyrl.errors import DataError, TemplateTimeoutError
 from skyrl.trajectory import Prompt
 
 _OWN_COLUMNS = ("env_class", "data_source")
+
+Refuses = Callable[[str, Mapping[str, Any]], str | None]
+"""Reason why a task refuses a row, from the task's name and the columns that it is given; None if it takes it."""
 
 
 @frozen(kw_only=True)
@@ -69,14 +72,15 @@ def load_prompts(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     columns: Columns | None = None,
     skip_bad_rows: bool = False,
+    refuses: Refuses | None = None,
 ) -> PromptDataset:
     """Read every source and tokenize each row's chat with the model's template.
 
     Rows longer than `max_prompt_length` tokens are left out and counted, and with `skip_bad_rows` those that are no
-    prompt, too. A row may name its own `env_class`; without one it gets `env_class`, if that is not None. Raises
-    `DataError` for a bad source or row, and when no row is left.
+    prompt, too. A row may name its own `env_class`; without one it gets `env_class`, if that is not None. A row that
+    `refuses` gives a reason against is bad. Raises `DataError` for a bad source or row, and when no row is left.
     """
-    read = _Reader(tokenizer, chat_template_kwargs or {}, env_class, columns or Columns())
+    read = _Reader(tokenizer, chat_template_kwargs or {}, env_class, columns or Columns(), refuses)
     prompts: list[Prompt] = []
     bad: list[str] = []
     sizes = []
@@ -85,14 +89,14 @@ def load_prompts(
         own = [prompt for prompt in found if isinstance(prompt, Prompt) and len(prompt.token_ids) <= max_prompt_length]
         reasons = [row.reason for row in found if isinstance(row, BadRow)]
         if reasons and not skip_bad_rows:
-            raise DataError(reasons[0] + _and_more(reasons))
+            raise DataError(_stopped_by(reasons))
         sizes.append((len(own), len(found) - len(own) - len(reasons)))
         prompts, bad = prompts + own, bad + reasons
     too_long = sum(long for _, long in sizes)
     if not prompts:
         if not too_long:
             raise DataError(f"no row of {', '.join(sources)} is a prompt; the first: {bad[0]}")
-        also = f", and {len(bad)} more are no prompts" if bad else ""
+        also = f", and {len(bad)} more {'is' if len(bad) == 1 else 'are'} bad" if bad else ""
         raise DataError(
             f"all {too_long} rows of {', '.join(sources)} are longer than "
             f"trainer.max_prompt_length = {max_prompt_length} tokens{also}"
@@ -107,6 +111,7 @@ class _Reader:
     template_kwargs: Mapping[str, Any]
     env_class: str | None
     columns: Columns
+    refuses: Refuses | None
 
     def prompts(self, source: str, number: int) -> Iterator[Prompt | BadRow]:
         """One for each row of the source, the n-th of the run's."""
@@ -130,10 +135,13 @@ class _Reader:
         if isinstance(row, BadRow):
             raise DataError(row.reason)
         whole = answered(row, place, source, self.columns)
-        if not isinstance(whole.get("env_class") or self.env_class, str):
+        task = whole.get("env_class") or self.env_class
+        if not isinstance(task, str):
             raise DataError(
                 f"{source}, row {place} names no env_class, and environment.env_class gives none for such rows"
             )
+        if self.refuses and (reason := self.refuses(task, extras_of(whole, self.columns))):
+            raise DataError(f"{source}, row {place} {reason}")
         return whole, chat_of(whole, place, source, self.columns)
 
     def _tokenize(self, chats: Mapping[int, Any], source: str) -> dict[int, list[int] | BadRow]:
@@ -188,9 +196,12 @@ def data_source_of(row: Row) -> str:
     return str(row.get("data_source") or "default")
 
 
-def _and_more(reasons: Sequence[str]) -> str:
-    more = f" ({len(reasons) - 1} more rows are bad)" if len(reasons) > 1 else ""
-    return f"{more}; data.bad_rows = skip leaves such rows out"
+def _stopped_by(reasons: Sequence[str]) -> str:
+    """The first reason, how many more rows are bad, and where the next ones are."""
+    others = len(reasons) - 1
+    counted = f" ({others} more {'row is' if others == 1 else 'rows are'} bad)" if others else ""
+    following = "".join(f"\n  {reason}" for reason in reasons[1:3])
+    return f"{reasons[0]}{counted}; data.bad_rows = skip leaves such rows out{following}"
 
 
 def _plain(value: object) -> Any:

@@ -14,7 +14,7 @@ from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_env
-from skyrl.envs.reward_functions import PlainReward
+from skyrl.envs.reward_functions import PlainReward, asked_of_rows
 from skyrl.errors import SkipSample, TaskError
 from skyrl.sandbox.worker import answer_lines
 from skyrl.tree.frames import raised_at
@@ -48,7 +48,7 @@ class _Episode:
 
     def _call(self, call: str, given: Any) -> object:
         if call == "find":
-            return _is_reward(find_env(given))
+            return _asked_of_rows(find_env(given))
         if call == "make":
             self._env = find_env(given["name"])(given["extras"])
             return None
@@ -67,16 +67,16 @@ class _Episode:
                 return settled(closing())
 
 
-def _is_reward(found: MakeEnv) -> bool:
-    """Whether it is a reward function. Raises `TaskError` for one that has to see all samples of a prompt: they are in
-    separate processes.
+def _asked_of_rows(found: MakeEnv) -> list[str] | None:
+    """Names that a reward function asks rows for; None for an environment. Raises `TaskError` for a function that has
+    to see all samples of a prompt: they are in separate processes.
     """
     if isinstance(found, GroupReward):
         raise TaskError(
             "a reward function of groups sees all samples of a prompt, and cannot be isolated: set "
             "environment.skyrl_gym.isolate_user_env = false"
         )
-    return isinstance(found, PlainReward)
+    return list(asked_of_rows(found.function)) if isinstance(found, PlainReward) else None
 
 
 def _length(given: object) -> int:

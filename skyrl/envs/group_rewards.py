@@ -21,6 +21,7 @@ from attrs import frozen
 
 from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.reward_functions import ground_truth
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,8 +59,7 @@ class GroupReward:
         self, prompt: Sequence[Mapping[str, str]], answers: Sequence[str], extras: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Arguments of the function: chats, and a list for each column."""
-        spec = extras.get("reward_spec")
-        truth = spec.get("ground_truth") if isinstance(spec, Mapping) else None
+        truth = ground_truth(extras)
         columns = {name: [value] * len(answers) for name, value in {"ground_truth": truth, **extras}.items()}
         chats = [[{"role": "assistant", "content": answer}] for answer in answers]
         prompts = [[dict(message) for message in prompt] for _ in answers]

@@ -106,8 +106,13 @@ class IsolatedTask:
     sandbox: Sandbox
     limits: ResourceLimits
     seconds: float | None
-    is_reward: bool
-    """Whether the import path names a reward function."""
+    asks: tuple[str, ...] | None
+    """Names that a reward function asks rows to have values for; None where the import path names an environment."""
+
+    @property
+    def is_reward(self) -> bool:
+        """Whether the import path names a reward function."""
+        return self.asks is not None
 
     def __call__(self, extras: Mapping[str, Any]) -> Env:
         return IsolatedEnv(extras, self.name, self.sandbox, self.limits, self.seconds)
@@ -127,8 +132,7 @@ def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
         output_bytes=_MOST,
     )
     seconds = gym.step_timeout_seconds
-    is_reward = _names_a_reward(full, sandbox, limits, seconds)
-    return IsolatedTask(full, sandbox, limits, seconds, is_reward)
+    return IsolatedTask(full, sandbox, limits, seconds, _asked_of_rows(full, sandbox, limits, seconds))
 
 
 @cache
@@ -137,8 +141,10 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None) -> Sandbox:
 
 
 @cache
-def _names_a_reward(name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None) -> bool:
-    """Whether the import path names a reward function. Raises `TaskError` if it cannot be found."""
+def _asked_of_rows(
+    name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None
+) -> tuple[str, ...] | None:
+    """Names that the reward function asks rows for; None for an environment. Raises `TaskError` if there is none."""
     worker = Worker(sandbox, _HOST, limits)
     try:
         answer = worker.ask({"call": "find", "given": name}, seconds)
@@ -148,4 +154,4 @@ def _names_a_reward(name: str, sandbox: Sandbox, limits: ResourceLimits, seconds
         worker.close()
     if "raised" in answer:
         raise TaskError(str(answer["raised"]).removeprefix("TaskError: "))
-    return bool(answer["gave"])
+    return None if answer["gave"] is None else tuple(map(str, answer["gave"]))

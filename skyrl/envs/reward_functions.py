@@ -103,9 +103,38 @@ def arguments(
 
 
 def ground_truth(extras: Mapping[str, Any]) -> object:
-    """The ground truth of a row: that of its `reward_spec`, or its column `ground_truth`; None without either."""
-    spec = extras.get("reward_spec")
-    return spec.get("ground_truth") if isinstance(spec, Mapping) else extras.get("ground_truth")
+    """The ground truth of a row: that of its `reward_spec` or `reward_model` (verl), or its column `ground_truth`; None
+    without any.
+    """
+    specs = (extras.get(column) for column in ("reward_spec", "reward_model"))
+    truths = [spec.get("ground_truth") for spec in specs if isinstance(spec, Mapping)]
+    return next((truth for truth in truths if truth is not None), extras.get("ground_truth"))
+
+
+_ALWAYS_GIVEN = {
+    "skyrl": ("data_source",),  # which it is never given: calling it says so
+    "trl": ("data_source", "prompts", "completions"),
+    "verl": ("data_source", "solution_str", "extra_info"),
+}
+
+
+def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the parameters that a row has to have a value for: those without a default, but for the answer's own."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin, of which nothing is known
+        return ()
+    form = signature_of(function)
+    own = parameters[1:] if form == "skyrl" else parameters
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    asked = (each.name for each in own if each.kind in kinds and each.default is inspect.Parameter.empty)
+    return tuple(name for name in asked if name not in _ALWAYS_GIVEN[form])
+
+
+def lacking(asked: Sequence[str], extras: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which of these names of `asked_of_rows` a row has no value for."""
+    values = {**extras, "ground_truth": ground_truth(extras)}
+    return tuple(name for name in asked if values.get(name) is None)
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:

@@ -27,15 +27,15 @@ from skyrl.envs.env import Env
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.registry import MakeEnv, find_env, find_task
-from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth
+from skyrl.envs.reward_functions import PlainReward, arguments, lacking
 from skyrl.errors import ConfigError, DataError, Problem, TaskError
+from skyrl.experiments.asked_rows import asked_by, lacking_rows, name_of
 from skyrl.experiments.model_checks import readable_files
 from skyrl.models.chat_templates import configured_template
 from skyrl.models.template_text import TemplateRefusal, render_template
 from skyrl.processes.event_loop import event_loop
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.trajectory import Failure
-from skyrl.tree.frames import defined_at
 from skyrl.tree.rules import Check
 
 
@@ -53,8 +53,8 @@ class FirstRow:
 
 
 def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRLTrainConfig]:
-    """The check that each source begins with a prompt. With `judge`, reward functions are called on an empty answer;
-    without `training`, only sources of evaluation prompts are read.
+    """The check that each source begins with a prompt. With `judge`, reward functions are called on an empty answer,
+    and all rows are read for what they ask for; without `training`, only sources of evaluation prompts are read.
     """
 
     def first_rows_are_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -66,6 +66,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
                 yield Problem(path=field, message=str(error))
                 continue
             yield from _written_by_the_template(run, row)
+            yield from lacking_rows(run, field, source, whole=judge)
             if row.env_class not in judged:
                 judged.add(row.env_class)
                 yield from _judged(run, row, call=judge)
@@ -198,12 +199,12 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
         return
     problems = list(_signature_problems(row, make))
     yield from problems
-    if call and not any(problem.severity == "error" for problem in problems):
+    if call and not problems and not lacking(asked_by(make), row.extras):
         yield from _called(run, row, make)
 
 
 def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
-    """A reward function takes what it is called with, and finds a ground truth if it asks for one by name."""
+    """A reward function takes what it is called with; what it asks for and the row lacks is another check's."""
     match make:
         case PlainReward(function=function):
             answers, columns = arguments(function, "", row.messages, row.extras)
@@ -215,24 +216,14 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin, of which nothing is known
         return
-    name = f"{defined_at(function)} {getattr(function, '__name__', row.env_class)}{signature}".strip()
     try:
-        signature.bind(*answers, **columns)
+        signature.bind(*answers, **(dict.fromkeys(lacking(asked_by(make), row.extras)) | columns))
     except TypeError as error:
         given = ", ".join(
             ["an answer", *(f"{each}=" for each in columns)] if answers else [f"{each}=" for each in columns]
         )
-        message = f"{name} cannot be called with row 0 of {row.source}: {error}"
+        message = f"{name_of(make, str(row.env_class))} cannot be called with row 0 of {row.source}: {error}"
         yield Problem(path="environment.env_class", message=message, hint=f"it is called with {given}")
-    asks = "ground_truth" in signature.parameters
-    if asks and ground_truth(row.extras) is None:
-        yield Problem(
-            path=row.field,
-            message=f"{name} asks for ground_truth, and row 0 of {row.source} has none: neither reward_spec with a "
-            f"ground_truth nor a column of this name, among {', '.join(row.extras)}",
-            hint="name the column of the answers in data.answer_column",
-            severity="warning",
-        )
 
 
 _OF_AN_EMPTY_ANSWER = "a model may answer nothing: give that a reward, or raise skyrl.errors.SkipSample"

@@ -10,6 +10,7 @@ from skyrl.data.cursor import PromptCursor, batches
 from skyrl.data.order import InOrder, Mixed
 from skyrl.data.prompts import PromptDataset, load_prompts
 from skyrl.data.sources import Columns
+from skyrl.experiments.asked_rows import what_rows_lack
 from skyrl.experiments.collaborators import stream_limits
 from skyrl.rollout.batches import Rollouts, SynchronousRollouts
 from skyrl.rollout.generator import SkyRLGymGenerator
@@ -32,6 +33,7 @@ def read_prompts(
         chat_template_kwargs=run.generator.chat_template_kwargs,
         columns=Columns(prompt=run.data.prompt_column, answer=run.data.answer_column),
         skip_bad_rows=run.data.bad_rows == "skip",
+        refuses=what_rows_lack(run),
     )
 
 

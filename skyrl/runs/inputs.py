@@ -37,9 +37,8 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
             notice(f"{dataset.too_long} {name} prompts are longer than trainer.max_prompt_length and left out")
         if dataset.bad_rows:
             first = "".join(f"\n  {reason}" for reason in dataset.bad_rows[:3])
-            notice(
-                f"{len(dataset.bad_rows)} {name} rows are no prompts and left out (data.bad_rows), the first:{first}"
-            )
+            counted = f"{len(dataset.bad_rows)} {name} {'row is' if len(dataset.bad_rows) == 1 else 'rows are'}"
+            notice(f"{counted} bad and left out (data.bad_rows), the first:{first}")
     if train is not None:
         _tell_the_tail(run, len(train))
     _report_unread_fields(run, [prompt for each in (train, evaluation) if each for prompt in each.prompts])

@@ -8,7 +8,7 @@ import pytest
 
 from skyrl.envs import Env, find_env
 from skyrl.envs.gymnasium_text import GymnasiumTextEnv
-from skyrl.envs.reward_functions import RewardFunctionEnv
+from skyrl.envs.reward_functions import RewardFunctionEnv, asked_of_rows, lacking
 from skyrl.errors import TaskError
 
 EXTRAS = {"reward_spec": {"ground_truth": "4"}, "extra_info": {"index": 7}, "level": "easy"}
@@ -105,3 +105,40 @@ def test_a_function_of_extras_makes_environments(tmp_path: Path) -> None:
     env: Env = make({})
     assert isinstance(env.extras, Mapping)
     assert env.step("x").reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("function", "asked"),
+    [
+        (lambda completion, ground_truth, level, **others: 1.0, ("ground_truth", "level")),
+        (lambda completion, ground_truth=None, *, level=1, **others: 1.0, ()),
+        (lambda completions, prompts, ground_truth, **others: [1.0], ("ground_truth",)),
+        (lambda data_source, solution_str, ground_truth, extra_info: 1.0, ("ground_truth",)),
+        (max, ()),
+    ],
+)
+def test_a_reward_function_asks_rows_for_parameters_without_a_default(function: Any, asked: tuple[str, ...]) -> None:
+    assert asked_of_rows(function) == asked
+
+
+@pytest.mark.parametrize(
+    ("extras", "missing"),
+    [
+        ({"reward_spec": {"ground_truth": "4"}, "level": 1}, ()),
+        ({"reward_model": {"ground_truth": "4"}, "level": 1}, ()),
+        ({"ground_truth": 0, "level": 0}, ()),
+        ({"reward_spec": {"ground_truth": None}}, ("ground_truth", "level")),
+        ({"reward_spec": "4", "level": 1}, ("ground_truth",)),
+    ],
+)
+def test_a_row_lacks_what_it_has_no_value_for(extras: dict[str, Any], missing: tuple[str, ...]) -> None:
+    assert lacking(("ground_truth", "level"), extras) == missing
+
+
+def test_the_ground_truth_of_a_file_of_verl_is_found() -> None:
+    def truth(answer: str, ground_truth: str, **others: Any) -> float:
+        return float(ground_truth)
+
+    env = RewardFunctionEnv({"reward_model": {"ground_truth": "4"}}, truth)
+    env.init(PROMPT)
+    assert env.step("x").reward == 4.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.errors import ResumeError
+from skyrl.errors import DataError, ResumeError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.runs.inputs import check_data
 from tests.nano_run import config, metrics, train
@@ -50,7 +50,7 @@ def test_a_mixture_goes_on_exactly_and_says_what_is_left_out(
     assert len(whole) == 8 * 7
     assert sum(" 1:" in taken for taken in whole[:30]) == 15  # half of the first epoch, of a source of six
     said = capsys.readouterr().err
-    assert "1 training rows are no prompts and left out (data.bad_rows), the first:" in said
+    assert "1 training row is bad and left out (data.bad_rows), the first:" in said
     assert "more.jsonl:7 is not JSON" in said
     assert "4 training prompts, the last ones of the last epoch, do not fill a batch" in said
     mixed(nano, tmp_path / "resumed", trainer__max_training_steps=4)
@@ -106,3 +106,35 @@ def test_an_answer_column_that_no_row_needs_is_reported(
     )
     assert own == "data.answer_column = answer has no effect: every row has a reward_spec of its own\n"
     assert reported(nano, tmp_path, answers, capsys, data__answer_column="answer") == ""
+
+
+def with_and_without_a_ground_truth(folder: Path) -> str:
+    file = folder / "rows.jsonl"
+    rows = [
+        {"prompt": [{"role": "user", "content": "z"}], "reward_spec": {"ground_truth": truth}} for truth in "abcdef"
+    ]
+    rows += [{"prompt": [{"role": "user", "content": "z"}]}] * 2
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def test_a_row_without_the_ground_truth_that_the_reward_asks_for_stops_the_run(nano: Path, tmp_path: Path) -> None:
+    rows = with_and_without_a_ground_truth(tmp_path)
+    with pytest.raises(DataError) as raised:
+        BasePPOExp(config(nano, tmp_path, data__train_data=[rows])).get_train_dataset()
+    first, second = str(raised.value).splitlines()
+    assert first.startswith(f"{rows}, row 6 has no ground_truth, which ")
+    assert first.endswith("asks for (1 more row is bad); data.bad_rows = skip leaves such rows out")
+    assert second.startswith(f"  {rows}, row 7 has no ground_truth, which ")
+
+
+def test_rows_without_the_ground_truth_that_the_reward_asks_for_are_left_out_and_counted(
+    nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = with_and_without_a_ground_truth(tmp_path)
+    experiment = BasePPOExp(config(nano, tmp_path, data__train_data=[rows], data__bad_rows="skip"))
+    check_data(experiment.cfg, experiment.train_dataset, None)
+    assert [prompt.extras["reward_spec"]["ground_truth"] for prompt in experiment.train_dataset.prompts] == [*"abcdef"]
+    said = capsys.readouterr().err
+    assert "2 training rows are bad and left out (data.bad_rows), the first:" in said
+    assert f"\n  {rows}, row 6 has no ground_truth, which " in said

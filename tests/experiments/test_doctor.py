@@ -195,14 +195,71 @@ def test_an_isolated_reward_is_called_in_its_sandbox_and_named_with_its_line(nan
     assert "rewards.py:5, in parsed" in problem.message
 
 
-def test_a_ground_truth_that_the_reward_asks_for_and_the_data_lack_is_a_warning(nano: Path, tmp_path: Path) -> None:
+def test_a_ground_truth_that_the_reward_asks_for_and_no_row_has_is_named(nano: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": [{"role": "user", "content": "a"}], "answer": "b"}\n' * 4, encoding="utf-8")
-    (problem,) = problems(nano, tmp_path, {"data.train_data": [str(file)]})
-    assert problem.severity == "warning"
-    assert "asks for ground_truth, and row 0" in problem.message
+    (problem,) = problems(nano, tmp_path, {"data.train_data": [str(file)]}, run=True)
+    assert (problem.path, problem.severity) == ("data.train_data", "error")
+    assert f"{file}, row 0 has no ground_truth, which" in problem.message
+    assert "in_ascii(completion" in problem.message
     assert "data.answer_column" in problem.hint
     assert problems(nano, tmp_path, {"data.train_data": [str(file)], "data.answer_column": "answer"}) == []
+
+
+def rows_of_which_two_have_no_ground_truth(tmp_path: Path) -> Path:
+    file = tmp_path / "x.jsonl"
+    truths: list[Any] = [{"ground_truth": "b"}, {"ground_truth": None}, None, {"ground_truth": "b"}]
+    rows = [{"prompt": [{"role": "user", "content": "a"}], "reward_spec": truth} for truth in truths]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def test_doctor_counts_the_rows_that_lack_what_the_reward_asks_for(nano: Path, tmp_path: Path) -> None:
+    changes = {"data.train_data": [str(rows_of_which_two_have_no_ground_truth(tmp_path))]}
+    (problem,) = problems(nano, tmp_path, changes)
+    assert problem.severity == "error"
+    assert problem.message.startswith(
+        f"2 of 4 rows of {tmp_path}/x.jsonl lack what their reward asks for (row 1, row 2)"
+    )
+    assert "row 1 has no ground_truth, which" in problem.message
+    (skipped,) = problems(nano, tmp_path, changes | {"data.bad_rows": "skip"})
+    assert (skipped.severity, skipped.message) == ("warning", problem.message)
+    assert problems(nano, tmp_path, changes, run=True) == []  # the run reads them all, and says so then
+
+
+ASKING = """\
+def optional(completion, ground_truth=None, **others): return 1.0
+def others_alone(completion, **others): return 1.0
+def reference(completion, reference, **others): return 1.0
+def needs(completion, ground_truth, **others): return 1.0
+"""
+
+
+@pytest.mark.parametrize("name", ["optional", "others_alone"])
+def test_a_function_with_a_default_asks_rows_for_nothing(nano: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "asking.py").write_text(ASKING, encoding="utf-8")
+    rows = str(rows_of_which_two_have_no_ground_truth(tmp_path))
+    changes = {"data.train_data": [rows], "environment.env_class": f"{tmp_path}/asking.py:{name}"}
+    assert problems(nano, tmp_path, changes) == []
+
+
+def test_any_column_may_be_asked_for(nano: Path, tmp_path: Path) -> None:
+    (tmp_path / "asking.py").write_text(ASKING, encoding="utf-8")
+    found = problems(nano, tmp_path, {"environment.env_class": f"{tmp_path}/asking.py:reference"}, run=True)
+    assert {problem.path for problem in found} == {"data.train_data", "data.val_data"}
+    for problem in found:
+        assert "row 0 has no reference, which " in problem.message
+        assert "asking.py:3 reference(completion, reference, **others) asks for" in problem.message
+
+
+def test_what_an_isolated_reward_asks_for_is_known(nano: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "asking.py").write_text(ASKING, encoding="utf-8")
+    rows = str(rows_of_which_two_have_no_ground_truth(tmp_path))
+    isolated = {"environment.skyrl_gym.isolate_user_env": True, "data.train_data": [rows]}
+    (problem,) = problems(nano, tmp_path, isolated | {"environment.env_class": f"{tmp_path}/asking.py:needs"})
+    assert "(row 1, row 2): row 1 has no ground_truth, which" in problem.message
+    assert "asking.py:needs asks for" in problem.message
 
 
 def test_an_environment_of_ours_is_made_from_the_first_row(nano: Path, tmp_path: Path) -> None:

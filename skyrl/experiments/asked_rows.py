@@ -1,0 +1,122 @@
+"""Rows that lack what the reward function of their task asks for: such a row is bad, and never a reward of 0.
+
+A reward function asks for the parameters that have no default. What it asks for by name, such as `ground_truth`, it
+would otherwise be given as None.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import islice
+from typing import Any
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.data.prompts import Refuses, extras_of
+from skyrl.data.sources import BadRow, Columns, Row, answered, iterate_rows
+from skyrl.envs.group_rewards import GroupReward
+from skyrl.envs.isolated import IsolatedTask
+from skyrl.envs.registry import MakeEnv, find_task
+from skyrl.envs.reward_functions import PlainReward, asked_of_rows, lacking
+from skyrl.errors import DataError, Problem, TaskError
+from skyrl.tree.frames import defined_at
+
+
+def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
+    """Function that says of a row which parameters of its reward function it has no value for; None where it has all.
+
+    Nothing is said of tasks that do not exist, and of environments, which look at their rows themselves.
+    """
+    settings = run.environment
+
+    @cache
+    def asking(task: str) -> tuple[tuple[str, ...], str]:
+        try:
+            make = find_task(task, settings.env_class, settings.skyrl_gym)
+        except TaskError:  # another check reports it
+            return (), ""
+        return asked_by(make), name_of(make, task)
+
+    def refuses(task: str, extras: Mapping[str, Any]) -> str | None:
+        asked, name = asking(task)
+        missing = lacking(asked, extras)
+        return f"has no {' and no '.join(missing)}, which {name} asks for" if missing else None
+
+    return refuses
+
+
+def asked_by(make: MakeEnv) -> tuple[str, ...]:
+    """Names that the reward function of a task asks its rows to have values for; none for environments."""
+    match make:
+        case PlainReward(function=function) | GroupReward(function=function):
+            return asked_of_rows(function)
+        case IsolatedTask(asks=asks):
+            return asks or ()
+    return ()
+
+
+def name_of(make: MakeEnv, task: str) -> str:
+    """A reward function as `reward.py:4 right_sum(completion, ground_truth)`; other tasks by their own name."""
+    function: Callable[..., Any] | None = make.function if isinstance(make, PlainReward | GroupReward) else None
+    try:
+        signature = inspect.signature(function) if function else None
+    except (TypeError, ValueError):  # a builtin, of which nothing is known
+        signature = None
+    if signature is None:
+        return task
+    return f"{defined_at(function)} {getattr(function, '__name__', task)}{signature}".strip()
+
+
+_SHOWN = 3
+
+
+def lacking_rows(run: SkyRLTrainConfig, field: str, source: str, *, whole: bool) -> Iterator[Problem]:
+    """The rows of a file that lack what their reward asks for: how many, and the first ones. Where not the `whole` file
+    is looked at, only its first row is, and nothing is said where bad rows are left out and counted by the run itself.
+
+    They end a run, unless bad rows are left out, and others remain.
+    """
+    skips, columns = run.data.bad_rows == "skip", Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
+    if skips and not whole:
+        return
+    found: dict[int, str] = {}
+    rows, refuses = 0, what_rows_lack(run)
+    try:
+        for place, row in enumerate(iterate_rows(source, columns) if whole else islice(iterate_rows(source), 1)):
+            rows += 1
+            if reason := _reason(run, row, columns, refuses):
+                found[place] = reason
+    except (DataError, OSError):  # another check reports it
+        return
+    if found:
+        yield Problem(
+            path=field,
+            message=_counted(source, found, rows) if whole else f"{source}, row 0 {found[0]}",
+            hint=_REMEDY + ("" if skips else "; data.bad_rows = skip leaves such rows out"),
+            severity="warning" if skips and len(found) < rows else "error",
+        )
+
+
+_REMEDY = "data.answer_column names the column of the ground truth; a parameter with a default asks for nothing"
+
+
+def _reason(run: SkyRLTrainConfig, row: Row | BadRow, columns: Columns, refuses: Refuses) -> str | None:
+    """Reason why the row is bad; None for one that has all, and for one that is bad for another reason."""
+    if isinstance(row, BadRow):
+        return None
+    try:
+        whole = answered(row, 0, "", columns)
+    except DataError:
+        return None
+    task = whole.get("env_class") or run.environment.env_class
+    return refuses(task, extras_of(whole, columns)) if isinstance(task, str) else None
+
+
+def _counted(source: str, found: Mapping[int, str], rows: int) -> str:
+    places = [f"row {place}" for place in found]
+    shown = ", ".join(places[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")
+    return (
+        f"{len(found)} of {rows} rows of {source} lack what their reward asks for ({shown}): {places[0]} "
+        f"{next(iter(found.values()))}"
+    )
