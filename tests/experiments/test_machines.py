@@ -22,7 +22,7 @@ from tests.nano_run import as_words, overrides, train
 from tests.processes.clusters import soon
 from tests.supervised_run import toml_file
 
-pytestmark = [pytest.mark.machines, pytest.mark.long, pytest.mark.xdist_group("machines")]
+pytestmark = [pytest.mark.machines, pytest.mark.xdist_group("machines")]
 
 PATIENCE = 420.0
 HEARTBEAT = 6.0
@@ -124,11 +124,18 @@ def began(machines: Machines, nano: Path, out: Path, layout: str, **changes: Any
     return run
 
 
+POOR: dict[str, dict[str, float]] = {
+    "loss": {"loss": 0.05},
+    "delay": {"delay": 0.02},
+    "loss and delay": {"loss": 0.02, "delay": 0.01},
+}
+QUICKEST = ("engine elsewhere", "delay")
 ENDLESS = {"trainer__max_training_steps": 400, "trainer__epochs": 80}
 NO_RESTARTS = {"generator__inference_engine__max_engine_restarts": 0}
 LOST = [("engine elsewhere", "engine-0"), ("ranks on both", "policy-1")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("layout", "lost"), LOST)
 def test_a_machine_that_is_cut_off_is_named(
     machines: Machines, nano: Path, tmp_path: Path, layout: str, lost: str
@@ -145,6 +152,7 @@ def test_a_machine_that_is_cut_off_is_named(
     assert CheckpointStore(tmp_path / "checkpoints").steps()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("layout", "lost"), LOST)
 def test_a_machine_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(
     machines: Machines, nano: Path, tmp_path: Path, layout: str, lost: str
@@ -166,6 +174,7 @@ def test_a_machine_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(
         run.trained_as_undisturbed(nano)
 
 
+@pytest.mark.long
 def test_the_only_engine_is_started_again_on_a_machine_that_came_back(
     machines: Machines, nano: Path, tmp_path: Path
 ) -> None:
@@ -187,6 +196,7 @@ time.time_ns = lambda: now_in_ns() + 3600 * 10**9
 """
 
 
+@pytest.mark.long
 def test_clocks_that_are_apart_change_no_sample_and_no_order_of_the_logs(
     machines: Machines, nano: Path, tmp_path: Path
 ) -> None:
@@ -205,6 +215,7 @@ def test_clocks_that_are_apart_change_no_sample_and_no_order_of_the_logs(
     run.trained_as_undisturbed(nano)
 
 
+@pytest.mark.long
 def test_a_run_waits_for_a_machine_that_vanished(machines: Machines, nano: Path, tmp_path: Path) -> None:
     run = began(machines, nano, tmp_path, "ranks on both", trainer__faults__on_lost_rank="wait")
     machines["beta"].kill()
@@ -215,6 +226,7 @@ def test_a_run_waits_for_a_machine_that_vanished(machines: Machines, nano: Path,
     run.trained_as_undisturbed(nano)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_without_a_machine_that_vanished(machines: Machines, nano: Path, tmp_path: Path) -> None:
     run = began(machines, nano, tmp_path, "ranks on both", trainer__faults__on_lost_rank="shrink")
     machines["beta"].kill()
@@ -224,11 +236,13 @@ def test_a_run_goes_on_without_a_machine_that_vanished(machines: Machines, nano:
 
 
 @pytest.mark.parametrize(
-    "rules",
-    [{"loss": 0.05}, {"delay": 0.02}, {"loss": 0.02, "delay": 0.01}],
-    ids=["loss", "delay", "loss and delay"],
+    ("layout", "rules"),
+    [
+        pytest.param(layout, rules, id=f"{layout}-{name}", marks=() if (layout, name) == QUICKEST else pytest.mark.long)
+        for layout in LAYOUTS
+        for name, rules in POOR.items()
+    ],
 )
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_poor_network_changes_no_sample(
     machines: Machines, nano: Path, tmp_path: Path, layout: str, rules: dict[str, float]
 ) -> None:
@@ -238,7 +252,7 @@ def test_a_poor_network_changes_no_sample(
     run.trained_as_undisturbed(nano)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["engine elsewhere", pytest.param("ranks on both", marks=pytest.mark.long)])
 def test_a_network_that_is_cut_for_a_moment_changes_no_sample(
     machines: Machines, nano: Path, tmp_path: Path, layout: str
 ) -> None:
@@ -250,19 +264,19 @@ def test_a_network_that_is_cut_for_a_moment_changes_no_sample(
     run.trained_as_undisturbed(nano)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["ranks on both", pytest.param("engine elsewhere", marks=pytest.mark.long)])
 def test_a_port_that_is_closed_between_machines_is_named(
     machines: Machines, nano: Path, tmp_path: Path, layout: str
 ) -> None:
     """Ray's own ports are open, as where a firewall knows of them and of nothing else."""
     machines.network(closed=[[RAY_PORTS[1] + 1, 65535]])
-    changes = {"trainer__placement__start_timeout_seconds": 40, "trainer__placement__call_timeout_seconds": 40}
-    run = Started(machines, nano, tmp_path, layout, **changes)
+    run = Started(machines, nano, tmp_path, layout, **NO_RESTARTS)
     assert run.ends() == RunError.exit_code
     assert re.search(r"on beta.* 10\.77\.0\.1:\d+", run.said.splitlines()[-1]), run.said
     assert run.left_nothing()
 
 
+@pytest.mark.long
 def test_the_quick_start_learns_on_two_machines(machines: Machines, tmp_path: Path) -> None:
     """Two ranks on one, the engine on the other; what they write lies on a disk of both."""
     base, run = tmp_path / "base", tmp_path / "run"
