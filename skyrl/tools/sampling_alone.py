@@ -16,15 +16,11 @@ from skyrl.config.load import Composed, compose
 from skyrl.config.run_kind import RunKind
 from skyrl.config.stored import stored_form
 from skyrl.errors import Problem, RunError, UserError
-from skyrl.tools.sampling_target import Target, stored_configuration
+from skyrl.tools.sampling_target import WITHOUT_ENVIRONMENT, Target, stored_configuration
 from skyrl.tree import evolve_at, required
 
 if TYPE_CHECKING:
     from skyrl.experiments.standalone import StandaloneSampling
-
-
-_WITHOUT_ENVIRONMENT = ("environment.env_class=null", "environment.agent.command=[]", "environment.agent.function=null")
-"""Leaves the code of the task out: a stored configuration may name code that the user has not vouched for."""
 
 
 @contextmanager
@@ -52,7 +48,7 @@ def prepared(
             "a configuration with data and an environment, such as run.toml" if rewarded else "prompts: --prompts FILE"
         )
         raise UserError(f"{target.name} {known}: name {missing}")
-    overrides = [*overrides, "trainer.eval_before_train=true", *([] if rewarded else _WITHOUT_ENVIRONMENT)]
+    overrides = [*overrides, "trainer.eval_before_train=true", *([] if rewarded else WITHOUT_ENVIRONMENT)]
     checks = partial(_machine, rewarded=rewarded)
     composed = _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     kind = "evaluations" if rewarded else "generations"

@@ -1,4 +1,4 @@
-"""The model that `skyrl eval` and `skyrl generate` sample from: a model, a run, or one of its checkpoints.
+"""The model that `skyrl eval`, `generate` and `serve` sample from: a model, a run, or one of its checkpoints.
 
 skyrl eval Qwen/Qwen3-0.6B run.toml             a model: a folder in Hugging Face format, or a name on its hub
 skyrl eval runs/mine                            a run: the trained model, or with --step its checkpoint of that step
@@ -20,6 +20,9 @@ from skyrl.errors import ResumeError, UserError
 from skyrl.runs.stored_runs import Run, checkpoints_of, run_of, stored_run
 from skyrl.tree import required
 from skyrl.tree.files import is_stored_form
+
+WITHOUT_ENVIRONMENT = ("environment.env_class=null", "environment.agent.command=[]", "environment.agent.function=null")
+"""Leaves the code of the task out: a stored configuration may name code that the user has not vouched for."""
 
 
 @frozen(kw_only=True)

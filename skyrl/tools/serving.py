@@ -17,7 +17,7 @@ from skyrl.config.load import compose
 from skyrl.config.sizes import starts_engines, workers_of_an_engine
 from skyrl.endpoint.doors import Address
 from skyrl.errors import Problem, Stopped, UserError
-from skyrl.tools.sampling_target import Target, stored_configuration
+from skyrl.tools.sampling_target import WITHOUT_ENVIRONMENT, Target, stored_configuration
 from skyrl.tree import FrozenDict
 from skyrl.tree.rules import Check
 
@@ -43,7 +43,8 @@ def serve(
 ) -> None:
     """Answer requests until a signal comes. `say` is given the address once the engines are there.
 
-    Settings are those of a run: the target's own where `files` is empty. With `takes_weights`, clients may pause the
+    Settings are those of a run: the target's own where `files` is empty. Nothing is rewarded, so that the code of the
+    task is left out. With `takes_weights`, clients may pause the
     engines and replace their weights. `adapters` are more models, by name: folders of adapters (LoRA) on this one.
     Raises `ConfigError` and `UserError`.
     """
@@ -51,13 +52,16 @@ def serve(
         raise UserError(
             "--takes-weights lets a run replace the weights that the adapters are for: leave out one of them"
         )
+    files, overrides = files or stored_configuration(target), (*overrides, *WITHOUT_ENVIRONMENT)
+    if target.checkpoint is not None:  # what is refused is refused before weights are written
+        _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     with TemporaryDirectory(prefix="skyrl-serve-") as scratch:
         model = target.model if target.checkpoint is None else _stored(target, Path(scratch) / "model")
 
         def warned(problems: Sequence[Problem]) -> None:
             warn([problem for problem in problems if not (adapters and problem.path == _SHARDED)])
 
-        run = _configured(files or stored_configuration(target), overrides, model, Path(scratch), warned)
+        run = _configured(files, overrides, model, Path(scratch), warned)
         _refuse_adapters(run, adapters)
         _serve(run, target.name, address, say, takes_weights, adapters)
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skyrl.cli.main import cli
+from skyrl.config import SkyRLTrainConfig
 from skyrl.errors import ConfigError, ResumeError, UserError
 from tests.nano_run import all_metrics, as_words, overrides, train
 
@@ -81,6 +82,25 @@ def test_answers_of_a_run_need_no_word_for_the_code_that_only_its_configuration_
     result = skyrl("generate", run)
     assert result.exception is None, result.exception
     assert result.stdout.startswith("18 answers in ")
+
+
+def test_a_run_is_served_without_the_code_that_only_its_configuration_names(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, served = str(trained / "run"), list[SkyRLTrainConfig]()
+    monkeypatch.setattr("skyrl.tools.serving._serve", lambda run, *others: served.append(run))
+    for words in ([run], [run, "--step", "3"], [str(trained / "checkpoints" / "global_step_3")]):
+        result = skyrl("serve", *words)
+        assert (result.exception, result.output) == (None, "The endpoint has stopped.\n")
+    assert [each.environment.env_class for each in served] == [None] * 3
+
+
+def test_what_cannot_be_served_is_refused_before_a_checkpoint_is_written_as_a_model(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyrl.tools.exporting.export", lambda *_, **__: pytest.fail("weights were written"))
+    result = skyrl("serve", str(trained / "run"), "generator.max_turns=none", "--step", "3")
+    assert isinstance(result.exception, ConfigError)
 
 
 def test_answers_to_prompts_of_a_file_are_written_without_an_environment(nano: Path, tmp_path: Path) -> None:
