@@ -76,7 +76,7 @@ def _start(
     import os
     import shutil
 
-    from skyrl.errors import UserError
+    from skyrl.errors import SkyRLError
     from skyrl.launchers.job import new_folder
     from skyrl.launchers.prepared import Prepared
 
@@ -92,7 +92,7 @@ def _start(
     folder = new_folder(Path(cluster.folder), name)
     try:
         started = launcher_of(target, prepared.cluster).start(prepared.job(name, folder, after))
-    except UserError:  # nothing was submitted
+    except SkyRLError:  # nothing was submitted; a job whose submission got no answer would end for want of its folder
         shutil.rmtree(folder, ignore_errors=True)
         raise
     shown = _shortest(started.folder)

@@ -43,9 +43,15 @@ def slurm_command(words: Sequence[str]) -> str:
     except subprocess.TimeoutExpired:
         raise ProcessError(f"{words[0]} gave no answer within {_SECONDS:g} s: is slurmctld running?") from None
     if done.returncode:
-        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+        said = _sentence(done.stderr.strip() or done.stdout.strip(), words[0])
         raise ProcessError(f"{words[0]}: {said or f'exit code {done.returncode}'}")
     return done.stdout
+
+
+def _sentence(text: str, command: str) -> str:
+    """Output of a command of Slurm, in one line and without `sbatch: error:` before each part."""
+    lines = (line.strip().removeprefix(f"{command}: ").removeprefix("error: ") for line in text.splitlines())
+    return "; ".join(line for line in lines if line)
 
 
 class SlurmLauncher:
@@ -59,7 +65,8 @@ class SlurmLauncher:
         job = evolve(job, after=tuple(map(self._number, job.after)))
         script = job.folder / SCRIPT
         script.write_text(script_of(job, self._cluster, self._python), encoding="utf-8")
-        make_token(job.folder)
+        if job.machines.on_ray:
+            make_token(job.folder)
         (job.folder / STOP).unlink(missing_ok=True)
         number = self._command(["sbatch", "--parsable", str(script)]).strip().partition(";")[0]
         tasks = job.array.tasks if job.array else ()

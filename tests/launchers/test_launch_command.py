@@ -17,9 +17,10 @@ from skyrl.cli.main import cli
 from skyrl.config.cluster import ClusterConfig
 from skyrl.config.machines import need_of
 from skyrl.errors import ProcessError, UserError
-from skyrl.launchers.job import Launch, new_folder
+from skyrl.launchers.job import Launch, Machines, new_folder
 from skyrl.launchers.local import LocalLauncher
 from skyrl.launchers.prepared import Prepared
+from skyrl.launchers.ray import RayLauncher
 from skyrl.launchers.slurm import SlurmLauncher
 from tests.launchers.jobs import cluster, job, options
 from tests.nano_run import as_words, overrides
@@ -132,6 +133,39 @@ def test_a_launch_that_is_refused_leaves_no_folder(nano: Path, here: Path) -> No
     assert list((here / "launches").iterdir()) == []
 
 
+REFUSING = """#!/bin/bash
+echo 'sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host' >&2
+echo 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2
+exit 1
+"""
+
+
+def test_a_launch_that_slurm_refuses_leaves_no_folder_and_says_why(
+    nano: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "sbatch").write_text(REFUSING)
+    (here / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    done = launch("slurm", *as_words(overrides(nano, here)))
+    assert isinstance(done.exception, ProcessError)
+    assert str(done.exception) == (
+        "sbatch: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host; fetch_config: DNS SRV lookup failed"
+    )
+    assert list((here / "launches").iterdir()) == []
+
+
+def test_a_launch_without_an_answer_of_ray_leaves_no_folder(
+    nano: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise ProcessError("Ray's dashboard is out of reach")
+
+    monkeypatch.setattr(RayLauncher, "_connected", unreachable)
+    done = launch("ray", *as_words(overrides(nano, here)))
+    assert str(done.exception) == "Ray's dashboard is out of reach"
+    assert list((here / "launches").iterdir()) == []
+
+
 def test_a_path_that_is_not_a_launch_is_refused(here: Path) -> None:
     (here / "file").write_text("")
     for name in ("nothing", "file"):
@@ -211,9 +245,15 @@ def test_a_job_may_wait_for_a_launch_by_its_folder(here: Path) -> None:
 
 
 def test_the_token_of_ray_is_for_its_user_alone(here: Path) -> None:
-    SlurmLauncher(cluster(), sys.executable, Slurm(sbatch="41\n")).start(job(here / "launch"))
+    launcher = SlurmLauncher(cluster(), sys.executable, Slurm(sbatch="41\n"))
+    launcher.start(job(here / "launch", machines=Machines(on_ray=True)))
     assert (here / "launch" / "ray-token").stat().st_mode & 0o777 == 0o600
     assert len((here / "launch" / "ray-token").read_text()) == 64
+
+
+def test_a_run_without_ray_has_no_token(here: Path) -> None:
+    SlurmLauncher(cluster(), sys.executable, Slurm(sbatch="41\n")).start(job(here / "launch"))
+    assert not (here / "launch" / "ray-token").exists()
 
 
 def test_without_slurm_the_command_says_where_it_would_be(
