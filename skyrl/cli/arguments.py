@@ -83,6 +83,12 @@ def _forgets(word: str) -> bool:
     return "/" not in word and Path(word).suffix not in (".toml", ".yaml", ".yml", ".json")
 
 
+def refuse_nothing(arguments: Sequence[str], to_do: str) -> None:
+    """Raise `UsageError` where no configuration is given: `to_do` is what cannot be done then, such as `check`."""
+    if not arguments:
+        raise click.UsageError(f"there is nothing to {to_do}: give a file, a preset or PATH=VALUE arguments")
+
+
 def load_words(arguments: Sequence[str]) -> Loaded[SkyRLTrainConfig]:
     """The tree as written, with the environment of the command."""
     with lasting_imports():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from skyrl.cli.options import Commands
 from skyrl.errors import ResumeError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ MOST = 10
 FOLDER = click.argument("folder", metavar="FOLDER")
 
 
-@click.group()
+@click.group(cls=Commands)
 def ckpt() -> None:
     """Look at checkpoints: list, verify, show, diff.
 

@@ -15,6 +15,7 @@ from skyrl.cli.arguments import (
     complete_path,
     compose_arguments,
     load_words,
+    refuse_nothing,
     split_words,
     warn,
 )
@@ -42,8 +43,7 @@ def config() -> None:
 @click.option("--json", "machine", is_flag=True, help="Print all problems as JSON.")
 def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
     """Say everything that is wrong with a configuration; nothing is started."""
-    if not arguments:
-        raise click.UsageError("there is nothing to check: give a file, a preset or PATH=VALUE arguments")
+    refuse_nothing(arguments, "check")
     if not machine:
         compose_arguments(arguments, strict=strict)
         click.echo(

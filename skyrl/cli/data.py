@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from skyrl.cli.arguments import ARGUMENTS, compose_arguments
+from skyrl.cli.options import Commands
 
 
-@click.group()
+@click.group(cls=Commands)
 def data() -> None:
     """Look at the data of a run."""
 

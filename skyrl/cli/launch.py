@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from skyrl.cli.arguments import ARGUMENTS, STRICT, split_words
+from skyrl.cli.arguments import ARGUMENTS, STRICT, refuse_nothing, split_words
 from skyrl.cli.options import Commands
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def _start(
     after: tuple[str, ...],
     dry_run: bool,
 ) -> None:
+    refuse_nothing(arguments, "launch")
     import os
     import shutil
 

@@ -19,7 +19,7 @@ from typing import NoReturn, TextIO, cast
 import click
 
 from skyrl import __version__
-from skyrl.cli.arguments import ARGUMENTS, STRICT, compose_arguments
+from skyrl.cli.arguments import ARGUMENTS, STRICT, compose_arguments, refuse_nothing
 from skyrl.cli.checkpoints import ckpt
 from skyrl.cli.config import config
 from skyrl.cli.data import data
@@ -68,6 +68,7 @@ def cli() -> None:
 @STRICT
 def run(arguments: tuple[str, ...], strict: bool) -> None:
     """Train as the configuration says."""
+    refuse_nothing(arguments, "run")
     from skyrl.config.kinds import kind_of
     from skyrl.config.run_kind import RunKind
     from skyrl.config.trackers import lacks_of

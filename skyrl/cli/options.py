@@ -21,10 +21,31 @@ class FieldsCommand(click.Command):
 
 
 class Commands(click.Group):
-    """A group of such commands."""
+    """A group of such commands. A command of another group that is looked for here is named in full."""
 
     command_class = FieldsCommand
     group_class = type
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Command like click's; the message for a name of another group says where it is."""
+        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            root = ctx.find_root()
+            if isinstance(root.command, click.Group) and (meant := _named(args[0], root.command, str(root.info_name))):
+                raise click.UsageError(f"No such command {args[0]!r}; did you mean: {' or '.join(sorted(meant))}?", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _named(name: str, group: click.Group, words: str) -> list[str]:
+    """Commands of this name in the group and the groups inside of it, each with the words that call it."""
+    found = []
+    for each, command in group.commands.items():
+        if each == name and not command.hidden:
+            found.append(f"{words} {each}")
+        elif isinstance(command, click.Group):
+            found += _named(name, command, f"{words} {each}")
+    return found
 
 
 def _as_field(option: str, words: list[str]) -> str:

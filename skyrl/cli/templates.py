@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from skyrl.cli.options import Commands
 
-@click.group()
+
+@click.group(cls=Commands)
 def templates() -> None:
     """Look at chat templates."""
 

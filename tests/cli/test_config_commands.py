@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click import Group
 from click.testing import CliRunner, Result
 
 from skyrl.cli import main
 from skyrl.cli.arguments import paths_from, split_words
 from skyrl.cli.config import config
+from skyrl.cli.main import cli
 from skyrl.config import SkyRLTrainConfig, load
 from skyrl.config.cluster import load_cluster
 from skyrl.config.resolve import resolve_with_origins
@@ -266,6 +268,34 @@ def test_nothing_is_not_checked() -> None:
     done = CliRunner().invoke(config, ["check"])
     assert done.exit_code == 2
     assert "there is nothing to check: give a file" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "to_do"), [(["run"], "run"), (["launch", "slurm"], "launch")])
+def test_nothing_is_not_run(words: list[str], to_do: str) -> None:
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert f"there is nothing to {to_do}: give a file" in done.stderr
+
+
+PLACES = [
+    (["convert", "x.sh"], "skyrl config convert"),
+    (["show", "runs/mine"], "skyrl ckpt show or skyrl config show or skyrl data show or skyrl templates show"),
+    (["config", "launch"], "skyrl launch"),
+    (["ckpt", "convert"], "skyrl config convert"),
+]
+
+
+@pytest.mark.parametrize(("words", "meant"), PLACES)
+def test_a_command_of_another_group_is_named_in_full(words: list[str], meant: str) -> None:
+    done = CliRunner().invoke(cli, words, prog_name="skyrl")
+    assert done.exit_code == 2
+    assert f"did you mean: {meant}?" in done.stderr
+
+
+def test_every_command_of_a_group_is_named_where_it_is_looked_for_at_the_top() -> None:
+    for group, commands in ((name, each.commands) for name, each in cli.commands.items() if isinstance(each, Group)):
+        for name in (name for name, each in commands.items() if name not in cli.commands and not each.hidden):
+            assert f"skyrl {group} {name}" in CliRunner().invoke(cli, [name], prog_name="skyrl").stderr
 
 
 @pytest.mark.parametrize("name", ["run.toml", "elsewhere.yaml"])
