@@ -43,7 +43,8 @@ def text_tokens(tokenizer: ChatTokenizer, text: str, **options: object) -> list[
     except UnicodeEncodeError as error:
         around = text[max(0, error.start - 20) : error.end + 20]
         raise TextError(f"the text {around!r} holds a lone surrogate, which no tokenizer takes") from error
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, **options) if text else []
+    quiet = {"verbose": False, **options}  # whoever asked looks at the length; transformers would warn on its own
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, **quiet) if text else []
     return ids
 
 

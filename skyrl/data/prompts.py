@@ -170,6 +170,7 @@ class _Reader:
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=False,
+                tokenizer_kwargs={"verbose": False},  # too long prompts are counted, and transformers need not warn
                 **self.template_kwargs,
             )
         return encoded

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from skyrl.chats.text import text_tokens
+from skyrl.data.prompts import load_prompts
 from skyrl.errors import ModelError
 from skyrl.models.loading import load_tokenizer
+from skyrl.starter.tiny_chat import byte_tokenizer
 
 
 def test_a_tokenizer_reads_and_writes_text_as_it_was_stored(folder: Path) -> None:
@@ -75,3 +79,18 @@ def test_a_hub_tokenizer_that_cannot_be_fetched_is_told() -> None:
 def test_the_tokenizer_written_in_python_is_refused_where_there_is_none(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"set trainer\.disable_fast_tokenizer = false"):
         load_tokenizer(str(folder), use_fast=False)
+
+
+def test_a_text_longer_than_the_model_reads_is_tokenized_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, long = byte_tokenizer(length=64), "a" * 100
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    assert len(text_tokens(tokenizer, long)) == 100
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in (long, "a")]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert load_prompts([str(file)], tokenizer, env_class="gsm8k", max_prompt_length=32).too_long == 1
+    assert "longer than" not in caplog.text
+    tokenizer.encode(long)
+    assert "longer than the specified maximum" in caplog.text, "the test would notice nothing"
