@@ -158,7 +158,7 @@ class Policy:
         prompt that is empty or fills the model.
         """
         try:
-            self._refuse_length(prompt.ids, drawn.sampling)
+            sampling = self._fitting(prompt.ids, drawn)
         except RequestError:
             if trajectory is not None:
                 trajectory.cut_off = True
@@ -172,7 +172,7 @@ class Policy:
         try:
             return await self._generate(
                 GenerationRequest(
-                    prompt_ids=prompt.ids, sampling=drawn.sampling, keys=keys, on_tokens=on_tokens, adapter=adapter
+                    prompt_ids=prompt.ids, sampling=sampling, keys=keys, on_tokens=on_tokens, adapter=adapter
                 )
             )
         except RunError as error:
@@ -221,15 +221,28 @@ class Policy:
         template = Template(tokenizer=self._tokenizer, arguments=arguments)
         return evolve(template, tools=[template.spelled.marked(tool) for tool in history.tools])
 
-    def _refuse_length(self, ids: tuple[int, ...], sampling: SamplingParams) -> None:
+    def _fitting(self, ids: tuple[int, ...], drawn: Drawn) -> SamplingParams:
+        """Sampling settings whose longest answer fits behind the prompt. Raises `RequestError` for a prompt that leaves
+        no room, or less than `min_tokens`.
+        """
         if not ids:
             raise RequestError("the prompt is empty")
-        if longest_completion(sampling, len(ids), self.served.max_model_len) == 0:
+        sampling, most = drawn.sampling, self.served.max_model_len
+        room = longest_completion(sampling, len(ids), most)
+        lengths = (
+            f"the prompt has {len(ids)} tokens, and prompt and answer together may have "
+            f"{min(most, sampling.max_tokens or most)}"
+        )
+        if room == 0:
+            raise RequestError(lengths, code="context_length_exceeded")
+        if drawn.min_tokens > room:
+            limit = f"max_tokens = {room}" if room == sampling.max_generate_length else lengths
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, and prompt and answer together may have "
-                f"{min(self.served.max_model_len, sampling.max_tokens or self.served.max_model_len)}",
-                code="context_length_exceeded",
+                f"min_tokens = {drawn.min_tokens}, and the answer has room for {room}: {limit}",
+                param="min_tokens",
+                code="context_length_exceeded" if limit == lengths else None,
             )
+        return evolve(sampling, max_generate_length=room)
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
         """Raises `RequestError` for text that no template or tokenizer takes."""

@@ -29,6 +29,9 @@ class Drawn:
     overruled: tuple[str, ...]
     """Settings of the request that differ from the run's and were left out."""
 
+    min_tokens: int = 0
+    """Fewest tokens that the request itself asks for."""
+
 
 _READERS: Mapping[str, Callable[[Fields], Any]] = {
     "temperature": lambda body: body.number("temperature", None, least=0, most=2),
@@ -64,4 +67,5 @@ def drawn(
         changes |= wanted | {"greedy": ours.greedy and "temperature" not in wanted}
     changes["max_generate_length"] = longest
     overruled = tuple(sorted(differing)) if fixed else ()
-    return Drawn(evolve(ours, **changes), model, None if fixed else seed, overruled)
+    least = 0 if fixed else wanted.get("min_new_tokens", 0)
+    return Drawn(evolve(ours, **changes), model, None if fixed else seed, overruled, least)

@@ -150,3 +150,28 @@ async def test_another_model_and_a_prompt_that_fills_the_model_are_refused() -> 
         with pytest.raises(openai.BadRequestError) as refused:
             await ask.completions.create(model="tiny", prompt="x" * 20)
     assert refused.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ({"max_tokens": 50}, r"min_tokens = 12, and the answer has room for 10: the prompt has 10 tokens, .* have 20"),
+        ({"max_tokens": 5}, "min_tokens = 12, and the answer has room for 5: max_tokens = 5"),
+    ],
+)
+async def test_more_tokens_than_there_is_room_for_are_refused_with_both_numbers(
+    lengths: dict[str, Any], said: str
+) -> None:
+    async with tiny_engine(max_model_len=20) as there, client(there.url) as ask:
+        with pytest.raises(openai.BadRequestError, match=said) as refused:
+            await ask.completions.create(model="tiny", prompt=[1] * 10, **lengths, extra_body={"min_tokens": 12})
+        assert refused.value.param == "min_tokens"
+
+
+async def test_an_answer_ends_where_the_context_does() -> None:
+    async with tiny_engine(max_model_len=20) as there, client(there.url) as ask:
+        answer = await ask.completions.create(
+            model="tiny", prompt=[1] * 10, max_tokens=50, extra_body={"min_tokens": 10}
+        )
+    assert answer.usage is not None
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (10, "length")
