@@ -42,6 +42,18 @@ def test_the_files_of_a_template_are_a_run_with_the_name_of_the_folder(
     assert 'run_name = "mine"\nrun_path = "runs/mine"' in Path("run.toml").read_text()
 
 
+SMALLER = ["trainer.train_batch_size=2", "trainer.policy_mini_batch_size=2"]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_smaller_batch_of_a_template_needs_no_other_setting(
+    template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(tmp_path / "mine", "--template", template, "--no-model")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert compose(["run.toml"], ["batch_size=2"] if template == "sft" else SMALLER).warnings == ()
+
+
 def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     result = CliRunner().invoke(cli, ["init", str(tmp_path)])

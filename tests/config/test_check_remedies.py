@@ -22,7 +22,7 @@ NAMED: dict[str, Any] = {each.__name__: each for each in RL.checks}
         (1024, 300, "nearest divisors: 256 and 512"),
         (12, 5, "nearest divisors: 4 and 6"),
         (7, 3, "nearest divisors: 1 and 7"),
-        (6, 100, "nearest divisors: 6"),
+        (6, 100, "nearest divisor: 6"),
         (10**12, 3, "nearest divisors: 2 and 4"),
         (10**15, 3, ""),
     ],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.remedies import nearest_divisors
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     Model,
@@ -101,7 +102,7 @@ def _ranks_left_over(run: SkyRLTrainConfig, model: Model, verdict: Uneven) -> Pr
     return Problem(
         path=f"trainer.{model}.{name}_parallel_size",
         message=f"{product}{verdict.by} does not divide the {_NAMES[model]}'s {verdict.whole} ranks",
-        hint=f"nearest divisors: {_listed(nearest(size, fitting))}",
+        hint=nearest_divisors(nearest(size, fitting)),
     )
 
 
@@ -152,7 +153,7 @@ def micro_batches_divide_the_mini_batch(run: SkyRLTrainConfig) -> Iterator[Probl
                 path="trainer.micro_train_batch_size_per_gpu",
                 message=f"{micro} samples do not divide the {_NAMES[model]}'s mini-batch of {count}"
                 f"{' on each rank' if among else ''} ({mini} prompts x {samples}{among})",
-                hint=_hint("nearest divisors", uneven.nearest),
+                hint=nearest_divisors(uneven.nearest),
             )
             return  # one field, one problem: the sizes in its remedy suit every model
 
@@ -194,7 +195,7 @@ def _mini_batches_divide_the_batch(run: SkyRLTrainConfig, model: Model) -> Itera
         yield Problem(
             path=f"trainer.{model}_mini_batch_size",
             message=f"{mini} prompts do not divide trainer.train_batch_size = {batch}",
-            hint=_hint("nearest divisors", verdict.nearest),
+            hint=nearest_divisors(verdict.nearest),
         )
 
 
@@ -206,10 +207,6 @@ def _rows_of_a_rank(run: SkyRLTrainConfig, model: Model) -> int | None:
     """Samples of one rank in one optimizer step, or None where they cannot be dealt out evenly."""
     rows, ranks = _mini_batch(run, model) * run.generator.n_samples_per_prompt, data_parallel_of(run, model)
     return None if ranks is None or rows % ranks else rows // ranks
-
-
-def _hint(what: str, sizes: tuple[int, ...]) -> str:
-    return f"{what}: {_listed(sizes)}" if sizes else ""
 
 
 def _listed(sizes: tuple[int, ...]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from skyrl.config.megatron import MegatronConfig, expert_tensor_of, ranks_of_experts
+from skyrl.config.remedies import nearest_divisors
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import grid_of, models_of, trained_models
 from skyrl.errors import Problem
@@ -83,7 +84,7 @@ def experts_of_megatron_are_spread_over_all_ranks(run: SkyRLTrainConfig) -> Iter
                 path=f"{path}.expert_model_parallel_size",
                 message=f"{size} does not divide {ranks // cutting}: the model's {ranks} ranks over pipeline x expert "
                 f"tensor = {cutting}",
-                hint=f"nearest divisors: {' and '.join(map(str, nearest(size, fitting)))}",
+                hint=nearest_divisors(nearest(size, fitting)),
             )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from skyrl.config.entry import RunConfig
 from skyrl.config.model_tables import ModelTable
+from skyrl.config.remedies import nearest_divisors
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
 from skyrl.tree.rules import Check
@@ -114,7 +115,7 @@ def copies_of_the_weights_are_whole(run: RunConfig, model: ModelTable) -> Iterat
             path=model.at("fsdp_config.fsdp_size"),
             message=f"{size} does not divide the {model.title}'s {ranks} "
             + (f"groups of {cut} ranks that cut matrices" if cut > 1 else "ranks"),
-            hint=f"nearest divisors: {_listed(nearest(size, divisors(ranks)))}; -1 takes all ranks",
+            hint=f"{nearest_divisors(nearest(size, divisors(ranks)))}; -1 takes all ranks",
         )
 
 
@@ -129,7 +130,7 @@ def weights_stay_sharded_over_part_of_a_copy(run: RunConfig, model: ModelTable) 
             path=model.at("fsdp_config.reshard_after_forward"),
             message=f"{parts} does not divide the {copy} ranks that share one copy of the {model.title}'s weights "
             "(fsdp_size)",
-            hint=f"nearest divisors: {_listed(nearest(parts, divisors(copy)))}; true frees all, false none",
+            hint=f"{nearest_divisors(nearest(parts, divisors(copy)))}; true frees all, false none",
         )
 
 
@@ -190,7 +191,7 @@ def second_copies_of_the_weights_are_whole(run: RunConfig, model: ModelTable) ->
         yield Problem(
             path=_zero(model, "zero_hpz_partition_size"),
             message=f"{size} does not divide the {model.title}'s {ranks} ranks",
-            hint=f"nearest divisors: {_listed(nearest(size, divisors(ranks)))}",
+            hint=nearest_divisors(nearest(size, divisors(ranks))),
         )
 
 
@@ -283,7 +284,3 @@ def _trains_by_deepspeed(run: RunConfig, model: ModelTable) -> bool:
 
 def _zero(model: ModelTable, field: str) -> str:
     return model.at(f"deepspeed_config.zero_optimization.{field}")
-
-
-def _listed(sizes: tuple[int, ...]) -> str:
-    return " and ".join(str(size) for size in sizes)

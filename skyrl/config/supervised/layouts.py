@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from skyrl.config.remedies import nearest_divisors
 from skyrl.config.supervised.model import MODEL, sharing_rows
 from skyrl.config.supervised.root import SupervisedConfig
 from skyrl.errors import Problem
@@ -66,9 +67,8 @@ def experts_are_spread_under_fsdp(run: SupervisedConfig) -> Iterator[Problem]:
         message = f"{size} ranks cannot spread experts of copies that are sharded over a part of the ranks"
         yield Problem(path=path, message=message, hint="set fsdp_config.fsdp_size = -1")
     elif ranks % size:
-        fitting = " and ".join(map(str, nearest(size, divisors(ranks))))
         message = f"{size} does not divide the {ranks} ranks of the model"
-        yield Problem(path=path, message=message, hint=f"nearest divisors: {fitting}")
+        yield Problem(path=path, message=message, hint=nearest_divisors(nearest(size, divisors(ranks))))
 
 
 LAYOUT_CHECKS: tuple[Check[Any], ...] = (
