@@ -16,6 +16,7 @@ from skyrl.config.load import Composed, compose
 from skyrl.config.run_kind import RunKind
 from skyrl.config.stored import stored_form
 from skyrl.errors import Problem, RunError, UserError
+from skyrl.hub import HUB_NAME, beside
 from skyrl.tools.sampling_target import WITHOUT_ENVIRONMENT, Target, stored_configuration
 from skyrl.tree import evolve_at, required
 
@@ -42,12 +43,8 @@ def prepared(
     """
     files = files or stored_configuration(target)
     if not (files or overrides):
-        is_here = Path(target.name).expanduser().exists()
-        known = "is a model" if is_here else "is no folder here, and so a model on the hub"
-        missing = (
-            "a configuration with data and an environment, such as run.toml" if rewarded else "prompts: --prompts FILE"
-        )
-        raise UserError(f"{target.name} {known}: name {missing}")
+        needed = "a configuration with data and an environment, such as run.toml"
+        raise UserError(_without_configuration(target.name, needed if rewarded else "prompts: --prompts FILE"))
     overrides = [*overrides, "trainer.eval_before_train=true", *([] if rewarded else WITHOUT_ENVIRONMENT)]
     checks = partial(_machine, rewarded=rewarded)
     composed = _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
@@ -74,6 +71,22 @@ def prepared(
         if target.checkpoint is not None:
             shutil.rmtree(scratch, ignore_errors=True)
         _remove_empty(made)
+
+
+def _without_configuration(name: str, needed: str) -> str:
+    """A sentence on what is missing where nothing but `name` was given: the folder itself, if it may be mistyped, or
+    what is `needed` beside a model.
+    """
+    folder, near = Path(name).expanduser(), beside(name)
+    if folder.is_dir():
+        return f"{name} is a model: name {needed}"
+    if folder.exists():
+        return f"{name} is a file, and no model, run or checkpoint"
+    if not HUB_NAME.fullmatch(name):
+        return f"there is no folder {name}{near}, and a name on the hub has the form owner/name"
+    if near:
+        return f"there is no folder {name}{near}. If it is a model on the hub, name {needed}"
+    return f"{name} is no folder here, and so a model on the hub: name {needed}"
 
 
 def _store_model(checkpoint: Path, step: int, folder: Path) -> None:

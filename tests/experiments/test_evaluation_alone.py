@@ -135,8 +135,8 @@ def test_what_cannot_be_evaluated_is_refused_with_what_to_do(nano: Path, trained
     model = str(nano / "model")
     with pytest.raises(UserError, match="is a model: name a configuration"):
         found(model)
-    with pytest.raises(UserError, match="is no folder here, and so a model on the hub: name a configuration"):
-        found(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="nobody/nothing is no folder here, and so a model on the hub: name a config"):
+        found("nobody/nothing")
     with pytest.raises(ConfigError, match="stands only in a stored configuration"):
         found(str(trained / "run"))
     with pytest.raises(ResumeError, match="no checkpoint of step 4"):
@@ -149,3 +149,34 @@ def test_what_cannot_be_evaluated_is_refused_with_what_to_do(nano: Path, trained
         found(model, *words(nano, tmp_path / "not" / "made", data__val_data=["nowhere.jsonl"]))
     assert not (tmp_path / "not").exists()
     assert not (tmp_path / "run" / "evaluations" / "step_0").exists(), "a refused command leaves no folder"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "runs/mien",
+            "there is no folder runs/mien (did you mean runs/mine?). If it is a model on the hub, name a config",
+        ),
+        (
+            "runs/else",
+            "there is no folder runs/else (runs holds mine). If it is a model on the hub, name a configuration",
+        ),
+        ("./runs/mien", "there is no folder ./runs/mien (did you mean runs/mine?), and a name on the hub has the form"),
+        (
+            "runs/mine/modell",
+            "there is no folder runs/mine/modell (did you mean runs/mine/model?), and a name on the hub",
+        ),
+        ("nope", "there is no folder nope (. holds run.toml, runs), and a name on the hub has the form owner/name"),
+        ("run.toml", "run.toml is a file, and no model, run or checkpoint"),
+    ],
+)
+def test_a_mistyped_folder_is_named_before_the_hub_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    (tmp_path / "runs" / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "run.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refused:
+        found(name)
+    assert str(refused.value).startswith(said)
