@@ -158,13 +158,13 @@ class Learner:
 
 def resting(learner: Learner) -> Bytes:
     """Bytes that are left between two phases, on the GPU and on the host: weights, optimizer state, gradients."""
-    kept = _gradients(learner) if learner.keeps_gradients and _keeps_whole(learner) else 0
+    kept = _gradients(learner) if learner.keeps_gradients and learner.zero is None else 0
     return added(_state(learner), {"gradients": kept})
 
 
-def _keeps_whole(learner: Learner) -> bool:
-    """Gradients are torch's own: under FSDP2, and in DeepSpeed's stage 0."""
-    return learner.zero is None or learner.zero.stage == 0
+def _gathers_in_stage_3(learner: Learner) -> bool:
+    """Whether shards of DeepSpeed's stage 3 lie elsewhere; a rank alone computes with its own as they are."""
+    return learner.zero is not None and learner.zero.stage == 3 and learner.shards > learner.how.tensor
 
 
 def _state(learner: Learner) -> Bytes:
@@ -224,7 +224,7 @@ def _weight_bytes(learner: Learner) -> int:
     if zero.stage < 3:
         return learner.how.size * weights // learner.how.tensor
     copies = 2 if zero.offloads_parameters else 1  # the host keeps one that is computed with, too
-    whole = (weights - _sharded(learner)) // learner.how.tensor
+    whole = (weights - _sharded(learner)) // learner.how.tensor if _gathers_in_stage_3(learner) else 0
     return learner.how.size * (copies * weights // learner.shards + whole)
 
 
@@ -241,7 +241,7 @@ def _outer(learner: Learner) -> int:
 def _gathered(learner: Learner, *, layers: int) -> int:
     """Bytes of whole weights beside the shards: the unit outside the layers, and so many layers."""
     zero, size, shape = learner.zero, learner.how.size, learner.shape
-    if zero is not None and zero.stage == 3:
+    if zero is not None and _gathers_in_stage_3(learner):
         return size * min(_sharded(learner) // learner.how.tensor, zero.live)
     if zero is not None or learner.shards == 1:
         return _casts(learner)
@@ -358,7 +358,7 @@ def _scoring(learner: Learner) -> Bytes:
     """One layer is computed. DeepSpeed holds what it prefetches twice: as it came, and put together."""
     work, how, zero = learner.scoring, learner.how, learner.zero
     sharded = _sharded(learner) // how.tensor
-    prefetched = min(sharded, zero.prefetch) if zero is not None and zero.stage == 3 else 0
+    prefetched = min(sharded, zero.prefetch) if zero is not None and _gathers_in_stage_3(learner) else 0
     return added(
         resting(learner),
         {
@@ -378,7 +378,7 @@ def _transfer(learner: Learner) -> Bytes:
         merged = 3 * FLOAT * max(learner.shape.layer_tensors)
         ahead = _in_flight(learner, FLOAT) if learner.shards > 1 and zero is None else 0
         return added(resting(learner), {"transfer": merged + ahead})
-    if zero is not None and zero.stage:
+    if zero is not None:
         return added(resting(learner), {"transfer": largest * (FLOAT + 2)})
     return added(resting(learner), {"transfer": _ahead(learner, 2)})
 
