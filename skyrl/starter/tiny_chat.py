@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -145,9 +144,9 @@ def make_once(base: Path, make: Callable[[Path], None]) -> None:
 
 
 def train(config: Path, *settings: str) -> NoReturn:
-    """`skyrl run`, with the arguments of this command after `settings`; ends as it does."""
-    command = [sys.executable, "-m", "skyrl.cli", "run", str(config), *settings, *sys.argv[1:]]
-    sys.exit(subprocess.call(command))
+    """Become `skyrl run`, with the arguments of this command after `settings`: signals reach the run itself."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "skyrl.cli", "run", str(config), *settings, *sys.argv[1:]])
 
 
 @contextmanager

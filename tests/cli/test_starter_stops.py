@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
+from tests.nano_run import as_words, overrides
 
 SCRIPT = """
 import os, signal
@@ -72,6 +73,26 @@ def test_init_shows_its_progress_and_keeps_no_half_of_a_model(
     assert process.returncode == code
     assert sorted(each.name for each in (tmp_path / "mine").iterdir()) == ["prepare.py", "reward.py", "run.toml"]
     assert not list((tmp_path / "scratch").glob("tmp*"))  # torch has a folder of its own there
+
+
+TRAINING = """
+from pathlib import Path
+from skyrl.starter.tiny_chat import train
+train(Path("empty.toml"))
+"""
+
+
+@pytest.mark.long
+def test_control_c_in_an_example_is_heard_by_its_run(nano: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").touch()
+    command = [sys.executable, "-c", TRAINING, *as_words(overrides(nano, tmp_path, trainer__epochs=1000))]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as run:
+        assert run.stderr is not None
+        next(line for line in run.stderr if line.startswith("step ") and line.split()[1].startswith("3/"))
+        run.send_signal(signal.SIGINT)
+        said = run.stderr.read()
+    assert run.returncode == 130
+    assert "Traceback" not in said and "is saved: the same command goes on after it." in said
 
 
 def test_init_shows_what_its_script_tells_of_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
