@@ -119,7 +119,8 @@ def main() -> None:
             for name, changes in LAYOUTS.items():
                 took[name].append(max(on_ranks(setting(changes), folder, trained)))
     flops, link, latency = (median(values) for values in zip(*each, strict=True))
-    rates = Rates(flops=flops, bandwidth=link, link=link, node_link=link, host_link=link, latency=latency)
+    speed = {"flops": flops, "bandwidth": link, "link": link, "node_link": link, "host_link": link, "latency": latency}
+    rates = Rates(**speed, overlaps=False)
     guesses, measured = predicted(rates), {name: median(values) for name, values in took.items()}
     print(f"{flops / 1e9:.0f} GFLOP/s, {link / 1e6:.0f} MB/s and {latency * 1e3:.2f} ms a collective on each rank")
     for name in sorted(LAYOUTS, key=lambda name: measured[name]):

@@ -60,6 +60,13 @@ class Rates:
 
     gpus_per_node: int = 8
 
+    overlaps: bool = True
+    """Whether links send while products are computed. They do not where the same cores do both."""
+
+    def beside(self, computing: float, sending: float) -> float:
+        """Seconds of both, of which neither waits for the other."""
+        return max(computing, sending) if self.overlaps else computing + sending
+
     def cut(self, gpus: int) -> Rates:
         """The rates of each of so many GPUs that cut matrices among them."""
         left = HALVED ** log2(gpus)
@@ -133,7 +140,7 @@ def scoring_seconds(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rate
     """A forward pass, while the weights of the next layer are gathered."""
     computing = _computing(shape, rows, degrees, rates, passes=1, flops=1)
     gathering = rows.micro_batches * _gathering(shape, degrees, rates, SIXTEEN_BITS)
-    return max(computing, gathering) + exchanging(shape, rows, degrees, rates, passes=1)
+    return rates.beside(computing, gathering) + exchanging(shape, rows, degrees, rates, passes=1)
 
 
 def update_seconds(
@@ -165,7 +172,7 @@ def update_seconds(
     waiting = exchanging(shape, rows, degrees, rates, passes=2 + recomputes)
     shard = FLOAT * learned / max(1, degrees.shards)
     stepping = 2 * 4 * shard / rates.host_link if states_on_host else 7 * shard / rates.bandwidth
-    return max(computing, gathering) + waiting + steps * stepping
+    return rates.beside(computing, gathering) + waiting + steps * stepping
 
 
 def _computing(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *, passes: int, flops: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from attrs import evolve
 
 from skyrl.planning.gpus import GPU_KINDS
@@ -51,6 +52,15 @@ def test_products_alone_take_three_forward_passes_and_a_fourth_with_recomputatio
 def test_an_adapter_has_no_products_for_other_weights_and_a_small_step() -> None:
     forward = forward_flops(SHAPE, ROWS) / SLOW.flops
     assert update_seconds(SHAPE, ROWS, ALONE, SLOW, adapter=100) == 2 * forward + 7 * 4 * 100 / RATES.bandwidth
+
+
+def test_cores_that_also_send_compute_and_then_send() -> None:
+    degrees = Degrees(data=2, shards=2)
+    both = scoring_seconds(SHAPE, ROWS, degrees, evolve(RATES, overlaps=False))
+    computing = scoring_seconds(SHAPE, ROWS, degrees, evolve(RATES, link=1e15, latency=0.0))
+    sending = scoring_seconds(SHAPE, ROWS, degrees, evolve(RATES, flops=1e15, launches=0.0))
+    assert both == pytest.approx(computing + sending)
+    assert scoring_seconds(SHAPE, ROWS, degrees, RATES) == pytest.approx(max(computing, sending))
 
 
 def test_kernels_of_many_small_micro_batches_are_started_for_longer_than_they_compute() -> None:
