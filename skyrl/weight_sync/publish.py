@@ -97,14 +97,14 @@ class WeightSync:
                     raise
 
     async def _send_to_those_left(self, version: int) -> None:
-        """A transfer in which one of several engines dies begins again with the others."""
+        """A transfer in which one of several engines is lost begins again with the others, whichever end noticed it."""
         while True:
             serving = self._client.in_service
             try:
                 return await self._transport.send(self._source, self._client, version)
-            except WeightSyncError:
-                await self._client.resume()  # who is still in service holds whole weights
+            except (ProcessError, WeightSyncError) as error:
+                if self._client.in_service not in (serving, ()):
+                    continue
+                if isinstance(error, WeightSyncError) and serving == self._client.in_service:
+                    await self._client.resume()  # who is still in service holds whole weights
                 raise
-            except ProcessError:
-                if self._client.in_service in (serving, ()):  # it was the last engine, or none
-                    raise

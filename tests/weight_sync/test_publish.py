@@ -169,6 +169,35 @@ async def test_an_engine_that_does_not_compute_with_what_came_is_caught_before_t
     await door.close()
 
 
+class CutByAnEngine(SharedTransport):
+    """Its first transfer fails at the learner's end, since an engine died after the others had all weights."""
+
+    def __init__(self, dying: TorchEngine) -> None:
+        self.dying, self.sent_to = dying, list[int]()
+
+    async def send(self, source: Any, client: InferenceEngineClient, version: int) -> None:
+        self.sent_to.append(len(client.in_service))
+        await super().send(source, client, version)
+        if len(self.sent_to) == 1:
+            self.dying.pause = self.die  # type: ignore[method-assign]  # the client notices it there
+            await client.pause()
+            raise WeightSyncError("the weights did not get through: connection reset by peer")
+
+    async def die(self, in_flight: Any = None) -> None:
+        raise ProcessError("engine-1 died")
+
+
+async def test_a_transfer_that_an_engine_s_death_cut_at_the_learner_begins_again_with_the_others() -> None:
+    left, dying = engine(), engine()
+    learner, door = HeldModel(nano_model("qwen2, tied", seed=1)), client(left, dying)
+    transport = CutByAnEngine(dying)
+    await WeightSync(learner, door, transport, CANARY).publish(1)
+    assert (transport.sent_to, door.in_service, door.weight_version) == ([2, 1], (left,), 1)
+    (answer,) = await door.generate(request((1, 2, 3)))
+    assert set(answer.weight_versions) == {1}
+    await door.close()
+
+
 async def test_members_stay_connected_between_meetings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another connection would look names up again, which takes five seconds where the resolver loses a packet."""
     place, made = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)), []
