@@ -52,6 +52,11 @@ _AHEAD = ("sh", "-c", 'echo -8 > /proc/self/autogroup; exec "$@"', "sh")
 """Ray gives up a start after 30 s, however much runs beside the tests: it goes first, and is tried again."""
 
 
+def _inherited() -> dict[str, str]:
+    """The environment of the tests, without names of interfaces: a vLLM engine of this process asked for loopback."""
+    return {name: value for name, value in os.environ.items() if not name.endswith("_SOCKET_IFNAME")}
+
+
 class Machine:
     """One namespace."""
 
@@ -68,7 +73,7 @@ class Machine:
         with output.open("ab") as file:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", self.namespace, *named, *command],
-                env={**os.environ, **self._environment, **variables},
+                env={**_inherited(), **self._environment, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

@@ -142,7 +142,8 @@ def test_a_value_in_a_file_is_told_with_its_line(run_toml: Path, tmp_path: Path)
         pytest.param(
             [{"prompt": [{"role": "user", "content": "a"}]}, {"prompt": None}], "row 1", marks=pytest.mark.long
         ),
-        ([{"prompt": [{"role": "user", "content": "a"}]}] * 3, "the training data has 3"),
+        ([{"prompt": [{"role": "user", "content": "a"}], "ground_truth": "b"}] * 3, "the training data has 3"),
+        ([{"prompt": [{"role": "user", "content": "a"}]}] * 3, "row 0 has no ground_truth"),
     ],
 )
 def test_data_that_cannot_be_used_is_told_and_nothing_starts(

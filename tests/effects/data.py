@@ -19,7 +19,12 @@ D, TEMPLATE = "data.", "generator.chat_template"
 QWEN: Mapping[str, Any] = {f"{TEMPLATE}.name_or_path": "qwen3_with_thinking", "trainer.max_prompt_length": 58}
 """A built-in template, whose prompts are longer."""
 
-QUESTION = {"prompt": [{"role": "user", "content": "2"}], "question": "2 and 2?", "answer": "They are #### 4"}
+QUESTION = {
+    "prompt": [{"role": "user", "content": "2"}],
+    "question": "2 and 2?",
+    "answer": "They are #### 4",
+    "ground_truth": "5",
+}
 
 
 @observable("the prompts of training and evaluation, and what is reported about them")
@@ -63,9 +68,6 @@ def order(scene: Scene) -> object:
     return staged(SimulatedRun(scene), three)["end"]
 
 
-ANSWERED = {f"{D}answer_column": "answer"}
-"""Rows have the ground truth that the reward function asks for."""
-
 TWO = {f"{D}train_data": ["{nano}/train.jsonl", "{nano}/validation.jsonl"]}
 SIX = {f"{D}train_data": ["{nano}/validation.jsonl"], "trainer.epochs": 2}
 """Six prompts, which are a batch and a half."""
@@ -74,9 +76,9 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{D}train_data", ["{nano}/validation.jsonl"], prompts),
     Probe(f"{D}train_weights", [1.0, 3.0], order, TWO),
     Probe(f"{D}val_data", ["{nano}/train.jsonl"], prompts),
-    Probe(f"{D}prompt_column", "question", questions, ANSWERED),
+    Probe(f"{D}prompt_column", "question", questions),
     Probe(f"{D}answer_column", "answer", questions),
-    Probe(f"{D}bad_rows", "skip", broken, ANSWERED),
+    Probe(f"{D}bad_rows", "skip", broken),
     Probe(f"{D}shuffle", False, order),
     Probe(f"{D}epoch_tail", "carry", order, SIX),
     Probe(f"{TEMPLATE}.name_or_path", "qwen3_with_thinking", prompts, {"trainer.max_prompt_length": 58}),
