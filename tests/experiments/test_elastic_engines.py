@@ -87,7 +87,8 @@ def run_with(nano: Path, out: Path, kind: type[Changing], times: int, **changes:
 
 
 def assert_as_undisturbed(nano: Path, tmp_path: Path, steps: int) -> None:
-    train(nano, tmp_path / "undisturbed", **ENDLESS, trainer__max_training_steps=steps)
+    """As on the same processes: over some hundred steps, rounding tells them from one."""
+    train(nano, tmp_path / "undisturbed", **ENDLESS, **ON_RAY, trainer__max_training_steps=steps)
     whole = samples(tmp_path / "undisturbed")
     assert samples(tmp_path / "out") == whole
     assert len({(step, prompt) for step, prompt, _ in whole}) == 4 * steps
