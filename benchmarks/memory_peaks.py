@@ -58,7 +58,7 @@ class Measured:
 
 R = TypeVar("R")
 Work = Callable[[Measured, str, Any], R]
-"""What a rank measures: of the setting, with the model in a folder, as one of these ranks."""
+"""A measurement on one rank: its arguments are the setting, the folder of the model and the ranks."""
 
 
 def measured(setting: Measured) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What the ways of weights to engines cost, by engines and by size: gloo, disk and delta. Prints one JSON line.
+"""The cost of weight transfer by gloo, disk and delta, by engines and by size. Prints one JSON line.
 
     python benchmarks/weight_transfer.py [--models 3M 69M] [--engines 1 2 4] [--rounds 5]
 
@@ -63,7 +63,7 @@ class Learner:
 
     @property
     def sent_bytes(self) -> int:
-        """Of all weights as they travel."""
+        """Bytes of all weights as they travel."""
         return sum(map(_sent_bytes, self.weights.values()))
 
     def change(self, percent: int) -> None:
@@ -121,7 +121,7 @@ class Engines:
 
 
 async def seconds(transport: WeightTransport, learner: Any, engines: Any) -> float:
-    """Of one transfer."""
+    """Seconds that one transfer takes."""
     started = time.perf_counter()
     await transport.send(learner, engines, 1)
     return time.perf_counter() - started

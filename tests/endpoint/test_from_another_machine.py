@@ -53,7 +53,7 @@ class Served:
 
     @property
     def port(self) -> int:
-        """Where it listens, once it does."""
+        """The port at which it listens, once it does."""
         assert soon(lambda: bool(re.search(SERVED, self.said)) or self.process.poll() is not None, 120), self.said
         found = re.search(SERVED, self.said)
         assert found, self.said
@@ -61,7 +61,7 @@ class Served:
 
 
 def answer(machine: Machine, address: str, *key: str) -> str:
-    """What a client on this machine gets: a status, or the error that ended its try."""
+    """The status that a client on this machine gets, or the error that ended its try."""
     command = ["ip", "netns", "exec", machine.namespace, sys.executable, "-c", ASK, address, *key]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
