@@ -95,7 +95,7 @@ def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:
 def _refuse_unknown(run: SkyRLTrainConfig) -> None:
     """Raises `UserError` for a run whose layouts cannot be estimated."""
     from skyrl.cli.plan_memory import known_shape_of
-    from skyrl.config.engines import backend_of
+    from skyrl.config.engine_backends import backend_of
     from skyrl.config.memory import models_without_sizes
     from skyrl.config.sizes import starts_engines
     from skyrl.errors import UserError

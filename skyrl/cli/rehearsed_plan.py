@@ -49,7 +49,7 @@ def _memory(memory: dict[str, object]) -> Iterator[Finding]:
 
 def _heads(run: SkyRLTrainConfig) -> Iterator[Finding]:
     from skyrl.cli.plan_memory import known_shape_of
-    from skyrl.config.engines import backend_of
+    from skyrl.config.engine_backends import backend_of
     from skyrl.tools.rehearsal import Finding
 
     engine, shape = run.generator.inference_engine, known_shape_of(run.trainer.policy.model.path or "")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.effects_learners import LEARNER_EFFECTS
 from skyrl.config.effects_rollouts import ROLLOUT_EFFECTS
-from skyrl.config.engines import backend_of
+from skyrl.config.engine_backends import backend_of
 from skyrl.config.every_kind import EVERY_KIND_EFFECTS
 from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.root import SkyRLTrainConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from skyrl.config.engines import BACKENDS, backend_of, backends_that, kind_of_engine
+from skyrl.config.engine_backends import BACKENDS, backend_of, backends_that, kind_of_engine
 from skyrl.config.environment import (
     COMPARED_ENVIRONMENTS,
     PROGRAM_ENVIRONMENTS,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from skyrl.config.engines import InferenceEngineConfig, kind_of_engine
+from skyrl.config.engine_backends import kind_of_engine
+from skyrl.config.engines import InferenceEngineConfig
 from skyrl.errors import Problem
 
 TABLE = "generator.inference_engine"

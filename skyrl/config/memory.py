@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from skyrl.config.deepspeed import ZeroOptimizationConfig
-from skyrl.config.engines import backend_of, engine_dtype
+from skyrl.config.engine_backends import backend_of, engine_dtype
 from skyrl.config.megatron import ranks_of_experts
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.config.engines import backend_of
+from skyrl.config.engine_backends import backend_of
 from skyrl.config.memory import FITS_WITHIN, Phase, ShapeOf, gpu_memory, local_shape, phases_of, serving_of
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import engines_of, models_of

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from skyrl.config.allocation import ALLOCATION_RULES
-from skyrl.config.engines import GROUP_TRANSPORTS, backend_of, engine_dtype
+from skyrl.config.engine_backends import GROUP_TRANSPORTS, backend_of, engine_dtype
 from skyrl.config.every_kind import EVERY_KIND_RULES
 from skyrl.config.generator import SamplingParams
 from skyrl.config.losses import asks_for_correction

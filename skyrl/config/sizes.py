@@ -10,7 +10,7 @@ from typing import Literal
 import attrs
 
 from skyrl.config.algorithm import AlgorithmConfig
-from skyrl.config.engines import GROUP_TRANSPORTS, backend_of
+from skyrl.config.engine_backends import GROUP_TRANSPORTS, backend_of
 from skyrl.config.facts import loss_facts
 from skyrl.config.intervals import read_interval
 from skyrl.config.losses import asks_for_correction

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from skyrl.config.engines import backend_of
+from skyrl.config.engine_backends import backend_of
 from skyrl.config.memory import ShapeOf, learner_of, path_of, rest_of, serving_of
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.engine_backends import backend_of, engine_dtype, weight_dtype
 from skyrl.config.engine_options import given_length
-from skyrl.config.engines import backend_of, engine_dtype, weight_dtype
 from skyrl.config.kinds import kind_of
 from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig, TrainerConfig
-from skyrl.config.engines import backend_of
+from skyrl.config.engine_backends import backend_of
 from skyrl.config.sizes import evaluates, on_ray, samples, sizes_of
 from skyrl.config.trackers import lacks_of
 from skyrl.data.hugging_face import dataset_failure

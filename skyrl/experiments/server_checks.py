@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.engines import server_urls
+from skyrl.config.engine_backends import server_urls
 from skyrl.config.sizes import samples, starts_engines
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check

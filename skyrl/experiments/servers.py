@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.engines import InferenceEngineConfig, kind_of_engine, server_urls
+from skyrl.config.engine_backends import kind_of_engine, server_urls
+from skyrl.config.engines import InferenceEngineConfig
 from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import joins_servers, workers_of_an_engine
 from skyrl.errors import UserError

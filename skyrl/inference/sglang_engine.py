@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config import InferenceEngineConfig
+from skyrl.config.engine_backends import engine_dtype
 from skyrl.config.engine_options import refused_options
-from skyrl.config.engines import engine_dtype
 from skyrl.errors import ConfigError, ProcessError
 from skyrl.inference.http_connection import Connection
 from skyrl.inference.http_engine import HttpEngine

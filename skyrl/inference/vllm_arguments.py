@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from skyrl.config import InferenceEngineConfig
+from skyrl.config.engine_backends import engine_dtype
 from skyrl.config.engine_options import SAME_NAME, TABLE, VLLM_FIXED, VLLM_SETTINGS, refused_options
-from skyrl.config.engines import engine_dtype
 from skyrl.errors import ConfigError, Problem
 from skyrl.inference.vllm_model import HEAD_SIZES_ON_CPU, ModelFacts
 from skyrl.tree import FrozenDict

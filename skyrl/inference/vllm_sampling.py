@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
-from skyrl.config.engines import BACKENDS
+from skyrl.config.engine_backends import BACKENDS
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference import stop_strings
 from skyrl.inference.draws import sample_seed

@@ -8,7 +8,7 @@ from typing import Any
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import EnvironmentConfig, SkyRLTrainConfig
-from skyrl.config.engines import backend_of
+from skyrl.config.engine_backends import backend_of
 from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import has_reference
 from skyrl.data.cursor import batches

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from skyrl.config import SkyRLTrainConfig, compose
-from skyrl.config.engines import backend_of
+from skyrl.config.engine_backends import backend_of
 from skyrl.config.folding import folded, what_was_folded
 from skyrl.config.kept import kept_text
 from skyrl.config.sizes import evaluates, has_critic, has_reference

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.engines import backend_of
+from skyrl.config.engine_backends import backend_of
 from skyrl.config.load import compose
 from skyrl.config.sizes import starts_engines, workers_of_an_engine
 from skyrl.endpoint.doors import Address

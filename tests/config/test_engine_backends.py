@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from skyrl.config import InferenceEngineConfig
-from skyrl.config.engines import BACKENDS, backends_that, weight_dtype
+from skyrl.config.engine_backends import BACKENDS, backends_that, weight_dtype
 from skyrl.tree.classes import fields_of
 from skyrl.tree.docs import docs_of
 

@@ -87,7 +87,7 @@ def run_with(nano: Path, out: Path, kind: type[Changing], times: int, **changes:
 
 
 def assert_as_undisturbed(nano: Path, tmp_path: Path, steps: int) -> None:
-    """Samples are those of a run whose engines nobody disturbs, on as many processes: rounding differs in one process."""
+    """Samples are those of undisturbed engines in as many processes: rounding differs in one process."""
     train(nano, tmp_path / "undisturbed", **ENDLESS, **ON_RAY, trainer__max_training_steps=steps)
     whole = samples(tmp_path / "undisturbed")
     assert samples(tmp_path / "out") == whole

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from skyrl.config.engines import backend_of, server_urls
+from skyrl.config.engine_backends import backend_of, server_urls
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
     engines_of,
