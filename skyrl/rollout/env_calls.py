@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +15,7 @@ from skyrl.errors import RewardError, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.in_flight import SamplesInFlight
 from skyrl.rollout.pace import Pace
-from skyrl.rollout.threads import KeptThreads
+from skyrl.rollout.threads import KeptThreads, Mailbox, SharedThread
 from skyrl.trajectory import Failure, Skipped
 from skyrl.tree.frames import raised_at
 
@@ -41,7 +40,8 @@ class EpisodeError(RewardError):
 
 
 class EnvCalls:
-    """Runs calls of environments in threads, so many at a time.
+    """Runs calls of environments beside the event loop, so many at a time. Calls of one turn of the loop share a thread
+    as long as they are quick.
 
     A coroutine that misses its deadline is cancelled. A thread cannot be killed: it is left behind, and delays neither
     the next call nor the end of the program. What must be ended for certain belongs into a worker process.
@@ -64,6 +64,7 @@ class EnvCalls:
         self._slots = asyncio.Semaphore(at_a_time)
         self._deadline = deadline
         self._pace = pace or Pace(None)
+        self._thread, self._mailbox = SharedThread(_THREADS), Mailbox()
 
     async def __call__(self, who: str, function: Callable[..., T], *args: object) -> tuple[T, float]:
         """The result of the function, and the seconds that it ran. Raises `EpisodeError` if it raises or is late; `who`
@@ -93,7 +94,12 @@ class EnvCalls:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[tuple[T | None, BaseException | None, float] | None] = loop.create_future()
         coroutines: list[Future[Any]] = []
-        _THREADS.run(partial(_report, outcome, coroutines, function, args))
+
+        def run() -> None:
+            result = _run(coroutines, function, args)
+            self._mailbox.put(partial(_settle, outcome, result), loop)
+
+        self._thread.run(run)
         timer = None if self._deadline is None else loop.call_later(self._deadline, _settle, outcome, None)
         try:
             found = await outcome
@@ -120,18 +126,17 @@ def number(value: Any, what: str) -> float:
     return real
 
 
-def _report(
-    outcome: asyncio.Future[Any], coroutines: list[Future[Any]], function: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
+def _run(
+    coroutines: list[Future[Any]], function: Callable[..., T], args: tuple[Any, ...]
+) -> tuple[T | None, BaseException | None, float]:
+    """Value or exception of the function, and the seconds that it ran."""
     value, raised, start = None, None, time.perf_counter()
     try:
         with noted(coroutines):
             value = settled(function(*args))
     except BaseException as error:  # noqa: BLE001  # whatever a user's environment raises goes to whoever asked
         raised = error
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        result = (value, raised, time.perf_counter() - start)
-        outcome.get_loop().call_soon_threadsafe(_settle, outcome, result)
+    return value, raised, time.perf_counter() - start
 
 
 def _with_place(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from skyrl.envs.reward_functions import RewardFunctionEnv
 from skyrl.errors import RewardError, RunError, SkipSample
 from skyrl.inference.engine import Completion
 from skyrl.rollout.measures import measure
-from skyrl.rollout.threads import KeptThreads
+from skyrl.rollout.threads import SharedThread
 from skyrl.trajectory import Trajectory
 from tests.rollout.chats import Counts, Says, chat_tokenizer, generator, play, prompt
 
@@ -296,7 +296,7 @@ async def test_as_many_environments_run_at_a_time_as_there_are_workers(
 ) -> None:
     """Jobs of threads run here, one by one, each when nothing else can begin."""
     started: deque[Callable[[], None]] = deque()
-    monkeypatch.setattr(KeptThreads, "run", lambda threads, job: started.append(job))
+    monkeypatch.setattr(SharedThread, "run", lambda shared, job: started.append(job))
     made = generator(Says(TOKENIZER, *[["good"]] * 6), TOKENIZER, SkyRLGymConfig(max_env_workers=workers))
     playing = asyncio.create_task(play(made, prompt(TOKENIZER, "tests-fails"), samples=6))
     most = 0
