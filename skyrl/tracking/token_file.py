@@ -1,7 +1,7 @@
 """Numbers of every token of the trajectories that a run keeps: `RUN/tokens/step_000003.arrow`, one file a step.
 
-The form is Arrow's IPC file (Feather 2) with buffers in zstd, which pyarrow, pandas, polars and DuckDB read. A record
-batch holds the rows of one group, so that one group is read without the others. A row is what the policy saw in one
+The form is Arrow's IPC file (Feather 2), which pyarrow, pandas, polars and DuckDB read, with buffers in zstd unless they
+are small. A record batch holds the rows of one group, so that one group is read without the others. A row is what the policy saw in one
 go: a trajectory, or one of its turns where a trajectory has several rows. Columns:
 
     prompt_id, sample, turn    text, int32, int32: which row it is; `turn` counts the rows of a trajectory from 0
@@ -42,6 +42,10 @@ VERSION = 1
 
 COMPUTED = ("rewards", "advantages", "old_logprobs", "ref_logprobs", "values", "returns")
 """Columns that a step computes from its batch, by the names of `TrainingBatch`."""
+
+
+_COMPRESSED_BYTES = 16 * 1024
+"""Mean size of a record batch from which its buffers are compressed: zstd makes those of a few tokens no smaller."""
 
 
 @frozen(kw_only=True)
@@ -101,10 +105,9 @@ class TokenFiles:
         schema = batches[0].schema.with_metadata(metadata)
         self.folder.mkdir(parents=True, exist_ok=True)
         scratch = self.path(step).with_suffix(".tmp")
-        with (
-            scratch.open("wb") as file,
-            pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer,
-        ):
+        is_large = sum(batch.nbytes for batch in batches) >= _COMPRESSED_BYTES * len(batches)
+        options = pa.ipc.IpcWriteOptions(compression="zstd" if is_large else None, use_threads=False)
+        with scratch.open("wb") as file, pa.ipc.new_file(file, schema, options=options) as writer:
             for batch in batches:
                 writer.write_batch(batch)
         scratch.replace(self.path(step))

@@ -13,6 +13,9 @@ HIDDEN = "***"
 REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 """`env:NAME`."""
 
+_SHORTEST = len("sig=....")
+"""Letters of the shortest text that has one of the forms of `_forms`."""
+
 SHOWN = re.compile(r"\*\*\* \(env:([A-Za-z_][A-Za-z0-9_]*)\)")
 """`*** (env:NAME)`, as a `Secret` shows itself."""
 
@@ -46,14 +49,18 @@ def masked(value: object, name: str = "") -> Any:
 
 def masked_text(text: str) -> str:
     """A text without what has the form of a secret: the one list of forms, for configurations, logs and recordings."""
-    folded = _folded(text)
+    folded = _folded(text) if len(text) >= _SHORTEST else ""
     if "://" in text:
         patterns = _patterns()
         text = patterns["user_info"].sub(HIDDEN, text)
         text = patterns["signature"].sub(rf"\1{HIDDEN}", text)
+    if not folded:
+        return text
     for words, form in _forms():
-        if any(word in folded for word in words):
-            text = form.sub(rf"\1{HIDDEN}", text)
+        for word in words:
+            if word in folded:
+                text = form.sub(rf"\1{HIDDEN}", text)
+                break
     return text
 
 
