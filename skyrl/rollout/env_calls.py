@@ -15,7 +15,7 @@ from skyrl.errors import RewardError, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.in_flight import SamplesInFlight
 from skyrl.rollout.pace import Pace
-from skyrl.rollout.threads import KeptThreads, Mailbox, SharedThread
+from skyrl.rollout.threads import Call, KeptThreads, Mailbox, Workers
 from skyrl.trajectory import Failure, Skipped
 from skyrl.tree.frames import raised_at
 
@@ -40,8 +40,8 @@ class EpisodeError(RewardError):
 
 
 class EnvCalls:
-    """Runs calls of environments beside the event loop, so many at a time. Calls of one turn of the loop share a thread
-    as long as they are quick.
+    """Runs calls of environments in threads, so many at a time. Calls of one turn of the event loop share a thread as
+    long as they are quick.
 
     A coroutine that misses its deadline is cancelled. A thread cannot be killed: it is left behind, and delays neither
     the next call nor the end of the program. What must be ended for certain belongs into a worker process.
@@ -61,19 +61,22 @@ class EnvCalls:
         """
         self._field = field
         self._in_flight = in_flight or SamplesInFlight()
-        self._slots = asyncio.Semaphore(at_a_time)
+        self._workers, self._mailbox = Workers(_THREADS, at_a_time), Mailbox()
         self._deadline = deadline
-        self._pace = pace or Pace(None)
-        self._thread, self._mailbox = SharedThread(_THREADS), Mailbox()
+        self._pace, self._paced = pace, asyncio.Semaphore(at_a_time)
 
     async def __call__(self, who: str, function: Callable[..., T], *args: object) -> tuple[T, float]:
         """The result of the function, and the seconds that it ran. Raises `EpisodeError` if it raises or is late; `who`
         begins the sentence.
         """
-        async with self._slots:
+        if self._pace is None:
+            return await self._called(who, function, args)
+        async with self._paced:  # a thread is free for it when its time has come
             await self._pace()
-            with self._in_flight.in_environment():
-                value, error, seconds = await self._outcome(who, function, args)
+            return await self._called(who, function, args)
+
+    async def _called(self, who: str, function: Callable[..., T], args: tuple[object, ...]) -> tuple[T, float]:
+        value, error, seconds = await self._outcome(who, function, args)
         if isinstance(error, EpisodeError):
             raise error
         if isinstance(error, SkipSample):
@@ -95,23 +98,56 @@ class EnvCalls:
         outcome: asyncio.Future[tuple[T | None, BaseException | None, float] | None] = loop.create_future()
         coroutines: list[Future[Any]] = []
 
-        def run() -> None:
-            result = _run(coroutines, function, args)
-            self._mailbox.put(partial(_settle, outcome, result), loop)
+        call, found = Call(partial(self._report, outcome, coroutines, function, args)), None
+        timer: asyncio.TimerHandle | None = None
 
-        self._thread.run(run)
-        timer = None if self._deadline is None else loop.call_later(self._deadline, _settle, outcome, None)
+        def look() -> None:
+            nonlocal timer
+            left = self._left(call, loop.time())
+            if left > 0:
+                timer = loop.call_later(left, look)
+            else:
+                _settle(outcome, None)
+
+        if self._deadline is not None:
+            timer = loop.call_later(self._deadline, look)
+        self._workers.run(call)
         try:
-            found = await outcome
+            with self._in_flight.in_environment(call):
+                found = await outcome
         finally:
             if timer is not None:
                 timer.cancel()
+            if found is None:
+                self._workers.give_up(call)
         if found is not None:
             return found
         for coroutine in coroutines:
             coroutine.cancel()
         said = f"{who} gave no answer within {self._deadline:g} s ({self._field})"
         raise EpisodeError(Failure(kind="timeout", reason=said))
+
+    def _report(
+        self,
+        outcome: asyncio.Future[Any],
+        coroutines: list[Future[Any]],
+        function: Callable[..., Any],
+        args: tuple[object, ...],
+    ) -> None:
+        """Call the function; runs in a thread."""
+        value, raised, start = None, None, time.perf_counter()
+        try:
+            with noted(coroutines):
+                value = settled(function(*args))
+        except BaseException as error:  # noqa: BLE001  # whatever a user's environment raises goes to whoever asked
+            raised = error
+        result = (value, raised, time.perf_counter() - start)
+        self._mailbox.put(partial(_settle, outcome, result), outcome.get_loop())
+
+    def _left(self, call: Call, now: float) -> float:
+        """Seconds until the deadline of a call, or until it may have passed for one that does not run yet."""
+        assert self._deadline is not None
+        return self._deadline if call.begun is None else call.begun + self._deadline - now
 
 
 def number(value: Any, what: str) -> float:
@@ -124,19 +160,6 @@ def number(value: Any, what: str) -> float:
         kind: Literal["wrong_type", "not_finite"] = "wrong_type" if real is None else "not_finite"
         raise EpisodeError(Failure(kind=kind, reason=f"{what} {_short(repr(value))}, which is not a finite number"))
     return real
-
-
-def _run(
-    coroutines: list[Future[Any]], function: Callable[..., T], args: tuple[Any, ...]
-) -> tuple[T | None, BaseException | None, float]:
-    """Value or exception of the function, and the seconds that it ran."""
-    value, raised, start = None, None, time.perf_counter()
-    try:
-        with noted(coroutines):
-            value = settled(function(*args))
-    except BaseException as error:  # noqa: BLE001  # whatever a user's environment raises goes to whoever asked
-        raised = error
-    return value, raised, time.perf_counter() - start
 
 
 def _with_place(error: BaseException) -> str:

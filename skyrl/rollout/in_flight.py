@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from skyrl.rollout.threads import Call
 
 
 class SamplesInFlight:
     """Samples that are not finished, and calls of environments that run."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._numbers = clock, itertools.count()
+        self._clock = clock
         self._begun = self._done = 0
-        self._calls: dict[int, float] = {}
+        self._calls: set[Call] = set()
 
     def begin(self, samples: int) -> None:
         """Count samples that are to be drawn; those of batches that are finished are forgotten."""
@@ -27,18 +28,17 @@ class SamplesInFlight:
         self._done += samples
 
     @contextmanager
-    def in_environment(self) -> Iterator[None]:
-        """Around one call of an environment."""
-        number = next(self._numbers)
-        self._calls[number] = self._clock()
+    def in_environment(self, call: Call) -> Iterator[None]:
+        """Around one call of an environment, which counts from when it begins to run."""
+        self._calls.add(call)
         try:
             yield
         finally:
-            del self._calls[number]
+            self._calls.remove(call)
 
     def __str__(self) -> str:
         """`3 of 128 samples, 2 calls of environments, the oldest for 12 s`; empty while nothing is drawn."""
-        left, calls = self._begun - self._done, list(self._calls.values())
+        left, calls = self._begun - self._done, [call.begun for call in self._calls if call.begun is not None]
         if not left:
             return ""
         oldest = f"{self._clock() - min(calls):.0f} s" if calls else ""

@@ -1,5 +1,7 @@
 """Threads for calls that may block: kept for the next call, and shared by calls that are over at once.
 
+    Workers.run(call) --> a thread of KeptThreads --> Mailbox.put(result) --> event loop
+
 Most environments answer in microseconds, which is less than starting a thread takes, or changing to another one.
 """
 
@@ -12,14 +14,16 @@ from _thread import start_new_thread  # `Thread.start` would hold up the event l
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from queue import Empty, SimpleQueue
+from threading import Lock
 
-Job = Callable[[], None]
+from attrs import define, field
+
+Job = Callable[[], object]
 _Jobs = SimpleQueue[Job]
 
 PATIENCE = 0.002
-"""Seconds that a job waits for those before it, until it gets a thread of its own."""
+"""Seconds for which calls wait for each other in one thread."""
 
 
 class KeptThreads:
@@ -57,45 +61,97 @@ class KeptThreads:
             self._idle.append(jobs)
 
 
-class SharedThread:
-    """Runs the jobs of one turn of the event loop one after the other in one thread. Those that are left after
-    `patience` seconds get a thread each, so that a job that blocks holds up no other.
+@define(eq=False)
+class Call:
+    """A function that a thread calls."""
 
-    Belongs to one event loop at a time.
+    run: Job
+    begun: float | None = field(default=None, init=False)
+    """Time by the event loop's clock at which a thread took it; None while it waits."""
+
+    _turn: _Turn | None = field(default=None, init=False)
+    """Those calls in which it runs."""
+
+
+@define(eq=False)
+class _Turn:
+    """Calls that one thread runs one after the other."""
+
+    is_over: bool = False
+    """Whether another thread has taken its place: it ends with the call that it is in, if that ever ends."""
+
+
+class Workers:
+    """Runs calls in at most `most` threads at a time, in the order in which they came.
+
+    Calls that come in one turn of the event loop share a thread as long as they are quick: after `PATIENCE` those that
+    are left spread over as many threads as there may be. Belongs to one event loop at a time.
     """
 
-    def __init__(self, threads: KeptThreads, patience: float = PATIENCE) -> None:
-        self._threads, self._patience = threads, patience
-        self._coming: deque[Job] = deque()
+    def __init__(self, threads: KeptThreads, most: int) -> None:
+        self._threads, self._free = threads, most
+        self._waiting: deque[Call] = deque()
+        self._lock = Lock()
+        self._begins = False
+        self._clock: Callable[[], float] = time.monotonic
 
-    def run(self, job: Job) -> None:
-        """Begin the job at the end of this turn of the event loop. It must not raise."""
-        if not self._coming:
-            asyncio.get_running_loop().call_soon(self._begin)
-        self._coming.append(job)
+    def run(self, call: Call) -> None:
+        """Begin the call at the end of this turn of the event loop, or when a thread is free. It must not raise."""
+        self._waiting.append(call)
+        if not self._begins:
+            self._begins, loop = True, asyncio.get_running_loop()
+            self._clock = loop.time
+            loop.call_soon(self._begin)
+
+    def give_up(self, call: Call) -> None:
+        """Take back a call that waits, and leave the thread of one that runs behind: it counts no more."""
+        with self._lock:
+            if call.begun is None:
+                self._waiting.remove(call)
+            elif call._turn is not None:
+                call._turn.is_over = True
+                self._free += 1
+        self._spread()
 
     def _begin(self) -> None:
-        jobs, self._coming = self._coming, deque()
-        if len(jobs) > 1:  # for jobs behind one that does not return
-            asyncio.get_running_loop().call_later(self._patience, self._spread, jobs)
-        self._threads.run(partial(self._work, jobs))
+        self._begins = False
+        self._start(1)
+        if self._waiting:  # behind a call that may not return
+            asyncio.get_running_loop().call_later(PATIENCE, self._spread)
 
-    def _work(self, jobs: deque[Job]) -> None:
-        late = time.perf_counter() + self._patience
-        while job := _taken(jobs):
-            job()
-            if time.perf_counter() > late:  # the event loop may have no time to notice it
-                self._spread(jobs)
+    def _spread(self) -> None:
+        self._start(len(self._waiting))
 
-    def _spread(self, jobs: deque[Job]) -> None:
-        while job := _taken(jobs):
-            self._threads.run(job)
+    def _start(self, number: int) -> None:
+        """Let so many threads more work, if there are calls for them."""
+        with self._lock:
+            number = min(number, len(self._waiting), self._free)
+            self._free -= number
+        for _ in range(number):
+            self._threads.run(self._work)
 
+    def _work(self) -> None:
+        turn, late = _Turn(), time.monotonic() + PATIENCE
+        call = self._next(turn)
+        while call is not None:
+            call.run()
+            if time.monotonic() > late:  # the event loop may have no time to notice it
+                self._spread()
+            call = self._next(turn, call)
 
-def _taken(jobs: deque[Job]) -> Job | None:
-    with suppress(IndexError):  # several threads take from it
-        return jobs.popleft()
-    return None
+    def _next(self, turn: _Turn, done: Call | None = None) -> Call | None:
+        """The call that a thread runs after the one that is done; None ends its turn."""
+        with self._lock:
+            if done is not None:
+                done._turn = None
+            if turn.is_over:
+                return None
+            if not self._waiting:
+                self._free += 1
+                return None
+            call = self._waiting.popleft()
+            call.begun, call._turn = self._clock(), turn
+            return call
 
 
 class Mailbox:
@@ -117,5 +173,5 @@ class Mailbox:
 
     def _read(self) -> None:
         self._woken = False  # before it looks: what comes now wakes it again
-        while letter := _taken(self._letters):
-            letter()
+        while self._letters:
+            self._letters.popleft()()

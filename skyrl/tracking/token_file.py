@@ -1,8 +1,8 @@
 """Numbers of every token of the trajectories that a run keeps: `RUN/tokens/step_000003.arrow`, one file a step.
 
-The form is Arrow's IPC file (Feather 2), which pyarrow, pandas, polars and DuckDB read, with buffers in zstd unless they
-are small. A record batch holds the rows of one group, so that one group is read without the others. A row is what the policy saw in one
-go: a trajectory, or one of its turns where a trajectory has several rows. Columns:
+The form is Arrow's IPC file (Feather 2), which pyarrow, pandas, polars and DuckDB read, with buffers in zstd unless
+they are small. A record batch holds the rows of one group, so that one group is read without the others. A row is what
+the policy saw in one go: a trajectory, or one of its turns where a trajectory has several rows. Columns:
 
     prompt_id, sample, turn    text, int32, int32: which row it is; `turn` counts the rows of a trajectory from 0
     prompt_ids                 list of int32

@@ -18,6 +18,8 @@ from skyrl.errors import SkyRLError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.rollout import threads
+from skyrl.rollout.threads import Workers
 from tests.effects.probe import Scene
 
 ENGINE_SECONDS = 0.25
@@ -105,20 +107,30 @@ class _Engine:
         )
 
 
-def _calls_on(stage: SimulatedRun) -> Callable[[partial[None]], None]:
-    """Starts calls of environments, which take a half to two and a half seconds by the stage's clock."""
+def _works_on(stage: SimulatedRun) -> Callable[[Workers], None]:
+    """What a thread does, without one: a call of an environment takes a half to two and a half seconds."""
     numbers = itertools.count()
 
-    def start(job: partial[None]) -> None:
-        outcome, coroutines, function, args = job.args
+    def work(workers: Workers) -> None:
+        go_on(workers, threads._Turn(), None)
+
+    def go_on(workers: Workers, turn: threads._Turn, done: threads.Call | None) -> None:
+        call = workers._next(turn, done)
+        if call is None:
+            return
+        run = call.run
+        assert isinstance(run, partial)
+        outcome, coroutines, function, args = run.args
         fails = any(isinstance(arg, str) and arg == FAILING for arg in args)
         stage.write("called", function.__name__)
-        seconds = 0.5 * (1 + next(numbers) % 5)
-        asyncio.get_running_loop().call_later(
-            seconds, job.func, outcome, coroutines, _raising if fails else function, args
-        )
 
-    return start
+        def finish() -> None:
+            run.func(outcome, coroutines, _raising if fails else function, args)
+            go_on(workers, turn, call)
+
+        asyncio.get_running_loop().call_later(0.5 * (1 + next(numbers) % 5), finish)
+
+    return work
 
 
 def _raising(*_: object) -> None:
@@ -132,7 +144,9 @@ def staged(stage: SimulatedRun, perform: Callable[[SimulatedRun], Awaitable[obje
         return await perform(stage)
 
     with (
-        mock.patch("skyrl.rollout.env_calls._THREADS.run", _calls_on(stage)),
+        mock.patch("skyrl.rollout.env_calls._THREADS.run", lambda work: work()),
+        mock.patch.object(Workers, "_work", _works_on(stage)),
+        mock.patch("skyrl.rollout.threads.PATIENCE", 0.0),
         asyncio.Runner(loop_factory=StageLoop) as runner,
         stage.held,
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from skyrl.rollout.in_flight import SamplesInFlight
+from skyrl.rollout.threads import Call
 
 
 def test_samples_that_are_finished_are_taken_off_and_calls_of_environments_are_timed() -> None:
@@ -12,9 +13,11 @@ def test_samples_that_are_finished_are_taken_off_and_calls_of_environments_are_t
     samples.begin(8)
     samples.end(3)
     assert str(samples) == "5 of 8 samples, all of them in the engines"
-    with samples.in_environment():
-        now[0] = 112.0
-        with samples.in_environment():
+    first, second, waits = (Call(lambda: None) for _ in range(3))
+    first.begun = 100.0
+    with samples.in_environment(first), samples.in_environment(waits):
+        now[0] = second.begun = 112.0
+        with samples.in_environment(second):
             assert str(samples) == "5 of 8 samples, 2 calls of environments, the oldest for 12 s"
         assert str(samples) == "5 of 8 samples, 1 call of environments, the oldest for 12 s"
     samples.begin(2)

@@ -14,7 +14,7 @@ from skyrl.envs.reward_functions import RewardFunctionEnv
 from skyrl.errors import RewardError, RunError, SkipSample
 from skyrl.inference.engine import Completion
 from skyrl.rollout.measures import measure
-from skyrl.rollout.threads import SharedThread
+from skyrl.rollout.threads import KeptThreads
 from skyrl.trajectory import Trajectory
 from tests.rollout.chats import Counts, Says, chat_tokenizer, generator, play, prompt
 
@@ -294,18 +294,25 @@ async def test_a_call_that_hangs_fails_at_its_deadline_and_holds_up_nobody() -> 
 async def test_as_many_environments_run_at_a_time_as_there_are_workers(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs of threads run here, one by one, each when nothing else can begin."""
+    """Threads run here, one after the other, each when nothing else can begin; no call is quick."""
     started: deque[Callable[[], None]] = deque()
-    monkeypatch.setattr(SharedThread, "run", lambda shared, job: started.append(job))
+    at_once = most = 0
+
+    def start(_: KeptThreads, work: Callable[[], None]) -> None:
+        nonlocal at_once, most
+        at_once, most = at_once + 1, max(most, at_once + 1)
+        started.append(work)
+
+    monkeypatch.setattr("skyrl.rollout.threads.PATIENCE", -1.0)
+    monkeypatch.setattr(KeptThreads, "run", start)
     made = generator(Says(TOKENIZER, *[["good"]] * 6), TOKENIZER, SkyRLGymConfig(max_env_workers=workers))
     playing = asyncio.create_task(play(made, prompt(TOKENIZER, "tests-fails"), samples=6))
-    most = 0
     while not playing.done():
         for _ in range(50):  # turns of the event loop
             await asyncio.sleep(0)
-        most = max(most, len(started))
         if started:
             started.popleft()()
+            at_once -= 1
     assert playing.result()[0].rewards == (1.0,) * 6
     assert most == workers
 

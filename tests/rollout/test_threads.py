@@ -1,12 +1,21 @@
-"""Threads that run calls of environments are used again, and never shared by two calls at once."""
+"""Threads that run calls of environments: used again, shared by quick calls, and left behind by calls that block."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+from asyncio import sleep
+from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
+from typing import TypeVar
 
-from skyrl.rollout.threads import KeptThreads
+import pytest
+
+from skyrl.rollout.threads import Call, KeptThreads, Mailbox, Workers
+
+T = TypeVar("T")
 
 
 def test_a_thread_that_is_idle_runs_the_next_job() -> None:
@@ -54,3 +63,86 @@ def test_a_forked_process_starts_threads_of_its_own() -> None:
         threads.run(answered.set)
         os._exit(0 if answered.wait(60) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+async def test_quick_calls_of_one_turn_of_the_event_loop_share_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.rollout.threads.PATIENCE", 3600.0)
+    workers, ran = Workers(KeptThreads(), 8), SimpleQueue[tuple[int, int]]()
+    for number in range(5):
+        workers.run(Call(partial(_tell, ran, number)))
+    found = [await _of(ran) for _ in range(5)]
+    assert [number for number, _ in found] == [0, 1, 2, 3, 4]
+    assert len({thread for _, thread in found}) == 1
+
+
+async def test_a_call_that_blocks_holds_up_no_other() -> None:
+    workers, ran, go = Workers(KeptThreads(), 3), SimpleQueue[tuple[int, int]](), threading.Event()
+    workers.run(Call(partial(_tell, ran, 0, go)))
+    for number in range(1, 5):
+        workers.run(Call(partial(_tell, ran, number)))
+    assert [(await _of(ran))[0] for _ in range(5)] == [0, 1, 2, 3, 4]
+    go.set()
+
+
+async def test_as_many_calls_run_at_a_time_as_there_may_be_threads() -> None:
+    workers, ran, go = Workers(KeptThreads(), 2), SimpleQueue[tuple[int, int]](), threading.Event()
+    calls = [Call(partial(_tell, ran, number, go)) for number in range(4)]
+    for call in calls:
+        workers.run(call)
+    assert {(await _of(ran))[0] for _ in range(2)} == {0, 1}
+    workers._spread()
+    assert [call.begun is None for call in calls] == [False, False, True, True]
+    workers.give_up(calls[3])  # it never runs
+    workers.give_up(calls[0])  # another thread takes the place of the one that stands still
+    assert (await _of(ran))[0] == 2
+    assert calls[3].begun is None
+    go.set()
+
+
+async def test_a_thread_that_was_left_behind_takes_no_call_when_it_comes_back() -> None:
+    workers, ran, go = Workers(KeptThreads(), 1), SimpleQueue[tuple[int, int]](), threading.Event()
+    lost = Call(go.wait)
+    workers.run(lost)
+    while lost.begun is None:
+        await sleep(0)
+    workers.give_up(lost)
+    go.set()
+    while lost._turn is not None:
+        await sleep(0)
+    workers.give_up(lost)  # it came back: there is no second thread for it
+    assert workers._free == 1
+    workers.run(Call(partial(_tell, ran, 1)))
+    assert (await _of(ran))[0] == 1
+
+
+async def test_the_event_loop_is_woken_once_for_letters_that_come_before_it_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mailbox, loop, read, woken = Mailbox(), asyncio.get_running_loop(), list[int](), list[object]()
+
+    def wake(letter: Callable[[], None]) -> None:
+        woken.append(letter)
+        loop.call_soon(letter)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", wake)
+    for number in range(3):
+        mailbox.put(partial(read.append, number), loop)
+    assert (read, len(woken)) == ([], 1)
+    await sleep(0)
+    assert read == [0, 1, 2]
+    mailbox.put(partial(read.append, 3), loop)
+    assert len(woken) == 2
+
+
+def _tell(ran: SimpleQueue[tuple[int, int]], number: int, go: threading.Event | None = None) -> None:
+    """Say that a call runs, and in which thread; then wait."""
+    ran.put((number, threading.get_ident()))
+    if go is not None:
+        go.wait()
+
+
+async def _of(queue: SimpleQueue[T]) -> T:
+    """The next item, while the event loop continues."""
+    while queue.empty():
+        await sleep(0)
+    return queue.get()
