@@ -311,7 +311,7 @@ def canary_tokens(run: SkyRLTrainConfig) -> tuple[int, int]:
     """Tokens of a canary's prompt and of its answer: more than a block of the engine's prefix cache, or few where it
     has none.
     """
-    return (160, 4) if backend_of(run.generator.inference_engine).shares_prefixes else (12, 2)
+    return (160, 4) if backend_of(run.generator.inference_engine).shares_prefixes else (6, 2)
 
 
 def longest_sequence(run: SkyRLTrainConfig) -> int:

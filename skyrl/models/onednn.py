@@ -86,13 +86,12 @@ def filled(rows: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + b. Rows are filled up with zeros, which are cut off again and add nothing to a gradient."""
+    """x W^T + b. Rows are not filled up: the shapes of mini-batches hardly repeat, with them or without."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        rows = x.reshape(-1, x.shape[-1])
-        found = product(filled(rows), weight, bias)[: len(rows)]
+        found = product(x.reshape(-1, x.shape[-1]), weight, bias)
         unviewed: Tensor = torch.ops.aten._unsafe_view(found, (*x.shape[:-1], len(weight)))  # FSDP2 warns of views
         return unviewed
 
@@ -101,12 +100,11 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
-        rows = gradient.reshape(-1, len(weight))
-        errors = filled(rows)
+        errors = gradient.reshape(-1, len(weight))
         return (
-            product(errors, weight.t())[: len(rows)].view(x.shape) if wants_x else None,
-            product(errors.t(), filled(x.reshape(-1, x.shape[-1])).t()) if wants_weight else None,
-            rows.sum(0) if wants_bias else None,
+            product(errors, weight.t()).view(x.shape) if wants_x else None,
+            product(errors.t(), x.reshape(-1, x.shape[-1]).t()) if wants_weight else None,
+            errors.sum(0) if wants_bias else None,
         )
 
 
