@@ -146,11 +146,12 @@ class RowCache(Cache):
         """Drops all rows but these (ascending); returns the old row that now stands at each place."""
         kept, tail = set(rows), [row for row in rows if row >= len(rows)]
         order = [place if place in kept else tail.pop() for place in range(len(rows))]
-        columns = slice(self.window.start, self.window.end + 1)
-        for place, row in enumerate(order):
-            if place != row:
-                for tensor in self._storages():
-                    tensor[place, :, columns] = tensor[row, :, columns]
+        moves = [(place, row) for place, row in enumerate(order) if place != row]
+        if moves:
+            places, moved = torch.tensor(moves, device=self.tokens.device).unbind(1)
+            for tensor in self._storages():
+                live = tensor[:, :, self.window.start : self.window.end + 1]
+                live[places] = live[moved]
         self.window.rows = len(rows)
         return order
 

@@ -64,6 +64,11 @@ class KeptGroup:
         """The samples that are kept."""
         return self.group.trajectories[: self.samples]
 
+    @property
+    def rows(self) -> int:
+        """Rows of the file that they take."""
+        return sum(len(one.steps) for one in self.trajectories)
+
 
 @frozen(kw_only=True)
 class TokenTable:
@@ -98,18 +103,20 @@ class TokenFiles:
         """
         import pyarrow as pa
 
-        batches = [_batch(each, computed) for each in kept]
-        if not batches:
+        if not kept:
             return
-        metadata = {"skyrl.version": str(VERSION), "skyrl.pieces": json.dumps(self._pieces_of(batches, decode))}
-        schema = batches[0].schema.with_metadata(metadata)
+        rows = _rows(kept, computed)
+        metadata = {"skyrl.version": str(VERSION), "skyrl.pieces": json.dumps(self._pieces_of(rows, decode))}
+        is_large = rows.nbytes >= _COMPRESSED_BYTES * len(kept)
+        options = pa.ipc.IpcWriteOptions(compression="zstd" if is_large else None, use_threads=False)
         self.folder.mkdir(parents=True, exist_ok=True)
         scratch = self.path(step).with_suffix(".tmp")
-        is_large = sum(batch.nbytes for batch in batches) >= _COMPRESSED_BYTES * len(batches)
-        options = pa.ipc.IpcWriteOptions(compression="zstd" if is_large else None, use_threads=False)
+        schema = rows.schema.with_metadata(metadata)
         with scratch.open("wb") as file, pa.ipc.new_file(file, schema, options=options) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
+            first = 0
+            for each in kept:
+                writer.write_batch(rows.slice(first, each.rows))
+                first += each.rows
         scratch.replace(self.path(step))
 
     def read(self, step: int, group: int) -> TokenTable | None:
@@ -140,10 +147,10 @@ class TokenFiles:
             if path.suffix == ".tmp" or (number.isdecimal() and int(number) > step):
                 path.unlink()
 
-    def _pieces_of(self, batches: Sequence[pa.RecordBatch], decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
-        """Text of every token id in the batches, each decoded once in a run."""
-        columns = (batch.column(name) for batch in batches for name in ("prompt_ids", "response_ids"))
-        ids = np.unique(np.concatenate([column.values.to_numpy() for column in columns])).tolist()
+    def _pieces_of(self, rows: pa.RecordBatch, decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
+        """Text of every token id in the rows, each decoded once in a run."""
+        columns = [rows.column(name).values.to_numpy() for name in ("prompt_ids", "response_ids")]
+        ids = np.unique(np.concatenate(columns)).tolist()
         self._pieces |= {each: _piece(each, decode) for each in ids if each not in self._pieces}
         return {each: self._pieces[each] for each in ids}
 
@@ -155,13 +162,16 @@ def _piece(token: int, decode: Callable[[Sequence[int]], str]) -> str:
     return twice.removeprefix(alone) if twice.startswith(alone) else alone
 
 
-def _batch(kept: KeptGroup, computed: Mapping[str, np.ndarray]) -> pa.RecordBatch:
+def _rows(kept: Sequence[KeptGroup], computed: Mapping[str, np.ndarray]) -> pa.RecordBatch:
+    """The rows of all groups, one group after the other."""
     import pyarrow as pa
 
-    rows = [(one, turn, row) for one in kept.trajectories for turn, row in enumerate(one.steps)]
+    rows = [(one, turn, row) for each in kept for one in each.trajectories for turn, row in enumerate(one.steps)]
+    prompt_ids = [each.group.prompt.id for each in kept for _ in range(each.rows)]
+    places = [each.first_row + number for each in kept for number in range(each.rows)]
     steps = [row for *_, row in rows]
     columns: dict[str, pa.Array] = {
-        "prompt_id": pa.array([kept.group.prompt.id] * len(rows)),
+        "prompt_id": pa.array(prompt_ids),
         "sample": pa.array([one.sample_index for one, *_ in rows], pa.int32()),
         "turn": pa.array([turn for _, turn, _ in rows], pa.int32()),
         "prompt_ids": _lists([np.asarray(row.prompt_ids, np.int32) for row in steps]),
@@ -172,9 +182,8 @@ def _batch(kept: KeptGroup, computed: Mapping[str, np.ndarray]) -> pa.RecordBatc
     }
     for name in COMPUTED:
         if name in computed:
-            columns[name] = _lists(
-                [_answer(computed[name], kept.first_row + number, row) for number, row in enumerate(steps)]
-            )
+            answers = zip(places, steps, strict=True)
+            columns[name] = _lists([_answer(computed[name], place, row) for place, row in answers])
     return pa.record_batch(columns)
 
 
