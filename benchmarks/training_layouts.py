@@ -10,7 +10,9 @@ and the best round counts. Useful tokens are those of all rows, each prompt coun
 the ways are compared by the same work. The loss and the norm of the gradient are reported for each.
 
 `matmul_share` is the floor: the time of the matrix products of the model's linear layers, each measured alone and by
-the faster of MKL and oneDNN, over the time of `shared` and `bare`.
+the faster of MKL and oneDNN, over the time of `shared` and `bare`. `mfu` is what is computed in a second, the products
+of linear layers and those of attention between tokens that see each other, over the rate of one large product: by MKL,
+which is torch's own, and by oneDNN.
 """
 
 from __future__ import annotations
@@ -146,6 +148,28 @@ def products_alone(model: Any, batch: TrainingBatch, case: Case) -> float:
     )
 
 
+def flops_of(model: Any, batch: TrainingBatch) -> float:
+    """Operations of forward and backward with one copy of each prompt: 6 for each weight that a token meets, and 12 for
+    each pair of tokens and each column of the queries.
+    """
+    answers = batch.loss_mask.sum(1)
+    prompts = len(batch) // SAMPLES
+    computed, answered = int(answers.sum()) + prompts * PROMPT, int(answers.sum())
+    head = model.lm_head.weight.numel()
+    linear = sum(each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear)) - head
+    pairs = prompts * PROMPT**2 / 2 + float((answers * PROMPT + answers**2 / 2).sum())
+    config = model.config
+    attention = 12 * config.num_hidden_layers * config.hidden_size * pairs
+    return float(6 * (linear * computed + head * answered) + attention)
+
+
+def rates() -> dict[str, float]:
+    """Operations per CPU-second of a product of 1,024 x 1,024 x 1,024, by library."""
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    libraries = dict(zip(("mkl", "onednn"), PRODUCTS, strict=False))
+    return {name: 2 * 1024**3 / _seconds(multiply, left, right) for name, multiply in libraries.items()}
+
+
 def _layer_alone(layer: nn.Linear, rows: int) -> float:
     x, errors = torch.randn(padded_rows(rows), layer.in_features), torch.randn(padded_rows(rows), layer.out_features)
     weight = layer.weight.detach()
@@ -186,6 +210,10 @@ def compare(case: Case) -> dict[str, Any]:
         "shared_over_packed": round(best["shared"]["rate"] / best["packed"]["rate"], 2),
         "shared_over_bare": round(best["shared"]["rate"] / best["bare"]["rate"], 2),
         "matmul_share": {name: round(alone / best[name]["seconds"], 2) for name in ("shared", "bare")},
+        "mfu": {
+            name: round(flops_of(model, batch) / best["shared"]["seconds"] / rate, 2) for name, rate in rates().items()
+        },
+        "gflops_of_a_product": {name: round(rate / 1e9) for name, rate in rates().items()},
         "tokens_per_cpu_second": {name: round(result["rate"]) for name, result in best.items()},
         "loss": {name: round(result["loss"], 6) for name, result in best.items()},
         "gradient_norm": {name: round(result["norm"], 6) for name, result in best.items()},

@@ -12,7 +12,7 @@ from skyrl.sandbox.tiers import Tier, has_namespaces
 
 def folder_of(client: ForkClient, tier: Tier) -> str:
     """A process's own folder: in namespaces a name for a place in memory, otherwise a new one for `remove_folder`."""
-    return client.folder if has_namespaces(tier) else tempfile.mkdtemp(prefix="skyrl-sandbox-")
+    return client.folder if has_namespaces(tier) else tempfile.mkdtemp(dir=client.folder)
 
 
 def remove_folder(folder: str, tier: Tier) -> None:

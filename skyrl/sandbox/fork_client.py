@@ -66,7 +66,7 @@ class ForkClient:
 
     @property
     def folder(self) -> str:
-        """Path at which each process in namespaces sees a folder of its own."""
+        """Path at which each process in namespaces sees a folder of its own, and in which the others have theirs."""
         self._expect()
         return self._folder
 
@@ -146,8 +146,7 @@ class ForkClient:
             self._socket = self._process = None  # those of the process that this one was forked from
             self._folder, self._owner = tempfile.mkdtemp(prefix="skyrl-sandbox-"), os.getpid()
             atexit.register(self.close)
-        if has_namespaces(self._tier):
-            os.chmod(self._folder, 0o755)  # empty: each process mounts a folder of its own over it
+        os.chmod(self._folder, 0o755)  # for the users of processes, who mount or have folders of their own there
 
     def _start(self) -> None:
         self._own_folder()
@@ -184,7 +183,7 @@ class ForkClient:
             "namespaces": has_namespaces(self._tier),
             "paths": [os.path.abspath(path) for path in sys.path] if self._modules else [],
             "modules": self._modules,
-            "readable": readable,
+            "readable": readable if self._tier == "bwrap" else [*readable, self._folder],
         }
         seen = [*readable, *(str(_ROOT / "skyrl" / name) for name in _OURS)]
         isolated = ["-I"] if self._modules else ["-I", "-S"]

@@ -67,6 +67,7 @@ def test_descriptors_and_threads_stay_flat_and_memory_over_thousands_of_steps(
         "trainer__max_ckpts_to_keep": 2,
         "trainer__eval_before_train": False,
         "generator__n_samples_per_prompt": 2,
+        "environment__skyrl_gym__max_env_workers": 1,  # of more threads, as many are started as calls are slow
     }
     process = _context.Process(target=soak, args=(nano, tmp_path, changes))
     process.start()

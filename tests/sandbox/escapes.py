@@ -157,7 +157,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     ),
     "the folder of another answer that runs beside it": (
         "import glob, os\n"
-        "for file in glob.glob(os.path.dirname(os.getcwd()) + '/skyrl-sandbox-*/neighbour'):\n"
+        "for file in glob.glob(os.path.dirname(os.getcwd()) + '/*/neighbour'):\n"
         "  if open(file).read(): print('escaped')",
         ROOTS_FIRST,
     ),

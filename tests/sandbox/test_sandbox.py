@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -150,6 +151,23 @@ def test_a_sandbox_that_cannot_start_leaves_no_folder_behind(tmp_path: Path) -> 
     there = {**os.environ, "TMPDIR": str(tmp_path)}
     ran = subprocess.run([sys.executable, "-c", CANNOT_START], env=there, capture_output=True, text=True, check=True)
     assert (ran.stdout, list(tmp_path.iterdir())) == ("refused\n", [])
+
+
+@pytest.mark.parametrize("tier", HERE)
+def test_programs_run_where_only_the_user_may_enter_the_temporary_folder(
+    tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what they read lies in it, too."""
+    tmp_path.chmod(0o700)
+    (tmp_path / "read").mkdir(mode=0o755)
+    (tmp_path / "read" / "word").write_text("found", encoding="utf-8")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = Sandbox(tier, readable=[tmp_path / "read"])
+    try:
+        ran = made.run(f"open('own', 'w').write('x')\nprint(open({str(tmp_path / 'read' / 'word')!r}).read())")
+    finally:
+        made.close()
+    assert (ran.stdout, ran.stderr) == (b"found\n", b"")
 
 
 def test_one_answer_cannot_poison_the_next() -> None:
