@@ -117,11 +117,15 @@ class VocabularyPart:
     group: dist.ProcessGroup | None = None
     """The ranks that have the other tokens."""
 
+    largest: int | None = None
+    """Tokens of the largest part, by which all ranks cut their work alike. None: those of this one."""
+
     @classmethod
     def of(cls, weight: DTensor) -> Self:
         """The part of a matrix (V, H) with rows distributed over a mesh of one dimension, as `torch.chunk` does."""
         group = weight.device_mesh.get_group()
-        return cls(first=group.rank() * -(-weight.shape[0] // group.size()), group=group)
+        largest = -(-weight.shape[0] // group.size())
+        return cls(first=group.rank() * largest, group=group, largest=largest)
 
     def chosen(self, scores: Tensor, targets: Tensor) -> Tensor:
         """(C,): scores (C, tokens of this rank) at the targets, 0 where another rank has the target."""
@@ -160,7 +164,7 @@ class _LinearLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs, spread, norms = (torch.zeros(len(hidden), device=hidden.device) for _ in range(3))
         compile_it = compile_it and part.group is None
-        for rows in _chunks(hidden, weight):
+        for rows in _chunks(hidden, part.largest or len(weight)):
             scores = _scores(hidden[rows], weight, temperature)
             if compile_it:
                 logprobs[rows], spread[rows], norms[rows] = compiled(statistics)(scores, targets[rows])
@@ -190,7 +194,7 @@ class _LinearLogprobs(torch.autograd.Function):
         wanted_hidden, wanted_weight = ctx.needs_input_grad[:2]
         for_hidden = torch.empty_like(hidden) if wanted_hidden else None
         for_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wanted_weight else None
-        for rows in _chunks(hidden, weight):
+        for rows in _chunks(hidden, ctx.part.largest or len(weight)):
             factor = torch.zeros_like(norms[rows]) if of_logprobs is None else of_logprobs[rows]
             change = _scores(hidden[rows], weight, ctx.temperature)
             if ctx.compile_it:
@@ -233,7 +237,7 @@ def _add_product(total: Tensor, change: Tensor, hidden: Tensor) -> None:
         total += change.T @ hidden
 
 
-def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
-    """Rows of `hidden` that are done together."""
-    size = max(logits_at_a_time(hidden.device) // len(weight), 1)
+def _chunks(hidden: Tensor, tokens: int) -> list[slice]:
+    """Rows of `hidden` that are done together for a vocabulary of so many tokens."""
+    size = max(logits_at_a_time(hidden.device) // tokens, 1)
     return [slice(start, start + size) for start in range(0, len(hidden), size)]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from skyrl.algorithms import linear_logprobs as module
 from skyrl.algorithms.compiled import compiled
-from skyrl.algorithms.linear_logprobs import linear_logprobs
+from skyrl.algorithms.linear_logprobs import VocabularyPart, linear_logprobs, logprobs_of_logits
 
 TOKENS, WIDTH, VOCABULARY = 23, 16, 101
 
@@ -226,3 +229,60 @@ def test_log_probabilities_without_entropies_are_compiled_where_they_have_gradie
         results.append((logprobs, hidden.grad, weight.grad))
     for ours, plain in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_two_parts_of_the_vocabulary_give_the_numbers_and_gradients_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Threads stand for the ranks: what each of them reduces is added up, or the larger is taken."""
+    meeting, brought = threading.Barrier(2), dict[int, Tensor]()
+
+    def reduce(part: VocabularyPart, value: Tensor, by: Any = dist.ReduceOp.SUM) -> Tensor:
+        brought[part.first] = value.clone()
+        meeting.wait(60)
+        one, other = brought.values()
+        value.copy_(one + other if by == dist.ReduceOp.SUM else torch.maximum(one, other))
+        meeting.wait(60)
+        return value
+
+    monkeypatch.setattr(VocabularyPart, "reduce", reduce)
+    hidden, weight, targets = problem()
+    expected = naive(hidden, weight, targets, 2.0)
+    slopes = torch.linspace(-1, 1, TOKENS), torch.linspace(2, 3, TOKENS)
+    wanted = torch.autograd.grad(expected, (hidden, weight), slopes)
+
+    def rank(first: int, last: int) -> list[Tensor]:
+        own, part = hidden.detach().clone().requires_grad_(), weight.detach()[first:last].clone().requires_grad_()
+        apply: Any = module._LinearLogprobs.apply
+        found = apply(own, part, targets, 2.0, True, VocabularyPart(first=first, largest=51), False)
+        return [*found, *torch.autograd.grad(found, (own, part), slopes)]
+
+    with ThreadPoolExecutor(2) as ranks:
+        ends = list(ranks.map(rank, (0, 51), (51, VOCABULARY)))
+    for logprobs, spread, of_hidden, of_weight in ends:
+        torch.testing.assert_close(logprobs, expected[0])
+        torch.testing.assert_close(spread, expected[1])
+        torch.testing.assert_close(of_hidden, wanted[0])
+        torch.testing.assert_close(of_weight, wanted[1][:51] if len(of_weight) == 51 else wanted[1][51:])
+
+
+def test_a_rank_has_the_tokens_that_chunks_of_equal_size_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 101 tokens two ranks have 51 and 50; what they reduce goes to their group, unless there is nothing in it."""
+    group: Any = SimpleNamespace(rank=lambda: 1, size=lambda: 2)
+    matrix: Any = SimpleNamespace(device_mesh=SimpleNamespace(get_group=lambda: group), shape=(VOCABULARY, WIDTH))
+    part = VocabularyPart.of(matrix)
+    assert (part.first, part.group, part.largest) == (51, group, 51)
+    reduced = list[tuple[Any, Any]]()
+    monkeypatch.setattr(dist, "all_reduce", lambda value, by, group: reduced.append((by, group)))
+    part.reduce(torch.ones(1), dist.ReduceOp.MAX)
+    part.reduce(torch.ones(0))
+    VocabularyPart().reduce(torch.ones(1))
+    assert reduced == [(dist.ReduceOp.MAX, group)]
+
+
+def test_the_entropy_of_logits_has_a_gradient_only_if_that_is_asked_for() -> None:
+    logits = torch.zeros(1, 2, requires_grad=True)
+    for asked in ({}, {"entropy_gradient": True}):
+        _, spread = logprobs_of_logits(logits, torch.tensor([0]), temperature=1.0, with_entropy=True, **asked)
+        assert spread is not None
+        assert spread.requires_grad is bool(asked)

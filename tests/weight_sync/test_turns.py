@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
+from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import Completion
 from skyrl.inference.incoming_weights import Folder
+from skyrl.weight_sync.adapter_transport import BroadcastAdapterTransport, FolderAdapterTransport
 from skyrl.weight_sync.canary import canary_prompts, rows
 from skyrl.weight_sync.native import _Workers
 from skyrl.weight_sync.publish import WeightSync
-from skyrl.weight_sync.senders import buckets
+from skyrl.weight_sync.senders import BroadcastSender, buckets
 from skyrl.weight_sync.transports import FolderTransport, TransferRendezvous, _nearness_to_the_cause, send_both
 
 
@@ -174,6 +177,87 @@ async def test_the_folder_for_weights_is_made_with_its_parents_and_empty_once_th
         await FolderTransport(tmp_path / "run" / "weights", dtype="float32").send(ends, ends, version)
     assert seen == [(["00000.json", "00000.safetensors"], 1), (["00000.json", "00000.safetensors"], 2)]
     assert list((tmp_path / "run" / "weights").iterdir()) == []
+
+
+class AdapterEnds:
+    """A learner of an adapter and the client of two engines, which write down what they are given."""
+
+    in_service = ("first", "second")
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[int, int, int, float, list[str]]] = []
+        self.asked: list[tuple[str, bool]] = []
+
+    async def metadata(self, *, adapter: bool) -> list[tuple[str, tuple[int, ...], str]]:
+        self.asked.append(("metadata", adapter))
+        return [("lora_A", (2,), "bfloat16")]
+
+    async def stream(self, consume: Callable[[Any], None], *, adapter: bool) -> None:
+        self.asked.append(("stream", adapter))
+        consume(iter([("lora_A", torch.ones(2))]))
+
+    async def load_weights(self, adapters: list[Adapter], version: int, abort: object = None) -> None:
+        for each in adapters:
+            weights = [f"{info.name} {info.shape} {info.dtype}" for info in each.weights]
+            self.loaded.append((len(adapters), version, each.rank, each.alpha, weights))
+        if isinstance(adapters[0].tensors, Folder):
+            with adapters[0].open() as tensors:
+                assert {name: tensor.tolist() for name, tensor in tensors} == {"lora_A": [1.0, 1.0]}
+
+
+LOADED = [(2, 3, 4, 8.0, ["lora_A (2,) float32"])] * 2
+LORA = SkyRLLoraConfig(rank=4, alpha=8)
+
+
+async def test_an_adapter_in_files_is_loaded_by_every_engine_and_removed(tmp_path: Path) -> None:
+    ends: Any = AdapterEnds()
+    transport = FolderAdapterTransport(tmp_path / "run" / "weights", LORA)
+    for _ in range(2):  # the second time the folder is there
+        await transport.send(ends, ends, 3)
+    assert ends.loaded == LOADED * 2
+    assert ends.asked == [("metadata", True), ("stream", True)] * 2
+    assert list((tmp_path / "run" / "weights").iterdir()) == []
+
+
+async def test_an_adapter_that_cannot_be_written_is_refused_with_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ends: Any = AdapterEnds()
+    with pytest.raises(WeightSyncError, match=f"the adapter cannot be written to {tmp_path / 'file'}"):
+        await FolderAdapterTransport(tmp_path / "file", LORA).send(ends, ends, 3)
+
+
+async def test_an_adapter_is_broadcast_while_every_engine_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, str]] = []
+
+    def send(sender: BroadcastSender, weights: Any) -> None:
+        sent.append((sender.group.rank, sender.dtype))
+        assert [name for name, _ in weights] == ["lora_A"]
+
+    monkeypatch.setattr(BroadcastSender, "__call__", send)
+    ends: Any = AdapterEnds()
+    await BroadcastAdapterTransport(TransferRendezvous("here", 29, timeout=7.0), LORA).send(ends, ends, 3)
+    assert (ends.loaded, sent) == (LOADED, [(0, "float32")])
+    assert ends.asked == [("metadata", True), ("stream", True)]
+
+
+async def test_weights_are_sent_again_to_an_engine_that_took_the_place_of_the_last_one() -> None:
+    world = World(interval=3)
+    await world.sync.publish(1)
+    await world.sync.send_again()
+    assert world.sent() == ["send 1", "send 1"]
+
+
+async def test_engines_that_kept_whole_weights_work_on_only_after_an_error_of_ours() -> None:
+    """A process that died may have left others with half of the weights."""
+    world = World()
+
+    async def send(source: object, client: object, version: int) -> None:
+        raise ProcessError("the learner died")
+
+    world.send = send  # type: ignore[method-assign]  # of this world alone
+    with pytest.raises(ProcessError):
+        await world.sync.publish(1)
+    assert "resume" not in world.calls
 
 
 def test_each_meeting_has_a_name_of_its_own_and_ranks_in_turn() -> None:

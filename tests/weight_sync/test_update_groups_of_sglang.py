@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ from skyrl.inference.server_dialects import ServerDeadlines
 from skyrl.inference.sglang_server import SGLangServer
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.weight_sync.transports import TransferRendezvous, UpdateGroupTransport
+from skyrl.weight_sync.update_groups import _in_the_background, _until
 from tests.inference.nano import nano_model, nano_tokenizer
 from tests.inference.sglang_stand_in import SGLangStandIn
 from tests.weight_sync.held import HeldModel
@@ -82,6 +85,62 @@ async def test_a_server_that_does_not_join_is_named_before_the_others_are_waited
         with pytest.raises(WeightSyncError, match=r"/init_weights_update_group: Failed to initialize custom process"):
             await transport.send(HeldModel(nano_model(seed=5)), client, 1)
         assert [path for path in started[0].asked if path.endswith("distributed")] == []
+
+
+class Sending:
+    """A broadcast that is done after it was looked at so many times."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks, self.waited = looks, 0
+
+    def is_completed(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+    def wait(self) -> None:
+        self.waited += 1
+
+
+def test_a_broadcast_is_waited_for_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.weight_sync.update_groups._POLL_SECONDS", 0.0)
+    sending: Any = Sending(looks=3)
+    _until(sending, Future())
+    assert (sending.looks, sending.waited) == (-1, 1)
+
+
+def test_a_broadcast_is_waited_for_where_all_have_taken_the_last_one() -> None:
+    taken: Future[None] = Future()
+    taken.set_result(None)
+    sending: Any = Sending(looks=3)
+    _until(sending, taken)
+    assert (sending.looks, sending.waited) == (2, 1)
+
+
+class Refused(Future[None]):
+    """Is refused while it is waited for."""
+
+    def result(self, timeout: float | None = None) -> None:
+        raise WeightSyncError("no room")
+
+
+def test_why_nobody_takes_a_broadcast_ends_the_waiting_for_it() -> None:
+    taking: Future[None] = Future()
+    taking.set_exception(WeightSyncError("no room"))
+    for future in (taking, Refused()):
+        sending: Any = Sending(looks=3)
+        with pytest.raises(WeightSyncError, match="no room"):
+            _until(sending, future)
+        assert sending.waited == 0
+
+
+def test_a_call_in_the_background_gives_its_result_or_its_error_and_holds_up_no_end() -> None:
+    assert _in_the_background(threading.current_thread).result(60).daemon
+
+    def fails() -> None:
+        raise WeightSyncError("nobody came")
+
+    with pytest.raises(WeightSyncError, match="nobody came"):
+        _in_the_background(fails).result(60)
 
 
 async def test_a_server_of_another_size_than_will_be_waited_for_is_refused(tmp_path: Path) -> None:
