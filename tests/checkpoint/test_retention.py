@@ -9,9 +9,10 @@ from pathlib import Path
 
 import attrs
 import pytest
+import torch
 
 from skyrl.checkpoint.retention import Retention
-from skyrl.checkpoint.shards import StoredTensors, write_shards
+from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.storage.disk import Disk
 from tests.checkpoint.faulty import checkpoint, is_the_checkpoint_of
@@ -26,6 +27,26 @@ def test_the_best_are_the_largest_or_the_smallest_and_none_where_none_is_asked_f
 ) -> None:
     rules = Retention(last=1, best=best, metric="score", larger_is_better=larger_is_better)
     assert rules.kept([1, 2, 3, 4], {1: 0.9, 2: 0.5, 3: 0.1}) == kept
+
+
+def test_rules_that_are_not_set_keep_nothing() -> None:
+    values = {1: 0.9, 2: 0.5, 3: 0.1}
+    assert Retention(last=1, metric="score").kept([1, 2, 3], values) == {3}
+    assert Retention(last=1, every=0, best=0, metric="score").kept([1, 2, 3], values) == {3}
+
+
+def test_the_only_best_one_of_a_folder_is_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, Retention(last=1, best=1, metric="score"))
+    for step, score in ((1, 0.5), (2, 0.9), (3, 0.1)):
+        store.save(checkpoint(step, score=score))
+    assert store.steps() == [2, 3]
+
+
+def test_a_copied_shard_keeps_its_numbers_when_the_tensor_changes() -> None:
+    numbers = torch.zeros(3)
+    copied = TensorShard(name="w", shape=(3,), start=0, numbers=numbers).copied()
+    numbers += 1
+    assert copied.numbers.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_checkpoint_that_fills_the_disk_to_the_last_byte_is_saved(
