@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
 from skyrl.config.losses import POLICY_LOSSES, CISPOConfig
 from skyrl.config.sizes import scores_old_logprobs
 from skyrl.training.objective import policy_objective
+from skyrl.training.trainer import _mean_ratio
 from tests.training.batches import batch_of
 
 
@@ -50,3 +51,8 @@ def test_a_kl_term_in_the_reward_is_taken_before_the_first_update() -> None:
     assert scores_old_logprobs(
         AlgorithmConfig(use_kl_in_reward=True, use_kl_loss=False, policy_loss_type="dppo"), updates=1
     )
+
+
+async def test_the_mean_ratio_is_one_where_old_log_probabilities_are_the_policys_own() -> None:
+    nobody: Any = None  # is asked to score
+    assert await _mean_ratio(nobody, batch_of()) == 1.0
