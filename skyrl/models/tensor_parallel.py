@@ -53,6 +53,7 @@ def cut(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if style not in own_ways})
     for name in (name for name, style in plan.items() if style == HEAD):
         _cut_head(model.get_submodule(name), mesh)
+    _share_inputs(model, plan, mesh)
     for second, first in ties.items():  # cutting makes two of one
         module, _, name = second.rpartition(".")
         setattr(model.get_submodule(module), name, model.get_parameter(first))
@@ -61,6 +62,42 @@ def cut(model: nn.Module, mesh: DeviceMesh) -> list[str]:
         for name, _ in model.named_parameters()
         if replace_layer_number_by_wildcard(name.rpartition(".")[0]) in partial
     ]
+
+
+def _share_inputs(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
+    """Matrices of one module that are cut by outputs get one distributed input, instead of one each: its gradient is
+    summed over the ranks once for queries, keys and values, and once for gate and up projection.
+    """
+    siblings: dict[str, list[nn.Module]] = {}
+    for name, module in model.named_modules():
+        if plan.get(replace_layer_number_by_wildcard(name)) == COLUMNS and isinstance(module, nn.Linear):
+            siblings.setdefault(name.removesuffix(".base_layer").rpartition(".")[0], []).append(module)
+    for modules in siblings.values():
+        shared = _SharedInput(mesh, len(modules))
+        for module in modules:
+            module.register_forward_pre_hook(shared)
+
+
+class _SharedInput:
+    """A hook of modules that are called with the same tensor one after the other."""
+
+    def __init__(self, mesh: DeviceMesh, modules: int) -> None:
+        self._mesh, self._modules = mesh, modules
+        self._own: Tensor | None = None
+        self._common: Tensor | None = None
+        self._left = 0
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        own, *others = args
+        if isinstance(own, DTensor) or not own.requires_grad:
+            return None
+        if own is not self._own:
+            self._own, self._left = own, self._modules
+            self._common = DTensor.from_local(own, self._mesh, [Replicate()], run_check=False)
+        common, self._left = self._common, self._left - 1
+        if self._left == 0:
+            self._own = self._common = None  # neither outlives the pass
+        return common, *others
 
 
 def _cut_head(head: nn.Module, mesh: DeviceMesh) -> None:
