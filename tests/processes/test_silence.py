@@ -7,6 +7,7 @@ import threading
 from skyrl.processes.progress import Progress
 from skyrl.processes.silence import Silence
 from skyrl.rollout.in_flight import SamplesInFlight
+from skyrl.rollout.threads import Call
 
 
 class Time:
@@ -34,12 +35,12 @@ def test_waits_are_named_together_with_what_is_known_of_the_samples() -> None:
     time, said = Time(), list[str]()
     progress, samples = Progress(time), SamplesInFlight(time)
     progress.details = samples.__str__
-    silence = Silence(progress, said.append)
+    silence, call = Silence(progress, said.append), Call(lambda: None)
     with progress.waiting_for("generate"):
         samples.begin(128)
         samples.end(125)
-        time.now = 3.0
-        with samples.in_environment():
+        time.now = call.begun = 3.0
+        with samples.in_environment(call):
             time.now = 15.0
             silence.look()
     assert said == [
