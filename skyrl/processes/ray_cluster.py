@@ -26,6 +26,7 @@ import ray
 import ray._private.ray_constants as ray_constants
 import ray._private.worker as ray_worker
 from ray import _raylet
+from ray._private.node import Node
 
 from skyrl.errors import ProcessError
 from skyrl.processes.orphans import RUN, kill_tagged, make_private_folder, private_root, start_reaper, sweep
@@ -42,6 +43,14 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement deals the GPUs
 }
+
+_WITHOUT_REPORTS = {
+    "RAY_enable_metrics_collection": "0",
+    "RAY_event_stats": "0",
+    "RAY_task_events_report_interval_ms": "0",  # never
+    "REPORTER_UPDATE_INTERVAL_MS": "3600000",
+}
+"""What every process of Ray would measure and send around, for the dashboard that a private cluster does not have."""
 
 
 class Cluster:
@@ -154,12 +163,13 @@ def _init_private(folder: Path, resources: Mapping[str, Any], object_store_bytes
     token.write_text(secrets.token_hex(32))
     variables = {
         **_QUIET,
+        **_WITHOUT_REPORTS,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's own switch for a cluster of one machine, on loopback
         RUN: folder.name,
     }
-    with _environment(variables, without=("RAY_AUTH_TOKEN", "RAY_ADDRESS")), _loopback(), _signals():
+    with _environment(variables, without=("RAY_AUTH_TOKEN", "RAY_ADDRESS")), _loopback(), _signals(), _no_services():
         _read_token_again()
         _connect(
             address="local",
@@ -218,6 +228,21 @@ def _loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
+def _no_services() -> Iterator[None]:
+    """No dashboard, autoscaler and log monitor, which `ray.init` has no arguments for: nobody looks at a private
+    cluster, it does not grow, and every rank has its own log.
+    """
+    starts = {name: getattr(Node, name) for name in ("start_api_server", "start_monitor", "start_log_monitor")}
+    for name in starts:
+        setattr(Node, name, _drop)
+    try:
+        yield
+    finally:
+        for name, start in starts.items():
+            setattr(Node, name, start)
 
 
 @contextlib.contextmanager

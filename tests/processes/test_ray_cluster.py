@@ -71,6 +71,13 @@ def test_a_second_cluster_in_one_process_is_refused(folder: Path, tmp_path: Path
     assert ray.is_initialized()
 
 
+def test_no_service_of_ray_runs_that_nobody_uses(folder: Path) -> None:
+    commands = [" ".join(psutil.Process(pid).cmdline()) for pid in tagged(RUN, folder.name, folder) if lives(pid)]
+    assert any("raylet" in command for command in commands)
+    services = ("dashboard.py", "log_monitor.py", "monitor.py")
+    assert [command for command in commands if any(service in command for service in services)] == []
+
+
 def _listening(pid: int) -> set[str]:
     """The addresses on which a process listens: none where it has ended since it was found."""
     try:
