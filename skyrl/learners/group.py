@@ -117,6 +117,7 @@ class LearnerGroup(ScorerGroup[L_co]):
         """`objective` is the one that the workers have: here it weighs whole mini-batches."""
         super().__init__(ranks, budget, replicas=replicas, rows_of_an_item=rows_of_an_item)
         self.objective = objective
+        self._metadata: dict[bool, list[tuple[str, tuple[int, ...], str]]] = {}
 
     async def update(self, batch: TrainingBatch) -> Metrics:
         """One optimizer step over the mini-batch; the metrics are those of all its tokens."""
@@ -130,9 +131,11 @@ class LearnerGroup(ScorerGroup[L_co]):
 
     async def metadata(self, *, adapter: bool = False) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and type of every weight, in the order in which they are streamed; with `adapter`, of the tensors
-        of the adapter alone.
+        of the adapter alone. The ranks are asked once: training changes values only.
         """
-        return (await self.ranks.call(LearningWorker.metadata, adapter))[0]
+        if adapter not in self._metadata:
+            self._metadata[adapter] = (await self.ranks.call(LearningWorker.metadata, adapter))[0]
+        return self._metadata[adapter]
 
     async def stream(
         self,

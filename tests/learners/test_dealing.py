@@ -87,6 +87,11 @@ class FakeRank:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.shares: list[TrainingBatch] = []
+        self.asked = 0
+
+    def metadata(self, adapter: bool) -> list[tuple[str, tuple[int, ...], str]]:
+        self.asked += 1
+        return [("adapter" if adapter else "weight", (2, 3), "float32")]
 
     async def score(self, share: TrainingBatch) -> Tensor:
         self.shares.append(share)
@@ -131,6 +136,16 @@ async def test_what_a_replica_reports_counts_once(name: str) -> None:
     replicas, _ = PLACEMENTS[name]
     learner = LearnerGroup(group_of(fakes(replicas)), CrossEntropy(), replicas=replicas)
     assert await learner.update(batch(4)) == {"rows": 4.0, "grad_norm": 1.0, "tokens": 9.25}
+
+
+async def test_ranks_are_asked_once_for_the_names_and_shapes_of_their_weights() -> None:
+    replicas, _ = PLACEMENTS["two stages of each replica"]
+    ranks = fakes(replicas)
+    learner = LearnerGroup(group_of(ranks), CrossEntropy(), replicas=replicas)
+    for _ in range(2):
+        assert await learner.metadata() == [("weight", (2, 3), "float32")]
+        assert await learner.metadata(adapter=True) == [("adapter", (2, 3), "float32")]
+    assert [rank.asked for rank in ranks] == [2, 2, 2, 2]
 
 
 async def test_a_budget_of_tokens_is_planned_once_for_a_replica() -> None:
