@@ -154,21 +154,29 @@ def used_here() -> tuple[float, float]:
     return time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def used_by_all() -> tuple[float, float]:
+class UsedByAll:
     """CPU-seconds so far of this process and of all that descend from it, and their resident memory now in MB."""
-    import psutil
 
-    here = psutil.Process()
-    seconds, memory = 0.0, 0
-    for process in (here, *here.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            seconds, memory = seconds + sum(process.cpu_times()[:2]), memory + process.memory_info().rss
-    return seconds, memory / 1e6
+    def __init__(self) -> None:
+        self._looking = 0.0
+        """CPU-seconds of this process that looking took, which do not count."""
+
+    def __call__(self) -> tuple[float, float]:
+        import psutil
+
+        began = time.process_time()
+        here = psutil.Process()
+        seconds, memory = began - self._looking, here.memory_info().rss
+        for process in here.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                seconds, memory = seconds + sum(process.cpu_times()[:2]), memory + process.memory_info().rss
+        self._looking += time.process_time() - began
+        return seconds, memory / 1e6
 
 
 def run_ray(steps: int, seed: int, folder: Path) -> None:
     """The quick start's file with a learner and an engine in processes of their own."""
-    run_skyrl(steps, seed, folder, executor="ray", used=used_by_all)
+    run_skyrl(steps, seed, folder, executor="ray", used=UsedByAll())
 
 
 def run_skyrl(
