@@ -50,7 +50,7 @@ _WITHOUT_REPORTS = {
     "RAY_task_events_report_interval_ms": "0",  # never
     "REPORTER_UPDATE_INTERVAL_MS": "3600000",
 }
-"""What every process of Ray would measure and send around, for the dashboard that a private cluster does not have."""
+"""Settings that switch off what Ray's processes measure and send for a dashboard: a private cluster has none."""
 
 
 class Cluster:

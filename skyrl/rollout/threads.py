@@ -70,7 +70,7 @@ class Call:
     """Time by the event loop's clock at which a thread took it; None while it waits."""
 
     _turn: _Turn | None = field(default=None, init=False)
-    """Those calls in which it runs."""
+    """The turn of a thread in which it runs; None before and after."""
 
 
 @define(eq=False)
