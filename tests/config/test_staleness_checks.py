@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import load
-from skyrl.config.checks.asynchronous import older_samples_are_corrected
+from skyrl.config.checks.asynchronous import older_samples_are_corrected, there_is_something_to_interpolate
 
 STALE: dict[str, Any] = {
     "trainer.fully_async.enabled": True,
@@ -42,3 +42,10 @@ def test_nothing_that_corrects_is_a_warning() -> None:
 )
 def test_what_corrects_or_what_needs_no_correction_is_no_problem(change: dict[str, Any]) -> None:
     assert problems(**change) == []
+
+
+@pytest.mark.parametrize(("staleness", "found"), [(0, ["warning"]), (1, ["warning"]), (2, [])])
+def test_an_interpolation_that_equals_the_engines_own_is_a_warning(staleness: int, found: list[str]) -> None:
+    changes = {"trainer.algorithm.old_logprobs": "interpolated", "trainer.fully_async.max_staleness_steps": staleness}
+    run = load([], STALE | changes).config
+    assert [problem.severity for problem in there_is_something_to_interpolate(run)] == found
