@@ -37,7 +37,15 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "training": (),
     "tree": ("property_tests/test_config_laws.py", "property_tests/test_config_mistakes.py"),
     "rollout": ("property_tests/test_stream_laws.py", "tests/training/test_metrics.py"),
-    "config": ("property_tests/test_config_laws.py", "tests/tree/test_schema.py", "tests/training/test_alarms.py"),
+    "config": (
+        "property_tests/test_config_laws.py",
+        "tests/tree/test_schema.py",
+        "tests/training/test_alarms.py",
+        "tests/cli/test_plan.py",  # memory, layouts and seconds of a step
+        "tests/launchers/test_launch_command.py",
+        "tests/sweeps/test_sweeps.py",
+        "tests/test_pages.py",  # tables of proposed layouts
+    ),
 }
 """Package -> its tests beside those in the folder of its name."""
 
