@@ -29,6 +29,12 @@ OF_A_RUN: dict[str, Any] = {
     "trainer.algorithm.gmpo.log_clip_high": 0.4,
     "trainer.algorithm.decoupled.dual_clip": False,
     "trainer.algorithm.clip_cov.clip_cov_lb": 1.0,
+    "trainer.algorithm.dynamic_sampling.min_success_rate": 0.0,
+    "trainer.algorithm.dynamic_sampling.max_success_rate": 1.0,
+    "trainer.policy.model.init_from_scratch": False,
+    "trainer.policy.optimizer_config.min_loss_scale": 1.0,
+    "trainer.policy.optimizer_config.loss_scale_window": 100,
+    "trainer.policy.optimizer_config.min_lr_ratio": 0.0,
 }
 
 OF_A_SUPERVISED_RUN: dict[str, Any] = {
