@@ -21,7 +21,7 @@ The schema's metadata holds `skyrl.version` and `skyrl.pieces`: JSON, text of ea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,8 +149,8 @@ class TokenFiles:
 
     def _pieces_of(self, rows: pa.RecordBatch, decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
         """Text of every token id in the rows, each decoded once in a run."""
-        columns = [rows.column(name).values.to_numpy() for name in ("prompt_ids", "response_ids")]
-        ids = np.unique(np.concatenate(columns)).tolist()
+        columns = [rows.column(name).values.buffers()[1] for name in ("prompt_ids", "response_ids")]
+        ids = np.unique(np.concatenate([np.frombuffer(column, np.int32) for column in columns])).tolist()
         self._pieces |= {each: _piece(each, decode) for each in ids if each not in self._pieces}
         return {each: self._pieces[each] for each in ids}
 
@@ -171,9 +171,9 @@ def _rows(kept: Sequence[KeptGroup], computed: Mapping[str, np.ndarray]) -> pa.R
     places = [each.first_row + number for each in kept for number in range(each.rows)]
     steps = [row for *_, row in rows]
     columns: dict[str, pa.Array] = {
-        "prompt_id": pa.array(prompt_ids),
-        "sample": pa.array([one.sample_index for one, *_ in rows], pa.int32()),
-        "turn": pa.array([turn for _, turn, _ in rows], pa.int32()),
+        "prompt_id": _strings(prompt_ids),
+        "sample": _column(np.array([one.sample_index for one, *_ in rows], np.int32)),
+        "turn": _column(np.array([turn for _, turn, _ in rows], np.int32)),
         "prompt_ids": _lists([np.asarray(row.prompt_ids, np.int32) for row in steps]),
         "response_ids": _lists([np.asarray(row.response_ids, np.int32) for row in steps]),
         "loss_mask": _lists([np.asarray(row.loss_mask, np.bool_) for row in steps]),
@@ -197,5 +197,26 @@ def _lists(values: Sequence[np.ndarray]) -> pa.Array:
     """A list array of these entries."""
     import pyarrow as pa
 
-    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(values)))
+    return pa.ListArray.from_arrays(_column(_offsets(values)), _column(np.concatenate(values)))
+
+
+def _strings(values: Sequence[str]) -> pa.Array:
+    import pyarrow as pa
+
+    texts = [each.encode() for each in values]
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(_offsets(texts)), pa.py_buffer(b"".join(texts)))
+
+
+def _column(values: np.ndarray) -> pa.Array:
+    """The values without a copy, unless they are bools, which Arrow has as bits. `pyarrow.array` would import pandas,
+    and so would `to_numpy`: 38 MB.
+    """
+    import pyarrow as pa
+
+    bits = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else values
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(bits)])
+
+
+def _offsets(values: Sequence[Sized]) -> np.ndarray:
+    """Where each of the values begins and the last one ends, in a row of all their elements."""
+    return np.cumsum([0, *map(len, values)], dtype=np.int32)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -184,3 +186,31 @@ def test_the_numbers_are_kept_in_single_precision(tmp_path: Path) -> None:
     kept.close()
     table = kept.tokens.read(1, 0)
     assert table is not None and table.columns["advantages"] == [[float(np.float32(0.1))]]
+
+
+def test_names_of_prompts_are_kept_in_any_script(tmp_path: Path) -> None:
+    kept = files(tmp_path)
+    sink = kept.sink(decode, -1)
+    sink.keep(1, [group("größe:日本", trajectory("größe:日本", 0, [8, 9])), GROUPS[0]])
+    sink.write_uncomputed()
+    kept.close()
+    table = kept.tokens.read(1, 0)
+    assert table is not None
+    assert table.columns["prompt_id"] == ["größe:日本"]
+
+
+def test_tokens_are_written_without_pandas(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tests.tracking.test_sample_files import GROUPS, decode, files\n"
+        "kept = files(Path(sys.argv[1])); sink = kept.sink(decode, -1)\n"
+        "sink.keep(1, GROUPS); sink.write_uncomputed(); kept.close()\n"
+        "print(kept.tokens.read(1, 0) is not None, 'pandas' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.split() == ["True", "False"]
