@@ -224,15 +224,18 @@ class DecodeBatch:
         )
 
     def _keep(self, places: list[int]) -> None:
-        self.rows = [self.rows[place] for place in self._cache.keep(places)]
+        order = self._cache.keep(places)
+        self.rows = [self.rows[place] for place in order]
         if not self.rows:
             self._cache = RowCache(self._model.device)
-        self._describe_rows()
+        self._describe_rows(self._tensors.at(order))
 
-    def _describe_rows(self) -> None:
-        """Recompute all that is derived from the list of rows; called whenever it, or a row's column, changed."""
+    def _describe_rows(self, tensors: RowTensors | None = None) -> None:
+        """Recompute all that is derived from the list of rows; called whenever it, or a row's column, changed.
+        `tensors`: those of the rows, where they are known.
+        """
         starts = {row.start for row in self.rows}
-        self._tensors = RowTensors.of(self.rows, self._model.device, self._eos_ids)
+        self._tensors = tensors or RowTensors.of(self.rows, self._model.device, self._eos_ids)
         self._ragged = len(starts) > 1
         self._last = max((row.last for row in self.rows), default=0)
         self._watched = [place for place, row in enumerate(self.rows) if row.tail]

@@ -1,14 +1,15 @@
 """The decoding batch: jobs, the rows of their samples, and the rows as tensors.
 
-The list of rows on the host is authoritative; the tensors are built from it whenever it changes.
+The list of rows on the host is authoritative; the tensors are built from it whenever rows join or move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
-from attrs import define, field, frozen
+from attrs import asdict, define, evolve, field, frozen
 from torch import Tensor
 
 from skyrl.config import SamplingParams
@@ -123,6 +124,20 @@ class RowTensors:
             any_least=any(row.job.sampling.min_new_tokens for row in rows),
             settings=RowSettings.of([row.job.sampling for row in rows], device),
         )
+
+    def at(self, places: Sequence[int]) -> RowTensors:
+        """Those of the rows at these places, in this order."""
+        chosen = torch.tensor(places, dtype=torch.int64, device=self.starts.device)
+        return evolve(_at(self, chosen), settings=_at(self.settings, chosen))
+
+
+T = TypeVar("T", RowTensors, RowSettings)
+
+
+def _at(rows: T, chosen: Tensor) -> T:
+    fields = asdict(rows, recurse=False).items()
+    tensors: dict[str, Any] = {name: value[chosen] for name, value in fields if isinstance(value, Tensor)}
+    return evolve(rows, **tensors)
 
 
 def _ends(rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> Tensor:

@@ -152,17 +152,21 @@ class TorchEngine:
     async def sleep(self) -> bool:
         """Moves the model to the memory of the host, where the weights survive."""
         self._model.refresh()
-        await asyncio.to_thread(self._model.model.to, "cpu")
+        await self._move(torch.device("cpu"))
         return False
 
     async def wake(self) -> None:
         """Moves the model back to where it computes."""
-        await asyncio.to_thread(self._model.model.to, self._device)
+        await self._move(self._device)
         self._model.refresh()
 
     async def close(self) -> None:
         """Finishes what is running; requests that still wait raise `RunError`, and so do later ones."""
         await self._scheduler.close()
+
+    async def _move(self, device: torch.device) -> None:
+        if self._model.model.device != device:
+            await asyncio.to_thread(self._model.model.to, device)
 
     def _replace_weights(self, incoming: IncomingWeights) -> None:
         if isinstance(incoming, Adapter):
