@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.utils import cpp_extension
 
 from skyrl.errors import UserError
 
@@ -50,6 +49,8 @@ def _compiling_alone() -> Iterator[None]:
     """Let one process compile at a time. torch's own lock is a file, which a killed process leaves behind and on which
     later ones would wait forever; it is removed while this lock is held.
     """
+    from torch.utils import cpp_extension
+
     folder = Path(cpp_extension._get_build_directory(_KERNEL, verbose=False))
     path = os.environ.get("PATH", "")
     with open(folder.with_name(f"{_KERNEL}.skyrl.lock"), "w") as own:

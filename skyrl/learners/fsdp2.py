@@ -260,7 +260,7 @@ class Fsdp2(DataParallel):
                 moved += count
             return done[id(tensor)]
 
-        if self._rests_on_host:
+        if self._rests_on_host or self._mover.is_host(self._device):
             return 0
         if model:
             self.model._apply(move)

@@ -16,6 +16,10 @@ class DeviceMover:
     all of them.
     """
 
+    def is_host(self, device: torch.device) -> bool:
+        """Whether what is on `device` is in host memory anyway, so that nothing has to move."""
+        return device == HOST
+
     def move(self, tensor: Tensor, device: torch.device) -> tuple[Tensor, int]:
         """The tensor, of any shape, on `device`, and the bytes moved on this rank: 0 where it is there already."""
         if tensor.device == device:

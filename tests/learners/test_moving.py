@@ -26,6 +26,9 @@ class Recorder(DeviceMover):
     def __init__(self) -> None:
         self.moved: list[tuple[tuple[int, ...], torch.device]] = []
 
+    def is_host(self, device: torch.device) -> bool:
+        return False
+
     def move(self, tensor: Tensor, device: torch.device) -> tuple[Tensor, int]:
         self.moved.append((tuple(tensor.shape), device))
         return tensor, local_bytes(tensor)
