@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import gc
 import inspect
 import logging
 import os
@@ -108,6 +109,7 @@ class Host:
             self._object = (await maker[0])()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code; the driver raises it
             return self._failure("start", error)
+        gc.freeze()  # what is there by now lasts as long as the process, and need not be searched for garbage
         return CallResult(None)
 
     async def call(

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from skyrl.checkpoint.store import Checkpoint
 from skyrl.errors import RunError
 from skyrl.processes.event_loop import event_loop
+from skyrl.processes.garbage import lasting_objects
 from skyrl.processes.progress import Watchdog
 from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
 from skyrl.processes.silence import Silence
@@ -112,7 +113,8 @@ class RunSession:
         if not finished:
             loop = await self._make_loop(checkpoint)
             try:
-                await loop.run()
+                with lasting_objects():
+                    await loop.run()
                 await experiment.saving.finish()
                 await self._folder.samples.finished()
             except BaseException as error:
