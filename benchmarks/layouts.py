@@ -6,7 +6,8 @@ and one JSON line.
 A Qwen2 with random weights of 68 million parameters scores and trains on 32 rows of 256 tokens, four of each prompt, in
 bfloat16. Six layouts take turns; each gets fresh processes in every round, and its figure is the median of the slowest
 rank's seconds. The prediction is the estimate of `skyrl.config.step_time` at the rates that four ranks reach on this
-machine when all of them compute, or send, at once. `pairs` is the share of pairs of layouts that it ranks as measured.
+machine when all of them compute, or send, or start the operations of a layer, at once. `pairs` counts the pairs of
+layouts that it ranks as measured, of those that the rounds tell apart: all seconds of one are below all of the other.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ ROWS = 8
 ROW = {"micro_train_batch_size_per_gpu": 1, "micro_forward_batch_size_per_gpu": 1}
 ALL = {"micro_train_batch_size_per_gpu": 8, "micro_forward_batch_size_per_gpu": 8}
 TWICE = {"micro_train_batch_size_per_gpu": 16, "micro_forward_batch_size_per_gpu": 16}
+
+PASSES = 3
+"""Passes of every token through a layer: one that scores, and an update's forward and backward pass."""
+
+GATHERED = PASSES
+"""Times that they need the weights of a layer."""
 
 LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "4 shards, 8 rows": ALL,
@@ -68,20 +75,40 @@ def trained(given: Measured, folder: str, ranks: Any) -> float:
     return seconds
 
 
-def speeds(given: Measured, folder: str, ranks: Any) -> tuple[float, float, float]:
-    """Operations and bytes a second of this rank while all do the same, and seconds of a small collective."""
+def speeds(given: Measured, folder: str, ranks: Any) -> dict[str, float]:
+    """Rates of this rank while all do the same: operations and bytes a second, and seconds of one token in a layer.
+    Bytes are those of one layer's weights, gathered in 16 bits, and of its gradients, summed in 32. The latency is that
+    of a collective between products, where it waits for the slowest rank.
+    """
     import torch
     import torch.distributed as dist
+    from transformers import AutoModelForCausalLM
 
     ranks.join(torch.device("cpu"))
-    left, right = (torch.randn(*size, dtype=torch.bfloat16) for size in ((2048, 768), (768, 3072)))
-    products = _seconds(lambda: left @ right)
-    part = torch.zeros(2**22, dtype=torch.bfloat16)
-    whole = torch.zeros(2**22 * RANKS, dtype=torch.bfloat16)
-    gathering = _seconds(lambda: dist.all_gather_into_tensor(whole, part))
+    hidden, inner = given.model["hidden_size"], given.model["intermediate_size"]
+    left, right = torch.randn(2048, hidden, dtype=torch.bfloat16), torch.randn(hidden, inner, dtype=torch.bfloat16)
     one, four = torch.zeros(1), torch.zeros(RANKS)
-    waiting = _seconds(lambda: dist.all_gather_into_tensor(four, one))
-    return 2 * 2048 * 768 * 3072 / products, part.nbytes * (RANKS - 1) / gathering, waiting
+    products = _seconds(lambda: left @ right, times=50)
+    together = _seconds(lambda: (left @ right, dist.all_gather_into_tensor(four, one)), times=50)
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    part = torch.zeros(sum(each.numel() for each in model.model.layers[0].parameters()) // RANKS, dtype=torch.bfloat16)
+    whole, sums = torch.zeros(len(part) * RANKS, dtype=torch.bfloat16), torch.zeros(len(part))
+    gradients = torch.zeros(len(part) * RANKS)
+    gathering = _seconds(lambda: dist.all_gather_into_tensor(whole, part))
+    summing = _seconds(lambda: dist.reduce_scatter_tensor(sums, gradients))
+    sent = (GATHERED * part.nbytes + sums.nbytes) * (RANKS - 1)
+
+    token = torch.zeros(1, 1, dtype=torch.long)
+    with torch.no_grad():
+        scoring = _seconds(lambda: model(token, use_cache=False))
+    passes = scoring + _seconds(lambda: model(token, use_cache=False).logits.sum().backward())
+    return {
+        "flops": 2 * len(left) * hidden * inner / products,
+        "link": sent / (GATHERED * gathering + summing),
+        "latency": together - products,
+        "launches": passes / PASSES / given.model["num_hidden_layers"],
+    }
 
 
 def _seconds(call: Callable[[], object], times: int = 10) -> float:
@@ -118,16 +145,22 @@ def main() -> None:
         for _ in range(rounds):
             for name, changes in LAYOUTS.items():
                 took[name].append(max(on_ranks(setting(changes), folder, trained)))
-    flops, link, latency = (median(values) for values in zip(*each, strict=True))
-    speed = {"flops": flops, "bandwidth": link, "link": link, "node_link": link, "host_link": link, "latency": latency}
-    rates = Rates(**speed, overlaps=False)
-    guesses, measured = predicted(rates), {name: median(values) for name, values in took.items()}
-    print(f"{flops / 1e9:.0f} GFLOP/s, {link / 1e6:.0f} MB/s and {latency * 1e3:.2f} ms a collective on each rank")
+    speed: dict[str, Any] = {name: median(rank[name] for rank in each) for name in each[0]}
+    links = dict.fromkeys(("bandwidth", "node_link", "host_link"), speed["link"])
+    guesses = predicted(Rates(**(speed | links), overlaps=False, gpus_per_node=RANKS))
+    measured = {name: median(values) for name, values in took.items()}
+    print(
+        f"on each rank {speed['flops'] / 1e9:.0f} GFLOP/s, {speed['link'] / 1e6:.0f} MB/s, "
+        f"{speed['latency'] * 1e3:.2f} ms a collective, {speed['launches'] * 1e3:.2f} ms a layer"
+    )
     for name in sorted(LAYOUTS, key=lambda name: measured[name]):
-        print(f"{name:32}{measured[name]:8.2f} s measured{guesses[name]:8.2f} s predicted")
-    pairs = [(measured[a] < measured[b]) == (guesses[a] < guesses[b]) for a, b in combinations(LAYOUTS, 2)]
+        span = f"{min(took[name]):.2f} to {max(took[name]):.2f}"
+        print(f"{name:32}{measured[name]:8.2f} s measured ({span}){guesses[name]:8.2f} s predicted")
+    apart = [tuple(sorted(two, key=lambda name: measured[name])) for two in combinations(LAYOUTS, 2)]
+    apart = [(a, b) for a, b in apart if max(took[a]) < min(took[b])]
     seconds = {name: [round(measured[name], 3), round(guesses[name], 3)] for name in LAYOUTS}
-    print(json.dumps({"benchmark": "layouts", "measured_and_predicted": seconds, "pairs": sum(pairs) / len(pairs)}))
+    pairs = [sum(guesses[a] < guesses[b] for a, b in apart), len(apart)]
+    print(json.dumps({"benchmark": "layouts", "measured_and_predicted": seconds, "pairs": pairs}))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def _working(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates, *, pas
     launching = passes * rows.micro_batches * layers * rates.launches
     waiting = exchanging(evolve(shape, layers=layers), rows, each, rates, passes=passes)
     return (
-        max(products, launching)
+        rates.beside(products, launching)
         + waiting
         + passes * (_dispatching(shape, rows, stages, rates) * layers + _handing_on(shape, rows, stages, rates))
     )

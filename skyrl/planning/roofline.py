@@ -61,11 +61,12 @@ class Rates:
     gpus_per_node: int = 8
 
     overlaps: bool = True
-    """Whether links send while products are computed. They do not where the same cores do both."""
+    """Whether kernels are started, and links send, while products are computed. Not where the same cores do all three.
+    """
 
-    def beside(self, computing: float, sending: float) -> float:
-        """Seconds of both, of which neither waits for the other."""
-        return max(computing, sending) if self.overlaps else computing + sending
+    def beside(self, one: float, other: float) -> float:
+        """Seconds of two that do not wait for each other."""
+        return max(one, other) if self.overlaps else one + other
 
     def cut(self, gpus: int) -> Rates:
         """The rates of each of so many GPUs that cut matrices among them."""
@@ -176,9 +177,9 @@ def update_seconds(
 
 
 def _computing(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *, passes: int, flops: int) -> float:
-    """The larger of products and of starting kernels."""
+    """Products, beside which the kernels of every micro-batch are started."""
     products = flops * forward_flops(shape, rows) / degrees.ranks / rates.cut(degrees.tensor).flops
-    return max(products, passes * rows.micro_batches * shape.layers * rates.launches)
+    return rates.beside(products, passes * rows.micro_batches * shape.layers * rates.launches)
 
 
 def _gathering(shape: ModelShape, degrees: Degrees, rates: Rates, size: float) -> float:

@@ -54,13 +54,17 @@ def test_an_adapter_has_no_products_for_other_weights_and_a_small_step() -> None
     assert update_seconds(SHAPE, ROWS, ALONE, SLOW, adapter=100) == 2 * forward + 7 * 4 * 100 / RATES.bandwidth
 
 
-def test_cores_that_also_send_compute_and_then_send() -> None:
+def test_cores_that_also_send_and_start_kernels_do_one_after_the_other() -> None:
     degrees = Degrees(data=2, shards=2)
-    both = scoring_seconds(SHAPE, ROWS, degrees, evolve(RATES, overlaps=False))
-    computing = scoring_seconds(SHAPE, ROWS, degrees, evolve(RATES, link=1e15, latency=0.0))
-    sending = scoring_seconds(SHAPE, ROWS, degrees, evolve(RATES, flops=1e15, launches=0.0))
-    assert both == pytest.approx(computing + sending)
-    assert scoring_seconds(SHAPE, ROWS, degrees, RATES) == pytest.approx(max(computing, sending))
+    quick = evolve(RATES, flops=1e15, link=1e15, latency=0.0, launches=0.0)
+    computing, sending, starting = (
+        scoring_seconds(SHAPE, ROWS, degrees, evolve(quick, **{name: value}))
+        for name, value in (("flops", 1e6), ("link", 1e4), ("launches", 0.5))
+    )
+    slow = evolve(RATES, latency=0.0, launches=0.5)
+    one_by_one = scoring_seconds(SHAPE, ROWS, degrees, evolve(slow, overlaps=False))
+    assert one_by_one == pytest.approx(computing + sending + starting)
+    assert scoring_seconds(SHAPE, ROWS, degrees, slow) == pytest.approx(max(computing, sending, starting))
 
 
 def test_kernels_of_many_small_micro_batches_are_started_for_longer_than_they_compute() -> None:
