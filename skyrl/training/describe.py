@@ -20,13 +20,14 @@ def describe(groups: Sequence[TrajectoryGroup]) -> Metrics:
     counted = [group for group in groups if not group.dropped]
     if not counted:
         return measure(groups)
-    rewards = [reward for group in counted for reward in group.rewards]
+    of_groups = [group.rewards for group in counted]
+    rewards = [reward for own in of_groups for reward in own]
     samples = max(len(group.trajectories) for group in counted)
     return {
         "reward/avg_raw_reward": fmean(rewards),
         "reward/mean_positive_reward": mean_positive(rewards),
         f"reward/avg_pass_at_{samples}": pass_rate(counted),
-        "reward/zero_variance_groups": fmean(len(set(group.rewards)) == 1 for group in counted),
+        "reward/zero_variance_groups": fmean(len(set(own)) == 1 for own in of_groups),
         **measure(groups),
     }
 
