@@ -50,8 +50,8 @@ class WeightSource(Protocol):
         and return its result.
 
         With `everywhere` it runs on every rank, each of which has all weights; with `adapter` it gets the tensors of
-        the adapter alone. `dtype` is the type that `consume`
-        rounds them to, if it is one for all: they may be rounded before.
+        the adapter alone. `dtype` is the type that `consume` rounds them to, if it is one for all: they may be rounded
+        before.
         """
 
     async def metadata(self, *, adapter: bool = False) -> Sequence[tuple[str, tuple[int, ...], str]]:

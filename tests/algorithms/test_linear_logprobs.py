@@ -280,6 +280,20 @@ def test_a_rank_has_the_tokens_that_chunks_of_equal_size_leave_it(monkeypatch: p
     assert reduced == [(dist.ReduceOp.MAX, group)]
 
 
+def test_a_part_of_the_vocabulary_finds_its_own_tokens_from_the_first_to_the_last() -> None:
+    part, scores = VocabularyPart(first=2), torch.tensor([[1.0, 2.0, 3.0]] * 5)
+    targets = torch.tensor([1, 2, 3, 4, 5])
+    assert part.chosen(scores, targets).tolist() == [0.0, 1.0, 2.0, 3.0, 0.0]
+    part.add_at(scores, targets, torch.full((5,), 10.0))
+    assert (scores - torch.tensor([1.0, 2.0, 3.0])).tolist() == [
+        [0.0, 0.0, 0.0],
+        [10.0, 0.0, 0.0],
+        [0.0, 10.0, 0.0],
+        [0.0, 0.0, 10.0],
+        [0.0, 0.0, 0.0],
+    ]
+
+
 def test_the_entropy_of_logits_has_a_gradient_only_if_that_is_asked_for() -> None:
     logits = torch.zeros(1, 2, requires_grad=True)
     for asked in ({}, {"entropy_gradient": True}):
