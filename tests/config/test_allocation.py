@@ -61,9 +61,10 @@ def test_named_parts_are_models() -> None:
 
 def test_a_field_that_disagrees_is_an_error_and_one_that_agrees_is_not() -> None:
     assert problems(run_of("vllm:d4+fsdp:d4", **{f"{ENGINE}num_engines": 4})) == []
-    [(path, message)] = problems(run_of("vllm:d4+fsdp:d4", **{f"{ENGINE}num_engines": 3}))
-    assert path == f"{ENGINE}num_engines"
-    assert message == "3, and trainer.placement.allocation = vllm:d4+fsdp:d4 stands for 4"
+    for other in (3, 1):  # 1 is the default, and stands where it was written
+        [(path, message)] = problems(run_of("vllm:d4+fsdp:d4", **{f"{ENGINE}num_engines": other}))
+        assert path == f"{ENGINE}num_engines"
+        assert message == f"{other}, and trainer.placement.allocation = vllm:d4+fsdp:d4 stands for 4"
 
 
 @pytest.mark.parametrize(
@@ -115,3 +116,8 @@ def test_every_field_that_a_string_may_stand_for_has_a_rule() -> None:
 def test_without_a_string_no_field_changes() -> None:
     run = SkyRLTrainConfig()
     assert {rule.compute(run) == get_at(run, rule.writes) for rule in ALLOCATION_RULES} == {True}
+
+
+def test_the_part_of_the_policy_says_the_strategy() -> None:
+    fields = fields_of(read_allocation("vllm[rollout]:d1+megatron[actor]:d1+fsdp[ref]:d1"))
+    assert fields["trainer.strategy"] == "megatron"

@@ -54,6 +54,13 @@ def test_the_nearest_mini_batches_divide_the_batch_too(values: dict[str, Any], m
     assert (problem.message, problem.hint) == (message, hint)
 
 
+def test_the_nearest_sizes_that_share_a_row_leave_room_for_the_other_size() -> None:
+    shares = {"trainer.policy.sequence_parallel_size": 4, "trainer.policy.tensor_parallel_size": 4}
+    [problem] = NAMED["ranks_form_whole_groups"](resolved({**gpus(12, "policy"), **shares}))
+    assert problem.message == "sequence x tensor = 4 x 4 = 16 does not divide the policy's 12 ranks"
+    assert problem.hint == "nearest divisor: 3"
+
+
 def test_the_nearest_micro_batches_suit_policy_and_critic() -> None:
     values = {"trainer.critic_mini_batch_size": 128, "trainer.micro_train_batch_size_per_gpu": 256}
     [problem] = NAMED["micro_batches_divide_the_mini_batch"](resolved(CRITIC | values))

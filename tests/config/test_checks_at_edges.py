@@ -81,6 +81,55 @@ def test_three_ranks_do_not_hold_the_weights_of_two() -> None:
     assert "3 does not divide the policy's 2 ranks" in found[ZERO + "zero_hpz_partition_size"]
 
 
+def test_ranks_that_hold_no_whole_copy_are_counted_in_groups_only_where_they_cut_matrices() -> None:
+    path, sizes = "trainer.policy.fsdp_config.fsdp_size", {f"{PLACEMENT}policy_num_gpus_per_node": 8}
+    whole = said({**RAY, **TWO, **sizes, path: 3})
+    cut = said({**RAY, **TWO, **sizes, path: 3, "trainer.policy.tensor_parallel_size": 2})
+    assert whole[path].startswith("3 does not divide the policy's 8 ranks; ")
+    assert cut[path].startswith("3 does not divide the policy's 4 groups of 2 ranks that cut matrices; ")
+
+
+def test_groups_of_deepspeed_are_switched_off_by_one() -> None:
+    path, cuts = ZERO + "zero_hpz_partition_size", {"trainer.policy.tensor_parallel_size": 2}
+    told = said({**RAY, **DEEPSPEED, **TWO, **cuts, path: 2})[path]
+    assert told.endswith("; set it to 1, or trainer.policy.tensor_parallel_size = 1")
+
+
+@pytest.mark.parametrize(
+    ("values", "message", "hint"),
+    [
+        (
+            {**RAY, ENGINE + "backend": "sglang", ENGINE + "weight_sync_backend": "delta"},
+            "delta does not reach engines of the kind sglang",
+            "possible values: disk, nccl, gloo, none",
+        ),
+        (
+            {
+                PLACEMENT + "executor": "in_process",
+                ENGINE + "backend": "http",
+                ENGINE + "external_server_urls": ["http://10.0.0.1:8000"],
+                ENGINE + "weight_sync_backend": "gloo",
+            },
+            "gloo does not reach engines that run already from a learner that is not on Ray",
+            "possible values: disk, delta, none, or set trainer.placement.executor = ray",
+        ),
+    ],
+)
+def test_a_road_that_ends_before_the_engines_says_which_engines_and_where_it_would_begin(
+    values: dict[str, Any], message: str, hint: str
+) -> None:
+    assert said(values)[ENGINE + "weight_sync_backend"] == f"{message}; leave it out: it is derived; {hint}"
+
+
+def test_reentrant_checkpointing_is_for_models_without_router_losses_and_for_megatron() -> None:
+    path = "trainer.gradient_checkpointing_use_reentrant"
+    reentrant = {"trainer.recompute_activations": True, path: True}
+    costs = {"trainer.policy.router_z_loss_coef": 0.01}
+    assert path not in said(reentrant)
+    assert path in said({**reentrant, **costs})
+    assert path not in said({**VLLM, "trainer.strategy": "megatron", **reentrant, **costs})
+
+
 def test_how_adapters_start_matters_where_there_are_some() -> None:
     lora = "trainer.policy.model.lora."
     assert lora + "init_method" in said({lora + "rank": 4, lora + "init_method": "pissa"})

@@ -32,6 +32,7 @@ from skyrl.config import (
     load,
     make_config,
 )
+from skyrl.config.cluster import ContainerConfig
 from skyrl.errors import ConfigError
 from skyrl.tree import evolve_at, field, fingerprint, frozen, get_at
 from skyrl.tree.classes import class_name, fields_of, leaf_paths, role_of, table_paths
@@ -105,6 +106,9 @@ def test_a_wrong_type_is_told_in_python_as_in_a_file() -> None:
         (TrainerConfig, {"max_training_steps": 0}),
         (TrainerConfig, {"resume_mode": "lastest"}),
         (DeepSpeedConfig, {"gradient_clipping": 1.0}),
+        (ContainerConfig, {"mounts": ("data",)}),
+        (ContainerConfig, {"mounts": ("/data:/inside:rx",)}),
+        (ContainerConfig, {"mounts": ("/data\n",)}),
     ],
 )
 def test_a_value_out_of_range_is_refused(cls: type[Any], wrong: dict[str, Any]) -> None:

@@ -67,6 +67,7 @@ OFF: dict[str, dict[str, Any]] = {
 }
 
 CUDA = {"trainer.device": "cuda"}
+SERVERS: dict[str, Any] = {ENGINE + "backend": "http", ENGINE + "external_server_urls": ["http://10.0.0.1:8000"]}
 ELSEWHERE = tuple(f"trainer.{model}." for model in ("policy", "critic", "ref"))
 """Tables whose conditions `test_effects_of_models.py` tests."""
 
@@ -137,6 +138,30 @@ def test_a_table_that_does_nothing_is_told_in_place_of_its_fields() -> None:
 def test_the_share_of_a_gpu_is_told_where_the_cache_has_its_own_size(values: dict[str, Any], is_told: bool) -> None:
     path = ENGINE + "gpu_memory_utilization"
     assert bool(told(path, {ENGINE + "backend": "vllm", path: 0.5} | values)) is is_told
+
+
+@pytest.mark.parametrize(
+    ("values", "is_told"),
+    [({}, True), (SERVERS, False), ({"trainer.placement.executor": "ray"}, False)],
+)
+def test_a_folder_for_weights_is_told_where_they_stay_in_one_process(values: dict[str, Any], is_told: bool) -> None:
+    path = ENGINE + "weight_sync_path"
+    assert bool(told(path, {ENGINE + "weight_sync_backend": "disk", path: "folder"} | values)) is is_told
+
+
+@pytest.mark.parametrize(
+    ("values", "is_told"),
+    [
+        ({ENGINE + "backend": "vllm"}, False),
+        ({**SERVERS, ENGINE + "weight_sync_backend": "gloo"}, False),
+        ({**SERVERS, ENGINE + "weight_sync_backend": "disk"}, True),
+    ],
+)
+def test_the_size_of_engines_is_told_where_they_are_neither_started_nor_joined(
+    values: dict[str, Any], is_told: bool
+) -> None:
+    path = ENGINE + "tensor_parallel_size"
+    assert bool(told(path, {path: 2} | values)) is is_told
 
 
 @pytest.mark.parametrize(("reduction", "is_told"), [("token_mean", True), ("token_mean_legacy", False)])

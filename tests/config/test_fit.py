@@ -13,7 +13,7 @@ from skyrl.config.fit import Proposal, proposals
 from skyrl.config.fit_reasons import reasons
 from skyrl.config.memory import local_shape
 from skyrl.config.memory_fit import verdict_of, with_changes
-from skyrl.config.step_time import step_time
+from skyrl.config.step_time import step_time, training_seconds
 from skyrl.planning.model_shape import ModelShape
 
 ENGINE = "generator.inference_engine."
@@ -150,3 +150,37 @@ def test_a_step_that_overlaps_takes_the_longer_of_both() -> None:
     seconds = found[0].seconds
     together = evolve(seconds, overlaps=True)
     assert seconds.step - together.step == pytest.approx(min(seconds.generation, seconds.training))
+
+
+def test_every_layout_of_small_mini_batches_passes_the_check() -> None:
+    small = {"trainer.policy_mini_batch_size": 4, "generator.sampling_params.max_generate_length": 512}
+    _, found = proposed("Qwen/Qwen2.5-0.5B", 8, small)  # 20 samples: whole on 4 ranks, and not on 8
+    assert found
+    assert [check(run_of("Qwen/Qwen2.5-0.5B", {**small, **each.changes})) for each in found] == [[]] * len(found)
+
+
+def test_the_seconds_of_the_learners_are_those_of_their_phases() -> None:
+    run = run_of("Qwen/Qwen2.5-7B")
+    seconds = step_time(run, local_shape)
+    assert seconds is not None
+    assert training_seconds(run, local_shape) == pytest.approx(seconds.training)
+
+
+def test_prompts_are_read_for_each_sample_where_engines_share_no_prefix() -> None:
+    shared, apart = (
+        step_time(run_of("Qwen/Qwen2.5-7B", {f"{ENGINE}enable_prefix_caching": caches}), local_shape)
+        for caches in (True, False)
+    )
+    assert shared is not None
+    assert apart is not None
+    assert shared.generation < apart.generation
+
+
+def test_scoring_twice_takes_twice_as_long() -> None:
+    bounded = {"trainer.algorithm.old_logprobs": "engine", "trainer.algorithm.max_importance_ratio": 5.0}
+    run = run_of("Qwen/Qwen2.5-7B", {**bounded, "trainer.algorithm.use_kl_loss": False})
+    passes = [with_changes(run, {"trainer.update_epochs_per_batch": times}) for times in (1, 2)]
+    once, twice = (step_time(each, local_shape, 100) for each in passes)
+    assert once is not None
+    assert twice is not None
+    assert twice.scoring == pytest.approx(2 * once.scoring)

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, load, resolve
-from skyrl.config.memory import Phase, local_shape, models_without_sizes, phases_of
-from skyrl.config.memory_fit import verdict_of
+from skyrl.config.memory import Phase, learner_of, local_shape, models_without_sizes, phases_of
+from skyrl.config.memory_fit import verdict_of, with_changes
+from skyrl.config.sizes import models_of
 from skyrl.tree import evolve_at
 
 P = "trainer.placement."
 ENGINE = "generator.inference_engine."
 ON_A_GPU = {"trainer.device": "cuda", "trainer.logger": "console", f"{P}gpu_kind": "H100-80"}
+ON_A_CPU = {"trainer.device": "cpu", f"{P}gpu_kind": None, f"{ENGINE}backend": "torch"}
 
 
 NOTHING: Mapping[str, Any] = {}
@@ -67,6 +69,30 @@ def test_the_nearest_that_is_named_fits(model: str, gpus: int) -> None:
     changed = verdict_of(run)
     assert changed is not None
     assert changed.fits
+
+
+def test_the_nearest_fills_whole_machines_and_changes_no_more_than_it_must() -> None:
+    rows = "trainer.micro_train_batch_size_per_gpu"
+    run = run_of("Qwen/Qwen2.5-72B", 1, {rows: 32, f"{ENGINE}gpu_memory_utilization": 0.9})
+    verdict = verdict_of(run)
+    assert verdict is not None
+    assert verdict.nearest
+    nearest = dict(verdict.nearest)
+    assert (nearest[f"{P}policy_num_nodes"], nearest[f"{P}policy_num_gpus_per_node"]) == (4, 8)
+    assert (nearest[f"{ENGINE}num_engines"], nearest[f"{ENGINE}tensor_parallel_size"]) == (8, 4)
+    for milder in ({rows: 2 * nearest[rows]}, {f"{ENGINE}gpu_memory_utilization": 0.7}):
+        changed = verdict_of(with_changes(run, nearest | milder))
+        assert changed is not None
+        assert not changed.fits
+
+
+@pytest.mark.parametrize("gpus", [9, 16])
+def test_machines_of_more_than_eight_gpus_grow_in_number(gpus: int) -> None:
+    verdict = verdict_of(run_of("Qwen/Qwen2.5-72B", gpus))
+    assert verdict is not None
+    assert verdict.nearest
+    assert f"{P}policy_num_nodes" in verdict.nearest
+    assert f"{P}policy_num_gpus_per_node" not in verdict.nearest
 
 
 def test_without_a_kind_of_gpu_nothing_is_judged() -> None:
@@ -144,3 +170,33 @@ def test_an_offloaded_optimizer_is_on_the_host() -> None:
     moved = 12 * 7_615_616_512 // 8
     assert phase(plain, "update").bytes - phase(offloaded, "update").bytes == moved
     assert phase(offloaded, "update").host - phase(plain, "update").host == moved
+
+
+@pytest.mark.parametrize(
+    ("in_float", "dtype", "size"), [(True, "bfloat16", 4), (False, "bfloat16", 2), (False, "float32", 4)]
+)
+def test_megatron_keeps_gradients_in_float_where_it_sums_or_computes_in_it(
+    in_float: bool, dtype: str, size: int
+) -> None:
+    summed = {"trainer.policy.megatron_config.ddp_config.grad_reduce_in_fp32": in_float, "trainer.compute_dtype": dtype}
+    run = run_of("Qwen/Qwen2.5-0.5B", 1, MEGATRON | summed)
+    shape = local_shape("Qwen/Qwen2.5-0.5B")
+    assert shape is not None
+    assert phase(run, "update").parts["gradients"] == size * shape.parameters
+
+
+def test_a_model_that_only_scores_has_no_adapter() -> None:
+    run, shape = run_of("Qwen/Qwen2.5-0.5B", 1, {"trainer.policy.model.lora.rank": 8}), local_shape("Qwen/Qwen2.5-0.5B")
+    assert shape is not None
+    ranks = [learner_of(run, model, shape).adapter_rank for model in models_of(run)]
+    assert ranks == [8, 0]
+
+
+def test_models_of_one_process_lie_beside_each_other_on_a_cpu() -> None:
+    alone, beside = (
+        phase(run_of("Qwen/Qwen2.5-0.5B", 1, {**ON_A_CPU, "trainer.algorithm.use_kl_loss": there}), "update")
+        for there in (False, True)
+    )
+    shape = local_shape("Qwen/Qwen2.5-0.5B")
+    assert shape is not None
+    assert beside.parts["parameters"] - alone.parts["parameters"] == 4 * shape.parameters

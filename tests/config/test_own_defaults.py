@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, load
+from skyrl.config.cluster import SlurmConfig
 from skyrl.tree import get_at
 
 OF_A_RUN: dict[str, Any] = {
@@ -35,6 +36,7 @@ OF_A_RUN: dict[str, Any] = {
     "trainer.policy.optimizer_config.min_loss_scale": 1.0,
     "trainer.policy.optimizer_config.loss_scale_window": 100,
     "trainer.policy.optimizer_config.min_lr_ratio": 0.0,
+    "trainer.policy.megatron_config.moe_grouped_gemm": True,
 }
 
 OF_A_SUPERVISED_RUN: dict[str, Any] = {
@@ -60,10 +62,17 @@ OF_A_SUPERVISED_RUN: dict[str, Any] = {
     "placement.heartbeat_timeout_seconds": 60.0,
 }
 
+OF_A_SLURM_JOB: dict[str, Any] = {"cpus_per_gpu": 8, "signal_before": 300.0, "max_requeues": 100}
+
 
 def test_defaults_of_our_own_fields() -> None:
     default = SkyRLTrainConfig()
     assert {path: get_at(default, path) for path in OF_A_RUN} == OF_A_RUN
+
+
+def test_defaults_of_a_job_of_slurm() -> None:
+    default = SlurmConfig()
+    assert {path: get_at(default, path) for path in OF_A_SLURM_JOB} == OF_A_SLURM_JOB
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("sft", 2), ("reward_model", 4)])

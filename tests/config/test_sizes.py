@@ -8,8 +8,18 @@ import pytest
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.losses import POLICY_LOSSES
-from skyrl.config.sizes import Model, data_parallel_of, replicas_of, scores_old_logprobs, work_of
+from skyrl.config.sizes import (
+    Model,
+    data_parallel_of,
+    longest_row,
+    replicas_of,
+    scores_old_logprobs,
+    sends_adapter_files,
+    sends_adapters_alone,
+    work_of,
+)
 from skyrl.tree import evolve_at
+from tests.config.check_cases.settings import APART, ENGINE, LORA, RAY, VLLM, resolved
 
 MEGATRON = {
     "trainer.strategy": "megatron",
@@ -88,3 +98,28 @@ def test_rows_without_advantage_are_skipped_but_by_losses_of_likelihood_and_of_c
         "clip_cov",  # both choose tokens among those of all rows
         "kl_cov",
     }
+
+
+@pytest.mark.parametrize(("turns", "answer"), [(1, 1024), (2, 1024 + 2000 - 512)])
+def test_later_turns_are_a_part_of_the_answer(turns: int, answer: int) -> None:
+    values = {"generator.max_turns": turns, "generator.max_input_length": 2000, "trainer.max_prompt_length": 512}
+    assert longest_row(resolved(values)) == (512, answer)
+
+
+@pytest.mark.parametrize(
+    ("values", "alone", "as_files"),
+    [
+        (LORA, True, False),
+        ({**RAY, **LORA}, True, False),
+        ({**RAY, **LORA, ENGINE + "weight_sync_backend": "disk"}, True, True),
+        ({**VLLM, **LORA}, False, False),  # these sleep while learners have the GPUs
+        ({**VLLM, **LORA, **APART}, True, True),
+        ({**VLLM, **APART}, False, False),
+        ({**RAY, ENGINE + "weight_sync_backend": "disk"}, False, False),
+    ],
+)
+def test_adapters_travel_alone_to_engines_that_keep_the_weights_below_them(
+    values: dict[str, Any], alone: bool, as_files: bool
+) -> None:
+    run = resolved(values)
+    assert (sends_adapters_alone(run), sends_adapter_files(run)) == (alone, as_files)

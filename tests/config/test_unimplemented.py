@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from skyrl.config import SkyRLTrainConfig, check, load
+from skyrl.config.kinds import RL
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.unimplemented import UNIMPLEMENTED, Unimplemented
 from skyrl.tree import evolve_at
@@ -32,6 +34,13 @@ def test_a_table_that_is_not_read_is_told_for_each_of_its_fields() -> None:
     [problem] = entry.check(run)
     assert (problem.path, problem.severity) == (f"{entry.path}.lora_type", "warning")
     assert list(entry.check(SkyRLTrainConfig())) == []
+
+
+def test_what_is_not_implemented_is_listed_field_by_field() -> None:
+    table = "trainer.policy.megatron_config.torch_profiler_config"
+    entries = (Unimplemented("trainer.strategy", "the others"), Unimplemented(table, "traces"))
+    listed = evolve(RL, unimplemented=entries).unimplemented_paths
+    assert set(listed) == {"trainer.strategy", f"{table}.enable", f"{table}.ranks", f"{table}.save_path"}
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_a_device_that_is_found_out_is_that_of_the_cluster(nano: Path, here: Pat
     [
         ({}, None, (1, 1)),
         ({"trainer__placement__policy_num_nodes": 2}, 2, (2, 2)),
+        ({"trainer__placement__policy_num_nodes": 2}, None, (2, 8)),
         ({"trainer__placement__policy_num_gpus_per_node": 2}, 4, (1, 4)),
     ],
 )
