@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from skyrl.config.environment import AgentConfig
 from skyrl.errors import TaskError
 from skyrl.inference.engine import Completion
 from skyrl.inference.torch_engine import TorchEngine
+from skyrl.rollout.agent_calls import Call, Returned, returned_by
 from skyrl.rollout.agent_runner import agent_of
 from tests.endpoint.serving import TOOLS_CHATML, Script
 from tests.inference.nano import full_forward_logprobs, nano_model
@@ -113,6 +117,18 @@ async def test_an_agent_that_reaches_the_limit_of_requests_is_judged_by_what_it_
     assert sum(made.loss_mask) == 8  # a letter and an end, four times
 
 
+async def test_an_agent_that_is_cut_off_is_judged_by_the_last_answer_of_the_policy() -> None:
+    made, _ = await scripted(["3"], by("never_stops", reward="environment", max_requests=1))
+    assert (made.stop_reason, made.answer, made.reward) == ("length", "3", 1.0)
+
+
+async def test_an_agent_that_returns_nothing_is_judged_by_the_last_answer_of_the_policy(tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text(SILENT)
+    made, _ = await scripted(["3"], AgentConfig(function=f"{program}:asks", reward="environment"))
+    assert (made.stop_reason, made.answer, made.reward) == ("stop", "3", 1.0)
+
+
 async def test_a_conversation_that_fills_the_model_ends_the_trajectory() -> None:
     made, script = await scripted(["a"] * 9, by("never_stops"), max_model_len=120)
     assert (made.failed, made.stop_reason) == (False, "length")
@@ -140,6 +156,13 @@ async def test_an_agent_beyond_its_time_is_a_failure_that_is_tried_again() -> No
     assert "environment.agent.timeout_seconds" in made.failures[0].reason
 
 
+SILENT = """
+import openai
+
+def asks(task, base_url, api_key):
+    ask = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    ask.chat.completions.create(model="tiny", messages=task["messages"])
+"""
 PROGRAM = """
 import json, os, sys
 import openai
@@ -214,3 +237,28 @@ def test_arguments_that_a_function_does_not_take_are_refused() -> None:
 async def test_a_function_is_called_with_its_own_settings() -> None:
     made, _ = await scripted(["3"], by("pays", kwargs={"pays": 0.75}))
     assert made.reward == 0.75
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "errors", "value"),
+    [(0, b"0.5", b"a warning", "0.5"), (3, b"0.5", b"no luck", "no luck"), (3, b"0.5", b"", "0.5")],
+)
+def test_what_a_program_prints_is_its_result_unless_it_fails_and_says_why(
+    code: int, output: bytes, errors: bytes, value: str
+) -> None:
+    assert returned_by(code, output, errors) == Returned(value=value, exit_code=code)
+
+
+async def test_what_a_program_left_running_ends_with_it(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    os.mkfifo(held)
+    reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+    leaves = f"exec 3> '{held}'; sleep 100 > /dev/null 2>&1 &"
+    ran = agent_of(AgentConfig(command=("sh", "-c", leaves)), "auto")(
+        Call(task={}, url="http://127.0.0.1:1", key="k", model="m")
+    )
+    assert isinstance(ran, Awaitable)
+    assert (await ran).exit_code == 0
+    ended, _, _ = select.select([reader], [], [], 60)  # nobody has the other end any more
+    os.close(reader)
+    assert ended

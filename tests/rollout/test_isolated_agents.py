@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from skyrl.config.environment import AgentConfig
-from skyrl.errors import TaskError, UserError
+from skyrl.errors import RewardError, TaskError, UserError, WorkerEnded
 from skyrl.experiments.preflight import the_task_can_be_imported
+from skyrl.rollout.agent_calls import Call, Returned
 from skyrl.rollout.agent_runner import agent_of
 from skyrl.sandbox import sandbox
+from skyrl.sandbox.fork_client import Command
+from skyrl.sandbox.sandbox import Ran, ResourceLimits
 from skyrl.trajectory import Trajectory
 from tests.nano_run import config, metrics, train
 from tests.rollout.agent_episodes import scripted
@@ -145,6 +148,43 @@ async def test_the_policy_of_another_trajectory_is_out_of_reach(tier: str, tmp_p
     )
     made = await play(tier, agent(tmp_path, program, reward="environment"))
     assert made.answer == "[200, 401, 401]"
+
+
+class Ends:
+    """A sandbox in which every command ends as it is told, and which notes its limits."""
+
+    tier = "namespace"
+
+    def __init__(self, ended: Any) -> None:
+        self.ended = ended
+
+    def run_command(self, command: Command, stdin: bytes, limits: ResourceLimits) -> Ran:
+        self.limits = limits
+        return Ran(ended=self.ended, code=0, stdout=b"0.5", stderr=b"")
+
+
+@pytest.mark.parametrize(
+    ("ended", "timeout", "value"),
+    [
+        ("exit", 3.0, "0.5"),
+        ("exit", None, "0.5"),
+        ("output", 3.0, "printed more than 1048576 bytes"),
+        ("timeout", 3.0, "gave no answer within 3 s and was ended"),
+    ],
+)
+def test_how_a_command_ended_decides_what_an_agent_returns(
+    ended: Any, timeout: float | None, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Ends(ended)
+    monkeypatch.setattr("skyrl.rollout.isolated_agent._sandbox", lambda tier, readable: made)
+    run = agent_of(agent(tmp_path, "", timeout_seconds=timeout), "namespace")
+    call = Call(task={}, url="http://127.0.0.1:1", key="k", model="m")
+    if ended == "exit":
+        assert run(call) == Returned(value=value, exit_code=0)
+    else:
+        with pytest.raises((RewardError, WorkerEnded), match=value):
+            run(call)
+    assert made.limits.seconds == (timeout or 1e6)
 
 
 def test_an_agent_that_cannot_be_isolated_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_a_sample_without_reward_is_filled_with_the_next_that_has_one() -> None:
 def test_tokens_that_are_placed_before_any_turn_are_of_the_first_version() -> None:
     transcript = Transcript((1,))
     transcript.place((5, 6))
-    assert (transcript.versions, transcript.sampled) == ([0, 0], [0, 0])
+    assert (transcript.versions, transcript.sampled, transcript.logprobs) == ([0, 0], [0, 0], [0.0, 0.0])
 
 
 def test_parts_of_the_reward_are_averaged_by_name_over_the_answers_that_have_them() -> None:

@@ -13,7 +13,9 @@ from typing import TypeVar
 
 import pytest
 
-from skyrl.rollout.threads import Call, KeptThreads, Mailbox, Workers
+from skyrl.rollout.env_calls import EnvCalls, EpisodeError
+from skyrl.rollout.threads import Call, KeptThreads, Mailbox, Workers, _Turn
+from tests.effects.stage import StageLoop
 
 T = TypeVar("T")
 
@@ -146,3 +148,49 @@ async def _of(queue: SimpleQueue[T]) -> T:
     while queue.empty():
         await sleep(0)
     return queue.get()
+
+
+def test_a_call_behind_one_that_blocks_begins_after_a_few_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[float | None]()
+
+    def block(workers: Workers) -> None:
+        call = workers._next(_Turn())
+        assert call is not None
+        begun.append(call.begun)
+
+    async def both() -> None:
+        workers = Workers(KeptThreads(), 2)
+        for _ in range(2):
+            workers.run(Call(list))
+        await sleep(0.01)  # on a stage, where it takes no time
+
+    monkeypatch.setattr(KeptThreads, "run", lambda _, work: work())
+    monkeypatch.setattr(Workers, "_work", block)
+    with asyncio.Runner(loop_factory=StageLoop) as runner:
+        runner.run(both())
+    assert len(begun) == 2
+
+
+@pytest.mark.parametrize(("takes", "ends"), [(2.75, 3.25), (3.25, 3.5)])
+def test_the_deadline_of_a_call_counts_from_when_a_thread_takes_it(
+    takes: float, ends: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread is free after half a second; the call may take three."""
+
+    def take(workers: Workers) -> None:
+        call = workers._next(_Turn())
+        assert call is not None
+        asyncio.get_running_loop().call_later(takes, call.run)
+
+    async def called() -> tuple[object, float]:
+        try:
+            found: object = (await EnvCalls(1, 3.0)("it", int, "7"))[0]
+        except EpisodeError as error:
+            found = str(error)
+        return found, asyncio.get_running_loop().time()
+
+    monkeypatch.setattr(KeptThreads, "run", lambda _, work: asyncio.get_running_loop().call_later(0.5, work))
+    monkeypatch.setattr(Workers, "_work", take)
+    late = "it gave no answer within 3 s (environment.skyrl_gym.step_timeout_seconds)"
+    with asyncio.Runner(loop_factory=StageLoop) as runner:
+        assert runner.run(called()) == (7 if takes < 3.0 else late, ends)
