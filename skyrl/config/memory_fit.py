@@ -81,16 +81,18 @@ def _cache(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> int | None:
 
 
 def _nearest(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Changes | None:
-    """The first single change that fits, cheap ones before dear ones; else a dear one with as little of all cheap ones
-    as it needs.
+    """The first single change that fits, if it is a cheap one; else the least dear one that fits, alone or with as
+    little of all cheap ones as it needs.
     """
     singles = list(_changes(run))
-    for changes in singles:
-        if _fits(run, changes, shape_of_model):
-            return changes
     cheap = [change for change in singles if not any("placement" in path for path in change)]
+    for change in cheap:
+        if _fits(run, change, shape_of_model):
+            return change
     least = {path: value for change in reversed(cheap) for path, value in _least(change).items()}
     for dear in (change for change in singles if change not in cheap):
+        if _fits(run, dear, shape_of_model):
+            return dear
         if _fits(run, {**least, **dear}, shape_of_model):
             return _softened(run, {**least, **dear}, singles, shape_of_model)
     return None

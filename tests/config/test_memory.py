@@ -11,7 +11,7 @@ import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, load, resolve
 from skyrl.config.memory import Phase, learner_of, local_shape, models_without_sizes, phases_of
-from skyrl.config.memory_fit import verdict_of, with_changes
+from skyrl.config.memory_fit import judged, verdict_of, with_changes
 from skyrl.config.sizes import models_of
 from skyrl.tree import evolve_at
 
@@ -93,6 +93,17 @@ def test_machines_of_more_than_eight_gpus_grow_in_number(gpus: int) -> None:
     assert verdict.nearest
     assert f"{P}policy_num_nodes" in verdict.nearest
     assert f"{P}policy_num_gpus_per_node" not in verdict.nearest
+
+
+def test_few_machines_with_cheap_changes_are_nearer_than_many_machines_alone() -> None:
+    run = run_of("Qwen/Qwen2.5-72B", 16)
+    verdict = verdict_of(run)
+    assert verdict is not None
+    assert verdict.nearest
+    assert verdict.nearest[f"{P}policy_num_nodes"] <= 4
+    changed = judged(with_changes(run, verdict.nearest), local_shape)
+    assert changed is not None
+    assert changed.fits
 
 
 def test_without_a_kind_of_gpu_nothing_is_judged() -> None:
