@@ -116,7 +116,8 @@ def try_mutants(
     for place, mutant in enumerate(mutants, start=1):
         if files := journal.unasked(mutant.name, mutant.file):
             patience = PATIENCE / 5 if mutant.name in excused else PATIENCE
-            tests = coverage.of(mutant, files, first=neighbours(mutant, killers), patience=patience)
+            first = [*journal.killers(mutant.name), *neighbours(mutant, killers)]
+            tests = coverage.of(mutant, files, first=first, patience=patience)
             outcome = judge(mutant.code(ROOT / mutant.file), mutant.file, tests, run)
             if outcome is None:
                 continue

@@ -68,6 +68,11 @@ class Journal:
         entry = self._entries[name]
         return Outcome(entry["outcome"], entry["by"])
 
+    def killers(self, name: str) -> list[str]:
+        """The test that killed a mutant when it was last tried, which will most likely do so again."""
+        entry = self._entries.get(name)
+        return [entry["by"]] if entry and entry["by"] else []
+
     def unasked(self, name: str, file: str) -> set[str]:
         """Files of tests that have to be asked about a mutant of the module `file`: none where its outcome stands."""
         everything, entry = {*self._now.tests}, self._entries.get(name)

@@ -274,6 +274,8 @@ def test_only_files_that_can_change_an_outcome_are_asked_again(tmp_path: Path, m
     for name, outcome in outcomes.items():
         journal().add(name, "package/module.py", outcome)
         assert journal().outcome(name) == outcome
+        assert journal().killers(name) == ([outcome.by] if outcome.by else [])
+    assert journal().killers("of another module") == []
 
     def unasked() -> dict[str, set[str]]:
         found = {name: journal().unasked(name, "package/module.py") for name in outcomes}
