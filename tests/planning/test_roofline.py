@@ -58,8 +58,8 @@ def test_cores_that_also_send_and_start_kernels_do_one_after_the_other() -> None
     degrees = Degrees(data=2, shards=2)
     quick = evolve(RATES, flops=1e15, link=1e15, latency=0.0, launches=0.0)
     computing, sending, starting = (
-        scoring_seconds(SHAPE, ROWS, degrees, evolve(quick, **{name: value}))
-        for name, value in (("flops", 1e6), ("link", 1e4), ("launches", 0.5))
+        scoring_seconds(SHAPE, ROWS, degrees, each)
+        for each in (evolve(quick, flops=1e6), evolve(quick, link=1e4), evolve(quick, launches=0.5))
     )
     slow = evolve(RATES, latency=0.0, launches=0.5)
     one_by_one = scoring_seconds(SHAPE, ROWS, degrees, evolve(slow, overlaps=False))
