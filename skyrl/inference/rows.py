@@ -126,7 +126,7 @@ class RowTensors:
         )
 
     def at(self, places: Sequence[int]) -> RowTensors:
-        """Those of the rows at these places, in this order."""
+        """The tensors of the rows at these places, in this order."""
         chosen = torch.tensor(places, dtype=torch.int64, device=self.starts.device)
         return evolve(_at(self, chosen), settings=_at(self.settings, chosen))
 
