@@ -43,9 +43,9 @@ def test_a_run_serves_its_policy_while_it_trains(nano: Path, tmp_path: Path) -> 
     answers: list[Any] = []
 
     def ask() -> None:
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0)
-        answers.append([model.id for model in client.models.list()])
-        answers.append(client.chat.completions.create(model="mine", messages=HELLO, max_tokens=3).usage)
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0) as client:
+            answers.append([model.id for model in client.models.list()])
+            answers.append(client.chat.completions.create(model="mine", messages=HELLO, max_tokens=3).usage)
 
     class Asked(BasePPOExp):
         def begin_recording(self) -> None:
@@ -59,8 +59,11 @@ def test_a_run_serves_its_policy_while_it_trains(nano: Path, tmp_path: Path) -> 
     assert experiment.run()
     assert answers[0] == ["mine"]
     assert answers[1].prompt_tokens == 3  # two letters and the end of the message
-    with pytest.raises(openai.APIConnectionError):
-        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0).models.list()
+    with (
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any", max_retries=0) as client,
+        pytest.raises(openai.APIConnectionError),
+    ):
+        client.models.list()
 
 
 def test_an_endpoint_that_others_reach_needs_a_token(nano: Path, tmp_path: Path) -> None:
@@ -81,10 +84,10 @@ def test_serve_answers_until_it_is_interrupted(nano: Path, tmp_path: Path) -> No
     with subprocess.Popen([*command, *settings], stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         url = process.stdout.readline().rsplit(" ", 1)[-1].strip()
-        client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
-        model, other = client.models.list()
-        answer = client.chat.completions.create(model=model.id, messages=HELLO)
-        drawn = [logprobs_of(client, name) for name in (model.id, other.id, model.id)]
+        with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            model, other = client.models.list()
+            answer = client.chat.completions.create(model=model.id, messages=HELLO)
+            drawn = [logprobs_of(client, name) for name in (model.id, other.id, model.id)]
         process.send_signal(signal.SIGINT)
         said = process.stdout.read()
     assert (model.id, other.id, process.returncode) == (str(nano / "model"), "math", 0)

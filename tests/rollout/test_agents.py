@@ -160,8 +160,8 @@ SILENT = """
 import openai
 
 def asks(task, base_url, api_key):
-    ask = openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-    ask.chat.completions.create(model="tiny", messages=task["messages"])
+    with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as ask:
+        ask.chat.completions.create(model="tiny", messages=task["messages"])
 """
 PROGRAM = """
 import json, os, sys
