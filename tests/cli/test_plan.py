@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from skyrl.cli.plan_table import table
 from skyrl.config import load, resolve
 from skyrl.errors import ConfigError, UserError
 from skyrl.tree import get_at
+from tests.fresh_process import run_program
 
 PLACEMENT = "trainer.placement."
 ENGINE = "generator.inference_engine."
@@ -283,13 +282,7 @@ def test_a_plan_needs_nothing_heavy(tmp_path: Path) -> None:
         "import sys; from skyrl.cli.plan import plan; plan.main([sys.argv[1]], standalone_mode=False); "
         f"print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(file)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program(program, file)
     assert done.stderr.strip() == ""
     assert "policy" in done.stdout
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.config.leaves import RUNNABLE
+from tests.fresh_process import run_program
 
 HEAVY = (
     "torch",
@@ -36,11 +35,5 @@ def test_a_toml_file_is_answered_without_heavy_imports(command: str, tmp_path: P
     file = tmp_path / "run.toml"
     file.write_text("\n".join(f"{path} = {value!r}" for path, value in RUNNABLE.items()))
     program = f"import sys; {command}; print(*sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(file)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program(program, file)
     assert done.stderr.strip() == ""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from skyrl.tracking.recording import Computed
 from skyrl.tracking.sample_files import SampleFiles, kept_groups
 from skyrl.tracking.token_file import TokenFiles
 from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
+from tests.fresh_process import run_program
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -206,11 +205,5 @@ def test_tokens_are_written_without_pandas(tmp_path: Path) -> None:
         "sink.keep(1, GROUPS); sink.write_uncomputed(); kept.close()\n"
         "print(kept.tokens.read(1, 0) is not None, 'pandas' in sys.modules)"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ran = run_program(program, tmp_path)
     assert ran.stdout.split() == ["True", "False"]
