@@ -104,7 +104,7 @@ class TrainerConfig(BaseConfig):
     micro_forward_batch_size_per_gpu: int = field(default=1, validator=positive)
     """Samples in one forward pass without gradients on one GPU, for log-probabilities and values."""
 
-    max_tokens_per_microbatch: int = field(default=-1, validator=positive_or_minus_one("as many rows as the two above"))
+    max_tokens_per_microbatch: int = field(default=-1, validator=positive_or_minus_one("no bound in tokens"))
     """Tokens in one pass through the model on one GPU, or on those that share sequences, in place of a number of
     samples: long samples go in smaller company, and every rank makes as many passes. A sample, or a group that shares
     its prompt, that is longer goes alone. -1: micro-batches are counted in samples."""

@@ -163,7 +163,7 @@ class SupervisedConfig(RunConfig):
     micro_train_batch_size_per_gpu: int = field(default=2, validator=positive)
     """Rows (of a reward model: pairs) in one forward and backward pass on one GPU; results differ by rounding only."""
 
-    max_tokens_per_microbatch: int = field(default=-1, validator=positive_or_minus_one("as many rows as the one above"))
+    max_tokens_per_microbatch: int = field(default=-1, validator=positive_or_minus_one("no bound in tokens"))
     """Tokens in one pass on one GPU, in place of a number of rows; a row or pair that is longer goes alone. -1: rows
     are counted."""
 
