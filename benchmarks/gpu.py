@@ -69,11 +69,13 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _options(words)
     begun = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
+    log = options.out / "gpu.log"
+    log.write_text("", encoding="utf-8")
     result: dict[str, Any] = {"benchmark": "gpu", "device": options.device, "shapes": {}, "left_out": {}, "failed": {}}
     if importlib.util.find_spec("flash_attn") is None:
         result["left_out"]["attention flash_attention_2"] = "not installed: flash_attn"
     if options.tests:
-        _run_tests(result)
+        _run_tests(result, log)
     for name in options.shape:
         with tempfile.TemporaryDirectory(prefix="skyrl-gpu-") as folder:
             result["shapes"][name] = {}
@@ -94,7 +96,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", action="append", help="tiny, 0.5b or 1.5b; may be repeated (0.5b and 1.5b)")
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.json and gpu.md")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.json, gpu.md and gpu.log")
     parser.add_argument("--page", type=Path, help="page whose section Measurements is replaced, after a run on CUDA")
     parser.add_argument("--seconds", type=float, default=460.0, help="time for everything; what finds none is left out")
     parser.add_argument("--tests", action="store_true", help="run the tests marked gpu first")
@@ -115,11 +117,11 @@ def _measure(
     if why is not None:
         result["left_out"][title] = why
         return
-    print(f"{title} ...", file=sys.stderr, flush=True)
+    print(f"{title} ... ({left:.0f} s are left)", file=sys.stderr, flush=True)
     if options.one_process:
         result["shapes"][shape][section.name] = _in_here(section.name, shape, folder, options.device)
         return
-    found, error = _in_a_process(section.name, shape, folder, options.device, left)
+    found, error = _in_a_process(section.name, shape, folder, options.device, left, options.out / "gpu.log")
     if found is None:
         result["failed"][title] = error
     else:
@@ -138,9 +140,9 @@ def _in_here(section: str, shape: str, folder: Path, device: str) -> dict[str, A
 
 
 def _in_a_process(
-    section: str, shape: str, folder: Path, device: str, seconds: float
+    section: str, shape: str, folder: Path, device: str, seconds: float, log: Path
 ) -> tuple[dict[str, Any] | None, str]:
-    """What the section found, or None and the last line of its complaint."""
+    """What the section found, or None and the last line of its complaint, which is whole in the log."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--section", section, shape, str(folder), device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=seconds, check=False)
@@ -149,11 +151,17 @@ def _in_a_process(
     lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
     if done.returncode == 0 and lines:
         return json.loads(lines[-1].removeprefix(RESULT)), ""
+    _tell(log, f"{section} {shape}", done.stderr)
     said = [line for line in done.stderr.splitlines() if line.strip()]
     return None, said[-1][:300] if said else f"ended with exit code {done.returncode}"
 
 
-def _run_tests(result: dict[str, Any]) -> None:
+def _tell(log: Path, title: str, text: str) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"== {title}\n{text}\n")
+
+
+def _run_tests(result: dict[str, Any], log: Path) -> None:
     """The tests marked gpu, as far as what they need is installed."""
     missing = [name for name in ("pytest", "pytest_asyncio") if importlib.util.find_spec(name) is None]
     if missing:
@@ -179,6 +187,7 @@ def _run_tests(result: dict[str, Any]) -> None:
     except subprocess.TimeoutExpired:
         result["failed"]["tests"] = f"took more than {TESTS_SECONDS} s"
         return
+    _tell(log, "tests", done.stdout + done.stderr)
     lines = [line for line in done.stdout.splitlines() if line.strip()] or ["pytest said nothing"]
     result["tests"] = lines[-1]
     if done.returncode != 0:

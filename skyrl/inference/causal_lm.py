@@ -22,6 +22,7 @@ from skyrl.inference.fused_decoder import FusedDecoder, Prefix
 from skyrl.inference.kept_prefixes import Kept, KeptPrefixes, common_length
 from skyrl.inference.kv_cache import RowCache
 from skyrl.models.routers import ChoiceRecorder
+from skyrl.models.segment_attention import leave_out_cudnn
 
 _PADDING = 8
 """Prompts are padded to one length when their lengths round up to the same multiple of this."""
@@ -71,6 +72,8 @@ class CausalLM:
         if model.config._attn_implementation == "sdpa":
             attention.register()
             model.set_attn_implementation(attention.GROUPED_QUERY)
+        if model.device.type == "cuda":
+            leave_out_cudnn()
         self.model = model.eval()
         self.device: torch.device = model.device
         windows = any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)

@@ -273,4 +273,4 @@ def _after(past: tuple[Tensor, Tensor], query: Tensor, key: Tensor, value: Tenso
     grouped = query.reshape(1, key.shape[1], heads // key.shape[1] * length, width)
     before = torch.ones(length, keys.shape[2], dtype=torch.bool, device=query.device).tril(keys.shape[2] - length)
     mask = before.repeat(heads // key.shape[1], 1)
-    return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).view(1, heads, length, width)
+    return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(1, heads, length, width)

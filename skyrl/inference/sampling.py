@@ -134,9 +134,43 @@ def cut(scores: Tensor, settings: RowSettings) -> Tensor:
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
     """The first token whose cumulative probability exceeds `uniform`: (R, V), (R,) in [0, 1) -> (R,) int64.
 
-    A token of probability zero adds nothing to the sum and is therefore never the first to exceed anything.
+    A token of probability zero adds nothing to the sum and is therefore never the first to exceed anything. In a large
+    vocabulary the block of tokens is found first and the token inside it second: one running sum over all of it is slow
+    on a GPU, where each row is summed one after the other.
     """
-    cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
-    target = uniform.unsqueeze(1) * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-    return tokens.clamp(max=scores.shape[-1] - 1)  # only rows with NaN reach past the end
+    probabilities, vocabulary = scores.softmax(-1), scores.shape[-1]
+    if vocabulary <= _LARGE:
+        return _first_beyond(*_running(probabilities, uniform)).squeeze(1)
+    whole = vocabulary // _BLOCK * _BLOCK
+    sums = probabilities[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1, dtype=torch.float64)
+    rest = probabilities[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
+    blocks = torch.cat((sums, rest), 1)
+    cumulative, target = _running(blocks, uniform)
+    block = _first_beyond(cumulative, target)
+    before = cumulative.gather(1, block) - blocks.gather(1, block)
+    share = ((target - before) / blocks.gather(1, block)).clamp(0.0, _LARGEST_SHARE).squeeze(1)
+    columns = block * _BLOCK + torch.arange(_BLOCK, device=scores.device)
+    inside = probabilities.gather(1, columns.clamp(max=vocabulary - 1)).masked_fill(columns >= vocabulary, 0.0)
+    tokens = block * _BLOCK + _first_beyond(*_running(inside, share))
+    return tokens.clamp(max=vocabulary - 1).squeeze(1)  # only rows with NaN reach past the end
+
+
+_BLOCK = 512
+"""Tokens of a block of a large vocabulary."""
+
+_LARGE = 16 * _BLOCK
+"""Tokens of the largest vocabulary that is summed as one."""
+
+_LARGEST_SHARE = 1.0 - 2.0**-52
+"""Times any sum, it is less than the sum."""
+
+
+def _running(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Running sums, and the point in them that `uniform` is: (R, N), (R,) -> (R, N) and (R, 1), float64."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    return cumulative, uniform.unsqueeze(1) * cumulative[:, -1:]
+
+
+def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
+    """(R, 1) int64: the first entry whose running sum exceeds the target; the last one in rows with NaN."""
+    return torch.searchsorted(cumulative, target, right=True).clamp(max=cumulative.shape[-1] - 1)

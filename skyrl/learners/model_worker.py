@@ -32,6 +32,7 @@ from skyrl.learners.sequence_parallel import refuse_unshareable
 from skyrl.learners.strategies import ModelSection, strategy_named
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.routers import Routers, known_routers
+from skyrl.models.segment_attention import leave_out_cudnn
 from skyrl.storage.disk import Storage
 from skyrl.tree import joined, required
 
@@ -68,6 +69,8 @@ class ModelWorker:
         self._budget = token_budget(trainer)
         if trainer.deterministic:
             torch.use_deterministic_algorithms(True)
+        if self.device.type == "cuda":
+            leave_out_cudnn()
         context = _context(trainer, section, ranks, config_path, optimizer, mover)
         self._loss_scale = context.loss_scale
         with ExitStack() as failed:

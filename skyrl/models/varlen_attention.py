@@ -9,7 +9,7 @@ for each answer, while the prompt's queries are computed once for all.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -84,7 +84,9 @@ def varlen_attention(sequences: Sequences, query: Tensor, key: Tensor, value: Te
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     if sequences.keys is not None:
         key, value = key[sequences.keys], value[sequences.keys]
-    mixed: Tensor = _kernel()(
+    kernel = _kernel()
+    told = {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _arguments(kernel) else {}
+    mixed: Tensor = kernel(
         query,
         key,
         value,
@@ -94,7 +96,7 @@ def varlen_attention(sequences: Sequences, query: Tensor, key: Tensor, value: Te
         sequences.longest_key,
         scale=scaling,
         window_size=CAUSAL,
-        enable_gqa=query.shape[1] != key.shape[1],
+        **told,  # torch 2.11 shares heads of keys and values without being told
     )
     return mixed.unsqueeze(0)
 
@@ -105,10 +107,15 @@ def has_varlen_kernels(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None or not torch.backends.cuda.is_flash_attention_available():
         return False
     try:
-        taken = inspect.signature(_kernel()).parameters
+        taken = _arguments(_kernel())
     except ImportError:
         return False
-    return {"window_size", "enable_gqa"} <= set(taken) and torch.cuda.get_device_capability(device) >= AMPERE
+    return "window_size" in taken and torch.cuda.get_device_capability(device) >= AMPERE
+
+
+@cache
+def _arguments(kernel: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(kernel).parameters)
 
 
 def _kernel() -> Any:

@@ -100,6 +100,23 @@ def test_a_token_that_was_cut_is_never_drawn_however_extreme_the_number() -> Non
     assert draw(scores.expand(3, -1), extremes).tolist() == [1, 3, 3]
 
 
+@pytest.mark.parametrize("vocabulary", [8193, 9216, 20_000])
+def test_a_large_vocabulary_draws_what_one_running_sum_draws(vocabulary: int) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    scores = torch.randn(400, vocabulary, generator=generator) * 3
+    scores[:100, 700:] = -torch.inf  # a few blocks
+    scores[100:200, :-1] = -torch.inf  # the last token alone, in a block of its own or not
+    uniform = torch.rand(400, generator=generator, dtype=torch.float64)
+    uniform[::4], uniform[1::4] = 0.0, 1.0 - 2.0**-52
+    cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
+    expected = torch.searchsorted(cumulative, uniform.unsqueeze(1) * cumulative[:, -1:], right=True).squeeze(1)
+    found = draw(scores, uniform)
+    inner = torch.arange(400) % 4 > 1  # at the ends the order of a sum decides between neighbours
+    assert torch.equal(found[inner], expected[inner])
+    assert bool((scores.gather(1, found.unsqueeze(1)) > -torch.inf).all())
+    assert draw(torch.full((2, vocabulary), torch.nan), uniform[:2]).max() < vocabulary
+
+
 @pytest.mark.parametrize("companions", [1, 3, 61])
 def test_what_a_row_draws_does_not_depend_on_the_rows_beside_it(companions: int) -> None:
     logits, numbers = random_logits(len(ROWS), 5_000), torch.linspace(0.03, 0.97, len(ROWS), dtype=torch.float64)

@@ -6,6 +6,7 @@ Tensors on the meta device have no values, so that everything for which a host w
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from skyrl.algorithms import linear_logprobs
 from skyrl.config import AlgorithmConfig, TrainerConfig
+from skyrl.inference.torch_engine import TorchEngine
 from skyrl.learners.forward import ForwardOptions, Outputs, compute_logprobs
 from skyrl.learners.rank_metrics import Measurements, Moments, on_the_host
 from skyrl.learners.routing import RouterCosts
@@ -27,7 +29,7 @@ from skyrl.models.meta_model import causal_lm_skeleton
 from skyrl.models.routers import Routers
 from skyrl.models.segment_attention import SEGMENTS, register, takes_segments
 from skyrl.training.objective import policy_objective
-from tests.inference.nano import nano_model
+from tests.inference.nano import nano_model, nano_tokenizer
 from tests.learners.rows import batch
 
 META = torch.device("meta")
@@ -123,8 +125,10 @@ def test_tensors_on_the_host_stay_what_they_are() -> None:
 def no_waiting() -> Iterator[None]:
     """Everything for which the host waits for the GPU raises."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the mode calls itself a prototype
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -159,3 +163,15 @@ def test_from_a_gpu_everything_comes_in_one_transfer() -> None:
     tensors = [torch.arange(6.0).view(2, 3), torch.tensor(7.0), torch.empty(0)]
     found = on_the_host([each.cuda() for each in tensors])
     assert all(torch.equal(one, other) for one, other in zip(found, tensors, strict=True))
+
+
+@pytest.mark.gpu
+def test_learners_and_engines_on_a_gpu_plan_no_attention(small: TrainerConfig) -> None:
+    trainer = attrs.evolve(small, device="cuda")
+    for start in (
+        lambda: PolicyWorker(trainer, policy_objective(trainer.algorithm)),
+        lambda: TorchEngine(nano_model().cuda(), nano_tokenizer(), max_num_seqs=8),
+    ):
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        start()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -50,17 +50,30 @@ def attended(segments: tuple[Segment, ...], tensors: list[Tensor]) -> list[Tenso
     return [found, *torch.autograd.grad(found.float().square().sum(), tensors)]
 
 
-def patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen_attention, "_kernel", lambda: loop)
+def loop_of_old(
+    query: Tensor, key: Tensor, value: Tensor, *bounds: Any, scale: float | None, window_size: tuple[int, int]
+) -> Tensor:
+    """The kernel of torch 2.11, which shares heads without being told."""
+    return loop(query, key, value, *bounds, scale=scale, window_size=window_size, enable_gqa=True)
+
+
+def loop_of_new(*tensors: Any, scale: float | None, window_size: tuple[int, int], enable_gqa: bool = False) -> Tensor:
+    """The kernel of torch 2.13."""
+    return loop(*tensors, scale=scale, window_size=window_size, enable_gqa=enable_gqa)
+
+
+def patched(monkeypatch: pytest.MonkeyPatch, kernel: Any = loop_of_new) -> None:
+    monkeypatch.setattr(varlen_attention, "_kernel", lambda: kernel)
     monkeypatch.setattr(segment_attention, "has_varlen_kernels", lambda device: True)
 
 
+@pytest.mark.parametrize("kernel", [loop_of_old, loop_of_new])
 @pytest.mark.parametrize("segments", [SHARED, APART], ids=["shared", "apart"])
 def test_sequences_are_told_apart_by_where_they_begin(
-    segments: tuple[Segment, ...], monkeypatch: pytest.MonkeyPatch
+    segments: tuple[Segment, ...], kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = attended(segments, row(segments, torch.bfloat16))
-    patched(monkeypatch)
+    patched(monkeypatch, kernel)
     for found, wanted in zip(attended(segments, row(segments, torch.bfloat16)), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
 
