@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
-from contextlib import AsyncExitStack, asynccontextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
@@ -21,8 +25,9 @@ from skyrl.inference.http_engine import HttpEngine
 from skyrl.inference.server_dialects import ServerDeadlines
 from skyrl.inference.sglang_server import SGLangServer
 from skyrl.inference.torch_engine import TorchEngine
+from skyrl.weight_sync import update_groups
 from skyrl.weight_sync.transports import TransferRendezvous, UpdateGroupTransport
-from skyrl.weight_sync.update_groups import _in_the_background, _until
+from skyrl.weight_sync.update_groups import UpdateGroupSender, _in_the_background, _until
 from tests.inference.nano import nano_model, nano_tokenizer
 from tests.inference.sglang_stand_in import SGLangStandIn
 from tests.weight_sync.held import HeldModel
@@ -62,7 +67,7 @@ async def servers(
 
 
 async def test_all_servers_get_the_weights_of_each_version_and_leave_the_group(tmp_path: Path) -> None:
-    learner = HeldModel(nano_model(seed=5))
+    learner, groups = HeldModel(nano_model(seed=5)), set(c10d._world.pg_map)
     async with servers(tmp_path) as (started, client, transport):
         for version in (1, 2):
             learner.update_at_random()
@@ -73,6 +78,7 @@ async def test_all_servers_get_the_weights_of_each_version_and_leave_the_group(t
             for engine, server in zip(client.engines, started, strict=True):
                 assert await far_from(engine, learner.model) < 1e-4
                 assert server.groups == {}
+            assert set(c10d._world.pg_map) == groups  # nor does the learner stay in one
         assert client.weight_version == 2
         updates = [path for path in started[0].asked if path.endswith("distributed")]
         assert len(updates) > 2 * 2  # buckets
@@ -85,6 +91,69 @@ async def test_a_server_that_does_not_join_is_named_before_the_others_are_waited
         with pytest.raises(WeightSyncError, match=r"/init_weights_update_group: Failed to initialize custom process"):
             await transport.send(HeldModel(nano_model(seed=5)), client, 1)
         assert [path for path in started[0].asked if path.endswith("distributed")] == []
+
+
+def sender() -> UpdateGroupSender:
+    group: Any = SimpleNamespace(host="127.0.0.1", timeout=60.0, name="a", size=2, rendezvous=nullcontext)
+    return UpdateGroupSender(group=group, workers=1, backend="gloo", dtype="float32")
+
+
+class Asking(ThreadPoolExecutor):
+    """Knows what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.given: list[Future[Any]] = []
+
+    def submit(self, *call: Any, **named: Any) -> Future[Any]:
+        self.given.append(super().submit(*call, **named))
+        return self.given[-1]
+
+
+def test_why_a_server_does_not_join_is_told_before_the_group_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    making = threading.Event()
+
+    def group(*_: Any) -> Any:
+        making.set()
+        wait(asking.given)  # what was refused is known
+        raise RuntimeError("nobody came")
+
+    def ask(*_: Any) -> None:
+        making.wait(60)
+        time.sleep(0.2)  # who does not wait has looked by now
+        raise WeightSyncError("no such backend")
+
+    monkeypatch.setattr(update_groups, "_group", group)
+    requests: Any = SimpleNamespace(ask=ask)
+    with (
+        Asking() as asking,
+        pytest.raises(WeightSyncError, match="no such backend"),
+        sender()._led(2, asking, requests),
+    ):
+        raise AssertionError("there is no group")
+
+
+def test_a_bucket_that_a_server_does_not_take_after_it_came_ends_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, asked = threading.Event(), []
+
+    class Requests:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def ask(self, kind: str, content: Any) -> None:
+            asked.append(kind)
+            sent.wait(60)
+            raise WeightSyncError("out of memory")
+
+    def broadcast(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(is_completed=lambda: True, wait=sent.set)
+
+    monkeypatch.setattr(update_groups, "Requests", Requests)
+    monkeypatch.setattr(UpdateGroupSender, "_led", lambda *_: nullcontext())
+    monkeypatch.setattr("torch.distributed.broadcast", broadcast)
+    with pytest.raises(WeightSyncError, match="out of memory"):
+        sender()(iter([("a", torch.ones(2))]))
+    assert asked == ["update"]
 
 
 class Sending:
