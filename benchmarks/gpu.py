@@ -55,11 +55,11 @@ class Section:
 SECTIONS = (
     Section("model"),
     Section("learner"),
-    Section("generation"),
-    Section("step"),
     Section("plain"),
-    Section("step_vllm", ("vllm", "ray"), on_cuda_only=True),
+    Section("step"),
     Section("step_trl", ("trl", "datasets")),
+    Section("generation"),
+    Section("step_vllm", ("vllm", "ray"), on_cuda_only=True),
 )
 """In order of importance; the first one writes the model that the others load."""
 
