@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.experiments.forked import _context
 from tests.experiments.phases import command
+from tests.forkserver import CONTEXT
 from tests.nano_run import as_words
 
 PACKAGES = ("wandb", "mlflow", "swanlab", "tensorboard")
@@ -33,7 +33,7 @@ class CutSession:
         """`expected` are the services whose failure `in_ascii_once_all_failed` waits for."""
         self._out = out
         environment = {**environ, "SAID": str(out / "said"), "EXPECTED": " ".join(expected)}
-        self._process = _context.Process(target=_run_cut_off, args=(as_words(values), environment, out))
+        self._process = CONTEXT.Process(target=_run_cut_off, args=(as_words(values), environment, out))
         self._process.start()
 
     def ends(self) -> int:

@@ -1,26 +1,15 @@
-"""Runs in processes of their own that begin with everything imported: a fork of one that does nothing else."""
+"""Runs in processes of their own, which begin with everything imported."""
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Mapping, Sequence
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from tests.experiments.phases import Fault, command
+from tests.forkserver import CONTEXT
 from tests.nano_run import as_words, overrides
-
-_context: ForkServerContext = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "skyrl.cli.main",
-        "skyrl.experiments.ppo",
-        "transformers.models.qwen2.modeling_qwen2",
-        "matplotlib.figure",
-        "tests.experiments.phases",
-    ]
-)
 
 TINY: dict[str, Any] = {
     "trainer__deterministic": True,
@@ -54,7 +43,7 @@ class RunSession:
         self.out = out
         words = [*files, *as_words(values)]
         environment = {**environ, **(fault.in_environment() if fault else {})}
-        self.process: ForkServerProcess = _context.Process(target=command, args=(words, environment, out))
+        self.process: ForkServerProcess = CONTEXT.Process(target=command, args=(words, environment, out))
         self.process.start()
 
     def ends(self, within: float = 240.0) -> int:

@@ -13,8 +13,9 @@ import pytest
 from skyrl.errors import ConfigError
 from skyrl.processes.redaction import redacted, redacted_tree
 from skyrl.tree.masking import masked
-from tests.experiments.forked import TINY, _context
+from tests.experiments.forked import TINY
 from tests.experiments.phases import command
+from tests.forkserver import CONTEXT
 from tests.nano_run import config, overrides
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -136,7 +137,7 @@ def run(nano: Path, out: Path, *, broken: bool, verb: str = "run", **changes: An
 
 def said_by(words: list[str], out: Path, *verbs: str, exit_code: int = 0) -> str:
     """What a command prints in a process whose environment holds the secrets."""
-    process = _context.Process(target=command, args=(words, IN_VARIABLES, out, verbs))
+    process = CONTEXT.Process(target=command, args=(words, IN_VARIABLES, out, verbs))
     process.start()
     process.join(240)
     said = (out / "said").read_text(encoding="utf-8")

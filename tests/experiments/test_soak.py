@@ -14,7 +14,7 @@ import pytest
 
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.tracking.tracker import Tracker, Trackers
-from tests.experiments.forked import _context
+from tests.forkserver import CONTEXT
 from tests.nano_run import config
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -75,7 +75,7 @@ def test_descriptors_and_threads_stay_flat_and_memory_over_thousands_of_steps(
         "generator__n_samples_per_prompt": 2,
         "environment__skyrl_gym__max_env_workers": 1,  # of more threads, as many are started as calls are slow
     }
-    process = _context.Process(target=soak, args=(nano, tmp_path, changes))
+    process = CONTEXT.Process(target=soak, args=(nano, tmp_path, changes))
     process.start()
     process.join(280 if total < 1000 else 3600)
     assert process.exitcode == 0, (tmp_path / "said").read_text(encoding="utf-8")[-2000:]

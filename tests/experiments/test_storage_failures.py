@@ -19,9 +19,10 @@ import pytest
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import RunError, StorageError, UserError
 from skyrl.runs.run_lock import RunLock
-from tests.experiments.forked import TINY, _context
+from tests.experiments.forked import TINY
 from tests.experiments.phases import command
 from tests.experiments.sameness import assert_same
+from tests.forkserver import CONTEXT
 from tests.nano_run import config, overrides, train
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -143,7 +144,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_when_there_i
     out.mkdir()
     values = overrides(nano, out, **settings)
     words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
-    process = _context.Process(target=on_a_small_disk, args=(words, {}, out))
+    process = CONTEXT.Process(target=on_a_small_disk, args=(words, {}, out))
     process.start()
     process.join(240)
     assert process.exitcode == 0, (out / "said").read_text(encoding="utf-8")

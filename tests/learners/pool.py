@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import multiprocessing
 import os
 import pickle
 import threading
@@ -20,6 +19,7 @@ from skyrl.learners.ranks import Ranks, Rendezvous
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.calls import apply
 from skyrl.processes.handles import Group
+from tests.forkserver import CONTEXT
 
 PATIENCE = 120.0
 """Seconds that a rank of a test waits for another."""
@@ -59,13 +59,12 @@ class Pool:
 
     def __init__(self, size: int, *, stay: bool = False) -> None:
         """With `stay` they join one process group for good, as DeepSpeed expects, and all groups are of `size`."""
-        context = multiprocessing.get_context("spawn")
         self._rendezvous = Rendezvous(timeout=PATIENCE)
         self._handles, self._processes = [], []
         self._groups = 0
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()
             self._processes.append(process)
             self._handles.append(PipeHandle(f"rank-{rank}", ours))
