@@ -58,7 +58,7 @@ bench-compare: .venv/train.stamp
 lint: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy $(CODE)
+	$(BIN)/mypy --num-workers 2 $(CODE)
 	$(BIN)/lint-imports --no-logo
 
 fmt: .venv/dev.stamp
