@@ -16,9 +16,7 @@ from hypothesis import HealthCheck, settings
 
 # Set before anything imports torch or transformers.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs a network is not one
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "PASSIVE"
-)  # ranks that wait leave their core to others
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # ranks that wait leave their core to others
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores already
 
