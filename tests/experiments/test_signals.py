@@ -93,9 +93,10 @@ def test_control_c_ends_with_130(nano: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_stop_in_time_ends_with_what_was_saved(nano: Path, tmp_path: Path) -> None:
-    fault = Fault(phase="optimizer", does="SIGTERM", nth=6, hangs=200)
+    fault = Fault(phase="optimizer", does="SIGTERM", nth=9, hangs=200)  # in step 5: step 2 was saved before step 4 was
     status, said = run(nano, tmp_path, fault, trainer__faults__grace_period_seconds=1)
-    assert (status, saved(tmp_path)) == (75, [2])
+    assert status == 75
+    assert saved(tmp_path) in ([2], [2, 4])
     assert "was not, within 1 s" in said.splitlines()[-1]
 
 
