@@ -95,15 +95,24 @@ def main(words: Sequence[str] | None = None) -> int:
 def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--shape", action="append", help="tiny, 0.5b or 1.5b; may be repeated (0.5b and 1.5b)")
+    shapes = ("tiny", "0.5b", "1.5b")
+    parser.add_argument("--shape", action="append", choices=shapes, help="may be repeated (0.5b and 1.5b)")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.json, gpu.md and gpu.log")
     parser.add_argument("--page", type=Path, help="page whose section Measurements is replaced, after a run on CUDA")
     parser.add_argument("--seconds", type=float, default=460.0, help="time for everything; what finds none is left out")
     parser.add_argument("--tests", action="store_true", help="run the tests marked gpu first")
     parser.add_argument("--one-process", action="store_true", help="run all sections in this process")
     options = parser.parse_args(words)
+    if options.device == "cuda" and not _sees_cuda():
+        parser.error("this torch sees no CUDA device; --device cpu --shape tiny runs the same sections without one")
     options.shape = options.shape or ["0.5b", "1.5b"]
     return options
+
+
+def _sees_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _measure(

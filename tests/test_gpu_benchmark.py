@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu import SECTIONS, Section, main, with_measurements
 from benchmarks.gpu_shapes import SHAPES, rollouts, settings, training_flops
@@ -49,6 +50,22 @@ def test_what_finds_no_time_or_no_package_is_left_out(tmp_path: Path, capsys: py
     assert "- learner tiny: no time was left" in capsys.readouterr().out
     assert Section("x", ("no_such_package",)).why_not("cuda") == "not installed: no_such_package"
     assert Section("x", (), True).why_not("cpu") == "needs CUDA"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--device", "cpu", "--shape", "3b"], "invalid choice: '3b'"),
+        (["--shape", "tiny"], "this torch sees no CUDA device; --device cpu --shape tiny"),
+    ],
+)
+def test_a_shape_and_a_device_that_are_not_there_are_refused(
+    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and told in capsys.readouterr().err
 
 
 def test_a_shared_prompt_is_work_once() -> None:
