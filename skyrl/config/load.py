@@ -29,7 +29,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.classes import fields_of
-from skyrl.tree.files import is_stored_form, read_file
+from skyrl.tree.files import EXTENDS, is_stored_form, read_file
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origins
 from skyrl.tree.read_context import ReadContext
@@ -164,6 +164,9 @@ def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
     name = problem.path.partition(".")[0]
     if name in fields_of(root) or not problem.message.startswith("no such field of"):
         return problem
+    if name == EXTENDS:
+        hint = "it stands in a file; here, name the file or the preset itself, as in preset:cuda"
+        return evolve(problem, hint=hint)
     others = [kind for kind in KINDS if name in fields_of(root_of(kind))]
     if others:
         hint = f"{name} belongs to kind = {' and '.join(others)}, and this is kind = {root().kind}"

@@ -168,6 +168,11 @@ def test_overrides_have_a_number_and_a_text_is_one_of_them(monkeypatch: pytest.M
         load([], ["trainer.epochs=3"] * 3)
 
 
+def test_what_extends_a_file_is_no_field_of_the_command_line() -> None:
+    with pytest.raises(ConfigError, match="it stands in a file; here, name the file or the preset itself"):
+        load([], ["extends=preset:cuda"])
+
+
 def test_a_name_of_another_kind_of_run_is_told_apart_from_one_that_no_kind_has() -> None:
     with pytest.raises(ConfigError) as refused:
         load([], {"kind": "sft", "generator.n_samples_per_prompt": 2, "zzzzz": 1})
