@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.inference.vllm_host import Host
+
 # `nohup pytest` and `pytest &` start with these signals ignored, and every run that a test starts inherits that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def host() -> Iterator[Host]:
+    """The process that has imported vLLM; its tests carry the mark `xdist_group("vllm")`, so that there is one."""
+    with Host() as host:
+        yield host
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.syntax import tree_of
 from tests.test_house import MODULES, ROOT
+
+pytestmark = pytest.mark.xdist_group("house")
 
 LEANS = re.compile(
     r"(Of|By|Also|Under|As|And|But|Or|Whoever|Whatever|Nobody|Those|Their|Whose|None of|With these|To it|It,|"
@@ -46,7 +49,7 @@ def test_every_docstring_stands_alone() -> None:
     found = {
         f"{module.relative_to(ROOT)}:{line}": text[:100]
         for module in MODULES
-        for line, text in docstrings(ast.parse(module.read_text(encoding="utf-8")))
+        for line, text in docstrings(tree_of(module))
         if LEANS.match(text)
     }
     assert found == {}

@@ -7,6 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.syntax import tree_of
+
+pytestmark = pytest.mark.xdist_group("house")
+
 ROOT = Path(__file__).parents[1]
 TEMPLATES = ROOT / "skyrl" / "starter" / "templates"  # files that `skyrl init` copies
 MODULES = sorted(file for file in (ROOT / "skyrl").rglob("*.py") if TEMPLATES not in file.parents)
@@ -31,7 +37,7 @@ DEFAULTS_OF_THE_TREE = {"/tmp/skyrl-logs", "/tmp/skyrl_lora_sync", "/home/ray/de
 def nodes(files: list[Path]) -> Iterator[tuple[str, ast.AST]]:
     """Every node of every file, with its place."""
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(tree_of(file)):
             yield f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", node
 
 
@@ -77,9 +83,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 def test_every_package_says_what_it_is() -> None:
     folders = {module.parent for module in MODULES}
     faces = [folder / "__init__.py" for folder in sorted(folders)]
-    assert [
-        str(face) for face in faces if not face.exists() or not ast.get_docstring(ast.parse(face.read_text()))
-    ] == []
+    assert [str(face) for face in faces if not face.exists() or not ast.get_docstring(tree_of(face))] == []
 
 
 def test_a_component_takes_its_own_part_of_the_configuration() -> None:

@@ -6,6 +6,12 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
+from tests.syntax import tree_of
+
+pytestmark = pytest.mark.xdist_group("house")
+
 ROOT = Path(__file__).parents[1]
 
 Graph = Mapping[str, set[str]]
@@ -45,7 +51,7 @@ def graph_of(root: Path) -> Graph:
     """
     modules, graph = names_of(root), {}
     for name, file in modules.items():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = tree_of(file)
         nodes = statements(tree) if package_of(name) == "skyrl.cli" else ast.walk(tree)
         graph[name] = set(imported(nodes, modules)) - {name}
     return graph

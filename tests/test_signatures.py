@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax import tree_of
+
+pytestmark = pytest.mark.xdist_group("house")
+
 ROOT = Path(__file__).parents[1]
 LONGEST = 60
 """Lines of a function, its signature and docstring included."""
@@ -20,8 +24,8 @@ MOST_ANY = 200
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def functions(text: str) -> Iterator[Function]:
-    for node in ast.walk(ast.parse(text)):
+def functions(tree: ast.Module) -> Iterator[Function]:
+    for node in ast.walk(tree):
         if isinstance(node, Function):
             yield node
 
@@ -53,7 +57,7 @@ def written() -> list[tuple[str, str, Function]]:
     found = []
     for file in sorted((ROOT / "skyrl").rglob("*.py")):
         path = file.relative_to(ROOT / "skyrl")
-        for each in functions(file.read_text()):
+        for each in functions(tree_of(file)):
             found.append((path.parts[0], f"skyrl/{path}:{each.lineno}: {each.name}", each))
     assert found
     return found
@@ -78,7 +82,7 @@ def test_no_name_stands_for_any() -> None:
     """An alias would hide it from the count."""
     aliases = []
     for file in sorted((ROOT / "skyrl").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(tree_of(file)):
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
             imported = [each for each in node.names if each.asname] if isinstance(node, ast.ImportFrom) else []
             if (isinstance(value, ast.Name) and value.id == "Any") or any(each.name == "Any" for each in imported):
@@ -97,7 +101,7 @@ def test_no_name_stands_for_any() -> None:
     ],
 )
 def test_any_is_counted_where_it_is_the_whole_annotation(text: str, counts: bool) -> None:
-    (function,) = functions(text)
+    (function,) = functions(ast.parse(text))
     assert has_any(function) is counts
 
 
@@ -111,11 +115,11 @@ def test_any_is_counted_where_it_is_the_whole_annotation(text: str, counts: bool
     ],
 )
 def test_a_missing_annotation_is_found(text: str, misses: bool) -> None:
-    (function,) = functions(text)
+    (function,) = functions(ast.parse(text))
     assert is_unannotated(function) is misses
 
 
 def test_a_function_of_61_lines_is_long() -> None:
-    (short,), (long,) = (list(functions("def f() -> None:\n" + "    pass\n" * lines)) for lines in (59, 60))
+    (short,), (long,) = (list(functions(ast.parse("def f() -> None:\n" + "    pass\n" * lines))) for lines in (59, 60))
     assert not is_long(short)
     assert is_long(long)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers import scope_of
+from tests.workers import groups_of, scope_of
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
@@ -23,11 +23,17 @@ def test_files_with_the_same_mark_are_one_scope_and_a_test_without_one_is_its_ow
     assert scope_of("tests/test_workers.py::test_it[1]", ROOT) == "tests/test_workers.py::test_it[1]"
 
 
-def test_every_mark_of_a_file_is_one_that_the_scheduler_reads() -> None:
+def test_a_test_may_have_a_group_of_its_own() -> None:
+    file = "tests/experiments/test_evaluation_alone.py"
+    name = "test_greedy_answers_of_engines_on_ray_are_those_of_this_process"
+    assert scope_of(f"{file}::{name}[2]", ROOT) == "ray"
+    assert scope_of(f"{file}::test_another", ROOT) == f"{file}::test_another"
+
+
+def test_every_mark_is_one_that_the_scheduler_reads() -> None:
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        written = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("pytestmark")]
-        if any("xdist_group" in line for line in written):
-            assert f'xdist_group("{scope_of(f"{file.relative_to(ROOT)}::test_it", ROOT)}")' in written[0], file
+        if file != Path(__file__):
+            assert len(groups_of(file)) == file.read_text(encoding="utf-8").count("pytest.mark.xdist_group("), file
 
 
 @pytest.mark.long

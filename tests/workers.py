@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-_MARK = re.compile(r'^pytestmark = .*\bpytest\.mark\.xdist_group\("(\w+)"\)', re.MULTILINE)
+_OF_A_MODULE = re.compile(r'^pytestmark = (?:.|\n )*?\bpytest\.mark\.xdist_group\("(\w+)"\)', re.MULTILINE)
+_OF_A_TEST = re.compile(r'^@pytest\.mark\.xdist_group\("(\w+)"\)\n(?:[@ )].*\n)*(?:async )?def (\w+)', re.MULTILINE)
 
 
 def group_scheduling(config: pytest.Config, log: Any) -> Any:
@@ -29,10 +30,15 @@ def group_scheduling(config: pytest.Config, log: Any) -> Any:
 
 def scope_of(nodeid: str, root: Path) -> str:
     """The group of a test, or its own id. Marks are read from the text: the process that schedules imports no test."""
-    return _group_of(root / nodeid.partition("::")[0]) or nodeid
+    file, _, test = nodeid.partition("::")
+    groups = groups_of(root / file)
+    return groups.get(test.partition("[")[0]) or groups.get("") or nodeid
 
 
 @cache
-def _group_of(file: Path) -> str:
-    found = _MARK.search(file.read_text(encoding="utf-8"))
-    return found[1] if found else ""
+def groups_of(file: Path) -> dict[str, str]:
+    """Groups by the name of the test; that of the module has no name."""
+    text = file.read_text(encoding="utf-8")
+    marked = {name: group for group, name in _OF_A_TEST.findall(text)}
+    module = _OF_A_MODULE.search(text)
+    return marked | ({"": module[1]} if module else {})

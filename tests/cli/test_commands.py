@@ -1,4 +1,4 @@
-"""The command as a person meets it: in a process of its own, mostly being given nonsense."""
+"""The command as a person meets it, mostly being given nonsense."""
 
 from __future__ import annotations
 
@@ -6,29 +6,53 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tomli_w
+from attrs import frozen
 
+from skyrl.cli.main import main
 from skyrl.tree import to_dict
 from tests.nano_run import config, overrides
 
 
-def skyrl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `skyrl` with plain output, and see to it that nothing ever ends in a traceback."""
-    done = subprocess.run(
-        [sys.executable, "-m", "skyrl.cli", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        check=False,
-        timeout=240,
-    )
+@frozen
+class Ended:
+    """How a command ended, and what it said."""
+
+    code: object
+    stdout: str
+    stderr: str
+
+
+def in_a_process(*arguments: str, cwd: Path) -> Ended:
+    """`skyrl` as a shell starts it, with plain output."""
+    command = [sys.executable, "-m", "skyrl.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=240)
     assert "Traceback" not in done.stderr, done.stderr
-    return done
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def skyrl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`skyrl` in this process, which has imported everything, in the folder of the test."""
+
+    def ends(*arguments: str) -> Ended:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as ending:
+            main(arguments)
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err, said.err
+        return Ended(ending.value.code, said.out, said.err)
+
+    return ends
 
 
 @pytest.fixture
@@ -51,15 +75,17 @@ def line_of(file: Path, start: str) -> int:
     return next(n for n, line in enumerate(file.read_text().splitlines(), 1) if line.startswith(start))
 
 
-def refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
-    assert done.returncode == 2, done.stderr
+def refused(done: Ended, *said: str) -> None:
+    assert done.code == 2, done.stderr
     for words in said:
         assert words in done.stderr
 
 
-def test_a_run_ends_with_where_everything_is_and_what_it_achieved(run_toml: Path, tmp_path: Path) -> None:
-    done = skyrl("run", "run.toml", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_a_run_ends_with_where_everything_is_and_what_it_achieved(
+    run_toml: Path, tmp_path: Path, skyrl: Command
+) -> None:
+    done = in_a_process("run", "run.toml", cwd=tmp_path)
+    assert done.code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1].startswith("accuracy before 0.") and " after 0." in lines[-1]
     assert {"  trained model  run/model", "  checkpoints    checkpoints"} < {*lines}
@@ -67,21 +93,21 @@ def test_a_run_ends_with_where_everything_is_and_what_it_achieved(run_toml: Path
     assert "accelerator" not in done.stdout + done.stderr
     places = json.loads((tmp_path / "run" / "config.json").read_text())["places"]
     assert places["trainer.device"] == f"run.toml:{line_of(run_toml, 'device = ')}"
-    again = skyrl("run", "run.toml", cwd=tmp_path)
-    assert again.returncode == 0
+    again = skyrl("run", "run.toml")
+    assert again.code == 0
     assert "nothing was trained" in again.stdout
     assert again.stdout.splitlines()[-1] == lines[-1]
 
 
-def test_show_prints_the_resolved_tree(run_toml: Path, nano: Path, tmp_path: Path) -> None:
-    done = skyrl("config", "show", "run.toml", cwd=tmp_path)
+def test_show_prints_the_resolved_tree(run_toml: Path, nano: Path, tmp_path: Path, skyrl: Command) -> None:
+    done = skyrl("config", "show", "run.toml")
     assert json.loads(done.stdout) == to_dict(config(nano, tmp_path, trainer__max_training_steps=2))
 
 
 def test_three_mistakes_are_told_at_once_with_what_was_meant(run_toml: Path, tmp_path: Path) -> None:
     mistakes = ["trainer.policy.optimizer_config.lr=fast", "trainer.epoch=2", "generator.n_samples_per_prompt=2.5"]
     refused(
-        skyrl("run", "run.toml", *mistakes, cwd=tmp_path),
+        in_a_process("run", "run.toml", *mistakes, cwd=tmp_path),
         "(3 problems)",
         "'fast' is not a number",
         "did you mean trainer.epochs?",
@@ -112,26 +138,24 @@ def test_three_mistakes_are_told_at_once_with_what_was_meant(run_toml: Path, tmp
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_and_nothing_starts(
-    run_toml: Path, tmp_path: Path, argument: str, said: str
+    run_toml: Path, tmp_path: Path, argument: str, said: str, skyrl: Command
 ) -> None:
-    refused(skyrl("run", "run.toml", argument, cwd=tmp_path), said)
+    refused(skyrl("run", "run.toml", argument), said)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_file_and_a_wrong_argument_are_told_together(tmp_path: Path) -> None:
-    refused(
-        skyrl("config", "check", "gone.toml", "trainer.epochs=x", cwd=tmp_path), "there is no such file", "'x' is not"
-    )
+def test_a_missing_file_and_a_wrong_argument_are_told_together(tmp_path: Path, skyrl: Command) -> None:
+    refused(skyrl("config", "check", "gone.toml", "trainer.epochs=x"), "there is no such file", "'x' is not")
 
 
-def test_a_file_that_does_not_parse_is_told_with_line_and_column(tmp_path: Path) -> None:
+def test_a_file_that_does_not_parse_is_told_with_line_and_column(tmp_path: Path, skyrl: Command) -> None:
     (tmp_path / "bad.toml").write_text("[trainer]\nepochs = = 2\n", encoding="utf-8")
-    refused(skyrl("config", "check", "bad.toml", cwd=tmp_path), "bad.toml:2:10", "line 2, column 10")
+    refused(skyrl("config", "check", "bad.toml"), "bad.toml:2:10", "line 2, column 10")
 
 
-def test_a_value_in_a_file_is_told_with_its_line(run_toml: Path, tmp_path: Path) -> None:
+def test_a_value_in_a_file_is_told_with_its_line(run_toml: Path, tmp_path: Path, skyrl: Command) -> None:
     (tmp_path / "more.toml").write_text('[trainer]\nepochs = 2\nseed = "one"\n', encoding="utf-8")
-    refused(skyrl("config", "check", "run.toml", "more.toml", cwd=tmp_path), "more.toml:3")
+    refused(skyrl("config", "check", "run.toml", "more.toml"), "more.toml:3")
 
 
 @pytest.mark.parametrize(
@@ -147,30 +171,28 @@ def test_a_value_in_a_file_is_told_with_its_line(run_toml: Path, tmp_path: Path)
     ],
 )
 def test_data_that_cannot_be_used_is_told_and_nothing_starts(
-    run_toml: Path, tmp_path: Path, rows: list[dict[str, object]], said: str
+    run_toml: Path, tmp_path: Path, rows: list[dict[str, object]], said: str, skyrl: Command
 ) -> None:
     schema = None if rows else pa.schema({"prompt": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))})
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "data.parquet")
-    refused(skyrl("run", "run.toml", "data.train_data=['data.parquet']", cwd=tmp_path), said)
+    refused(skyrl("run", "run.toml", "data.train_data=['data.parquet']"), said)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_folder_that_holds_garbage_is_told(run_toml: Path, tmp_path: Path, nano: Path) -> None:
+def test_a_model_folder_that_holds_garbage_is_told(run_toml: Path, tmp_path: Path, nano: Path, skyrl: Command) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in (nano / "model").iterdir():
         (broken / file.name).write_bytes(b"garbage" if file.suffix == ".safetensors" else file.read_bytes())
-    refused(
-        skyrl("run", "run.toml", "trainer.policy.model.path=broken", cwd=tmp_path), "the model broken cannot be loaded"
-    )
+    refused(skyrl("run", "run.toml", "trainer.policy.model.path=broken"), "the model broken cannot be loaded")
 
 
-def test_strict_makes_a_value_without_effect_a_mistake(run_toml: Path, tmp_path: Path) -> None:
+def test_strict_makes_a_value_without_effect_a_mistake(run_toml: Path, tmp_path: Path, skyrl: Command) -> None:
     argument = "trainer.algorithm.kl_loss_coef=0.1"
-    relaxed = skyrl("config", "check", "run.toml", argument, cwd=tmp_path)
-    assert relaxed.returncode == 0
+    relaxed = skyrl("config", "check", "run.toml", argument)
+    assert relaxed.code == 0
     assert "has no effect in this run" in relaxed.stderr
-    refused(skyrl("config", "check", "--strict", "run.toml", argument, cwd=tmp_path), "has no effect in this run")
+    refused(skyrl("config", "check", "--strict", "run.toml", argument), "has no effect in this run")
 
 
 def test_checking_a_configuration_imports_nothing_heavy(run_toml: Path, tmp_path: Path) -> None:

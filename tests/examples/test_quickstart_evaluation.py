@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.xdist_group("quickstart_evaluation")
+
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -62,7 +64,6 @@ def test_the_embedded_engine_gives_exactly_the_scores_of_training(quickstart: Pa
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("vllm_engine")
 @pytest.mark.parametrize(
     "engine",
     [

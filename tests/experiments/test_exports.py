@@ -122,15 +122,14 @@ def test_a_run_with_dropout_in_its_adapter_repeats_itself(nano: Path, tmp_path: 
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("vllm_engine")
-def test_vllm_serves_an_exported_model_and_an_exported_adapter(nano: Path, tmp_path: Path) -> None:
+@pytest.mark.xdist_group("vllm")
+def test_vllm_serves_an_exported_model_and_an_exported_adapter(host: Host, nano: Path, tmp_path: Path) -> None:
     base = that_vllm_takes(nano, tmp_path / "base")
     values = {**LORA, "trainer__policy__model__path": str(base), "trainer__max_training_steps": 2}
     train(nano, tmp_path, **values)
     run = tmp_path / "run"
     torch.testing.assert_close(with_peft(base, run / "adapter"), logits(run / "model"), rtol=1e-4, atol=1e-4)
-    with Host() as host:
-        served = host.run(serve, base, run / "adapter", run / "model")
+    served = host.run(serve, base, run / "adapter", run / "model")
     expected = [logits(base), with_peft(base, run / "adapter"), logits(run / "model")]
     for found, wanted in zip(served, expected, strict=True):
         assert found == pytest.approx(wanted[0].log_softmax(-1).max(-1).values[-1].item(), abs=1e-3)

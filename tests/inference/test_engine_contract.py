@@ -6,7 +6,7 @@ Each scenario runs in a process of its own, see `vllm_host.py`, which keeps one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,7 @@ from tests.inference.steps import Steps, gate_of_model, gate_of_vllm
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
 
-pytestmark = pytest.mark.xdist_group("vllm_contract")
+pytestmark = pytest.mark.xdist_group("vllm")
 
 T = TypeVar("T")
 
@@ -85,12 +85,6 @@ async def held(kind: str, folder: Path, *asked: GenerationRequest, after: int) -
         steps.release()
         await engine.resume()
         await asyncio.gather(*running, return_exceptions=True)
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    with Host() as host:
-        yield host
 
 
 @pytest.fixture(scope="module")

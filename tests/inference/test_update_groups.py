@@ -29,7 +29,7 @@ from tests.inference.server_engines import DEADLINES, our_server, vllm_server
 from tests.inference.vllm_models import saved, small_model
 from tests.weight_sync.held import HeldModel
 
-pytestmark = pytest.mark.xdist_group("vllm_contract")
+pytestmark = pytest.mark.xdist_group("vllm")
 
 
 _PATIENCE = timedelta(seconds=60)

@@ -27,7 +27,7 @@ from tests.inference.steps import Steps, gate_of_processes
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
 
-pytestmark = pytest.mark.xdist_group("vllm_async")
+pytestmark = pytest.mark.xdist_group("vllm")
 
 ENGINES: list[VLLMEngine] = []
 """Of the other process."""
@@ -42,12 +42,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.generation_config.eos_token_id = None
     model.config.eos_token_id = None
     return saved(tmp_path_factory.mktemp("async") / "model", model)
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    with Host() as host:
-        yield host
 
 
 async def start(folder: Path, *, disable_multiproc: bool = True) -> set[int]:

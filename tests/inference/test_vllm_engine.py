@@ -27,15 +27,9 @@ from tests.inference.test_reported_tokens import together
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
 
-pytestmark = pytest.mark.xdist_group("vllm_engine")
+pytestmark = pytest.mark.xdist_group("vllm")
 
 CONFIG = InferenceEngineConfig(model_dtype="float32", async_engine=False, max_num_seqs=16)
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    with Host() as host:
-        yield host
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import saved, small_model
 from tests.weight_sync.held import HeldModel, Weights
 
-pytestmark = pytest.mark.xdist_group("vllm_roads")
+pytestmark = pytest.mark.xdist_group("vllm")
 
 CONFIG = InferenceEngineConfig(model_dtype="float32", async_engine=False, max_num_seqs=16)
 CANARY = Canary(prompts=tuple(prompts(140, 133)), temperature=1.0, bound=1e-4)
@@ -52,12 +51,6 @@ MODELS = [
         )
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    with Host() as host:
-        yield host
 
 
 def transport(name: str, store: TCPStore, folder: Path) -> WeightTransport:
