@@ -1,8 +1,8 @@
 # From a clean clone, `make demo` and `make test` need Python 3.11 or later, make, and a package index that pip can reach.
 
 PYTHON ?= python3
-# Processes of pytest; each of them computes on one thread.
-WORKERS ?= 2
+# Processes of pytest, each of which computes on one thread: one more than two cores, because some tests wait.
+WORKERS ?= 3
 # More arguments for `skyrl run`: make demo ARGS="trainer.epochs=1"
 ARGS ?=
 # make demo SEED=2: another seed, in a folder of its own, since a folder belongs to one run
@@ -21,6 +21,8 @@ CODE := conftest.py skyrl tests $(wildcard property_tests examples benchmarks)
 
 # Threads that wait for each other give up their core, which somebody else may need.
 export OMP_WAIT_POLICY ?= PASSIVE
+# Hundreds of processes import the same modules: what one has compiled is there for all.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-long gpu mutants bench bench-compare lint fmt schemas pages pictures constraints clean demo-clean
 .DELETE_ON_ERROR:

@@ -129,7 +129,6 @@ POOR: dict[str, dict[str, float]] = {
     "delay": {"delay": 0.02},
     "loss and delay": {"loss": 0.02, "delay": 0.01},
 }
-QUICKEST = ("engine elsewhere", "delay")
 ENDLESS = {"trainer__max_training_steps": 400, "trainer__epochs": 80}
 NO_RESTARTS = {"generator__inference_engine__max_engine_restarts": 0}
 LOST = [("engine elsewhere", "engine-0"), ("ranks on both", "policy-1")]
@@ -235,14 +234,9 @@ def test_a_run_goes_on_without_a_machine_that_vanished(machines: Machines, nano:
     run.trained_as_undisturbed(nano)
 
 
-@pytest.mark.parametrize(
-    ("layout", "rules"),
-    [
-        pytest.param(layout, rules, id=f"{layout}-{name}", marks=() if (layout, name) == QUICKEST else pytest.mark.long)
-        for layout in LAYOUTS
-        for name, rules in POOR.items()
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("rules", POOR.values(), ids=POOR)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_poor_network_changes_no_sample(
     machines: Machines, nano: Path, tmp_path: Path, layout: str, rules: dict[str, float]
 ) -> None:

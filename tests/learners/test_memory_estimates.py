@@ -14,7 +14,7 @@ from tests.long_cases import long_except
 WITHIN = 0.15
 
 
-@pytest.mark.parametrize("name", long_except(SETTINGS, "3M", "3M, recomputed"))
+@pytest.mark.parametrize("name", long_except(SETTINGS, "3M, recomputed"))
 def test_each_phase_takes_what_was_estimated(name: str) -> None:
     peaks, guesses = measured(SETTINGS[name]), estimated(SETTINGS[name])
     off = {phase: guesses[phase] / peaks[phase] - 1 for phase in PHASES}
