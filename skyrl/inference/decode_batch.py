@@ -161,14 +161,15 @@ class DecodeBatch:
             return []
         self._refuse_non_finite(finite.tolist())
         eos = {place for place, is_eos in enumerate(ended.tolist()) if is_eos}
-        leaving = [place for place, row in enumerate(self.rows) if place in eos | stopped or row.last <= end]
-        for place in leaving:
+        at_limit = {place for place, last in enumerate(self._tensors.lasts.tolist()) if last <= end}
+        leaving = eos | stopped | at_limit
+        for place in sorted(leaving):
             row = self.rows[place]
             if self._model.kept.most_bytes and self._model.kept.keeps_answers and row.version == self._weight_version:
                 self._model.kept.keep(*self._cache.computed(place, row.start))
             row.job.completions[row.index] = self._completion(place, eos=place in eos, stopped=place in stopped)
-        jobs = {row.job: None for row in map(self.rows.__getitem__, leaving)}
-        self._keep([place for place in range(len(self.rows)) if place not in set(leaving)])
+        jobs = {self.rows[place].job: None for place in sorted(leaving)}
+        self._keep([place for place in range(len(self.rows)) if place not in leaving])
         return [job for job in jobs if job.done]
 
     def _stopped(self) -> set[int]:
