@@ -60,6 +60,8 @@ def set_variables(config: InferenceEngineConfig, device: str) -> Path | None:
         folder = Path(tempfile.mkdtemp(prefix=f"skyrl-vllm-{os.getpid()}-", dir=os.environ.get(PRIVATE)))
         os.environ |= {_HOST: str(os.getpid()), _FOLDER: str(folder)}
         wanted["VLLM_RPC_BASE_PATH"] = str(folder)
+    for name in _SET_HERE - wanted.keys():
+        os.environ.pop(name, None)
     for name, value in wanted.items():
         if name not in os.environ or name in _SET_HERE:
             os.environ[name] = value

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import attrs
@@ -8,8 +9,9 @@ import pytest
 from skyrl.config import InferenceEngineConfig
 from skyrl.config.engine_options import NOT_ARGUMENTS, OTHER_NAME, SAME_NAME, VLLM_FIXED, VLLM_SETTINGS
 from skyrl.errors import ConfigError
+from skyrl.inference import vllm_environment
 from skyrl.inference.vllm_arguments import engine_arguments
-from skyrl.inference.vllm_environment import variables
+from skyrl.inference.vllm_environment import set_variables, variables
 from skyrl.inference.vllm_model import ModelFacts
 from skyrl.tree.classes import fields_of
 
@@ -42,6 +44,17 @@ def problems(device: str = "cuda", **fields: Any) -> dict[str, str]:
     with pytest.raises(ConfigError) as caught:
         arguments(device, **fields)
     return {p.path.removeprefix("generator.inference_engine."): f"{p.message}; {p.hint}" for p in caught.value.problems}
+
+
+def test_variables_of_an_earlier_engine_give_way_and_those_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_environment, "_SET_HERE", set())
+    monkeypatch.setattr(os, "environ", {"VLLM_LOGGING_LEVEL": "INFO"})
+    one, other = (InferenceEngineConfig(async_engine=False, deterministic=each) for each in (True, False))
+    set_variables(one, "cpu")
+    assert os.environ == variables(one, "cpu") | {"VLLM_LOGGING_LEVEL": "INFO"}
+    assert "VLLM_BATCH_INVARIANT" in os.environ
+    set_variables(other, "cpu")
+    assert os.environ == variables(other, "cpu") | {"VLLM_LOGGING_LEVEL": "INFO"}
 
 
 def test_on_a_cpu_no_prompt_is_read_in_pieces_unless_a_step_cannot_hold_it() -> None:
