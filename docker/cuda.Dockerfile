@@ -1,4 +1,4 @@
-# skyrl on CUDA, with Ray and vLLM. Not tried yet: neither the image nor skyrl has run on CUDA so far.
+# skyrl on CUDA, with Ray and vLLM. Not tried yet: the image has not been built so far.
 #
 #     docker build -f docker/cuda.Dockerfile -t skyrl:cuda .
 #     docker run --rm -it --gpus all --shm-size 16g -v "$PWD:/work" skyrl:cuda doctor run.toml

@@ -1,7 +1,7 @@
 """Reinforcement-learning post-training of language models, driven by a configuration that can be trusted.
 
-`skyrl.config` is what a run may say, `skyrl.training` is the loop, and `skyrl.experiments` puts a run together.
-Importing this package imports none of them.
+`skyrl.config` defines the fields of a run's configuration, `skyrl.training` is the loop, and `skyrl.experiments`
+assembles a run. Importing this package imports none of them.
 """
 
 __version__ = "0.1.0"

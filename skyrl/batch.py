@@ -1,9 +1,9 @@
 """The training batch: rows of token ids and, for each token, the numbers that the objective needs.
 
-One row is prompt, then response, then padding: `input_ids[b, t]` is the t-th token of row b, and every per-token
-tensor has the same shape (B, L) and speaks about that token. So `old_logprobs[b, t]` is log pi_old(token t | tokens
-before t), in nats, and is only meaningful where `loss_mask` is true. A batch is frozen; each stage of a step returns
-a fuller copy:
+One row is prompt, then response, then padding: `input_ids[b, t]` is the t-th token of row b, and every per-token tensor
+has the same shape (B, L) and describes that token. So `old_logprobs[b, t]` is log pi_old(token t | tokens before t), in
+nats, and is only meaningful where `loss_mask` is true. A batch is frozen; each stage of a step returns a copy with more
+fields filled:
 
     batch = batch.given(old_logprobs=...)
 """
@@ -28,17 +28,17 @@ class TrainingBatch:
     """
 
     input_ids: Tensor
-    """(B, L) int64; what stands after a row's length is padding and never read."""
+    """(B, L) int64; positions after a row's length are padding and are never read."""
 
     lengths: Tensor
-    """(B,) int64: tokens of each row, padding excluded."""
+    """(B,) int64: number of tokens in each row, padding excluded."""
 
     loss_mask: Tensor
     """(B, L) bool: true where the policy sampled the token. Never true at column 0."""
 
     rollout_logprobs: Tensor | None
-    """(B, L) float32: the engine's log-probability of the token when it was sampled. None where the engine was not
-    asked for them."""
+    """(B, L) float32: the engine's log-probability of the token when it was sampled. None if they were not requested
+    from the engine."""
 
     rewards: Tensor
     """(B, L) float32: reward credited to the token; a row's sum is its return."""
@@ -47,70 +47,72 @@ class TrainingBatch:
     """(B,) int64: rows with the same number answer the same prompt."""
 
     answer_lengths: Tensor | None = None
-    """(B,) int64: tokens of each answer, observations of later turns included."""
+    """(B,) int64: number of tokens in each answer, including the observations of later turns."""
 
     baselines: Tensor | None = None
     """(B,) float32: raw reward of the greedy answer to the same prompt."""
 
     trajectories: Tensor | None = None
-    """(B,) int64: rows with the same number are turns of one trajectory. None: each row is a whole one."""
+    """(B,) int64: rows with the same number are turns of one trajectory. None: each row is a whole trajectory."""
 
     last_step: Tensor | None = None
     """(B,) bool: the row is the last turn of its trajectory. Given together with `trajectories`."""
 
     token_weights: Tensor | None = None
-    """(B, L) float32: how much each token counts, by the data's own weights, 0 where `loss_mask` is false. None: all
-    count the same."""
+    """(B, L) float32: weight of each token as given by the data, 0 where `loss_mask` is false. None: all tokens count
+    the same."""
 
     micro_batches: Tensor | None = None
-    """(B,) int64: number of the micro-batch that each row is in, from 0 without gaps. None: they are cut by rows."""
+    """(B,) int64: index of the micro-batch of each row, from 0 without gaps. None: micro-batches are cut by number of
+    rows."""
 
     routed_experts: Tensor | None = None
-    """(B, L, layers, K) int16: the K experts that the engine chose for each token in each layer that has experts; -1
-    where it chose none. None: it did not say."""
+    """(B, L, layers, K) int16: the K experts that the engine chose for each token in each MoE layer; -1 where it chose
+    none. None: the engine did not report them."""
 
     selected: Tensor | None = None
-    """(N,) int64: where `loss_mask` is true, as an index into its B x L flattened places. Filled on the host before a
-    micro-batch goes to a device: there, a mask as an index would make the host wait for the device."""
+    """(N,) int64: indices of the true entries of the flattened (B x L) `loss_mask`. Filled on the host before a
+    micro-batch goes to a device: indexing with a mask there would make the host wait for the device."""
 
     old_logprobs: Tensor | None = None
-    """(B, L) float32: under the policy before this batch's first update. None where it would equal the current one, or
-    where nothing reads it."""
+    """(B, L) float32: log-probabilities under the policy before this batch's first update. None if they equal the
+    current ones, or if nothing reads them."""
 
     interpolation: Tensor | None = None
-    """(B, L) float32: share of the current policy in log pi_old, of which `old_logprobs` is then the engine's part:
+    """(B, L) float32: share of the current policy in log pi_old; `old_logprobs` is then the engine's part, see
     `skyrl.algorithms.interpolation`. None: `old_logprobs` is log pi_old itself."""
 
     ref_logprobs: Tensor | None = None
-    """(B, L) float32: under the reference model."""
+    """(B, L) float32: log-probabilities under the reference model."""
 
     advantages: Tensor | None = None
-    """(B, L) float32, 0 where `loss_mask` is false."""
+    """(B, L) float32: advantage of each token, 0 where `loss_mask` is false."""
 
     values: Tensor | None = None
     """(B, L) float32: the critic's value, before this batch's first update, of the state the token was sampled in."""
 
     returns: Tensor | None = None
-    """(B, L) float32: what the critic is to predict there."""
+    """(B, L) float32: the target that the critic learns to predict at each token."""
 
     loss_weights: Tensor | None = None
-    """(B, L) float32: share of each token in the loss of the mini-batch."""
+    """(B, L) float32: weight of each token in the loss of the mini-batch."""
 
     row_weights: Tensor | None = None
-    """(B,) float32: share of each row in what the routers of the mini-batch cost; 0 for rows that fill up a rank."""
+    """(B,) float32: weight of each row in the router losses of the mini-batch; 0 for rows that only pad a rank's
+    share."""
 
     kl_weights: Tensor | None = None
-    """(B, L) float32: share of each token in the KL loss of the mini-batch."""
+    """(B, L) float32: weight of each token in the KL loss of the mini-batch."""
 
     entropy_weights: Tensor | None = None
-    """(B, L) float32: share of each token in the entropy of the mini-batch."""
+    """(B, L) float32: weight of each token in the entropy of the mini-batch."""
 
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
 
     def given(self, **fields: Tensor | None) -> Self:
-        """A copy with some fields filled. Raises ValueError if a tensor has another shape than the batch, or is not one
-        number for each row where that is what the field holds.
+        """A copy with some fields filled. Raises `ValueError` if the shape of a tensor is not (B, L), or not (B,) for a
+        field with one number per row.
         """
         for name, value in fields.items():
             wanted = self.lengths.shape if name in PER_ROW else self.input_ids.shape
@@ -125,14 +127,16 @@ class TrainingBatch:
         return self.rewards.sum(dim=1)
 
     def over_trajectories(self, values: Tensor) -> Tensor:
-        """(B,) to (B,): each row's sum of `values` over the rows of its trajectory; as they are, if rows are whole."""
+        """(B,) to (B,): sum of `values` over all rows of each row's trajectory; `values` unchanged if every row is a
+        whole trajectory.
+        """
         if self.trajectories is None:
             return values
         sums = torch.zeros(int(self.trajectories.max()) + 1, dtype=values.dtype, device=values.device)
         return sums.index_add_(0, self.trajectories, values)[self.trajectories]
 
     def with_selected(self) -> Self:
-        """A copy that knows where its selected tokens are; called where the batch is on the host."""
+        """A copy with `selected` filled in; call it while the batch is on the host."""
         return attrs.evolve(self, selected=self.loss_mask.flatten().nonzero().squeeze(1))
 
     def pick(self, values: Tensor) -> Tensor:
@@ -143,7 +147,7 @@ class TrainingBatch:
         """(N,) float32 of the selected tokens, row by row -> (B, L), 0 elsewhere. The inverse of `pick`."""
         zeros = torch.zeros(self.input_ids.shape, device=found.device)
         if self.selected is None:
-            return zeros.masked_scatter(self.loss_mask, found)  # whose gradient a GPU has to be waited for
+            return zeros.masked_scatter(self.loss_mask, found)  # its gradient would make the host wait for the GPU
         return zeros.flatten().index_copy(0, self.selected, found).view_as(zeros)
 
     def select(self, rows: Tensor) -> Self:
@@ -163,7 +167,7 @@ class TrainingBatch:
 
     @property
     def answers(self) -> int:
-        """Trajectories: as many as rows, or fewer, where several rows are turns of one."""
+        """Number of trajectories: the number of rows, or fewer if some rows are turns of one trajectory."""
         return len(self) if self.last_step is None else int(self.last_step.sum())
 
     def split_by_answers(self, size: int) -> Iterator[Self]:
@@ -189,8 +193,8 @@ class TrainingBatch:
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor, of any shape, on `device`. From host memory to a GPU it travels from page-locked memory, while the
-    host continues.
+    """The tensor, of any shape, on `device`. A copy from host memory to a GPU goes through page-locked memory, so the
+    host does not wait for it.
     """
     if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -5,26 +5,26 @@
     |   +-- ConfigError         the configuration: every problem at once, each with its place
     |   |   +-- UnknownFieldError   a field that a class does not have, given in Python: a TypeError, too
     |   +-- DataError           a dataset: the file, the row number, what was expected
-    |   |   +-- TextError       ... or a text that no tokenizer takes: half of a UTF-16 pair (a lone surrogate)
+    |   |   +-- TextError       ... or a text that no tokenizer accepts: half of a UTF-16 pair (a lone surrogate)
     |   +-- ModelError          a model or tokenizer that cannot be loaded
-    |   +-- TemplateTimeoutError    a chat template that computes without an end
+    |   +-- TemplateTimeoutError    a chat template that does not finish
     |   +-- TaskError           an environment or reward function that cannot be found or used
     |   +-- ResumeError         a checkpoint or run folder that this run must not continue
     |   +-- RequestError        a request to the HTTP endpoint that is answered with an error status
-    |   +-- ServerRefusal       a request that an inference server does not take: `status` is HTTP's
+    |   +-- ServerRefusal       a request that an inference server refuses: `status` is HTTP's
     +-- RunError                the run itself: exit code 1, what was saved stays
-        +-- NonFiniteError      NaN or infinity where a number had to be
-        |   +-- BatchError      ... in a batch that nothing has been learnt from yet
+        +-- NonFiniteError      NaN or infinity where a finite number is required
+        |   +-- BatchError      ... in a batch, before any update from it
         +-- RewardError         an environment or reward function that failed while it judged an answer
         +-- WeightSyncError     an engine that does not hold the learner's weights
         +-- StorageError        a disk that is full or broken
         +-- ProcessError        a process that could not be started, died, or gave no sign of life
             +-- ProcessLost     ... a rank or an engine that ran and is gone: `process` is its name
-            +-- NoRoomError     a cluster that has too few machines or GPUs free: `pool` is what lacks them
+            +-- NoRoomError     a cluster that has too few machines or GPUs free: `pool` is the pool without a place
             +-- WorkerEnded     a sandboxed worker that was late, said too much, or ended
 
-    SkipSample                  not an error: an environment says that a sample is not to be judged
-    Stopped                     not an error: a run that was told to stop; exit code 75, or 130 after Ctrl-C
+    SkipSample                  not an error: an environment declines to judge a sample
+    Stopped                     not an error: a run that was asked to stop; exit code 75, or 130 after Ctrl-C
 
 A message says what is wrong, where, and what to do.
 """
@@ -93,7 +93,7 @@ class DataError(UserError):
 
 
 class TextError(DataError):
-    """A text holds a lone surrogate, which is no character, so that no tokenizer takes it."""
+    """A text holds a lone surrogate, which is not a character, so no tokenizer accepts it."""
 
 
 class ModelError(UserError):
@@ -116,13 +116,13 @@ class RequestError(UserError):
     """A request to the HTTP endpoint is answered with `status` and a JSON error, and nothing is sampled for it."""
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
-        """`param` is the field of the body that is wrong; `code` a word for programs, by OpenAI's convention."""
+        """`param` is the field of the body that is wrong; `code` a machine-readable word, by OpenAI's convention."""
         self.status, self.param, self.code = status, param, code
         super().__init__(message)
 
 
 class ServerRefusal(UserError):
-    """An inference server does not take a request: it lacks the route, wants a token, or finds a mistake in it."""
+    """An inference server refuses a request: it lacks the route, wants a token, or finds a mistake in it."""
 
     def __init__(self, message: str, status: int) -> None:
         self.status = status
@@ -138,7 +138,7 @@ class NonFiniteError(RunError):
 
 
 class BatchError(NonFiniteError):
-    """NaN or infinity in a batch before anything was learnt from it: weights and optimizer are untouched."""
+    """NaN or infinity in a batch before any update from it: weights and optimizer are untouched."""
 
 
 class StorageError(RunError):
@@ -150,7 +150,7 @@ class RewardError(RunError):
 
 
 class SkipSample(SkyRLError):
-    """Raised by an environment or reward function: this sample is not to be judged. The message says why."""
+    """Raised by an environment or reward function: this sample cannot be judged. The message says why."""
 
 
 class WeightSyncError(RunError):
@@ -165,13 +165,13 @@ class ProcessLost(ProcessError):
     """A rank or an engine died, or gave no sign of life in time."""
 
     def __init__(self, message: str, process: str = "") -> None:
-        """`process` is its name, such as `policy-1`."""
+        """`process` is the name of the process, such as `policy-1`."""
         self.process = process
         super().__init__(message)
 
     @property
     def role(self) -> str:
-        """Its part in the run: policy, critic, ref or engine."""
+        """Role of the process in the run: policy, critic, ref or engine."""
         return self.process.rpartition("-")[0]
 
 
@@ -185,7 +185,7 @@ class NoRoomError(ProcessError):
 
 
 class WorkerEnded(ProcessError):
-    """A sandboxed worker gave no answer, and nothing of it is left."""
+    """A sandboxed worker gave no answer, and none of its processes is left."""
 
     def __init__(self, how: Literal["exit", "timeout", "output"], message: str) -> None:
         self.how: Literal["exit", "timeout", "output"] = how
@@ -225,5 +225,5 @@ def render(problems: Iterable[Problem], title: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text without control characters, which a name out of a file may hold and which would act on the terminal."""
+    """The text without control characters: a name read from a file may contain some, which a terminal would obey."""
     return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)

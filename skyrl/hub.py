@@ -1,7 +1,8 @@
-"""Names on the Hugging Face hub, tried once and with a deadline before a library takes them: libraries try again for
+"""Checks names on the Hugging Face hub once and with a deadline, before a library uses them: libraries retry for
 minutes.
 
-Imports `huggingface_hub` alone, and obeys its variables: HF_HUB_OFFLINE, HF_ENDPOINT, HF_HOME, HF_HUB_ETAG_TIMEOUT.
+Imports `huggingface_hub` alone, and honours its environment variables: HF_HUB_OFFLINE, HF_ENDPOINT, HF_HOME,
+HF_HUB_ETAG_TIMEOUT.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from skyrl.tree.names import nearest
 Kind = Literal["model", "dataset"]
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-"""`owner/name`."""
+"""Repository on the hub: `owner/name`."""
 
 _SHOWN = 5
-"""Names that a message lists of a folder."""
+"""Number of names of a folder that a message lists."""
 
 DEADLINE = 3.0
 """Seconds that the hub has to answer, unless HF_HUB_ETAG_TIMEOUT gives another number."""
@@ -30,8 +31,8 @@ DEADLINE = 3.0
 
 @cache
 def hub_failure(name: str, kind: Kind = "model", deadline: float | None = None) -> str | None:
-    """Why the hub has nothing of this name for this machine, as the end of a sentence; None if it has, or if there is a
-    copy in the cache. `deadline` is in seconds. Asks once in the life of a process.
+    """The reason why this machine cannot get `name` from the hub, as the end of a sentence; None if it can, or if a
+    copy is in the cache. `deadline` is in seconds. Each name is asked for once per process.
     """
     from huggingface_hub import constants
 
@@ -46,7 +47,7 @@ def hub_failure(name: str, kind: Kind = "model", deadline: float | None = None) 
     answer: SimpleQueue[Exception | None] = SimpleQueue()
     threading.Thread(target=lambda: answer.put(_asked(name, kind, seconds)), daemon=True).start()
     try:
-        error = answer.get(timeout=seconds)  # looking up the name of a host knows no deadline of its own
+        error = answer.get(timeout=seconds)  # resolving a host name has no timeout
     except Empty:
         return _unreachable(f"gave no answer within {seconds:g} s")
     return None if error is None else _in_words(error)
@@ -66,7 +67,7 @@ def cached_folder(name: str, kind: Kind = "model") -> Path | None:
 
 
 def _asked(name: str, kind: Kind, seconds: float) -> Exception | None:
-    """Send the one request; return the exception that it fails with."""
+    """Send the request once; return the exception that it raises, or None."""
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 
     try:
@@ -74,7 +75,7 @@ def _asked(name: str, kind: Kind, seconds: float) -> Exception | None:
             get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=seconds)
         else:
             HfApi().dataset_info(name, timeout=seconds)
-    except Exception as error:  # noqa: BLE001 - the client's own, and those of the network below it
+    except Exception as error:  # noqa: BLE001 - errors of the client and of the network below it
         return error
     return None
 
@@ -104,7 +105,7 @@ def _unreachable(why: str) -> str:
 
 def beside(path: str) -> str:
     """A suggestion for a path that does not exist, in brackets: a similar name in its folder, or what the folder holds.
-    Empty where the folder does not exist, either.
+    Empty if the folder does not exist either.
     """
     place = Path(path).expanduser()
     try:

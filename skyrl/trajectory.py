@@ -25,22 +25,22 @@ class Prompt:
     """
 
     id: str
-    """Unique in its dataset: number of the source and of the row in it. Samples of one prompt form a group under it."""
+    """Unique in its dataset: number of the source and of the row in it. Samples with the same id form a group."""
 
     messages: tuple[Mapping[str, str], ...]
     """The conversation so far: `{"role": ..., "content": ...}` each."""
 
     token_ids: tuple[int, ...]
-    """`messages` through the chat template, with the header that asks for an answer."""
+    """Tokens of `messages` rendered with the chat template, generation prompt included."""
 
     env_class: str
     """The task that rewards an answer: a registered name, or an import path from the configuration."""
 
     data_source: str = "default"
-    """Name of the dataset that the row came from; evaluation is reported for each."""
+    """Name of the dataset that the row came from; evaluation is reported for each dataset."""
 
     extras: Mapping[str, Any] = field(factory=dict)
-    """Every other column, `reward_spec` and `extra_info` among them: what the environment needs."""
+    """All other columns of the row, such as `reward_spec` and `extra_info`, for the environment."""
 
 
 @frozen(kw_only=True)
@@ -56,12 +56,13 @@ class TurnReward:
 
 @frozen(kw_only=True)
 class Failure:
-    """Why an attempt at a sample came to nothing: the environment's fault, which is neither a reward nor a 0."""
+    """Why an attempt at a sample failed. It is the environment's fault, and is neither a reward nor a 0."""
 
     kind: Literal["raised", "timeout", "wrong_type", "not_finite", "too_large", "close"]
-    """raised: an exception, or the end of the process; timeout: a deadline passed; wrong_type: no `EnvStep`, or not a
-    number, a message, or text that a tokenizer takes; not_finite: NaN or infinity; too_large: an observation longer
-    than any model reads; close: it could not be closed after it had judged the sample, which keeps its reward."""
+    """raised: an exception, or the process ended; timeout: a deadline passed; wrong_type: no `EnvStep`, or a value that
+    is not a number, a message, or text that a tokenizer accepts; not_finite: NaN or infinity; too_large: an observation
+    longer than any model reads; close: closing the environment failed after it had judged the sample, which keeps its
+    reward."""
 
     reason: str
     """A sentence for the author of the environment."""
@@ -76,7 +77,7 @@ class Skipped:
 
 @frozen(kw_only=True)
 class RoutedExperts:
-    """Experts that an engine chose for the first N tokens of a row, prompt included, in each layer with experts.
+    """Experts that an engine chose for the first N tokens of a row, prompt included, in each MoE layer.
 
     The last token of a row is drawn but never computed, so N is one less than its number of tokens.
     """
@@ -86,7 +87,7 @@ class RoutedExperts:
     """Experts per token in a layer."""
 
     data: bytes = field(repr=False)
-    """(N, layers, choices) numbers of experts, little-endian, of `width` bytes each."""
+    """Expert indices (N, layers, choices), little-endian, `width` bytes each."""
 
     width: Literal[1, 2] = 1
 
@@ -95,11 +96,11 @@ class RoutedExperts:
 
     @property
     def _size(self) -> int:
-        """Bytes of a token."""
+        """Number of bytes per token."""
         return self.layers * self.choices * self.width
 
     def first(self, tokens: int) -> RoutedExperts:
-        """Experts of the first tokens."""
+        """Experts of the first `tokens` tokens."""
         return evolve(self, data=self.data[: tokens * self._size])
 
     def continued(self, later: RoutedExperts) -> RoutedExperts:
@@ -109,7 +110,7 @@ class RoutedExperts:
 
 @frozen(kw_only=True)
 class TokenRow:
-    """Tokens that the policy saw in one go: one row of a training batch. The fields are those of `Trajectory`."""
+    """Tokens of one forward pass of the policy: one row of a training batch. The fields are those of `Trajectory`."""
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
@@ -133,8 +134,8 @@ class Trajectory:
     """0 to n - 1 within its group."""
 
     earlier: tuple[TokenRow, ...] = ()
-    """Earlier turns whose tokens the ones below do not continue: the template rewrote the conversation, or each turn is
-    a row of its own."""
+    """Earlier turns whose tokens do not continue into the ones below, because the template rewrote the conversation or
+    because each turn is a row."""
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
@@ -145,7 +146,7 @@ class Trajectory:
 
     rollout_logprobs: tuple[float, ...]
     """The engine's log-probability of each token under the tempered distribution it was drawn from, in nats; 0 where
-    `loss_mask` is 0. Empty where `sampling_params.logprobs` is none."""
+    `loss_mask` is 0. Empty if `sampling_params.logprobs` is None."""
 
     weight_versions: tuple[int, ...]
     """Version of the weights that produced each token."""
@@ -156,8 +157,8 @@ class Trajectory:
 
     stop_reason: StopReason
     answer: str | None = None
-    """The answer that the environment read, by which evaluation takes votes (maj@N). None: the environment reports
-    none."""
+    """The answer that the environment read, used for majority votes in evaluation (maj@N). None: the environment
+    reports none."""
 
     metrics: Mapping[str, float] = field(factory=dict)
     """Measurements of the environment, for logging only."""
@@ -167,23 +168,24 @@ class Trajectory:
 
     timings: Mapping[str, float] = field(factory=dict, eq=False)
     """Seconds: `completion` from first request to last token, of which `llm` waited for the engine and `env` for the
-    environment. Empty if nothing was measured."""
+    environment. Empty if no times were measured."""
 
     failures: tuple[Failure, ...] = ()
-    """Failures of the attempts before this one, and of closing the environment of this one."""
+    """Failures of the attempts before this one, and any failure to close this attempt's environment."""
 
     failed: bool = False
-    """This attempt failed, too, and there was no other: the last of `failures` says why. Its group is dropped."""
+    """This attempt, the last one, failed too; the last of `failures` says why. Its group is dropped."""
 
     skipped: str = ""
-    """Why its environment did not judge it: it has no reward, and is not trained on. Empty: it was judged."""
+    """Why the environment did not judge the sample, which then has no reward and is not trained on. Empty: it was
+    judged."""
 
     filled: bool = False
     """True if the sample failed for good or was skipped, and this is a copy of another sample of its group."""
 
     @property
     def steps(self) -> tuple[TokenRow, ...]:
-        """All rows of it, in order; one, unless there are `earlier` ones."""
+        """All rows of the trajectory in order; a single one unless it has `earlier` rows."""
         last = TokenRow(
             prompt_ids=self.prompt_ids,
             response_ids=self.response_ids,
@@ -203,12 +205,12 @@ class Trajectory:
 
     @property
     def missing(self) -> bool:
-        """Has it no reward?"""
+        """Whether the sample has no reward: it failed or was skipped, and was not filled."""
         return (self.failed or bool(self.skipped)) and not self.filled
 
     @property
     def trained(self) -> bool:
-        """Is there a token to train on?"""
+        """Whether any token of the trajectory is trained on."""
         return any(self.loss_mask) or any(any(step.loss_mask) for step in self.earlier)
 
     def silent(self) -> Trajectory:
@@ -224,11 +226,11 @@ class TrajectoryGroup:
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]
     baseline: float | None = None
-    """Raw reward of the greedy answer to the prompt, where an estimator compares with it. Not trained on."""
+    """Raw reward of the greedy answer to the prompt, if the advantage estimator compares with it. Not trained on."""
 
     @property
     def dropped(self) -> bool:
-        """A sample is missing, so that there is nothing to compare the others with: the group counts for nothing."""
+        """Whether a sample is missing, which leaves nothing to compare the others with: the whole group is ignored."""
         return any(trajectory.missing for trajectory in self.trajectories)
 
     @property

@@ -1,8 +1,8 @@
-"""How much better an answer was than expected: one score per answer -> one advantage per answer.
+"""Advantage formulas that turn one score per answer into one advantage per answer.
 
 Every function takes `scores` (B,), the return of each answer, and `groups` (B,), integers that are equal where two
-answers belong to the same prompt, in any order of rows; the result is (B,), of the type of `scores`. Where a group has
-nothing to compare, the docstring says what its answers get. What each token gets is in `returns.py` and
+answers belong to the same prompt, in any order of rows; the result is (B,), of the type of `scores`. Each docstring
+says what the answers of a group with nothing to compare get. Advantages of tokens are in `returns.py` and
 `estimators.py`. All raise ValueError, naming the argument, for shapes that differ and for scores that are not finite.
 """
 
@@ -16,13 +16,12 @@ from skyrl.algorithms.shapes import expect_finite, expect_same_shape
 
 
 def group_relative(scores: Tensor, groups: Tensor, *, normalize_by_std: bool) -> Tensor:
-    """(s_i - mean_G) / (std_G + 1e-6) over the group G of each answer; without the division if `normalize_by_std` is
-    off.
+    """(s_i - mean_G) / (std_G + 1e-6) over the group G of each answer; no division if `normalize_by_std` is off.
 
     GRPO, DeepSeekMath, arXiv:2402.03300, section 4.1.2; without the division it is Dr. GRPO, arXiv:2503.20783. The
-    standard deviation is the unbiased one. A group of one has nothing to be compared with: its mean counts as 0 and
-    its deviation as 1, so that the advantage is its score. A group whose scores are all equal gets zeros. Shapes:
-    `scores` and `groups` (B,), the result (B,).
+    standard deviation is the unbiased one. In a group of one, the mean counts as 0 and the deviation as 1, so that the
+    advantage is the score. A group whose scores are all equal gets zeros. Shapes: `scores` and `groups` (B,), the
+    result (B,).
     """
     known = _compared(scores, groups)
     centered = torch.where(known.alone(), scores.double(), known.centered(scores))
@@ -47,9 +46,9 @@ def leave_one_out(scores: Tensor, groups: Tensor) -> Tensor:
 def relative_to_mean(scores: Tensor, groups: Tensor) -> Tensor:
     """(s_i - mean_G) / (mean_G + 1e-6): the rarer success is, the more it counts.
 
-    MaxRL, arXiv:2602.02710: with rewards of 0 and 1 this follows the log-likelihood of success, log p, its series in
-    powers of 1 - p being cut off where the samples of a group end. A group of one gets its score. Meant for rewards
-    that are not negative: where the mean of a group is near -1e-6, advantages have no bound. Shapes: `scores` and
+    MaxRL, arXiv:2602.02710: with rewards of 0 and 1 it follows log p, the log-likelihood of success, whose series in
+    powers of 1 - p is truncated at the number of samples of a group. A group of one gets its score. Intended for
+    rewards that are not negative: advantages are unbounded if the mean of a group is near -1e-6. Shapes: `scores` and
     `groups` (B,), the result (B,).
     """
     known = _compared(scores, groups)
@@ -58,10 +57,10 @@ def relative_to_mean(scores: Tensor, groups: Tensor) -> Tensor:
 
 
 def less_the_group_mean(scores: Tensor, groups: Tensor) -> Tensor:
-    """s_i - mean_G: what REINFORCE++-baseline whitens over the tokens of the batch, arXiv:2501.03262.
+    """s_i - mean_G, which REINFORCE++-baseline whitens over the tokens of the batch, arXiv:2501.03262.
 
-    A group of one keeps its score, since its own reward says nothing about what was to be expected. Shapes: `scores`
-    and `groups` (B,), the result (B,).
+    A group of one keeps its score, since its own reward is no baseline. Shapes: `scores` and `groups` (B,), the result
+    (B,).
     """
     return group_relative(scores, groups, normalize_by_std=False)
 
@@ -74,11 +73,11 @@ def less_the_greedy_score(scores: Tensor, baselines: Tensor) -> Tensor:
 
 
 def length_weighted(scores: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
-    """s_i minus the mean of its group weighted by length, sum(l s) / sum(l): the baseline of least variance where the
-    squared norm of an answer's gradient grows with its tokens.
+    """s_i minus the mean of its group weighted by length, sum(l s) / sum(l): the baseline of least variance if the
+    squared norm of an answer's gradient grows with its length.
 
-    OPO, arXiv:2505.23585. `lengths` (B,) are tokens that are trained on. A group of one keeps its score, one
-    whose scores are all equal, or that has no token, gets zeros.
+    OPO, arXiv:2505.23585. `lengths` (B,) counts the tokens that are trained on. A group of one keeps its score; a group
+    whose scores are all equal, or that has no such token, gets zeros.
     """
     known = _compared(scores, groups)
     tokens = known.sum(lengths)
@@ -89,11 +88,11 @@ def length_weighted(scores: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
 
 
 def rescaled_for_silent_groups(scores: Tensor, groups: Tensor) -> Tensor:
-    """alpha (s_i - mean_G) with alpha = B / (B - M), M answers being in groups whose scores are all equal.
+    """alpha (s_i - mean_G) with alpha = B / (B - M), where M answers are in groups whose scores are all equal.
 
-    GPG, arXiv:2504.02546, with the normaliser 1: alpha makes up for the answers that have no gradient. Where all
-    groups are silent everything is 0. A group of one keeps its score, and is not silent. Shapes: `scores` and `groups`
-    (B,), the result (B,).
+    GPG, arXiv:2504.02546, with the normaliser 1: alpha makes up for the answers that have no gradient. If no group has
+    unequal scores, all advantages are 0. A group of one keeps its score and does not count in M. Shapes: `scores` and
+    `groups` (B,), the result (B,).
     """
     known = _compared(scores, groups)
     speaking = ((known.range(scores) > 0) | known.alone()).sum()
@@ -102,7 +101,7 @@ def rescaled_for_silent_groups(scores: Tensor, groups: Tensor) -> Tensor:
 
 
 def of_the_last_step(advantages: Tensor, trajectories: Tensor, last: Tensor) -> Tensor:
-    """Where each turn is a row of its own: every row of a trajectory gets what was found for its last one.
+    """Gives every row of a trajectory the advantage of its last row, for batches with one row per turn.
 
     Shapes: `advantages` (B,), `trajectories` (B,) integers, equal for the rows of one trajectory, `last` (B,) bool.
     Raises ValueError unless each trajectory has exactly one last row.

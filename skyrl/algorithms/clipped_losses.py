@@ -1,4 +1,4 @@
-"""Policy losses on the ratio to the old policy, with one way or another of not trusting it too far from 1."""
+"""Policy losses on the ratio to the old policy, each with its own way to limit ratios far from 1."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RegularLoss:
         )
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """Numbers (B, L) for each token, by the names that their means are logged under."""
+        """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
         clipped = is_clipped(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
         return {"clip_ratio": clipped}
@@ -34,10 +34,10 @@ class RegularLoss:
 
 @attrs.frozen(kw_only=True)
 class DualClipLoss(RegularLoss):
-    """`"dual_clip"`: as `regular`, and with a negative advantage at most -c A. arXiv:1912.09729."""
+    """`"dual_clip"`: the loss of `regular`, but at most -c A if the advantage A is negative. arXiv:1912.09729."""
 
     bound: float
-    """c, at least 1: how many times the advantage the loss of a bad token may be."""
+    """c, at least 1: bound on the loss of a token with a negative advantage, in multiples of |A|."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
@@ -48,10 +48,10 @@ class DualClipLoss(RegularLoss):
 
 @attrs.frozen(kw_only=True)
 class GSPOLoss:
-    """`"gspo"`: one ratio for the whole answer, the geometric mean of its tokens', clipped as in `regular`.
+    """`"gspo"`: one ratio for the whole answer, the geometric mean of its tokens' ratios, clipped as in `regular`.
 
-    arXiv:2507.18071, in its form with a gradient per token (GSPO-token): the value is that of the
-    answer, the gradient goes through each token's own log-probability. Meant for `sequence_mean`.
+    arXiv:2507.18071, in its form with a gradient per token (GSPO-token): the value is the answer's, and the gradient
+    flows through each token's own log-probability. Intended for `sequence_mean`.
     """
 
     clip_low: float
@@ -63,7 +63,7 @@ class GSPOLoss:
         return clipped_surrogate(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """Numbers (B, L) for each token, by the names that their means are logged under."""
+        """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         clipped = is_clipped(self._ratio(inputs), inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
         return {"clip_ratio": clipped}
 
@@ -77,8 +77,8 @@ class GSPOLoss:
 class GMPOLoss:
     """`"gmpo"`: the geometric mean of an answer's ratios, each clipped where it would be in PPO, times the advantage.
 
-    arXiv:2507.20673, with bounds on the logarithm of a token's ratio. The loss is that of the answer, the same
-    number at each of its tokens, so that `sequence_mean` is the paper's objective. The advantage is that of the answer.
+    arXiv:2507.20673, with bounds on the logarithm of a token's ratio. Every token of an answer has the answer's loss,
+    so that `sequence_mean` is the paper's objective. All tokens of an answer are expected to have one advantage.
     """
 
     log_low: float
@@ -93,7 +93,7 @@ class GMPOLoss:
         return -answer * inputs.advantages
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """Numbers (B, L) for each token, by the names that their means are logged under."""
+        """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         return {"clip_ratio": self._is_held(inputs)}
 
     def _is_held(self, inputs: LossInputs) -> Tensor:
@@ -106,7 +106,7 @@ class GMPOLoss:
 class CISPOLoss:
     """`"cispo"`: -A sg(clip(r, 1 - low, 1 + high)) log pi. The weight is clipped, every token keeps a gradient.
 
-    MiniMax-M1, arXiv:2506.13585. `anchor` is what r compares with: the policy before this batch, or the engine.
+    MiniMax-M1, arXiv:2506.13585. `anchor` is the denominator of r: the policy before this batch, or the engine.
     """
 
     clip_low: float
@@ -119,7 +119,7 @@ class CISPOLoss:
         return -inputs.advantages * weight * inputs.logprobs
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """Numbers (B, L) for each token, by the names that their means are logged under."""
+        """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         ratio = self._ratio(inputs)
         held = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
         return {"clip_ratio": ratio != held, "cispo/ratio": ratio, "cispo/ratio_clamped_mean": held}
@@ -133,7 +133,7 @@ class CISPOLoss:
 class SAPOLoss:
     """`"sapo"`: -(4 / tau) sigmoid(tau (r - 1)) A: a soft gate in place of clipping, with slope 1 at r = 1.
 
-    arXiv:2511.20347; tau is `tau_pos` where A > 0, `tau_neg` elsewhere. Meant for `sequence_mean`.
+    arXiv:2511.20347; tau is `tau_pos` where A > 0, `tau_neg` elsewhere. Intended for `sequence_mean`.
     """
 
     tau_pos: float

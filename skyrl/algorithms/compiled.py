@@ -1,7 +1,7 @@
 """Log-probabilities and entropy from logits as single functions of tensors, for `torch.compile`.
 
-Compiled, each is a kernel or two that pass over a table of tokens x vocabulary once, where the operations one by one
-pass over it several times and keep what is in between. Shapes: scores (N, V) float32, all others (N,).
+Each compiles to one or two kernels that read the table of tokens x vocabulary once; uncompiled, its operations read the
+table several times and store every intermediate result. Shapes: scores (N, V) float32, all others (N,).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def statistics(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def change_of_scores(
     scores: Tensor, targets: Tensor, norms: Tensor, spread: Tensor, of_logprobs: Tensor, of_entropy: Tensor
 ) -> Tensor:
-    """(N, V): gradient of the scores, given those of the log-probabilities and of the entropies.
+    """(N, V): gradient of the scores, given the gradients of the log-probabilities and of the entropies.
 
     d log p_y / dz = 1_y - p and dH / dz = -p (log p + H).
     """
@@ -53,7 +53,7 @@ def change_of_scores(
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function by `torch.compile`, for any numbers of tokens; compiled when it is first called."""
+    """Wraps the function in `torch.compile`, for any number of tokens; it is compiled on the first call."""
     with _quiet():
         made: Callable[..., Any] = torch.compile(function, dynamic=True)
 
@@ -66,7 +66,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A block without torch's warnings about itself: old names, and gradients that its compiler looks for."""
+    """A block that hides torch's warnings about itself: deprecated names, and gradients that its compiler reads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*torch.jit.script_method", DeprecationWarning)
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)

@@ -1,7 +1,7 @@
-"""Policy losses that look at tokens whose log-probability and advantage covary: they are what entropy is lost by.
+"""Policy losses that restrain tokens whose log-probability and advantage covary: these tokens reduce the entropy.
 
-arXiv:2505.22617, section 4. Which tokens are chosen is decided among those that the loss is given together, so these
-two losses depend on how a mini-batch is cut into micro-batches; every other loss does not.
+arXiv:2505.22617, section 4. The tokens are chosen among all tokens of one call, so these two losses depend on how a
+mini-batch is cut into micro-batches; no other loss does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from skyrl.algorithms.masked import masked_mean
 
 @attrs.frozen(kw_only=True)
 class ClipCovLoss:
-    """`"clip_cov"`: PPO's surrogate without the tokens that were drawn at random from those of high covariance.
+    """`"clip_cov"`: PPO's surrogate without a random sample of the tokens of high covariance.
 
-    arXiv:2505.22617. Drawn are `share` of the selected tokens, at least one, from those that are not clipped
-    already and whose covariance lies between the bounds. The draw is a hash of the token's own numbers: a resumed run
-    draws the same.
+    arXiv:2505.22617. The sample is `share` of the selected tokens, at least one, from those that are not clipped
+    already and whose covariance lies between the bounds. It is drawn by a hash of each token's own numbers, so that a
+    resumed run draws the same tokens.
     """
 
     clip_low: float
@@ -36,7 +36,7 @@ class ClipCovLoss:
         return torch.where(self._drawn(inputs), 0.0, loss)
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """Numbers (B, L) for each token, by the names that their means are logged under."""
+        """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         return {"clip_ratio": self._drawn(inputs)}
 
     def _drawn(self, inputs: LossInputs) -> Tensor:
@@ -50,8 +50,7 @@ class ClipCovLoss:
 
 @attrs.frozen(kw_only=True)
 class KLCovLoss:
-    """`"kl_cov"`: -r A, and at the `share` of tokens with the highest covariance also coefficient |log pi - log
-    pi_old|.
+    """`"kl_cov"`: -r A, plus coefficient |log pi - log pi_old| at the `share` of tokens with the highest covariance.
 
     arXiv:2505.22617. At least one token is penalised.
     """
@@ -76,14 +75,14 @@ def covariances(inputs: LossInputs) -> Tensor:
 
 
 def _first(keys: Tensor, count: int, *, largest: bool) -> Tensor:
-    """Bool: is the element among the first `count` by its key?"""
+    """Bool: whether an element is among the first `count` by its key."""
     chosen = torch.zeros(keys.numel(), dtype=torch.bool, device=keys.device)
     chosen[keys.flatten().topk(min(count, keys.numel()), largest=largest).indices] = True
     return chosen.view_as(keys)
 
 
 def _hashed(values: Tensor) -> Tensor:
-    """Numbers from 0 to 2^32 as if drawn at random, each the hash `lowbias32` of the bits of one value as float32:
+    """Pseudorandom numbers from 0 to 2^32, each the hash `lowbias32` of the bits of one value as float32:
     https://nullprogram.com/blog/2018/07/31/. Shapes: the same.
     """
     bits = values.detach().float().contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF

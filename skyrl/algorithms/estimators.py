@@ -1,8 +1,8 @@
-"""Advantage estimators: what turns the rewards of a batch into an advantage for each token.
+"""Advantage estimators, which turn the rewards of a batch into an advantage for each token.
 
-An estimator takes a `TrainingBatch` and returns (B, L), 0 where `loss_mask` is false. One with settings is a frozen
-class with `__call__`, whose fields are its settings; one of your own is the same. The formulas are in `advantages.py`,
-one number per answer, and in `returns.py`, one per token.
+An estimator takes a `TrainingBatch` and returns (B, L), 0 where `loss_mask` is false. An estimator with settings,
+built in or custom, is a frozen class with `__call__`, whose fields are its settings. The formulas are in
+`advantages.py`, one number per answer, and in `returns.py`, one per token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from skyrl.batch import TrainingBatch
 
 
 class AdvantageEstimator(Protocol):
-    """An estimator with its settings."""
+    """An advantage estimator with its settings."""
 
     def __call__(self, batch: TrainingBatch, /) -> Tensor:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
@@ -34,10 +34,10 @@ class AdvantageEstimator(Protocol):
 
 @attrs.frozen
 class Compared:
-    """Compares the score of each answer with those of others, by a formula of `advantages.py`."""
+    """Compares the score of each answer with the scores of others, by a formula of `advantages.py`."""
 
     compare: Callable[[Tensor, Tensor], Tensor]
-    """(scores, groups), each (N,), to the advantage of each answer, (N,)."""
+    """Maps (scores, groups), each (N,), to the advantage of each answer, (N,)."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
@@ -46,7 +46,7 @@ class Compared:
 
 @attrs.frozen(kw_only=True)
 class OPO:
-    """`"opo"`: see `length_weighted`."""
+    """`"opo"`: scores minus the length-weighted mean of their group; see `length_weighted`."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
@@ -57,7 +57,7 @@ class OPO:
 
 @attrs.frozen(kw_only=True)
 class ReMax:
-    """`"remax"`: see `less_the_greedy_score`. The batch holds the `baselines`."""
+    """`"remax"`: scores minus `baselines` of the batch, the scores of greedy answers; see `less_the_greedy_score`."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
         """(B, L): advantages of the selected tokens, 0 elsewhere."""
@@ -91,7 +91,7 @@ class ReinforcePlusPlusBaseline:
 
 @attrs.frozen(kw_only=True)
 class GAE:
-    """`"gae"`: see `generalized_advantages`; whitened over the tokens of the batch. The batch holds the `values`."""
+    """`"gae"`: `generalized_advantages`, whitened over the tokens of the batch, which holds the `values`."""
 
     gamma: float
     lambd: float
@@ -107,10 +107,10 @@ class GAE:
 
 
 def to_tokens(batch: TrainingBatch, compare: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Every selected token of an answer gets what `compare(scores, groups)` says of the answer. (B, L).
+    """(B, L): every selected token of an answer gets the advantage that `compare(scores, groups)` gives the answer.
 
-    Where rows are turns of trajectories, the last turns are compared, by the rewards of their whole trajectories, and
-    every turn gets what its last one got.
+    If rows are turns of trajectories, the last turns are compared, by the rewards of their whole trajectories, and
+    every turn gets the advantage of the last turn of its trajectory.
     """
     if batch.trajectories is None or batch.last_step is None:
         found = compare(batch.scores, batch.groups)

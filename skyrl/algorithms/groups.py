@@ -22,24 +22,24 @@ class Groups:
 
     @classmethod
     def of(cls, numbers: Tensor) -> Groups:
-        """`numbers` (B,) are any integers, equal where two answers belong together."""
+        """Groups of the answers with equal `numbers` (B,), which may be any integers."""
         _, member_of = torch.unique(numbers, return_inverse=True)
         return cls(member_of, torch.bincount(member_of).double())
 
     def sum(self, values: Tensor) -> Tensor:
-        """(B,) -> (G,) float64."""
+        """Sum over each group: (B,) -> (G,) float64."""
         return torch.zeros_like(self.count).index_add_(0, self.member_of, values.double())
 
     def mean(self, values: Tensor) -> Tensor:
-        """(B,) -> (G,) float64."""
+        """Mean over each group: (B,) -> (G,) float64."""
         return self.sum(values) / self.count
 
     def spread(self, of_groups: Tensor) -> Tensor:
-        """(G,) -> (B,): to each answer what its group has."""
+        """Each answer's value from the values of the groups: (G,) -> (B,)."""
         return of_groups[self.member_of]
 
     def alone(self) -> Tensor:
-        """(B,) bool: is the answer the only one of its group?"""
+        """(B,) bool: whether the answer is the only one of its group."""
         return self.spread(self.count == 1)
 
     def range(self, values: Tensor) -> Tensor:
@@ -50,5 +50,5 @@ class Groups:
         return self.spread(highest - lowest)
 
     def centered(self, values: Tensor) -> Tensor:
-        """(B,) float64: value minus the mean of its group; exactly 0 where the group has one value only."""
+        """(B,) float64: value minus the mean of its group; exactly 0 if all values of the group are equal."""
         return torch.where(self.range(values) == 0, 0.0, values.double() - self.spread(self.mean(values)))

@@ -1,4 +1,4 @@
-"""Old log-probabilities without a pass: interpolated between the policy that drew a token and the current one."""
+"""Old log-probabilities without a forward pass: interpolated between a token's sampling policy and the current one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def interpolation_weight(versions_behind: Tensor) -> Tensor:
-    """(B, L) updates of the weights since a token was drawn -> (B, L) float32 in [0, 1): the share a of the current
-    policy in the interpolation, 1 - 1/s for s updates, and 0 for none.
+    """Share a of the current policy in the interpolation: 1 - 1/s after s weight updates since the token was drawn, 0
+    after none. Shapes: (B, L) updates -> (B, L) float32 in [0, 1).
 
-    AReaL's `prox_logp_method = loglinear`: a = (v - 1 - b) / (v - b) for the version v of the weights that the batch is
-    learned with and b of those that drew the token, so that the old policy is one version behind v.
+    AReaL's `prox_logp_method = loglinear`: a = (v - 1 - b) / (v - b), where v is the version of the weights that learn
+    from the batch and b the version that drew the token, so that the old policy is one version behind v.
     """
     behind = versions_behind.float()
     return torch.where(behind > 0, 1 - 1 / behind.clamp(min=1), 0.0)

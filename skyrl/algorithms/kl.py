@@ -14,7 +14,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) 
     """Per-token estimate of KL(pi || pi_ref) at tokens drawn from pi, in nats.
 
     With d = log pi_ref - log pi: k1 is -d (unbiased, may be negative), k2 is d^2 / 2, k3 is e^d - d - 1 (unbiased and
-    never negative), abs is |d|. k3 holds d to +-20 and its value to at most 10, as SkyRL does. Shapes: both inputs
+    never negative), abs is |d|. k3 clamps d to +-20 and its value to at most 10, as SkyRL does. Shapes: both inputs
     and the result (B, L).
     """
     difference = ref_logprobs - logprobs

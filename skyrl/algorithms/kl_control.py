@@ -6,17 +6,17 @@ from typing import Protocol
 
 
 class KLController(Protocol):
-    """The weight now, and how it answers to what was measured."""
+    """The current weight of a KL penalty, which may adapt to measured divergences."""
 
     value: float
     """Weight of the penalty."""
 
     def update(self, divergence: float, samples: int) -> None:
-        """Take note of the mean divergence per token, in nats, of a batch of `samples` answers."""
+        """Adapt the weight to the mean divergence per token, in nats, of a batch of `samples` answers."""
 
 
 class FixedKLController:
-    """The weight stays."""
+    """A constant weight of a KL penalty."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -35,6 +35,6 @@ class AdaptiveKLController:
         self.value, self._target, self._horizon = value, target, horizon
 
     def update(self, divergence: float, samples: int) -> None:
-        """n of the formula is `samples`."""
+        """Apply the formula once, with n = `samples` and KL = `divergence`."""
         error = min(max(divergence / self._target - 1, -0.2), 0.2)
         self.value *= 1 + error * samples / self._horizon

@@ -21,13 +21,14 @@ from skyrl.algorithms.logprobs import entropy, token_logprobs
 from skyrl.algorithms.shapes import expect_same_shape
 
 PLAIN_UP_TO = 2**26
-"""Logits, so 268 MB in float32: about 440 tokens at a vocabulary of 150,000. A GPU may take more."""
+"""Largest number of logits for the plain path: 268 MB in float32, about 440 tokens at a vocabulary of 150,000. The
+limit may be higher on a GPU."""
 
 LOGITS_AT_A_TIME = 2**25
-"""Largest number of logits of a chunk of tokens, in forward and in backward, on a CPU; the least on a GPU."""
+"""Largest number of logits of a chunk of tokens, in forward and in backward, on a CPU; lower bound of it on a GPU."""
 
 SHARE_OF_A_GPU = 64
-"""A chunk's logits in float32 take one of so many parts of a GPU's memory, or less; a few such tables exist at once."""
+"""A chunk's logits in float32 take at most 1 / `SHARE_OF_A_GPU` of a GPU's memory; a few such tables exist at once."""
 
 
 def logits_at_a_time(device: torch.device) -> int:
@@ -41,7 +42,7 @@ def logits_at_a_time(device: torch.device) -> int:
 
 
 def _fits_plainly(logits: int, device: torch.device) -> bool:
-    """Is the table of all logits small enough to be kept for backward?"""
+    """Whether the table of all logits is small enough to be kept for backward."""
     return logits <= (max(PLAIN_UP_TO, logits_at_a_time(device)) if device.type == "cuda" else PLAIN_UP_TO)
 
 
@@ -55,15 +56,16 @@ def linear_logprobs(
     entropy_gradient: bool = False,
     compile_it: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """log softmax(hidden weight^T / temperature) at the targets, and, if wanted, the entropy of each distribution, in
-    nats.
+    """log softmax(hidden weight^T / temperature) at the targets, and, with `with_entropy`, the entropy of each
+    distribution, in nats.
 
     Shapes: `hidden` (N, H) and `weight` (V, H), of one type, `targets` (N,) int64; both results (N,) float32. Softmax
-    is computed in float32 whatever the type. The entropy has a gradient only if that is asked for. `compile_it` does
-    what follows the product by `torch.compile`. Raises ValueError for a target of another shape than `hidden` has rows.
+    is computed in float32 whatever the type. The entropy has a gradient only with `entropy_gradient`. `compile_it`
+    runs what follows the product through `torch.compile`. Raises ValueError unless `targets` has one entry per row of
+    `hidden`.
 
-    The rows of `weight` may be distributed over ranks, each of which has the same other arguments: then none of them
-    has the logits of the whole vocabulary, and all get the results (Megatron-LM's vocabulary-parallel cross entropy,
+    The rows of `weight` may be distributed over ranks that have the same other arguments. No rank then has the logits
+    of the whole vocabulary, and all ranks get the results (Megatron-LM's vocabulary-parallel cross entropy,
     arXiv:1909.08053).
     """
     expect_same_shape(hidden=hidden[:, 0], targets=targets)
@@ -95,7 +97,7 @@ def logprobs_of_logits(
     entropy_gradient: bool = False,
     compile_it: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same of a table of logits (N, V) that is there already."""
+    """Log-probabilities (N,) at the targets, and entropies (N,) with `with_entropy`, from a table of logits (N, V)."""
     if compile_it and not with_entropy and logits.requires_grad:
         return compiled(logprobs_alone)(logits, targets, temperature), None
     if compile_it and with_entropy:
@@ -110,7 +112,7 @@ def logprobs_of_logits(
 
 @frozen(kw_only=True, eq=False)
 class VocabularyPart:
-    """The tokens whose rows of the output matrix this rank has: all of them, or those from `first`."""
+    """The tokens whose rows of the output matrix this rank has: all of them, or a part that begins at `first`."""
 
     first: int = 0
 
@@ -118,7 +120,7 @@ class VocabularyPart:
     """The ranks that have the other tokens."""
 
     largest: int | None = None
-    """Tokens of the largest part, by which all ranks cut their work alike. None: those of this one."""
+    """Tokens of the largest part, from which all ranks compute the same chunk size. None: this part is the only one."""
 
     @classmethod
     def of(cls, weight: DTensor) -> Self:
@@ -138,7 +140,7 @@ class VocabularyPart:
         scores.scatter_add_(-1, index.unsqueeze(-1), (values * is_here).unsqueeze(-1))
 
     def reduce(self, value: Tensor, by: Any = dist.ReduceOp.SUM) -> Tensor:
-        """The value, in its own memory, over all ranks of the group."""
+        """Reduce the value in place over all ranks of the group."""
         if self.group is not None and value.numel():
             dist.all_reduce(value, by, group=self.group)
         return value
@@ -215,7 +217,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
 
 def _change(logs: Tensor, spread: Tensor, of_logprobs: Tensor, of_entropy: Tensor | None) -> Tensor:
-    """What `change_of_scores` computes of log p, but for the targets, in the memory of `logs`."""
+    """`change_of_scores` without its term at the targets, from log p, which is overwritten."""
     if of_entropy is None:
         return logs.exp_().mul_(-of_logprobs.unsqueeze(-1))
     share = logs.exp()
@@ -224,7 +226,7 @@ def _change(logs: Tensor, spread: Tensor, of_logprobs: Tensor, of_entropy: Tenso
 
 
 def _scores(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    """(C, V) float32 logits over the temperature, in memory of their own."""
+    """(C, V) float32 logits divided by the temperature, as a new tensor."""
     scores = (hidden @ weight.T).float()
     return scores if temperature == 1.0 else scores.div_(temperature)
 
@@ -238,6 +240,6 @@ def _add_product(total: Tensor, change: Tensor, hidden: Tensor) -> None:
 
 
 def _chunks(hidden: Tensor, tokens: int) -> list[slice]:
-    """Rows of `hidden` that are done together for a vocabulary of so many tokens."""
+    """Rows of `hidden` that are computed together, for a vocabulary of `tokens`."""
     size = max(logits_at_a_time(hidden.device) // tokens, 1)
     return [slice(start, start + size) for start in range(0, len(hidden), size)]

@@ -1,9 +1,8 @@
-"""Policy losses: per token, no reduction. `loss(LossInputs) -> (B, L)`; how tokens are weighed is
-`reductions.py`.
+"""Policy losses: per token, no reduction. `loss(LossInputs) -> (B, L)`; `reductions.py` weighs the tokens.
 
 A loss with settings is a frozen class with `__call__`, whose fields are its settings. The built-in ones are in
-`clipped_losses.py`, `rollout_losses.py` and `covariance_losses.py`; a loss of your own is the same, its class made with
-`skyrl.tree.frozen`, so that its fields are read and checked as configuration:
+`clipped_losses.py`, `rollout_losses.py` and `covariance_losses.py`. A custom loss has the same form; its class is made
+with `skyrl.tree.frozen`, so that its fields are read and checked as configuration:
 
     @frozen
     class Mine:
@@ -14,13 +13,13 @@ A loss with settings is a frozen class with `__call__`, whose fields are its set
             return -ratio.clamp(max=1 + self.width) * inputs.advantages
 
 It may also have a method `measure(inputs) -> dict[str, Tensor]`: numbers (B, L) for each token, of which the mean over
-the selected tokens is logged. What the configuration should know about it, its class declares as attributes:
+the selected tokens is logged. Attributes of the class declare facts that the configuration needs. For example,
 
     vanishes_without_advantage: ClassVar[bool] = True
 
-says that loss and gradient are exactly 0 at tokens whose advantage is 0, so that rows with no other skip the forward
-pass; `reads_old_logprobs = False` saves a forward pass over each batch. `skyrl.config.losses.LossFacts` has them all,
-and `POLICY_LOSSES` beside it those of the built-in losses.
+says that loss and gradient are exactly 0 at tokens whose advantage is 0, so that rows without any other token skip the
+forward pass; `reads_old_logprobs = False` saves a forward pass over each batch. `skyrl.config.losses.LossFacts` lists
+all of these facts, and `POLICY_LOSSES` in the same module has those of the built-in losses.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ class LossInputs:
 
     advantages: Tensor
     mask: Tensor
-    """Bool: tokens outside it do not count, whatever stands there."""
+    """Bool; tokens outside it do not count, whatever their values."""
 
     def __attrs_post_init__(self) -> None:
-        """Raises ValueError, naming the tensor, where one has another shape than `logprobs`."""
+        """Raises ValueError, naming the tensor, if its shape differs from that of `logprobs`."""
         expect_same_shape(**attrs.asdict(self))
 
     @classmethod
     def selected(cls, mask: Tensor, **tensors: Tensor) -> Self:
-        """A copy with 0 in place of everything outside the mask, NaN included: none of it reaches a loss, or through a
-        gradient the tokens that count. Shapes: `mask` (B, L) bool and every tensor (B, L).
+        """Inputs with 0 in place of everything outside the mask, NaN included, so that none of it reaches a loss or,
+        by a gradient, the selected tokens. Shapes: `mask` (B, L) bool and every tensor (B, L).
         """
         return cls(mask=mask, **{name: torch.where(mask, value, 0.0) for name, value in tensors.items()})
 
@@ -80,7 +79,7 @@ def measured(loss: PolicyLoss, inputs: LossInputs) -> dict[str, Tensor]:
 
 
 def importance_ratio(logprobs: Tensor, other: Tensor) -> Tensor:
-    """exp(logprobs - other), with the difference held to +-20 nats so that one token cannot overflow the batch.
+    """exp(logprobs - other), with the difference clamped to +-20 nats so that one token cannot overflow the batch.
 
     Shapes: both inputs and the result the same, such as (B, L); log-probabilities in nats.
     """
@@ -106,5 +105,5 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, *, clip_low: float, cli
 
 
 def is_clipped(ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
-    """Bool: is the clipped term the smaller one, where the surrogate has no gradient? Shapes: all (B, L)."""
+    """Bool: whether the clipped term is the smaller one, so that the surrogate has no gradient. Shapes: all (B, L)."""
     return ratio.clamp(1 - clip_low, 1 + clip_high) * advantages < ratio * advantages

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean over the selected numbers, all of them or along one dimension; 0 where none is selected.
+    """Mean over the selected numbers, all of them or along one dimension; 0 if none is selected.
 
     Shapes: `values` and `mask` the same; the result a scalar, or without dimension `dim`.
     """
@@ -18,7 +18,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_var(values: Tensor, mask: Tensor) -> Tensor:
-    """Unbiased variance of the selected numbers; 0 where fewer than two are selected, or where all are equal.
+    """Unbiased variance of the selected numbers; 0 if fewer than two are selected, or all are equal.
 
     Shapes: `values` and `mask` the same; the result a scalar of the type of `values`.
     """
@@ -28,8 +28,7 @@ def masked_var(values: Tensor, mask: Tensor) -> Tensor:
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
     """(x - mean) / sqrt(var + 1e-8) over the selected numbers, 0 elsewhere; var is the unbiased variance.
 
-    Equal numbers, and a number alone, become exactly 0: there is nothing to compare. Shapes: both inputs and the result
-    the same.
+    Equal numbers, and a single number, become exactly 0. Shapes: both inputs and the result the same.
     """
     centered = _centered(values[mask])
     return _in_place(centered * torch.rsqrt(_unbiased(centered) + 1e-8), values, mask)
@@ -39,7 +38,7 @@ def standardize(values: Tensor, mask: Tensor) -> Tensor:
     """(x - mean) / sqrt(max(var, 1e-8)) over the selected numbers, 0 elsewhere; var is the biased variance.
 
     Equal numbers become exactly 0. SkyRL takes the mean over everything, padding included, so that its result depends
-    on the padding; here mean and variance are of the same numbers. Shapes: both inputs and the result the same.
+    on the padding; here mean and variance are over the same numbers. Shapes: both inputs and the result the same.
     """
     centered = _centered(values[mask])
     variance = centered.square().sum() / max(len(centered), 1)

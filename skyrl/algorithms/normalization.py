@@ -23,13 +23,13 @@ def normalize(
     unbiased: bool,
     eps: float,
 ) -> Tensor:
-    """(x - mu) / (sigma + eps); no shift where `mean_level` is None, no division where `std_level` is.
+    """(x - mu) / (sigma + eps); no shift if `mean_level` is None, no division if `std_level` is None.
 
-    sigma^2 is the mean of (x - mu)^2 at its own level, mu keeping its own: with group and batch it is the spread of
-    the group-centred numbers (Lite PPO, arXiv:2508.08221). `leave_one_out` takes mu over the others, (S - x) / (n - 1),
-    and `unbiased` divides squares by n - 1. AReaL's NormConfig. One number alone has nothing to be compared with: its
-    mean is itself, with `leave_one_out`, too, and its deviation counts as 1. Where all numbers of the level of the mean
-    are equal they become 0.
+    sigma^2 is the mean of (x - mu)^2 at `std_level`, and mu the mean at `mean_level`: with group and batch, sigma is
+    the deviation of the group-centred numbers (Lite PPO, arXiv:2508.08221). `leave_one_out` takes mu over the others,
+    (S - x) / (n - 1), and `unbiased` divides squares by n - 1. The options are those of AReaL's NormConfig. A single
+    number is its own mean, also with `leave_one_out`, and its deviation counts as 1. If all numbers at `mean_level` are
+    equal, they become 0.
 
     Shapes: `values`, `groups` and `mask` (N,), numbers, integers and bool; the result (N,), 0 outside the mask.
     """

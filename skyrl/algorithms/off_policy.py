@@ -1,9 +1,9 @@
 """Corrections for the gap between the engine that drew the tokens and the learner that scores them.
 
-All look at rho = pi_old / pi_rollout, token by token, without gradient, and each at the tokens that the ones before it
-left, in this order: outlier sequences, tokens out of bounds, truncated importance sampling, sequences out of bounds.
-What is left out keeps its place in the denominator of the loss. Shapes: log-probabilities (B, L) in nats, masks (B, L)
-bool, weights (B, L) or (B, 1).
+All use rho = pi_old / pi_rollout, token by token, without gradient. They run in this order, each on the tokens that the
+previous ones kept: outlier sequences, tokens out of bounds, truncated importance sampling, sequences out of bounds.
+Tokens that are left out still count in the denominator of the loss. Shapes: log-probabilities (B, L) in nats, masks
+(B, L) bool, weights (B, L) or (B, 1).
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class OffPolicyCorrection:
     """
 
     outlier_token: Bounds = Bounds()
-    """A sequence with any token whose ratio is out of these is left out as a whole."""
+    """A sequence is left out as a whole if the ratio of any of its tokens is outside these bounds."""
 
     token_mask: Bounds = Bounds()
-    """Tokens whose ratio is out of these are left out."""
+    """Tokens whose ratio is outside these bounds are left out."""
 
     tis: Literal["token", "sequence"] | None = None
-    """The loss of a token is multiplied by its ratio, or by the product of its sequence's, at most `tis_cap`."""
+    """Multiplies the loss of a token by its ratio, or by the product of its sequence's ratios, capped at `tis_cap`."""
 
     tis_cap: float = 2.0
     sequence_metric: Literal["geometric", "product"] | None = None
-    """Sequences whose mean, geometric, or product of ratios is out of `sequence_mask` are left out."""
+    """Sequences whose geometric mean or product of ratios is outside `sequence_mask` are left out."""
 
     sequence_mask: Bounds = Bounds()
 
@@ -81,7 +81,7 @@ class Corrected:
 
 
 def correct(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, wanted: OffPolicyCorrection) -> Corrected:
-    """The corrections that are `wanted`, one after the other. Raises ValueError where shapes differ."""
+    """Applies the `wanted` corrections, one after the other. Raises ValueError if shapes differ."""
     expect_same_shape(old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs, mask=mask)
     log_ratio = torch.where(mask, old_logprobs - rollout_logprobs, 0.0).detach()
     ratio = importance_ratio(log_ratio, torch.zeros_like(log_ratio))
@@ -100,7 +100,7 @@ def correct(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, wanted
 
 
 def sequence_ratios(log_ratio: Tensor, mask: Tensor, metric: Literal["geometric", "product"]) -> Tensor:
-    """(B, 1): exp of the mean, or of the sum, of the selected log-ratios of each sequence; 1 where there are none."""
+    """(B, 1): exp of the mean, or of the sum, of the selected log-ratios of each sequence; 1 if it has none."""
     chosen = torch.where(mask, log_ratio, 0.0)
     total = masked_mean(chosen, mask, dim=1) if metric == "geometric" else chosen.sum(1)
     return torch.exp(total.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)).unsqueeze(1)

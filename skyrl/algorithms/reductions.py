@@ -35,14 +35,14 @@ def sequence_mean(mask: Tensor) -> Tensor:
 def sequence_sum_by_length(mask: Tensor, *, length: int) -> Tensor:
     """The mean over answers of the sum over their tokens, divided by one length for all.
 
-    Dr. GRPO, arXiv:2503.20783, section 3.2: no answer is paid for being short or long. `length` is in tokens.
+    Dr. GRPO, arXiv:2503.20783, section 3.2: the loss favours neither short nor long answers. `length` is in tokens.
     Shapes: `mask` (B, L) bool, the weights (B, L).
     """
     return mask.float() / (mask.shape[0] * length)
 
 
 def prompt_mean(mask: Tensor, groups: Tensor) -> Tensor:
-    """The mean over prompts of the mean over the tokens of all their answers. `groups` (B,) tells the prompts."""
+    """The mean over prompts of the mean over the tokens of all their answers. `groups` (B,) numbers the prompts."""
     known = Groups.of(groups)
     tokens = known.spread(known.sum(mask.sum(1))).clamp(min=1)
     return (mask / (tokens * len(known.count)).unsqueeze(1)).float()
@@ -51,9 +51,9 @@ def prompt_mean(mask: Tensor, groups: Tensor) -> Tensor:
 def mean_of_block_means(mask: Tensor, *, rows: int) -> Tensor:
     """The mean over blocks of `rows` consecutive answers of the mean over the tokens of the block.
 
-    What dividing by the tokens of each micro-batch amounts to: the weight of a token depends on its neighbours. The
-    blocks are those of the configuration, however the rows are then dealt out and packed. Shapes: `mask` (B, L) bool,
-    the weights (B, L).
+    This equals dividing by the tokens of each micro-batch: the weight of a token depends on its neighbours. The size of
+    blocks is configured; it does not depend on how rows are dealt to ranks and packed. Shapes: `mask` (B, L) bool, the
+    weights (B, L).
     """
     blocks = torch.arange(mask.shape[0], device=mask.device) // rows
     return prompt_mean(mask, blocks)

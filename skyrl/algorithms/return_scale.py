@@ -10,10 +10,10 @@ from attrs import frozen
 from torch import Tensor
 
 DECAY = 0.99
-"""Part of the running means that one more update leaves."""
+"""Factor that each update multiplies the old running means by."""
 
 LEAST_VARIANCE = 1e-2
-"""Variance below which returns are not stretched any further, as in MAPPO: equal returns have none."""
+"""Lower bound on the variance, as in MAPPO: equal returns have a variance of 0."""
 
 
 @frozen(kw_only=True)
@@ -34,9 +34,7 @@ class ReturnScale:
     """Sum of the weights in both, 0 before the first update and almost 1 after many."""
 
     def after(self, returns: Tensor) -> ReturnScale:
-        """The scale after the returns (N,) of one more mini-batch; the same where there are none, or one is not
-        finite.
-        """
+        """The scale updated with the returns (N,) of a mini-batch; unchanged if it has none or any is not finite."""
         exact = returns.double()
         if not exact.numel() or not exact.isfinite().all():
             return self
@@ -66,7 +64,7 @@ class ReturnScale:
 
     @classmethod
     def of(cls, state: Mapping[str, float]) -> ReturnScale:
-        """The scale with these numbers, as `attrs.asdict` gives them."""
+        """The scale restored from the dictionary that `attrs.asdict` made of it."""
         return cls(first=float(state["first"]), second=float(state["second"]), weight=float(state["weight"]))
 
 

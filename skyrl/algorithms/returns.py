@@ -1,8 +1,8 @@
 """Credit over time: from rewards at tokens to returns and advantages at tokens.
 
-A state is one in which the policy drew a token, so the recursions go from selected token to selected token and step
-over what the environment or the template put between them: discounts count the policy's own tokens, a later turn's
-reward reaches the turns before it, and a critic is never asked about a token that nobody chose.
+A state is one in which the policy drew a token, so the recursions go from selected token to selected token and skip
+what the environment or the template put between them: discounts count the policy's own tokens, a later turn's reward
+reaches the turns before it, and a critic is never asked about a token that the policy did not choose.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from skyrl.algorithms.shapes import expect_finite, expect_same_shape
 
 
 def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
-    """R_t = r_t + gamma R_u, u being the next selected token of the row; 0 outside the mask.
+    """R_t = r_t + gamma R_u, where u is the next selected token of the row; 0 outside the mask.
 
-    Rewards outside the mask do not count: collating puts each on a selected token. Shapes: `rewards` (B, L), `mask`
+    Rewards outside the mask are ignored: collating puts each on a selected token. Shapes: `rewards` (B, L), `mask`
     (B, L) bool, the result (B, L). Raises ValueError for shapes that differ and for rewards that are not finite.
     """
     expect_same_shape(rewards=rewards, mask=mask)
@@ -37,7 +37,8 @@ def generalized_advantages(
     next selected token of the row, and after the last one V and A are 0. Both are 0 outside the mask.
 
     GAE, arXiv:1506.02438, eq. 16. Not whitened. A reward outside the mask counts for the selected token before it.
-    Shapes: `rewards` and `values` (B, L), `mask` (B, L) bool, both results (B, L). Raises ValueError as above.
+    Shapes: `rewards` and `values` (B, L), `mask` (B, L) bool, both results (B, L). Raises ValueError for shapes that
+    differ and for rewards that are not finite.
     """
     expect_same_shape(rewards=rewards, values=values, mask=mask)
     expect_finite(rewards=rewards)

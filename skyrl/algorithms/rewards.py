@@ -1,4 +1,4 @@
-"""Adjustments of an answer's reward before anything is compared: scale, bounds, and the penalty of length."""
+"""Adjustments of an answer's reward before advantages are computed: scale, bounds, and the length penalty."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def scaled(rewards: Tensor, *, bias: float, scale: float, clip: float | None) -> Tensor:
-    """(r + bias) * scale, held to within `clip` of 0; None: not held. Shapes: (B,) to (B,)."""
+    """(r + bias) * scale, clamped to [-clip, clip]; not clamped if `clip` is None. Shapes: (B,) to (B,)."""
     changed = (rewards + bias) * scale
     return changed if clip is None else changed.clamp(-clip, clip)
 
 
 def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: float, floor: bool) -> Tensor:
-    """The addition to the reward of a long answer: 0 up to `longest - buffer` tokens, then down in a straight line to
-    -factor at `longest`; with `floor` no lower, without it further down along the line.
+    """The addition to the reward of a long answer: 0 up to `longest - buffer` tokens, then falling linearly to -factor
+    at `longest`. Beyond `longest` it stays at -factor with `floor`, and keeps falling without.
 
     The soft overlong punishment of DAPO, arXiv:2503.14476, eq. 13, has the floor; AReaL's has none. Shapes: `lengths`
     (B,) tokens of each answer, the result (B,) float32, never positive.
@@ -26,11 +26,11 @@ def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: floa
 def less_the_divergence(rewards: Tensor, divergence: Tensor, mask: Tensor, *, weight: float) -> Tensor:
     """r_t - weight * KL_t at the selected tokens: the penalty of RLHF, arXiv:1909.08593, eq. 2.
 
-    A weight below 0 counts as 0. Shapes: all (B, L), `mask` bool; rewards outside the mask stay.
+    A weight below 0 counts as 0. Shapes: all (B, L), `mask` bool; rewards outside the mask are unchanged.
     """
     return rewards - max(weight, 0.0) * torch.where(mask, divergence, 0.0)
 
 
 def added_at(rewards: Tensor, extra: Tensor, at: Tensor) -> Tensor:
-    """Rewards at tokens, with `extra` (B,) more at column `at` (B,) int64 of each row. Shapes: (B, L) to (B, L)."""
+    """Rewards at tokens, with `extra` (B,) added at column `at` (B,) int64 of each row. Shapes: (B, L) to (B, L)."""
     return rewards.scatter_add(1, at.unsqueeze(1), extra.unsqueeze(1))

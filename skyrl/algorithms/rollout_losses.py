@@ -1,4 +1,4 @@
-"""Policy losses that compare with the engine's own log-probabilities, or with nothing."""
+"""Policy losses that use the engine's own log-probabilities, and losses without clipping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skyrl.algorithms.losses import LossInputs, clipped_surrogate, importance_ra
 class RolloutISLoss:
     """`"rollout_is"`: -A sg(rho 1[1 - low < rho < 1 + high]) log pi with rho = pi / pi_rollout.
 
-    IcePop (Ring-1T, arXiv:2510.18855): tokens that the engine and the learner see too differently teach nothing.
+    IcePop (Ring-1T, arXiv:2510.18855): tokens on which engine and learner differ too much have no gradient.
     """
 
     clip_low: float
@@ -27,7 +27,7 @@ class RolloutISLoss:
         return -inputs.advantages * torch.where(self._within(ratio), ratio, 0.0) * inputs.logprobs
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """Numbers (B, L) for each token, by the names that their means are logged under."""
+        """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         ratio = importance_ratio(inputs.logprobs.detach(), inputs.rollout_logprobs)
         return {"clip_ratio": ~self._within(ratio)}
 
@@ -37,11 +37,11 @@ class RolloutISLoss:
 
 @attrs.frozen(kw_only=True)
 class DPPOLoss:
-    """`"dppo"`: -rho A M, the mask M cutting what would move the policy further than a divergence allows.
+    """`"dppo"`: -rho A M, where the mask M drops tokens that would move the policy beyond a bound on the divergence.
 
-    arXiv:2602.04879. pi and mu are the probabilities of the drawn token now and in the engine. binary_tv: cut where
-    A > 0 and pi - mu > high, or A < 0 and mu - pi > low; binary_kl: where the divergence of the two Bernoulli
-    distributions is above that bound and pi has moved the way A pushes.
+    arXiv:2602.04879. pi and mu are the probabilities of the drawn token now and in the engine. binary_tv drops a token
+    if A > 0 and pi - mu > high, or A < 0 and mu - pi > low; binary_kl does so if the divergence of the two Bernoulli
+    distributions is above that bound and pi has moved in the direction of A.
     """
 
     divergence: Literal["binary_tv", "binary_kl"]
@@ -54,7 +54,7 @@ class DPPOLoss:
         return -torch.where(self._cut(inputs), 0.0, ratio) * inputs.advantages
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """Numbers (B, L) for each token, by the names that their means are logged under."""
+        """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         return {"clip_ratio": self._cut(inputs)}
 
     def _cut(self, inputs: LossInputs) -> Tensor:
@@ -73,10 +73,10 @@ class DPPOLoss:
 class DecoupledLoss:
     """`"decoupled"`: w max(-A u, -A clip(u, 1 - low, 1 + high)) with u = pi / pi_old and w = pi_old / pi_rollout.
 
-    Decoupled PPO of AReaL, arXiv:2505.24298, eq. 5: the old policy is the proximal one, the engine's, which may be
-    several versions behind, the behaviour policy. w has no gradient. With a `cap`, `mask` leaves tokens with w > cap
-    out, and `clamp` holds w to it; denominators count them all. Without, w stands as it is. `bound` adds the dual
-    clip.
+    Decoupled PPO of AReaL, arXiv:2505.24298, eq. 5: the old policy is the proximal policy, and the engine's policy,
+    which may be several versions behind, is the behaviour policy. w has no gradient. With a `cap`, `mask` leaves out
+    tokens with w > cap, which still count in denominators, and `clamp` limits w to the cap. Without a `cap`, w is used
+    as it is. `bound` adds the dual clip.
     """
 
     clip_low: float
@@ -94,7 +94,7 @@ class DecoupledLoss:
         return self._weight(inputs) * loss
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """Numbers (B, L) for each token, by the names that their means are logged under."""
+        """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         ratio, weight = importance_ratio(inputs.logprobs, inputs.old_logprobs), self._behaviour(inputs)
         clipped = is_clipped(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
         capped = weight > self.cap if self.cap is not None else torch.zeros_like(clipped)
@@ -121,13 +121,13 @@ class ImportanceSamplingLoss:
         return -importance_ratio(inputs.logprobs, inputs.old_logprobs) * inputs.advantages
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """Numbers (B, L) for each token, by the names that their means are logged under."""
+        """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         return {"importance_ratio": importance_ratio(inputs.logprobs, inputs.old_logprobs)}
 
 
 @attrs.frozen(kw_only=True)
 class CrossEntropyLoss:
-    """`"cross_entropy"`: -log pi, whatever the reward was: imitation of what was sampled."""
+    """`"cross_entropy"`: -log pi, whatever the reward: imitation of the sampled tokens."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""

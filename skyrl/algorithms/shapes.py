@@ -1,4 +1,4 @@
-"""Errors about tensors whose shapes do not belong together, or that hold non-finite values."""
+"""Checks that tensors have one shape and hold finite values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def expect_same_shape(**tensors: Tensor) -> None:
-    """All have the shape of the first. Raises ValueError that names the first that has not."""
+    """Raises ValueError, naming the tensor, unless all have the shape of the first."""
     (first, wanted), *others = tensors.items()
     for name, tensor in others:
         if tensor.shape != wanted.shape:
@@ -15,7 +15,7 @@ def expect_same_shape(**tensors: Tensor) -> None:
 
 
 def expect_finite(**tensors: Tensor) -> None:
-    """No NaN and no infinity. Raises ValueError that names the tensor, the place and the value."""
+    """Raises ValueError for NaN or infinity, naming the tensor, the position and the value."""
     for name, tensor in tensors.items():
         wrong = ~torch.isfinite(tensor)
         if wrong.any():

@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def value_loss(values: Tensor, old_values: Tensor | None, returns: Tensor, *, clip: float | None) -> Tensor:
-    """Half the squared error 1/2 (V - R)^2 of each token, or, with `clip`, the larger of it and the same of V held to
-    within `clip` of `old_values`.
+    """Half the squared error 1/2 (V - R)^2 of each token, or, with `clip`, the larger of it and the same error of V
+    clamped to within `clip` of `old_values`.
 
     PPO's reference implementation (openai/baselines, ppo2), where the clipped term keeps one batch from moving a value
     far. Shapes: all inputs and the result (B, L); `old_values` are read with `clip` only.
@@ -20,7 +20,7 @@ def value_loss(values: Tensor, old_values: Tensor | None, returns: Tensor, *, cl
 
 
 def value_is_clipped(values: Tensor, old_values: Tensor | None, returns: Tensor, *, clip: float | None) -> Tensor:
-    """Bool (B, L): is the clipped term of `value_loss` the larger one, where the value learns nothing?"""
+    """Bool (B, L): whether the clipped term of `value_loss` is the larger one, so that the value has no gradient."""
     if clip is None:
         return torch.zeros_like(values, dtype=torch.bool)
     return (_held(values, old_values, clip) - returns).square() > (values - returns).square()

@@ -1,4 +1,4 @@
-"""Conversations as a model's chat template writes them: text, tokens, and which tokens are learned.
+"""Conversations rendered with a model's chat template: text, tokens, and a mask of the learned tokens.
 
 Start with `masks.py`: supervised training, evaluation and reward models all tokenize a chat there.
 """

@@ -1,6 +1,6 @@
-"""The parts of a message, and whether a text holds them: a chat template may leave thoughts, calls or results out.
+"""The parts of a message, and whether a text contains them: a chat template may drop thoughts, calls or results.
 
-A part counts as held where its text stands as it is, without the white space around it, or as JSON writes it.
+A part counts as contained if its text occurs verbatim, without surrounding white space, or in its JSON spelling.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which messages carry thoughts outside of `content`; templates read one of them or none."""
 
 _INLINE = re.compile(r"\s*(?:<think>)?((?:(?!<think>).)*?)</think>(.*)", re.DOTALL)
-"""Thoughts at the beginning of a content; where a header opens them, a sampled text has the end alone."""
+"""Thoughts at the beginning of a content; if the header opens them, the text has only the closing tag."""
 
 
 def split_thoughts(message: Message) -> tuple[str, str]:
-    """Thoughts of an assistant's message and the rest of its content; ("", content) where it has none."""
+    """Thoughts of an assistant's message and the rest of its content; ("", content) if it has none."""
     content = message.get("content") or ""
     for name in THOUGHT_FIELDS:
         if isinstance(message.get(name), str) and message[name]:
@@ -37,7 +37,7 @@ def calls_of(message: Message) -> Iterator[Mapping[str, Any]]:
 
 
 def dropped(message: Message, text: str, *, thoughts: bool = True) -> list[str]:
-    """Descriptions of what `text` lacks of a message; `thoughts=False` lets thoughts be missing."""
+    """Descriptions of the parts of a message that are missing in `text`; `thoughts=False` ignores thoughts."""
     thought, rest = split_thoughts(message)
     parts = [("the thoughts", thought)] if thoughts else []
     parts.append((f"the content of a message of {message.get('role')}", rest))
@@ -52,14 +52,14 @@ def dropped(message: Message, text: str, *, thoughts: bool = True) -> list[str]:
 
 
 def dropped_tools(tools: Sequence[Any], text: str) -> list[str]:
-    """Descriptions of the tools whose names `text` lacks."""
+    """Descriptions of the tools whose names are missing in `text`."""
     entries = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools]
     names = [str(entry["name"]) for entry in entries if isinstance(entry, Mapping) and entry.get("name")]
     return [f"the tool {name}" for name in names if name not in text]
 
 
 def holds(text: str, said: str) -> bool:
-    """Does `text` show these words as they are, or as they stand in JSON?"""
+    """Whether `text` contains the words verbatim or in their JSON spelling."""
     said = said.strip()
     return said in text or any(json.dumps(said, ensure_ascii=plain)[1:-1] in text for plain in (False, True))
 
@@ -74,7 +74,7 @@ def _holds_arguments(text: str, written: object) -> bool:
     if _as_json(text, given):
         return True
     if isinstance(given, Mapping | list) and given and repr(given) in text:
-        return False  # written as Python writes it: the template wants a text
+        return False  # in Python's notation: the template expects a text
     return all(holds(text, leaf) for leaf in _leaves(given))
 
 
@@ -84,7 +84,7 @@ def _as_json(text: str, value: object) -> bool:
 
 
 def _leaves(value: object) -> Iterator[str]:
-    """Keys and values at any depth, as text."""
+    """All keys and values at any depth, as text."""
     match value:
         case Mapping():
             for key, inner in value.items():

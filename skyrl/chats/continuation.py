@@ -1,7 +1,7 @@
 """The tokens between a sampled answer and the next one: the end of its turn, new messages, and the next header.
 
-They are tokenized on their own, after a fixed conversation, so that they are the same whatever was sampled. The sampled
-tokens stay as they are.
+They are tokenized separately, after a fixed conversation, so that they do not depend on what was sampled. The sampled
+tokens are not changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 
 FIXED: tuple[Message, ...] = (ASKED, ANSWERED)
-"""Conversation used to find the text by which a template closes a turn."""
+"""Conversation used to find the text with which a template ends a turn."""
 
 
 class Continuation:
@@ -28,8 +28,8 @@ class Continuation:
     def __init__(
         self, tokenizer: ChatTokenizer, arguments: Mapping[str, Any], *, closes_stopped_turns: bool = True
     ) -> None:
-        """`arguments` are given to the chat template. `closes_stopped_turns`: an answer that a stop text ended is also
-        ended by the token that the template ends turns with.
+        """`arguments` are passed to the chat template. With `closes_stopped_turns`, an answer that ended with a stop
+        text is followed by the template's end-of-turn token.
         """
         self._tokenizer, self._closes_stopped_turns = tokenizer, closes_stopped_turns
         self._template = Template(tokenizer=tokenizer, arguments=arguments)
@@ -37,15 +37,15 @@ class Continuation:
     def after(
         self, answer: Sequence[int], said: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, stopped: bool
     ) -> tuple[int, ...]:
-        """Tokens behind the tokens of an `answer` when the conversation continues with the messages `said`.
+        """Tokens that follow the tokens of an `answer` when the conversation continues with the messages `said`.
 
-        `stopped`: a token or a stop text ended the answer, and not its length. Raises `DataError` for a template that
-        leaves out earlier answers.
+        `stopped`: the answer ended with a token or a stop text, not at its length limit. Raises `DataError` for a
+        template that drops earlier answers.
         """
         between = self._between(said, tools)
         ended = bool(answer) and answer[-1] in self.special
         if ended and answer[-1] in between[: self._end_length]:
-            return between[between.index(answer[-1]) + 1 :]  # the policy wrote the end itself
+            return between[between.index(answer[-1]) + 1 :]  # the policy sampled the end itself
         if not ended and stopped and not self._closes_stopped_turns and between[:1] and between[0] in self.special:
             return between[1:]
         return between
@@ -61,11 +61,11 @@ class Continuation:
 
     @cached_property
     def _end_length(self) -> int:
-        """Tokens that the template ends a turn with, at least 1: the header of the next turn may be what ends it."""
+        """Number of tokens that end a turn in the template, at least 1: the header of the next turn may be the end."""
         ends = TurnEnds.of(self._tokenizer, self._template.arguments)
         return max(1, len(text_tokens(self._tokenizer, ends.end)))
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Ids of the tokens that stand beside the vocabulary."""
+        """Ids of the tokens that were added to the vocabulary, special or not."""
         return frozenset(self._tokenizer.all_special_ids) | frozenset(self._tokenizer.added_tokens_decoder)

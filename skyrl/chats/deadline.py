@@ -1,4 +1,4 @@
-"""A limit on how long a chat template computes: its author may have written a loop without an end."""
+"""A time limit for chat templates, which may contain an endless loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from skyrl.errors import TemplateTimeoutError
 
 CPU_SECONDS = 10.0
-"""Seconds of processor time for one call. A conversation takes a published template milliseconds."""
+"""Seconds of processor time for one call. Published templates need milliseconds for a conversation."""
 
 CPU_SECONDS_PER_CHAT = 0.01
-"""Seconds more for each conversation that is written by the same call."""
+"""Additional seconds for each further conversation that is rendered in the same call."""
 
 
 class _Overdue(BaseException):
@@ -23,10 +23,10 @@ class _Overdue(BaseException):
 
 @contextmanager
 def bounded(template: str, chats: int = 1) -> Iterator[None]:
-    """Interrupts what this thread computes in the block, at its limit of processor time.
+    """Interrupts this thread when the block exceeds its limit of processor time.
 
-    Python sees the interruption between two operations of the template: a loop or a recursion ends, a single huge
-    operation (`10 ** 10 ** 10`) does not.
+    Python handles the interruption between two operations of the template: a loop or a recursion is ended, a single
+    huge operation (`10 ** 10 ** 10`) is not.
 
     Raises `TemplateTimeoutError`, which names the `template`.
     """
@@ -46,7 +46,9 @@ def bounded(template: str, chats: int = 1) -> Iterator[None]:
 
 
 class _Watch(threading.Thread):
-    """Raises `_Overdue` in a thread that has used so much processor time since now, unless it is ended before."""
+    """Raises `_Overdue` in a thread that uses more than `seconds` of processor time from now on, unless `end` is called
+    first.
+    """
 
     def __init__(self, watched: int, seconds: float) -> None:
         super().__init__(name="skyrl-template-deadline", daemon=True)
@@ -64,13 +66,13 @@ class _Watch(threading.Thread):
                     return
 
     def end(self) -> None:
-        """To be called by the watched thread, which nothing is raised in afterwards."""
+        """Stop watching. Called by the watched thread; nothing is raised in it afterwards."""
         with self._lock:
             self._ended.set()
         if self._fired:
-            _raise_in(self._watched, None)  # it may still be under way
+            _raise_in(self._watched, None)  # it may not have been raised yet
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Has an exception raised in a thread, or takes back one that has not been raised yet."""
+    """Schedule an exception in a thread, or with None cancel one that has not been raised yet."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), kind and ctypes.py_object(kind))

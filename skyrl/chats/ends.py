@@ -1,7 +1,7 @@
-"""Finds the text by which a chat template ends the turn of an answer.
+"""Finds the text with which a chat template ends the turn of an answer.
 
-Nothing depends on which tokens are special. A template is asked to write a short conversation twice, with an answer at
-the end and with a question behind the answer: what stands behind the answer both times ends a turn.
+It does not matter which tokens are special. The template renders a short conversation twice, once ending with an answer
+and once with a question after it: the text that follows the answer both times ends a turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 
 ANSWER = "skyrl-answer-5e0f"
-"""Stands for an answer, to see what a template writes around it."""
+"""Placeholder for an answer, used to see what a template writes around it."""
 
 ASKED: Message = {"role": "user", "content": "?"}
 ANSWERED: Message = {"role": "assistant", "content": ANSWER}
@@ -25,14 +25,14 @@ ANSWERED: Message = {"role": "assistant", "content": ANSWER}
 
 @frozen
 class AddedTokens:
-    """Tokens that a tokenizer has beside its vocabulary, special or not."""
+    """Tokens that were added to a tokenizer's vocabulary, special or not."""
 
     pattern: re.Pattern[str]
     special: tuple[str, ...]
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer) -> AddedTokens:
-        """Special tokens of a tokenizer, longer ones first."""
+        """The added tokens of a tokenizer; the pattern tries longer ones first."""
         added = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
         texts = {str(token) for token in added} | set(tokenizer.all_special_tokens)
         special = {str(token) for token in added if token.special} | set(tokenizer.all_special_tokens)
@@ -41,7 +41,7 @@ class AddedTokens:
         return cls(pattern, tuple(sorted(filter(str.strip, special))))
 
     def common(self, one: str, other: str) -> str:
-        """Common beginning of two texts, in whole tokens and whole texts between them."""
+        """Common prefix of two texts, in units of whole added tokens and the whole texts between them."""
         alike = []
         for left, right in zip(self.pattern.split(one), self.pattern.split(other), strict=False):
             if left != right:
@@ -62,22 +62,22 @@ class AddedTokens:
 
 @frozen
 class TurnEnds:
-    """How a template ends the turn of an assistant."""
+    """The text with which a template ends an assistant's turn."""
 
     tail: str
-    """Text behind the last answer of a conversation."""
+    """Text after the last answer of a conversation."""
 
     end: str
-    """The part of it that ends the turn, without white space behind it; empty where nothing does."""
+    """The part of `tail` that ends the turn, without trailing white space; empty if nothing does."""
 
     foreign: str
-    """The part behind that, which belongs to the conversation, such as an end of the whole text."""
+    """The rest of `tail`, which belongs to the whole conversation, such as an end-of-text token."""
 
     added: AddedTokens
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> TurnEnds:
-        """Ends of turns of a tokenizer's template. Raises `DataError` for one that does not write an answer."""
+        """Find the turn ends of a tokenizer's template. Raises `DataError` if the template does not show an answer."""
         added = AddedTokens.of(tokenizer)
         written = chat_text(tokenizer, [ASKED, ANSWERED], ask=False, **arguments)
         _, found, tail = written.partition(ANSWER)
@@ -85,15 +85,15 @@ class TurnEnds:
             raise DataError("the chat template does not show where an answer is said: take another template")
         try:
             longer = chat_text(tokenizer, [ASKED, ANSWERED, ASKED], ask=False, **arguments).partition(ANSWER)[2]
-        except DataError:  # it has one turn alone
+        except DataError:  # it supports only one turn
             longer = tail
         common = tail if longer.startswith(tail.rstrip()) else added.common(tail, longer)
-        if not common.strip():  # the last turn ends otherwise than those before
+        if not common.strip():  # the last turn ends differently from earlier ones
             common = tail
         return cls(tail, common.rstrip(), tail.removeprefix(common), added)
 
     def place(self, text: str) -> tuple[int, bool]:
-        """End of the last assistant turn of a text, and whether anything ends it."""
+        """Position of the end of the last assistant turn in a text, and whether the template ends it."""
         stripped = text.removesuffix(self.foreign).rstrip()
         if self.end and stripped.endswith((self.end, *self.added.special)):
             return len(stripped), True

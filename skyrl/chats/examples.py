@@ -1,4 +1,4 @@
-"""Chats of nine forms, to see what a chat template makes of each and what is learned of it."""
+"""Example chats of nine forms, to show how a chat template renders each and which tokens are learned."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from skyrl.errors import DataError
 
 
 def user(text: str) -> dict[str, Any]:
-    """A question."""
+    """A message of the user."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str | None, **others: object) -> dict[str, Any]:
-    """An answer."""
+    """A message of the assistant."""
     return {"role": "assistant", "content": text, **others}
 
 
 def call(number: int = 1, **arguments: object) -> dict[str, Any]:
-    """A call of the tool `add`."""
+    """A call of the tool `add`, for the `tool_calls` of a message."""
     return {"id": f"call0000{number}", "type": "function", "function": {"name": "add", "arguments": arguments}}
 
 
 def result(text: str) -> dict[str, Any]:
-    """A result of the tool."""
+    """A message with the result of the tool."""
     return {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": text}
 
 
@@ -54,20 +54,20 @@ FORMS: Mapping[str, tuple[Sequence[dict[str, Any]], Sequence[Any]]] = {
     "empty content": ((user("2+2?"), assistant("")), ()),
     "unicode": ((user("é 🙂?"), assistant("ü 東京\n 🙂")), ()),
 }
-"""Chats by what they have, each with its tools."""
+"""Example chats by the name of their form, each with its tools."""
 
 SEVERAL_ANSWERS = ("multi-turn", "tool result")
-"""Forms of which all answers are shown as learned, and the last one alone."""
+"""Forms that are shown twice: with all answers learned, and with only the last one."""
 
 
 def forms_page(tokenizer: ChatTokenizer, arguments: Mapping[str, Any] | None = None) -> str:
-    """All forms, one below the other, each under its name."""
+    """All forms as text, one after the other, each under its name."""
     shown = shown_forms(tokenizer, arguments)
     return "\n".join(f"===== {name}\n{text.rstrip()}\n" for name, text in shown)
 
 
 def shown_forms(tokenizer: ChatTokenizer, arguments: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str]]:
-    """The name of each form and its text, with what is learned marked, or why the template cannot be learned with."""
+    """The name of each form, and its text with the learned parts marked, or the reason why the template is refused."""
     every, last = (ChatMasks(tokenizer, all_messages=all_of_it, arguments=arguments) for all_of_it in (True, False))
     for name, (chat, tools) in FORMS.items():
         yield name, _shown(tokenizer, every, chat, tools)

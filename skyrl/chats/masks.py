@@ -1,10 +1,10 @@
-"""Tokens of a chat, and which of them are learned, by the model's own chat template.
+"""Tokens of a chat and the mask of the learned ones, by the model's own chat template.
 
-What is learned of a message is what the model would have sampled in its place: it begins where the header that asks for
-an answer ends, holds everything that the message says (thoughts and tool calls included), and ends with what ends a
-turn by the template. A chat is tokenized in pieces, cut where learning begins and ends, as it is when answers are
-sampled. A template that leaves out some of what a chat says, or that writes an answer otherwise once the conversation
-continues, is refused with the reason.
+The learned part of a message is what the model would have sampled: it begins after the generation prompt, contains
+everything in the message (thoughts and tool calls included), and ends with the template's end of turn. A chat is
+tokenized in pieces, cut where learned parts begin and end, as it is when answers are sampled. A template that drops
+some content of a chat, or that renders an answer differently once the conversation continues, is refused with the
+reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Weights = NDArray[np.float32]
 
 
 LARGEST_WEIGHT = 1e6
-"""Bound of the weights of messages, above and (inverted) below: float32 adds up their shares without loss."""
+"""Largest weight of a message, and the inverse of the smallest: within these bounds float32 sums their shares without
+loss."""
 
 
 class ChatMasks:
@@ -39,30 +40,30 @@ class ChatMasks:
     def __init__(
         self, tokenizer: ChatTokenizer, *, all_messages: bool = False, arguments: Mapping[str, Any] | None = None
     ) -> None:
-        """`all_messages`: learn what every assistant message says, otherwise the last one.
+        """With `all_messages`, every assistant message is learned, otherwise only the last one.
 
         `arguments` are variables of the chat template, such as `enable_thinking`.
         """
         self._tokenizer, self._all, self._arguments = tokenizer, all_messages, dict(arguments or {})
         self.behind_other_headers = 0
-        """Chats so far whose answer does not stand behind the header that sampling asks with."""
-        self._best: dict[tuple[Spelling, ...], Spelling] = {}  # of those that differ, the one that the template takes
+        """Number of chats so far whose answer does not follow the generation prompt."""
+        self._best: dict[tuple[Spelling, ...], Spelling] = {}  # distinct spellings -> the one that works best
 
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, allow_dropped: bool = False
     ) -> tuple[Ids, Mask]:
-        """Token ids and, for each, whether it is learned: where `weighted` has a weight."""
+        """Token ids and a mask of the learned tokens: those with a weight above 0 in `weighted`."""
         ids, weights = self.weighted(messages, tools, allow_dropped=allow_dropped)
         return ids, weights > 0
 
     def weighted(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, allow_dropped: bool = False
     ) -> tuple[Ids, Weights]:
-        """Token ids and, for each, its weight in the loss; the chat ends with its last message that is learned.
+        """Token ids and the weight of each in the loss; the chat is cut after its last learned message.
 
-        Every token of a message has the message's own `weight`, 0 or more, or 1 without one; `allow_dropped` takes a
-        chat of which the template leaves something out. Raises `DataError` for a chat without anything to learn, and
-        for what the template cannot write so that learning it is right.
+        Every token of a learned message has the message's `weight`, 0 or more, or 1 if it has none; `allow_dropped`
+        accepts a chat of which the template drops some content. Raises `DataError` for a chat with nothing to learn,
+        and for one that the template cannot render as it would be sampled.
         """
         weights = message_weights(messages, all_messages=self._all)
         learned = tuple(weights)
@@ -74,7 +75,7 @@ class ChatMasks:
     def _layout(
         self, chat: Sequence[Message], tools: Sequence[Any] | None, learned: Sequence[int], *, allow_dropped: bool
     ) -> Layout:
-        """The chat in the spelling of which the template leaves out least. Raises `DataError`."""
+        """The chat in the spelling of which the template drops the least. Raises `DataError`."""
         possible = tuple(spellings(chat))
         best = self._best.get(possible)
         found: dict[str, tuple[Layout, Spelling]] = {}
@@ -100,7 +101,7 @@ class ChatMasks:
 
     @property
     def turn_end(self) -> tuple[str, int | None]:
-        """Text by which the chat template ends turns, and its last token; None where that is plain text."""
+        """Text with which the chat template ends turns, and the id of its last token, or None if that is plain text."""
         end = self._ends.end or self._tokenizer.eos_token
         token = self._ends.added.last(end)
         return end, text_tokens(self._tokenizer, token)[-1] if token else None
@@ -128,7 +129,7 @@ class ChatMasks:
 
 
 def message_weights(messages: Sequence[Message], *, all_messages: bool = False) -> dict[int, float]:
-    """Place of every message that is learned -> its weight. Raises `DataError` where there is none."""
+    """Index of every learned message -> its weight. Raises `DataError` if there is none."""
     said = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     if not said:
         raise DataError("no message is an assistant's, so that nothing can be learned")
@@ -152,7 +153,7 @@ def _weight(message: Message, usual: bool) -> float:
 
 
 def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: Layout) -> Iterator[str]:
-    """Parts of a chat that the text lacks. Thoughts of messages that are not learned may be left out, as models do."""
+    """Parts of a chat that are missing in the text. Only learned messages need their thoughts, as usual for models."""
     learned = {span.place: layout.text[span.start : span.stop] for span in layout.spans}
     for place, message in enumerate(messages):
         yield from dropped(message, learned.get(place, layout.text), thoughts=place in learned)
@@ -160,7 +161,7 @@ def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: L
 
 
 def _lacks_thoughts(messages: Sequence[Message], layout: Layout) -> bool:
-    """Whether the text lacks thoughts of a message."""
+    """Whether thoughts of any message are missing in the text."""
     return any(not holds(layout.text, split_thoughts(message)[0]) for message in messages)
 
 

@@ -1,8 +1,8 @@
 """Conversations through the chat template, as text and as tokens.
 
-What was said in an episode is text. Where it spells a special token, such as `<|im_end|>`, it becomes the tokens of
-those letters: nothing that an environment, a tool or the policy writes can end a turn or begin one. The prompt that an
-episode begins with is the user's own, and is read as it is written.
+Messages of an episode are plain text. If they spell a special token, such as `<|im_end|>`, it is tokenized as ordinary
+characters: nothing that an environment, a tool or the policy writes can end or begin a turn. The initial prompt comes
+from the user, so special tokens in it are recognised.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from skyrl.errors import DataError
 Message = Mapping[str, Any]
 
 _MARK, _MARKED = "skyrl-text-5e0f-{}-", re.compile(r"skyrl-text-5e0f-(\d+)-", re.IGNORECASE)
-"""Stands for a spelled special token while the template writes the conversation."""
+"""Placeholder of a spelled special token while the template renders the conversation."""
 
 
 @frozen
 class Spelled:
-    """The special tokens of a tokenizer, where their texts stand for themselves."""
+    """The special tokens of a tokenizer, whose texts are to be treated as ordinary characters."""
 
     tokenizer: Any
     texts: tuple[str, ...]
@@ -33,7 +33,7 @@ class Spelled:
 
     @classmethod
     def by(cls, tokenizer: ChatTokenizer) -> Spelled:
-        """Special tokens that the tokenizer would read in a text, longer ones first."""
+        """Special tokens that the tokenizer would recognise in a text, longer ones first."""
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         texts = {str(token) for token in added if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
         ordered = tuple(sorted(filter(None, texts), key=lambda text: (-len(text), text)))
@@ -54,7 +54,7 @@ class Spelled:
         return value
 
     def ids(self, text: str, before: str = "") -> tuple[int, ...]:
-        """Tokens of a text with marks, each of which becomes the letters that it stands for, behind another text."""
+        """Tokens of a text that follows another one; each mark in it becomes the characters that it stands for."""
         ids: list[int] = []
         for place, part in enumerate(_MARKED.split(text)):
             shown = self.texts[int(part)] if place % 2 else part
@@ -64,7 +64,7 @@ class Spelled:
         return tuple(ids)
 
     def plain(self, text: str, before: str = "") -> tuple[int, ...]:
-        """Tokens of a text behind another one, in which nothing is a special token."""
+        """Tokens of a text that follows another one, without recognising special tokens."""
         return tuple(continued_tokens(self.tokenizer, before, text, split_special_tokens=True))
 
     def _mark(self, found: re.Match[str]) -> str:
@@ -73,14 +73,14 @@ class Spelled:
 
 @frozen(kw_only=True)
 class Template:
-    """A tokenizer's chat template, with the arguments and tools that it is given each time."""
+    """A tokenizer's chat template, with the arguments and tools of each call."""
 
     tokenizer: Any
     arguments: Mapping[str, Any]
-    """`generator.chat_template_kwargs`."""
+    """Arguments of the template: `generator.chat_template_kwargs`."""
 
     tools: Sequence[Mapping[str, Any]] = ()
-    """Tools that the environment has the template show."""
+    """Tools of the environment, which the template shows."""
 
     spelled: Spelled = field(repr=False)
 
@@ -89,12 +89,12 @@ class Template:
         return Spelled.by(self.tokenizer)
 
     def text(self, messages: Sequence[Message], *, ask: bool = True) -> str:
-        """A conversation as the template writes it; `ask` adds the header of an answer. Raises `DataError`."""
+        """A conversation as rendered by the template; `ask` adds the generation prompt. Raises `DataError`."""
         shown = {"tools": [dict(tool) for tool in self.tools]} if self.tools else {}
         return chat_text(self.tokenizer, messages, ask=ask, **{**self.arguments, **shown})
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens that an episode begins with. Raises `DataError`, also for a template that shows no tools."""
+        """The tokens that an episode begins with. Raises `DataError`, also if the template does not show the tools."""
         text = self.text(messages)
         if self.tools and text == evolve(self, tools=()).text(messages):
             raise DataError(
@@ -104,17 +104,17 @@ class Template:
         return _encode(self.tokenizer, text)
 
     def history(self, prompt: Sequence[Message], said: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of the whole conversation: what it began with, and what was said since. Raises `DataError`."""
+        """The tokens of the whole conversation: the initial prompt and the messages since. Raises `DataError`."""
         return self.spelled.ids(self.text([*prompt, *map(self.spelled.marked, said)]))
 
     def after(self, conversation: Sequence[Message], stem: str, said: Sequence[Message]) -> tuple[int, ...] | None:
-        """The tokens that the template writes behind the text `stem` when the conversation continues with `said`; None
-        where the template leaves that text out. Raises `DataError`.
+        """The tokens that the template writes after the text `stem` when the conversation continues with `said`; None
+        if the template drops that text. Raises `DataError`.
         """
         _, found, rest = self.text([*conversation, *map(self.spelled.marked, said)]).partition(stem)
         return self.spelled.ids(rest, before=stem) if found else None
 
 
 def _encode(tokenizer: ChatTokenizer, text: str, **options: object) -> tuple[int, ...]:
-    """Raises `TextError`."""
+    """Token ids of a text. Raises `TextError`."""
     return tuple(text_tokens(tokenizer, text, **options))

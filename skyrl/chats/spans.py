@@ -1,9 +1,9 @@
-"""Where answers stand in the text that a chat template writes of a conversation.
+"""Finds answers in the text of a conversation that a chat template has rendered.
 
-The last answer stands behind the conversation before it, header included. An earlier one is looked for in a short
-window of the conversation, which begins with the answer before it, and has to stand in the whole text where the window
-has it: so each message of a long conversation is written a bounded number of times. Where a template writes windows
-otherwise, the whole conversation up to the answer is written.
+The last answer follows the text of the conversation before it, generation prompt included. An earlier answer is located
+in a short window of the conversation, which begins with the answer before it, and the text of the window must match the
+whole text: so each message of a long conversation is rendered a bounded number of times. If the template renders
+windows differently, the whole conversation up to the answer is rendered instead.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ HEADS = ("system", "developer")
 """Roles of the messages that a window keeps from the beginning of a conversation."""
 
 OPENED = "<think>"
-"""End of an answer's header where it opens a thought."""
+"""End of an answer's header if the header opens a thought."""
 
 
 @frozen
 class Span:
-    """Characters of one answer, with what ends its turn."""
+    """Characters of one answer, including the end of its turn."""
 
     place: int
-    """Number of the message."""
+    """Index of the message."""
 
     start: int
     stop: int
-    """Exclusive."""
+    """End of the span, exclusive."""
 
 
 @frozen
 class Layout:
-    """A conversation as text, and the answers in it that are learned."""
+    """A conversation as text, and the positions of its learned answers."""
 
     text: str
     spans: tuple[Span, ...]
     ended: bool
-    """Whether the template ends the last turn; where it does not, an end-of-sequence token has to."""
+    """Whether the template ends the last turn; if not, an end-of-sequence token must be added."""
 
     behind_header: bool
-    """Whether the last answer stands behind what sampling asks with. The headers of some templates open a thought."""
+    """Whether the last answer follows the generation prompt, which opens a thought in some templates."""
 
     def pieces(self) -> Iterator[tuple[int, int, int | None]]:
-        """Characters from and to (exclusive) of each stretch of the text, and the message that is learned there."""
+        """Start, end (exclusive) and learned message, or None, of each piece of the text."""
         position = 0
         for span in self.spans:
             yield position, span.start, None
@@ -62,7 +62,7 @@ class Layout:
 
 @frozen
 class _Turn:
-    """A text, and where an answer stands in it."""
+    """A text, and the position of an answer in it."""
 
     text: str
     start: int
@@ -79,12 +79,14 @@ class Layouts:
     ends: TurnEnds
     arguments: Mapping[str, Any]
     continues_thoughts: bool = True
-    """Whether thoughts may stand behind a header that opens them, where the template itself leaves them out."""
+    """Whether thoughts may be added after a header that opens them if the template itself drops them."""
 
     def of(self, messages: Sequence[Message], learned: Sequence[int]) -> Layout:
-        """The layout of a conversation whose last message is learned, and perhaps others, in order.
+        """The layout of a conversation; `learned` are the indices of the learned messages in order, the last message
+        among them.
 
-        Raises `DataError` for a template that does not show an answer, or that writes it otherwise afterwards.
+        Raises `DataError` for a template that does not show an answer, or renders it differently later in the
+        conversation.
         """
         final = self._turn(messages)
         earlier = self._earlier(messages, learned[:-1], final.text) if len(learned) > 1 else ()
@@ -92,11 +94,11 @@ class Layouts:
         return Layout(final.text, spans, final.ended, final.behind_header)
 
     def text(self, messages: Sequence[Message], *, ask: bool = False) -> str:
-        """The conversation as the template writes it."""
+        """The conversation as rendered by the template; `ask` adds the generation prompt."""
         return chat_text(self.tokenizer, messages, ask=ask, **self.arguments)
 
     def _earlier(self, messages: Sequence[Message], learned: Sequence[int], whole: str) -> Iterator[Span]:
-        before: tuple[int, int] | None = None  # the answer before, and where it ends in the whole text
+        before: tuple[int, int] | None = None  # index of the previous answer, and its end
         for place in range(learned[-1] + 1):
             if messages[place].get("role") != "assistant":
                 continue
@@ -110,7 +112,7 @@ class Layouts:
             before = (place, turn.stop) if stays else None
 
     def _turn(self, messages: Sequence[Message]) -> _Turn:
-        """The conversation, and where its last message stands."""
+        """The text of the conversation, and the position of its last message."""
         asked = self.text(messages[:-1], ask=True) if len(messages) > 1 else ""
         whole = self.text(messages)
         if asked and whole.startswith(asked):
@@ -133,7 +135,7 @@ class Layouts:
         return len(before)
 
     def _in_window(self, messages: Sequence[Message], place: int, before: int, at: int, whole: str) -> _Turn | None:
-        """An answer in the whole text, from that of number `before`, which ends at character `at` of it."""
+        """Locate the answer `place` in the whole text, given that the answer `before` ends at character `at`."""
         heads = [message for message in messages[:2] if message.get("role") in HEADS]
         users = [message for message in messages[len(heads) : before] if message.get("role") == "user"]
         opening = [*heads, *users[-1:], messages[before]]
@@ -142,7 +144,7 @@ class Layouts:
         try:
             anchor = self.text(opening)
             turn = self._turn([*opening, *messages[before + 1 : place + 1]])
-        except DataError:  # the window is no conversation to this template
+        except DataError:  # the template refuses the window as a conversation
             return None
         end, _ = self.ends.place(anchor)
         shown = turn.start >= end and turn.text[:end] == anchor[:end]
@@ -151,7 +153,7 @@ class Layouts:
         return _Turn(whole, turn.start - end + at, turn.stop - end + at, turn.ended)
 
     def _end_between(self, place: int, stop: int, ended: bool, whole: str) -> int:
-        """End of the turn: with the header of the next one, if the template writes nothing else."""
+        """End of the turn. If the template writes nothing else there, the header of the next turn is included."""
         header = "" if ended else self.ends.added.first(whole[stop : stop + 200])
         if not ended and not header:
             raise DataError(
@@ -162,12 +164,12 @@ class Layouts:
 
 
 def _has_thoughts(message: Message) -> bool:
-    """Whether it has thoughts, or says in its content that it has none."""
+    """Whether the message has thoughts, or an empty thought in its content."""
     return bool(split_thoughts(message)[0]) or "</think>" in (message.get("content") or "")
 
 
 def _behind_an_opened_thought(message: Message) -> str:
-    """The sampled text where the header opens the thought: the rest of the thought, its end, the answer."""
+    """The sampled text after a header that opens a thought: the thought, its closing tag, the answer."""
     thoughts, answer = split_thoughts(message)
     content = message.get("content") or ""
     if thoughts in content and "</think>" in content:

@@ -1,8 +1,8 @@
-"""Ways to spell the same conversation, for templates that read one of them alone.
+"""Equivalent spellings of a conversation, for templates that support only one of them.
 
 Templates differ in where they look for thoughts (in `content` between <think> and </think>, or in a field), in whether
-a call's arguments are an object or its text, and in what `content` is where nothing is said beside a call. Each of
-these says the same, so that whichever the template writes in full is used.
+a call's arguments are an object or its text, and in the value of `content` in a message with only a call. All spellings
+mean the same, so the one that the template renders in full is used.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Empty = Literal["text", "null", "absent"]
 
 @frozen
 class Spelling:
-    """One of them."""
+    """One way to spell a conversation."""
 
     thoughts: Thoughts = "given"
-    """Location of thoughts: as the row has them, or in the field of this name."""
+    """Location of thoughts: where the row has them, or the field of this name."""
 
     arguments: Arguments = "object"
     """Whether a call's arguments are a mapping or its JSON text."""
 
     empty: Empty = "text"
-    """`content` of an assistant's message that has none: an empty text, null, or no such key."""
+    """`content` of an assistant's message without content: an empty text, null, or no such key."""
 
     def of(self, messages: Sequence[Message]) -> list[Message]:
         """The conversation in this spelling."""
@@ -70,8 +70,8 @@ class Spelling:
 def spellings(messages: Sequence[Message]) -> Iterator[Spelling]:
     """Spellings that differ for this conversation, the best first.
 
-    Thoughts that stand in `content` are tried in a field before: a template that reads the field writes thoughts as its
-    model does, and one that does not leaves them out.
+    Thoughts in `content` are first tried in a separate field: a template that reads the field renders thoughts as its
+    model writes them, and any other template drops them.
     """
     said = [message for message in messages if message.get("role") == "assistant"]
     thoughts: Sequence[Thoughts] = ("given",)
@@ -88,7 +88,7 @@ def spellings(messages: Sequence[Message]) -> Iterator[Spelling]:
 
 
 def _parsed(text: str) -> Any:
-    """The object that the text is as JSON; the text itself if it is not JSON."""
+    """The text parsed as JSON, or the text itself if it is not JSON."""
     try:
         found = json.loads(text)
     except ValueError:

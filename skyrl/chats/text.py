@@ -1,4 +1,4 @@
-"""A conversation as a tokenizer's chat template writes it, and its tokens."""
+"""A conversation as rendered by a tokenizer's chat template, and its tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Message = Mapping[str, Any]
 
 
 def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Message], *, ask: bool, **arguments: object) -> str:
-    """The text; `ask` adds the header of an answer. Raises `DataError`, whatever the template raises, and
-    `TemplateTimeoutError` for one that computes without an end.
+    """The text of a conversation; `ask` adds the generation prompt. Raises `DataError` for any exception of the
+    template, and `TemplateTimeoutError` if it does not finish.
     """
     try:
         with bounded(template_name(tokenizer)):
@@ -31,7 +31,7 @@ def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Message], *, ask: boo
 
 
 def template_name(tokenizer: ChatTokenizer) -> str:
-    """How messages name the tokenizer's chat template."""
+    """Name of the tokenizer's chat template for error messages."""
     path = getattr(tokenizer, "name_or_path", "")
     return f"the chat template of {path}" if path else "the chat template"
 
@@ -43,20 +43,20 @@ def text_tokens(tokenizer: ChatTokenizer, text: str, **options: object) -> list[
     except UnicodeEncodeError as error:
         around = text[max(0, error.start - 20) : error.end + 20]
         raise TextError(f"the text {around!r} holds a lone surrogate, which no tokenizer takes") from error
-    quiet = {"verbose": False, **options}  # whoever asked looks at the length; transformers would warn on its own
+    quiet = {"verbose": False, **options}  # callers check the length themselves
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False, **quiet) if text else []
     return ids
 
 
 CONTEXT = 32
-"""Characters before a text that decide how its first word is read."""
+"""Number of characters before a text that determine how its first word is tokenized."""
 
 
 def continued_tokens(tokenizer: ChatTokenizer, before: str, text: str, **options: object) -> list[int]:
-    """Token ids of a text that stands behind another one. Raises `TextError` as `text_tokens` does.
+    """Token ids of a text that follows another one. Raises `TextError` as `text_tokens` does.
 
-    Tokenizers with SentencePiece's pipeline put a space before every text that they are given, which is not there in
-    the middle of a conversation. Behind its context a text is read without it, unless a token joins the two.
+    Tokenizers with SentencePiece's pipeline put a space before every text, which would be wrong in the middle of a
+    conversation. After its context a text is tokenized without that space, unless a token joins the two.
     """
     alone = text_tokens(tokenizer, text, **options)
     if not before or not text or not puts_a_space_first(tokenizer):
@@ -68,7 +68,9 @@ def continued_tokens(tokenizer: ChatTokenizer, before: str, text: str, **options
 
 @lru_cache(maxsize=16)
 def puts_a_space_first(tokenizer: ChatTokenizer) -> bool:
-    """Whether the tokenizer reads a text alone otherwise than behind another one, as SentencePiece's pipeline does."""
+    """Whether the tokenizer splits a text differently on its own than after another text, as SentencePiece's pipeline
+    does.
+    """
     behind = text_tokens(tokenizer, "\na")
     alone = text_tokens(tokenizer, "a")
     return behind[len(behind) - len(alone) :] != alone

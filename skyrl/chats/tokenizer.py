@@ -1,4 +1,4 @@
-"""The part of a tokenizer of transformers that is used here."""
+"""The part of a transformers tokenizer that is used here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ChatTokenizer(Protocol):
-    """`PreTrainedTokenizerBase`, with a chat template and an end-of-sequence token, as `load_tokenizer` gives it."""
+    """`PreTrainedTokenizerBase`, with a chat template and an end-of-sequence token, as `load_tokenizer` returns it."""
 
     chat_template: str
     eos_token: str
@@ -23,14 +23,14 @@ class ChatTokenizer(Protocol):
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]:
-        """The `AddedToken` of each id that stands beside the vocabulary."""
+        """The `AddedToken` of each id that was added to the vocabulary."""
 
     def __len__(self) -> int: ...
 
     def __hash__(self) -> int: ...
 
     def get_vocab(self) -> dict[str, int]:
-        """The id of each token."""
+        """The vocabulary: text of each token -> its id."""
 
     def encode(self, text: str, /, *, add_special_tokens: bool = ..., **options: object) -> list[int]:
         """Token ids of a text."""
@@ -41,7 +41,7 @@ class ChatTokenizer(Protocol):
         """The text of token ids."""
 
     def apply_chat_template(self, conversation: Sequence[Any], /, **options: object) -> Any:
-        """A conversation as text, or with `tokenize=True` its token ids; of several conversations, a list."""
+        """A conversation as text, or as token ids with `tokenize=True`; for several conversations, a list."""
 
     def save_pretrained(self, folder: str | PathLike[str], /) -> object:
-        """Store it in a folder, for transformers to load."""
+        """Store the tokenizer in a folder, for transformers to load."""

@@ -1,9 +1,9 @@
-"""Calls of tools, as models write them.
+"""Parses tool calls in the notation of models.
 
-    parser(answer) -> calls in order, each readable or with the reason why not
+    parser(answer) -> calls in order, each parsed or with the reason why not
 
-`hermes` is the form of Hermes 2 Pro, Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-Other models write other forms; a parser is a function from a text to `Call`s.
+`hermes` is the format of Hermes 2 Pro, Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+For other formats, a parser is any function from a text to `Call`s.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
 
 @frozen(kw_only=True)
 class Call:
-    """One call, such as `Call(name="add", arguments={"a": 1, "b": 2})`; with `unreadable`, none that can be made."""
+    """One call, such as `Call(name="add", arguments={"a": 1, "b": 2})`; if `unreadable` is set, it cannot be made."""
 
     name: str = ""
     arguments: Mapping[str, Any] = field(factory=dict)
     unreadable: str = ""
-    """Reason why the call cannot be read, in a sentence for the model."""
+    """Reason why the call cannot be parsed, as a sentence for the model."""
 
 
 CallParser = Callable[[str], tuple[Call, ...]]
-"""An answer, without special tokens -> its calls; none: the answer is final. Raises nothing, whatever is written."""
+"""Function from an answer, without special tokens, to its calls; without calls, the answer is final. Never raises."""
 
 
 def hermes(answer: str) -> tuple[Call, ...]:
-    """Every `<tool_call>` after the thoughts. A last one that is not closed counts if it can be read: a stop text may
-    have taken its end. Takes time linear in the answer.
+    """Every `<tool_call>` after the thoughts. A last one without a closing tag counts if it can be parsed, because a
+    stop text may have removed the tag. Takes time linear in the answer.
     """
     return tuple(_call(each.partition(CLOSING)[0]) for each in _said(answer).split(OPENING)[1:])
 
 
 def _said(answer: str) -> str:
-    """The answer without the thoughts that it begins with. Those without an end are all there is."""
+    """The answer without its leading thoughts; empty if the thoughts do not end."""
     _, ends, said = answer.partition(THOUGHT_ENDS)
     if ends:
         return said

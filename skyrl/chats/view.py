@@ -1,4 +1,4 @@
-"""A row of training as text, with the tokens that are learned marked."""
+"""A training row as text, with the learned tokens marked."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OPEN, CLOSE = "⟦", "⟧"
 
 
 def marked_text(tokenizer: ChatTokenizer, ids: Ids, weights: Mask | Weights) -> str:
-    """The text of a row, special tokens included, in which what is learned stands between ⟦ and ⟧, followed by its
-    weight in the loss where that is not 1: `⟦Four.⟧*0.5`.
+    """The text of a row, special tokens included, with learned parts between ⟦ and ⟧, followed by their weight in the
+    loss if it is not 1: `⟦Four.⟧*0.5`.
     """
     pieces = []
     for weight, group in groupby(zip(ids.tolist(), weights.tolist(), strict=True), key=lambda pair: pair[1]):

@@ -1,4 +1,4 @@
-"""Weights of one model handed to another through files, however either is spread over its ranks."""
+"""Hands the weights of one model to another through files, regardless of how each is sharded over its ranks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from skyrl.checkpoint.shards import TensorShard, write_shards
 from skyrl.storage.disk import Storage
 
 FILE_BYTES = 1 << 30
-"""Bytes gathered in memory at a time, or one tensor that is larger."""
+"""Number of bytes gathered in memory before a file is written; a larger tensor is still gathered whole."""
 
 
 @frozen(kw_only=True)
 class WeightFiles:
-    """Stores whole weights in a folder, to be read as `StoredTensors`. It runs where they are gathered, so it can be
-    pickled.
+    """Stores whole weights in a folder, to be read as `StoredTensors`. It runs in the process that gathers them, so it
+    can be pickled.
     """
 
     storage: Storage
     folder: str
 
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> tuple[str, ...]:
-        """Write the weights, whole tensors of any shape by name, one at a time. Returns the names of the files.
+        """Write the weights, pairs of a name and a whole tensor of any shape. Returns the names of the files.
 
         Raises `OSError` if they cannot be written.
         """

@@ -1,11 +1,11 @@
-"""The manifest of a checkpoint: what belongs to it, byte for byte, and which run it is of. It is written last.
+"""The manifest of a checkpoint: its files with their sizes and digests, and the run that wrote it. It is written last.
 
     {"format": 1, "step": 40, "files": {"policy/rank_0_of_2.safetensors": {"size": ..., "xxh3_128": "..."}, ...},
      "world_size": {"policy": 2}, "versions": {...}, "metrics": {...}, "schema_version": ..., "fingerprint": "...",
      "config": {...}, "digest": "..."}
 
-`config` is `cattrs.unstructure` of the resolved tree, so that a manifest is also a stored configuration. `digest` is of
-everything else in it, in the one way in which it is written.
+`config` is `cattrs.unstructure` of the resolved tree, so that a manifest is also a stored configuration. `digest`
+covers all other fields in their canonical JSON form, the one in which they are written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Level = Literal["digest", "size"]
 
 @frozen(kw_only=True)
 class StoredFile:
-    """A file of a checkpoint as it was meant to be."""
+    """Name, size and digest of a checkpoint's file, as it was written."""
 
     name: str
     size: int
@@ -52,10 +52,10 @@ class Manifest:
     config: Mapping[str, Any] = field(repr=False)
     fingerprint: str
     derived: Sequence[str] = ()
-    """Dotted paths of the configuration that rules filled in."""
+    """Dotted paths of the configuration values that rules filled in."""
 
     world_size: Mapping[str, int] = {}
-    """Ranks of each model."""
+    """Number of ranks of each model."""
 
     metrics: Mapping[str, float] = field(default={}, repr=False)
     """Metrics of the step; non-finite ones are left out."""
@@ -67,7 +67,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     def content(self) -> bytes:
@@ -88,7 +88,7 @@ class Manifest:
 
 
 def read_manifest(storage: Storage, folder: str) -> Manifest:
-    """The manifest in a checkpoint's folder. Raises `ResumeError` that names the file if it is not what was written."""
+    """The manifest in a checkpoint's folder. Raises `ResumeError`, which names the file, unless it is intact."""
     name = f"{folder}/{FILE}"
     where = f"{storage.where}/{name}"
     try:
@@ -111,7 +111,7 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
 
 
 def _manifest(body: dict[str, Any], folder: str, where: str) -> Manifest:
-    """Raises `ResumeError` for what was not written by a run: the digest is anybody's to compute."""
+    """Builds the manifest. Raises `ResumeError` if no run wrote it: a forged manifest can have the right digest."""
     try:
         if not is_count(body["format"]):
             raise ValueError("its format is not a whole number from 0")
@@ -149,7 +149,7 @@ def damages(storage: Storage, folder: str, manifest: Manifest, level: Level = "d
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of this package, and of those that compute."""
+    """Versions of Python, this package, torch, transformers and safetensors."""
     found = {"python": platform.python_version(), "skyrl": __version__}
     for name in ("torch", "transformers", "safetensors"):
         try:

@@ -1,4 +1,4 @@
-"""Saves in the background: at most one at a time, whose error is raised by the next operation."""
+"""Saves in the background: at most one at a time. The next operation raises the error of a failed save."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ _log = logging.getLogger(__name__)
 
 
 class PendingSave:
-    """The save that is under way, if one is."""
+    """The background save in progress, if there is one."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[Any] | None = None
 
     async def start(self, save: Coroutine[Any, Any, Any]) -> None:
-        """Begin a save, after the one before it has ended. Raises what that one failed with, and begins nothing."""
+        """Begin a save once the previous one has ended. If that one failed, raises its error and begins nothing."""
         try:
             await self.finish()
         except BaseException:
             save.close()
             raise
         self._task = asyncio.ensure_future(save)
-        await asyncio.sleep(0)  # it begins now, and not when the run next has to wait for something
+        await asyncio.sleep(0)  # the save begins now, not when the run next awaits something
 
     async def finish(self) -> None:
-        """Return when no save is under way. Raises what the last one failed with, once."""
+        """Return when no save is in progress. If the last save failed, raises its error, once."""
         task = self._task
         if task is None:
             return
         try:
-            await asyncio.shield(task)  # whoever is told to stop waiting does not stop the save
+            await asyncio.shield(task)  # cancelling the caller does not cancel the save
         finally:
             if task.done():
                 self._task = None
 
     async def finish_after(self, error: BaseException) -> None:
-        """Finish a save where the run has already failed with `error`, which is raised; a failure of the save that has
-        another cause is logged.
+        """Finish the save of a run that has failed with `error`, which the caller raises. An error of the save that
+        differs from it is logged.
         """
         try:
             await self.finish()

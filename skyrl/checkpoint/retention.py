@@ -1,4 +1,4 @@
-"""Retention of checkpoints: the newest, some at even distances, the best ones. A step that any rule keeps is kept."""
+"""Retention of checkpoints: the newest, those at a fixed interval, and the best. A step is kept if any rule says so."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ class Retention:
     """Retention settings. -1 for `last` keeps everything; -1 for the others adds nothing."""
 
     last: int = -1
-    """How many of the newest."""
+    """Number of the newest checkpoints to keep."""
 
     every: int = -1
-    """Interval of the steps that are kept for good."""
+    """Interval, in steps, of checkpoints that are kept permanently."""
 
     best: int = -1
-    """How many with the best `metric`; of equal ones the newer."""
+    """Number of checkpoints with the best `metric` to keep; a tie is won by the newer one."""
 
     metric: str | None = None
-    """Name among the metrics of a step. A step that has none is among no best."""
+    """Name of the metric that ranks checkpoints. A step without this metric is never among the best."""
 
     larger_is_better: bool = True
 
     def kept(self, steps: Sequence[int], values: Mapping[int, float] = {}) -> set[int]:
-        """Steps of `steps` that are kept, the newest always among them; `values` are the metric's, by step."""
+        """The subset of `steps` to keep, which always contains the newest; `values` are values of `metric` by step."""
         ascending = sorted(steps)
         if self.last == -1:
             return set(ascending)

@@ -1,8 +1,8 @@
-"""Tensors in pieces: every rank stores what it holds, and whoever loads reads what it needs, on any number of ranks.
+"""Sharded tensors: every rank stores the shards it holds, and any number of ranks can load the parts they need.
 
-A piece is a run of consecutive numbers of a whole tensor, laid flat. FSDP2 gives a rank whole rows, ZeRO any stretch of
-numbers; both are that. A rank's file is an ordinary safetensors file, whose metadata says for each tensor which piece
-of which shape it is; a piece that is the whole tensor has its shape.
+A shard is a contiguous range of a flattened tensor. FSDP2 gives a rank whole rows, ZeRO an arbitrary range of numbers;
+both are such ranges. A rank's file is an ordinary safetensors file, whose metadata gives the start of each shard and
+the shape of its whole tensor; a shard that is the whole tensor is stored with that shape.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Types as safetensors writes them."""
+"""Names of dtypes in safetensors files."""
 
 _TYPES = {name: dtype for dtype, name in NAMES.items()}
 _INDEX = "pieces"
@@ -54,17 +54,17 @@ class TensorShard:
 
     @classmethod
     def whole(cls, name: str, tensor: Tensor) -> TensorShard:
-        """A whole tensor, of any shape, as the one shard that it has."""
+        """A whole tensor, of any shape, as a single shard."""
         return cls(name=name, shape=tuple(tensor.shape), numbers=tensor)
 
     def copied(self) -> TensorShard:
-        """A copy in memory of its own, on the host, unaffected by later changes of the tensor."""
+        """A copy in host memory, which later changes of the tensor do not affect."""
         numbers = self.numbers.detach().to("cpu", copy=True).contiguous().view(-1)
         return TensorShard(name=self.name, shape=self.shape, start=self.start, numbers=numbers)
 
 
 class TensorSource(Protocol):
-    """Whole tensors by name, of which any stretch can be read."""
+    """Whole tensors by name, from which any range can be read."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -75,7 +75,7 @@ class TensorSource(Protocol):
 
 
 def write_shards(shards: Sequence[TensorShard], storage: Storage, folder: str, name: str) -> StoredFile:
-    """Store pieces of the host as the file `name` of a checkpoint's folder, and say what was stored."""
+    """Store shards from host memory as the file `name` of a checkpoint's folder. Returns its size and digest."""
     header, start = {"__metadata__": {_INDEX: _index(shards)}}, 0
     entries: dict[str, Any] = {}
     for shard in shards:
@@ -116,9 +116,9 @@ class _Place:
 
 @frozen(slots=False)
 class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of some files of a checkpoint. Nothing is read before it is asked for; it travels without data.
+    """The tensors of some files of a checkpoint, read on demand; pickling copies no data.
 
-    As a mapping it gives whole tensors, put together from their pieces.
+    As a mapping it gives whole tensors, assembled from their shards.
     """
 
     storage: Storage
@@ -126,7 +126,7 @@ class StoredTensors(Mapping[str, Tensor]):
     """Folder of the checkpoint."""
 
     files: tuple[str, ...]
-    """Inside it."""
+    """Names of the files inside the folder."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -135,7 +135,7 @@ class StoredTensors(Mapping[str, Tensor]):
     def read(self, name: str, start: int = 0, count: int | None = None) -> Tensor:
         """(count,): numbers `start` to `start + count` of the flattened tensor, or all from there, on the host.
 
-        Raises `ResumeError` where a part of the tensor is in no file.
+        Raises `ResumeError` if a part of the tensor is in no file.
         """
         shapes, places = self._index
         count = math.prod(shapes[name]) - start if count is None else count
@@ -152,7 +152,7 @@ class StoredTensors(Mapping[str, Tensor]):
         return result
 
     def below(self, prefix: str) -> StoredTensors:
-        """Only the files whose names begin so."""
+        """The tensors of those files whose names begin with `prefix`."""
         return StoredTensors(self.storage, self.folder, tuple(name for name in self.files if name.startswith(prefix)))
 
     def __getitem__(self, name: str) -> Tensor:
@@ -187,7 +187,7 @@ class StoredTensors(Mapping[str, Tensor]):
         for name, shape in shapes.items():
             total = math.prod(shape)
             missing = total - sum(place.count for place in places[name])
-            if missing > 0:  # before memory is taken for it
+            if missing > 0:  # raised before memory is allocated for the tensor
                 raise ResumeError(f"{self._where()}: of {name}, {missing} of {total} numbers are in none of its files")
         return shapes, places
 
@@ -208,7 +208,7 @@ class StoredTensors(Mapping[str, Tensor]):
             raise ResumeError(f"{self._where(file)} cannot be read: {error}") from error
 
     def _header(self, file: str) -> tuple[int, dict[str, Any]]:
-        """Its length in bytes, and what it says. A header does not reach beyond its file."""
+        """Length of a file's header in bytes, and its content. Raises `ValueError` if it reaches beyond the file."""
         path = f"{self.folder}/{file}"
         length = int.from_bytes(self.storage.read(path, 0, 8), "little")
         if length > min(self.storage.size(path) - 8, LARGEST_HEADER):
@@ -217,7 +217,9 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def _place(file: str, data: int, entry: Mapping[str, Any], start: object, room: int) -> _Place:
-    """Where a shard lies, by the header's entry; `data` is where the numbers of the file begin, `room` their bytes."""
+    """Location of a shard, from its entry in the header. `data` is the offset of the file's numbers, `room` their size,
+    both in bytes.
+    """
     shape, offsets, dtype = entry["shape"], entry["data_offsets"], _TYPES[entry["dtype"]]
     if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2 and is_count(start)):
         raise ValueError(f"its shape {shape}, offsets {offsets} or start {start} are not whole numbers from 0")

@@ -1,13 +1,14 @@
 """The checkpoints of a run: `ckpt_path/global_step_N/`, each complete or absent, on a disk or in an object store.
 
     global_step_40/
-        policy/rank_0_of_2.safetensors    what each rank of each model holds
+        policy/rank_0_of_2.safetensors    the shards of each rank of each model
         policy/rank_1_of_2.safetensors
         state.json                        everything else that a resumed run needs
         manifest.json                     name, size and digest of each file, and the configuration: written last
 
-On a disk it is written into a temporary folder, which is moved into place once all of it is durable. In an object store
-its manifest makes it a checkpoint. No file says which is the latest: the highest step that has a valid manifest is.
+On a disk, a checkpoint is written into a temporary folder, which is moved into place once all of it is durable. In an
+object store, a folder is a checkpoint once it has a manifest. No file names the latest checkpoint: it is the highest
+step that has a valid manifest.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _log = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class Checkpoint:
-    """A checkpoint: the state after a step, as the trainer gave it."""
+    """A checkpoint: the state of a run after a step."""
 
     step: int
     models: Mapping[str, Mapping[str, Tensor]] = field(repr=False)
-    """`policy`, and what else learns: tensors by name. Of a loaded checkpoint they are `StoredTensors`."""
+    """Tensors by name, for `policy` and every other trained model. A loaded checkpoint has `StoredTensors`."""
 
     state: Mapping[str, Any]
     config: Mapping[str, Any] = field(repr=False)
@@ -50,21 +51,22 @@ class Checkpoint:
 
     fingerprint: str
     derived: Sequence[str] = ()
-    """Dotted paths of the configuration that rules filled in."""
+    """Dotted paths of the configuration values that rules filled in."""
 
     world_size: Mapping[str, int] = {}
-    """Ranks of each model."""
+    """Number of ranks of each model."""
 
     metrics: Mapping[str, float] = field(default={}, repr=False)
     """Metrics of the step."""
 
 
 class CheckpointStore:
-    """The checkpoints of one run. One process at a time may save into them."""
+    """The checkpoints of one run. Only one process at a time may save."""
 
     def __init__(self, folder: Path | str, keep: int | Retention = -1, *, verify: Level = "digest") -> None:
-        """`folder` is a path or an address such as `s3://bucket/run`; `keep` as in `Retention`, a number for the
-        newest. `verify` is what is looked at before a checkpoint is trusted, and before an older one is deleted.
+        """`folder` is a path or an address such as `s3://bucket/run`. `keep` is a `Retention`, or the number of newest
+        checkpoints to keep. `verify` is the check that a checkpoint must pass when it is loaded, and that a new one
+        must pass before older ones are deleted.
         """
         self.storage: Storage = storage_at(folder)
         self.folder = self.storage.where
@@ -72,9 +74,9 @@ class CheckpointStore:
         self._verify: Level = verify
 
     def save(self, checkpoint: Checkpoint) -> str:
-        """Write it from this process, make it durable, then make it visible. Where it is.
+        """Write a checkpoint from this process, make it durable, then make it visible. Returns its address.
 
-        Raises `RunError` if it cannot be written: the checkpoints before it are then as they were.
+        Raises `RunError` if it cannot be written; earlier checkpoints are then unchanged.
         """
         need = sum(tensor.nbytes for tensors in checkpoint.models.values() for tensor in tensors.values())
         folder = self.begin(checkpoint.step, need)
@@ -86,7 +88,7 @@ class CheckpointStore:
         return self.finish(checkpoint, files, need)
 
     def begin(self, step: int, need: int = 0) -> str:
-        """The folder that the files of this checkpoint go into, empty; `need` is how many bytes they will have.
+        """The empty folder into which the files of a checkpoint are written; `need` is their total size in bytes.
 
         Raises `RunError` if there is no room for them.
         """
@@ -99,9 +101,10 @@ class CheckpointStore:
         return folder
 
     def finish(self, checkpoint: Checkpoint, files: Sequence[StoredFile], need: int = 0) -> str:
-        """Write state and manifest beside `files`, which lie in the folder that `begin` named, and make it count.
+        """Write state and manifest beside `files`, which are in the folder that `begin` named, and make the checkpoint
+        visible. Then delete the checkpoints that retention no longer keeps.
 
-        `models` of the checkpoint are not looked at. What retention no longer keeps is deleted then. Raises `RunError`.
+        `models` of the checkpoint are not read. Raises `RunError`.
         """
         step, folder = checkpoint.step, self._place_of(checkpoint.step)
         with self.saving(step, need):
@@ -117,27 +120,27 @@ class CheckpointStore:
                 self.storage.flush(f"{folder}/{inner}")
             self.storage.flush(folder)
             if self.storage.moves:
-                self._put_aside(step)  # the same step, of a session that this one resumed from before
+                self._put_aside(step)  # the same step, saved before the run resumed from an earlier one
                 self.storage.move(folder, name_of(step))
         self._forget_old(step)
         return self._where(step)
 
     @contextmanager
     def saving(self, step: int, need: int = 0) -> Iterator[None]:
-        """Turns an `OSError` of the block into a `RunError` that says what is needed and what there is."""
+        """Turns an `OSError` of the block into a `RunError` that states the needed and the free space."""
         try:
             yield
-        except (OSError, RunError) as error:  # the latter of a rank that writes its file
+        except (OSError, RunError) as error:  # a rank that writes its file raises `RunError`
             ours = isinstance(error, RunError)
             message = "" if ours else could_not_write(self.storage, self._where(step), error, need)
-            with suppress(OSError):  # it may be what fills the disk
+            with suppress(OSError):  # the unfinished checkpoint may be what fills the disk
                 self.storage.remove(self._place_of(step))
             if ours:
                 raise
             raise RunError(message) from error
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, ascending; damaged ones are among them. Raises `ResumeError`."""
+        """Steps that have a checkpoint, in ascending order, damaged ones included. Raises `ResumeError`."""
         try:
             found = (STEP_FOLDER.fullmatch(name) for name in self.storage.names())
             steps = sorted(int(name[1]) for name in found if name)
@@ -148,13 +151,14 @@ class CheckpointStore:
             raise ResumeError(f"what {self.folder} holds cannot be seen: {error}") from error
 
     def load(self, step: int) -> Checkpoint:
-        """The checkpoint of a step, once it is verified. Raises `ResumeError` that names what is missing or damaged."""
+        """The verified checkpoint of a step. Raises `ResumeError`, which names the file that is missing or damaged."""
         return load_checkpoint(self._where(step), self._verify)
 
     def latest(self, *, fall_back: Callable[[str], None] | None = None) -> Checkpoint | None:
-        """The newest checkpoint, or None if there is none. Raises `ResumeError` that names the file if it is damaged.
+        """The newest checkpoint, or None if there is none. Raises `ResumeError`, which names the file that is damaged.
 
-        With `fall_back` the newest good one: each damaged one is told to it, in one line. Raises if none is good.
+        With `fall_back`, the newest intact checkpoint: `fall_back` is called with one line for each damaged one. Raises
+        if none is intact.
         """
         steps = self.steps()
         for step in reversed(steps):
@@ -167,7 +171,7 @@ class CheckpointStore:
         return None
 
     def verify(self, step: int, level: Level = "digest") -> list[str]:
-        """Damages of a checkpoint, a line for each file; empty if it is good."""
+        """Damages of a checkpoint, one line for each damaged file; empty if it is intact."""
         try:
             manifest = read_manifest(self.storage, name_of(step))
         except ResumeError as error:
@@ -179,7 +183,7 @@ class CheckpointStore:
         return read_manifest(self.storage, name_of(step))
 
     def _clean_up(self, folder: str) -> None:
-        """Delete what killed processes left, and what could not be deleted before."""
+        """Delete unfinished checkpoints of killed processes, and folders whose deletion failed before."""
         for name in self.storage.names():
             whole = self.storage.moves or not STEP_FOLDER.fullmatch(name) or FILE in self.storage.names(name)
             if name.startswith((_UNFINISHED, _REMOVED)) or not whole:
@@ -202,7 +206,7 @@ class CheckpointStore:
                 _log.warning("%s cannot be deleted, which is tried again later: %s", self._where(step), error)
 
     def _put_aside(self, step: int) -> None:
-        """Delete a checkpoint in such an order that it never looks whole when it is not."""
+        """Delete a checkpoint, in an order in which a partly deleted one never looks whole."""
         name = name_of(step)
         if name not in self.storage.names():
             return
@@ -226,7 +230,7 @@ class CheckpointStore:
             _log.warning("%s/%s cannot be deleted, which is tried again later: %s", self.folder, name, error)
 
     def _values(self, steps: Sequence[int]) -> dict[int, float]:
-        """Values of the metric that the best checkpoints are chosen by."""
+        """Values of the metric that ranks checkpoints, by step."""
         if self._keep.metric is None or self._keep.best <= 0:
             return {}
         values = {}
@@ -248,7 +252,7 @@ _DESCRIBED = ("step", "config", "fingerprint", "derived", "world_size", "metrics
 
 
 def load_checkpoint(folder: Path | str, verify: Level = "digest") -> Checkpoint:
-    """One `global_step_N` folder. Raises `ResumeError` that names the file that is missing or damaged."""
+    """The checkpoint in a `global_step_N` folder. Raises `ResumeError`, which names the missing or damaged file."""
     parent, _, name = str(folder).rstrip("/").rpartition("/")
     storage = storage_at(parent or ".")
     try:
@@ -286,12 +290,12 @@ def _state(storage: Storage, folder: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def file_of_rank(model: str, rank: int = 0, size: int = 1) -> str:
-    """Name of the file of one rank of a model."""
+    """Name of the file that holds one rank's shards of a model."""
     return f"{model}/rank_{rank}_of_{size}.safetensors"
 
 
 def could_not_write(storage: Storage, where: str, error: Exception, need: int) -> str:
-    """The error for a checkpoint that could not be written."""
+    """Message for a checkpoint that could not be written."""
     why = getattr(error, "strerror", None) or str(error)
     message = f"the checkpoint {where} cannot be written: {why}"
     if need:
@@ -302,7 +306,7 @@ def could_not_write(storage: Storage, where: str, error: Exception, need: int) -
 
 
 def readable(size: int) -> str:
-    """Bytes in the unit that makes a short number: 1.5 GB."""
+    """Formats a number of bytes in a suitable decimal unit: 1.5 GB."""
     value, unit = float(size), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 1000:
@@ -312,5 +316,5 @@ def readable(size: int) -> str:
 
 
 def without_what_is_not_finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics as a manifest can hold them."""
+    """The metrics with finite values, the only ones that a manifest can store."""
     return {name: value for name, value in metrics.items() if abs(value) < float("inf")}

@@ -1,6 +1,6 @@
-"""Validation of a checkpoint's manifest. Digests find accidents; this finds forgeries.
+"""Validation of a checkpoint's manifest. Digests detect accidental damage; these checks also detect forged manifests.
 
-Each function raises ValueError that says what is wrong.
+The `check_` functions raise `ValueError` with the reason.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, TypeGuard
 
 LARGEST_MANIFEST = 64 << 20
 LARGEST_HEADER = 100_000_000
-"""Bytes of the header of a safetensors file; the library itself reads no larger one."""
+"""Largest header of a safetensors file, in bytes; the library itself reads no larger one."""
 
 _DIGEST = 32
 
 
 def check_body(body: Mapping[str, Any]) -> None:
-    """The members of a manifest, each of its type. Raises ValueError, and KeyError for one that is missing."""
+    """Checks the types of a manifest's fields. Raises `ValueError`, or `KeyError` for a missing field."""
     _expect(is_count(body["step"]), "its step is not a whole number from 0")
     _expect(is_count(body["schema_version"]), "its schema_version is not a whole number from 0")
     _expect(isinstance(body["fingerprint"], str), "its fingerprint is not a text")
@@ -33,7 +33,7 @@ def check_body(body: Mapping[str, Any]) -> None:
 
 
 def check_file(name: str, of: Any) -> None:
-    """A file's name inside the checkpoint, its size and its digest."""
+    """Checks the name, the size and the digest of a checkpoint's file."""
     parts = name.split("/")
     safe = all(part not in ("", ".", "..") for part in parts) and not set(name) & {"\\", "\0"}
     _expect(safe and name != "manifest.json", f"{name!r} is not the name of a file in the checkpoint")
@@ -45,12 +45,12 @@ def check_file(name: str, of: Any) -> None:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Is it a whole number from 0?"""
+    """Whether the value is a non-negative integer."""
     return type(value) is int and value >= 0
 
 
 def are_counts(values: object) -> TypeGuard[list[int]]:
-    """Is it a list of whole numbers from 0?"""
+    """Whether the value is a list of non-negative integers."""
     return isinstance(values, list) and all(map(is_count, values))
 
 

@@ -1,7 +1,7 @@
-"""The run as its author wrote it: immutable classes and nothing that can touch a GPU.
+"""Configuration of a run: immutable classes, and nothing that can touch a GPU.
 
-Read `root.py` first: it is the tree. `load.py` reads one from files and arguments, `resolve.py` fills what follows
-from the rest, `check.py` says which trees can run, `kinds.py` what a kind of run is made of.
+Read `root.py` first: it defines the tree. `load.py` reads a tree from files and arguments, `resolve.py` derives values
+from others, `check.py` reports why a tree cannot run, and `kinds.py` lists the parts of each kind of run.
 """
 
 from typing import TYPE_CHECKING
@@ -140,7 +140,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Supervised runs' classes on demand (PEP 562): an RL file is checked without them."""
+    """Imports the classes of supervised runs on demand (PEP 562): an RL file is checked without them."""
     if name in ("RewardModelConfig", "SFTConfig", "SFTPlacementConfig", "SupervisedConfig"):
         from skyrl.config.supervised import root
 

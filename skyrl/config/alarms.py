@@ -1,4 +1,4 @@
-"""Alarms: conditions on metrics, and what follows when one is met. `DEFAULT_ALARMS` are on without being asked for."""
+"""Alarms: conditions on metrics, each with an action when it is met. `DEFAULT_ALARMS` are on by default."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class AlarmConfig(BaseConfig):
     """A condition on one metric. An alarm is raised when its condition becomes true, and again after it was false."""
 
     name: str = ""
-    """Name in messages and metrics (`alarm/<name>`). The name of a default alarm changes that one: fields that are left
-    out stay as they are there. Empty: `metric`."""
+    """Name in messages and metrics (`alarm/<name>`). The name of a default alarm changes that alarm, which keeps its
+    values for fields that are left out. Empty: `metric`."""
 
     metric: str = ""
-    """Name of the metric, as in `metrics.jsonl`. Steps that do not have it are passed over."""
+    """Name of the metric, as in `metrics.jsonl`. Steps without it are skipped."""
 
     when: Literal["above", "below", "rises", "falls", "stalls", "drops"] = "above"
     """Condition, on the mean of the last `window` values. above, below: it is above or below `threshold`; rises, falls:
@@ -34,14 +34,14 @@ class AlarmConfig(BaseConfig):
     """Number that the condition compares with; see `when`."""
 
     window: int = field(default=5, validator=positive)
-    """Values of the metric that are looked at together; with `stalls` the patience of early stopping, in
+    """Number of values of the metric that are considered together; with `stalls`, the patience of early stopping, in
     evaluations."""
 
     better: Literal["max", "min"] = "max"
     """Whether larger or smaller values of the metric are better, for `stalls` and `drops`."""
 
     against: str = ""
-    """Metric that has to have risen for `drops`, by its mean over `window` steps. Empty: none has to."""
+    """Metric that must have risen for `drops`, by its mean over `window` steps. Empty: no such condition."""
 
     action: Literal["warn", "save", "stop", "off"] = "warn"
     """Action besides a line on the console, in `alarms.jsonl` and in the metrics. save: write a checkpoint; stop: write
@@ -124,8 +124,8 @@ DEFAULT_ALARMS: Mapping[str, DefaultAlarm] = {
 
 
 def alarms_of(written: Sequence[AlarmConfig], *, defaults: bool) -> tuple[AlarmConfig, ...]:
-    """The alarms of a run by what it says: the default ones where `defaults` holds, changed by those of their name, and
-    the others. Those that are off are left out.
+    """All alarms of a run: the default ones if `defaults` is true, changed by written ones of the same name, then the
+    other written ones. Alarms that are off are left out.
     """
     found = {name: alarm.config for name, alarm in DEFAULT_ALARMS.items()} if defaults else {}
     for alarm in written:
@@ -136,7 +136,7 @@ def alarms_of(written: Sequence[AlarmConfig], *, defaults: bool) -> tuple[AlarmC
 
 
 def _changed(default: AlarmConfig, written: AlarmConfig) -> AlarmConfig:
-    """The default alarm with the fields that were written differently from those of any alarm."""
+    """The default alarm with the written fields whose values differ from the defaults of `AlarmConfig`."""
     plain = {name: attribute.default for name, attribute in fields_of(AlarmConfig).items()}
     given = {name: getattr(written, name) for name in plain if getattr(written, name) != plain[name]}
     return attrs.evolve(default, **given)

@@ -57,24 +57,24 @@ class DynamicSamplingConfig(BaseConfig):
     """Batches that may be drawn for one step before the run stops with an error. -1 or 0: no limit."""
 
     min_success_rate: float = field(default=0.0, validator=fraction)
-    """Least share of samples with a reward above 0 in a group that is kept under `filter`."""
+    """Minimum share of samples with a reward above 0 in a group that is kept under `filter`."""
 
     max_success_rate: float = field(default=1.0, validator=fraction)
-    """Largest share of samples with a reward above 0 in a group that is kept under `filter`."""
+    """Maximum share of samples with a reward above 0 in a group that is kept under `filter`."""
 
     min_replace_ratio: float = field(default=0.3, validator=fraction)
-    """Least share of good groups under `replace`; below it the whole batch is drawn again."""
+    """Minimum share of good groups under `replace`; below it the whole batch is drawn again."""
 
 
 @frozen
 class AlgorithmConfig(BaseConfig):
-    """The objective."""
+    """Objective of a run: advantage estimator, policy loss, KL terms and corrections."""
 
     named_by: ClassVar[str] = "advantage_estimator"
 
     advantage_estimator: str = field(default="grpo", metadata=IDENTITY)
     """How rewards become advantages: grpo, rloo, maxrl, reinforce++, reinforce++-baseline, gae (needs a critic), remax
-    (samples one greedy answer more per prompt), opo, gpg, or one of your own, by import path
+    (samples one additional greedy answer per prompt), opo, gpg, or one of your own, by import path
     (`my_package.advantages:Mine`, `advantages.py:Mine`) or by the name that it is registered under."""
 
     advantage: _EstimatorSettings = FrozenDict()
@@ -91,18 +91,19 @@ class AlgorithmConfig(BaseConfig):
     loss_reduction: LossReduction = "token_mean"
     """token_mean: mean over the tokens of the mini-batch; token_mean_legacy: over those of each micro-batch, then over
     micro-batches; sequence_mean: over each sequence's tokens, then over sequences; prompt_mean: over the tokens of each
-    prompt's samples, then over prompts; seq_mean_token_sum_norm: mean of each sequence's sum by `max_seq_len`."""
+    prompt's samples, then over prompts; seq_mean_token_sum_norm: mean over sequences of each one's sum divided by
+    `max_seq_len`."""
 
     old_logprobs: Literal["learner", "engine", "interpolated"] = "learner"
-    """Source of log pi_old, which ratios of losses and a KL term in the reward are taken from. learner: the weights
-    before the batch's first update score its tokens anew; engine: those that the tokens were drawn with, without a pass
-    of their own, as AReaL without `recompute_logprob`. No correction of what engine and learner differ in is then left.
-    interpolated: without a pass, too; of a token that was drawn s > 0 versions ago, a loss takes the engine's
+    """Source of log pi_old, which ratios in losses and a KL term in the reward use. learner: the weights before the
+    batch's first update score its tokens again; engine: the log-probabilities that the tokens were drawn with, which
+    saves that pass, as AReaL without `recompute_logprob`, but leaves no correction for differences between engine and
+    learner. interpolated: no pass either; for a token drawn s > 0 versions ago, a loss takes the engine's
     log-probability plus 1 - 1/s of its distance to the current one (AReaL's `loglinear`); meant for decoupled."""
 
     max_seq_len: int | None = field(default=None, validator=positive)
     """Tokens by which `seq_mean_token_sum_norm` divides a sequence's sum. None: `generator.max_input_length` plus
-    `generator.sampling_params.max_generate_length`, which is right for one turn only: give it for several."""
+    `generator.sampling_params.max_generate_length`, which fits a single turn only: set it for several turns."""
 
     temperature: float | None = field(default=None, validator=non_negative)
     """The learner divides logits by this. None: `generator.sampling_params.temperature`, since ratios of probabilities
@@ -120,14 +121,14 @@ class AlgorithmConfig(BaseConfig):
     """Shift and scale the advantages of a batch to mean 0 and standard deviation 1 over its tokens."""
 
     advantage_norm: NormConfig = NormConfig()
-    """The same with a choice of levels, over tokens, so that long answers weigh more. Not with
-    `advantage_batch_normalize`."""
+    """Shift and scale advantages by the mean and deviation of the batch or of each group, over tokens, so that long
+    answers weigh more. Not with `advantage_batch_normalize`."""
 
     reward_shaping: RewardShapingConfig = RewardShapingConfig()
-    """Adjustments of rewards before they are compared."""
+    """Adjustments of rewards before advantages are computed."""
 
     gamma: float = field(default=1.0, validator=fraction)
-    """Discount per token; read by gae and reinforce++, and for what a critic learns."""
+    """Discount per token; read by gae and reinforce++, and for the returns that a critic learns."""
 
     lambd: float = field(default=1.0, validator=fraction)
     """Lambda of generalized advantage estimation (arXiv:1506.02438); read by gae. 1: plain returns minus values."""
@@ -136,31 +137,32 @@ class AlgorithmConfig(BaseConfig):
     """Name of the critic's value head among its weights."""
 
     value_clip: float | None = field(default=0.2, validator=non_negative)
-    """The critic's loss counts a value at most this far from the one before the update. None: plain squared error."""
+    """Clip range of the critic's loss: a value counts as at most this far from the one before the update. None: plain
+    squared error."""
 
     normalize_values: bool = False
-    """The critic's model predicts returns less their mean and divided by their standard deviation, both running means
-    over the run (arXiv:2103.01955, section 5.1), so that the size of rewards does not matter to it; its values are in
-    the units of rewards again. `value_clip` and the critic's loss are in normalized units."""
+    """The critic's model predicts returns normalized by their running mean and standard deviation over the run
+    (arXiv:2103.01955, section 5.1), so that the scale of rewards does not matter to it; its values are converted back
+    to the units of rewards. `value_clip` and the critic's loss are in normalized units."""
 
     use_kl_loss: bool = True
     """Add `kl_loss_coef` times the KL divergence from the reference to the policy loss. Not with `use_kl_in_reward`."""
 
     use_kl_in_reward: bool = False
-    """Take the weighted KL divergence of each token from its reward. Not with `use_kl_loss`."""
+    """Subtract the weighted KL divergence of each token from its reward. Not with `use_kl_loss`."""
 
     kl_loss_coef: float = field(default=0.001, validator=non_negative)
-    """Weight of the KL divergence; in the reward, the weight to start with."""
+    """Weight of the KL divergence; with `use_kl_in_reward`, the initial weight."""
 
     kl_estimator_type: Literal["k1", "k2", "k3", "abs"] = "k3"
     """Estimate of the divergence from one token, with d = log pi_ref - log pi. k1: -d; abs: |d|; k2: d^2 / 2; k3:
     e^d - d - 1, which is unbiased and never negative (joschu.net/blog/kl-approx.html)."""
 
     kl_ctrl: KLCtrlConfig = KLCtrlConfig()
-    """How the weight changes; with `use_kl_in_reward` only."""
+    """How the weight of the KL penalty changes; read with `use_kl_in_reward` only."""
 
     use_entropy_loss: bool = False
-    """Take `entropy_loss_coef` times the policy's entropy from the loss, so that it is kept high."""
+    """Subtract `entropy_loss_coef` times the policy's entropy from the loss, to keep the entropy high."""
 
     entropy_loss_coef: float = 0.01
     """Weight of the entropy. Negative drives it down."""
@@ -175,9 +177,9 @@ class AlgorithmConfig(BaseConfig):
     """Bound of the loss at a negative advantage A, with dual_clip: at most -A times this (arXiv:1912.09729)."""
 
     max_importance_ratio: float | None = field(default=None, validator=at_least(1))
-    """Leave out a mini-batch over whose trained tokens the mean of pi / pi_old is above this: the policy has moved too
-    far from the one that the batch compares with. Each mini-batch is scored before its update, a forward pass more, so
-    that the answer depends neither on micro-batches nor on ranks. None: no bound."""
+    """Skip a mini-batch if the mean of pi / pi_old over its trained tokens is above this: the policy has moved too far
+    from pi_old. Each mini-batch is scored before its update, with an additional forward pass, so that the decision
+    depends neither on micro-batches nor on ranks. None: no bound."""
 
     zero_variance_filter: bool = False
     """Leave groups whose rewards are all equal out of the loss: none of their tokens counts."""
@@ -186,7 +188,7 @@ class AlgorithmConfig(BaseConfig):
     """Rewards that differ by no more than this are equal for `zero_variance_filter`."""
 
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
-    """Replace such groups."""
+    """Policy for groups whose samples all got the same reward."""
 
     off_policy_correction: OffPolicyCorrectionConfig = OffPolicyCorrectionConfig()
     """Corrections for the gap between engine and learner."""
@@ -219,7 +221,7 @@ class AlgorithmConfig(BaseConfig):
     """Settings of the loss decoupled."""
 
     def own_problems(self) -> Iterator[Problem]:
-        """A KL penalty goes into the reward or into the loss."""
+        """A KL penalty goes into the reward or into the loss, not into both."""
         if self.use_kl_in_reward and self.use_kl_loss:
             message = "use_kl_in_reward and use_kl_loss are both on, which counts the penalty twice"
             yield Problem(path="use_kl_in_reward", message=message, hint="turn one of them off")

@@ -1,7 +1,7 @@
-"""`trainer.placement.allocation`: one string in place of the fields that it stands for, in AReaL's grammar.
+"""`trainer.placement.allocation`: one string that sets several fields, in AReaL's grammar.
 
-The fields are derived where they are not written, so that `skyrl config explain` names the string as their origin. The
-grammar is in `skyrl.planning.allocation`; converters take the same fields from here.
+Fields that are not written are derived from the string, so that `skyrl config explain` names it as their origin. The
+grammar is in `skyrl.planning.allocation`; converters use the functions here as well.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ROLES: Mapping[Model, tuple[str, ...]] = {
     "critic": ("critic", "policy", "actor"),
     "ref": ("ref", "policy", "actor"),
 }
-"""Model -> names of the part that it is, the first that there is."""
+"""Model -> names of its part of the allocation; the first one present counts."""
 
 _ENGINE = "generator.inference_engine."
 _STRATEGIES = {"fsdp": "fsdp2", "archon": "fsdp2", "megatron": "megatron"}
 
 
 def allocation_of(run: SkyRLTrainConfig) -> Allocation | None:
-    """The allocation that the run names."""
+    """The allocation that the run names; None if it names none."""
     text = run.trainer.placement.allocation
     return None if text is None else read_allocation(text)
 
@@ -36,7 +36,7 @@ def allocation_of(run: SkyRLTrainConfig) -> Allocation | None:
 def fields_of(
     allocation: Allocation, gpus_of_a_machine: int = GPUS_OF_A_MACHINE, models: tuple[Model, ...] = tuple(ROLES)
 ) -> dict[str, Any]:
-    """Paths -> values that the allocation stands for, of engines and of these models."""
+    """Paths -> values that the allocation stands for, for the engines and for `models`."""
     fields: dict[str, Any] = {}
     if allocation.engines is not None:
         fields |= engine_fields(allocation.engines)
@@ -91,7 +91,7 @@ def learner_fields(part: Part, model: Model, gpus_of_a_machine: int = GPUS_OF_A_
 
 
 def contradictions(run: SkyRLTrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Paths -> value that is written, and value that the allocation stands for, where they differ."""
+    """Paths -> the written value and the allocation's value, where they differ."""
     allocation = allocation_of(run)
     wanted = {} if allocation is None else fields_of(allocation)
     found = {path: (get_at(run, path), value) for path, value in wanted.items()}
@@ -112,7 +112,7 @@ def _rule_for(path: str) -> Rule[SkyRLTrainConfig]:
 
 
 def _paths() -> tuple[str, ...]:
-    """Every path that some allocation stands for."""
+    """Every path that an allocation may stand for."""
     part = "[{name}]:(attn:d1|ffn:d1)"
     strings = [f"vllm[rollout]:d1+{kind}[policy]:d1+{kind}[critic]:d1+{kind}[ref]:d1" for kind in ("fsdp", "megatron")]
     strings.append(f"vllm[rollout]:d1+megatron{part.format(name='policy')}+megatron{part.format(name='ref')}")

@@ -1,8 +1,8 @@
-"""`check()`: which resolved trees can run, and which written values do nothing.
+"""`check()`: problems of a resolved tree, and written values that have no effect.
 
 The checks themselves are in `checks/`, one small function for each rule that involves several fields; `kinds.py` lists
 those of each kind of run. What a single field may hold is a validator on the field; what depends on the machine (files,
-keys, GPUs) is looked at when a run starts.
+keys, GPUs) is checked when a run starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from skyrl.tree.rules import find_problems, paths_read, touches
 def check(config: RunConfig, origins: Origins | None = None, broken: Collection[str] = ()) -> list[Problem]:
     """All problems of a resolved tree, errors and warnings, each with its place.
 
-    `origins` say what was written; without them, written means different from the default.
+    `origins` tell what was written; without them, values that differ from the default count as written.
     """
     found = find_problems(config, kind_of(config).all_checks, origins or {}, broken)
     more = (_what_was_hidden(config, origins or {}, broken), _folders_of_another_run(config, origins or {}, broken))
@@ -33,9 +33,9 @@ def check(config: RunConfig, origins: Origins | None = None, broken: Collection[
 
 
 def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[str] = ()) -> list[Problem]:
-    """A warning for each written value that does nothing in this run; silent where that depends on a broken value.
+    """Warnings for written values without effect in this run; none where that depends on a broken value.
 
-    Without `origins`, written means different from the default tree.
+    Without `origins`, values that differ from the default tree count as written.
     """
     written = written_paths(_changed(run) if origins is None else origins)
     idle = {
@@ -78,7 +78,7 @@ def _changed(run: RunConfig) -> Origins:
 
 
 def _folders_of_another_run(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
-    """A `run_path` that is overridden alone must not leave checkpoints and exports in the folder that it was before."""
+    """Problems if only `run_path` is overridden: checkpoints and exports must not stay in the previous folder."""
     kind = kind_of(run)
     chosen = kind.path("run_path")
     chain = origins.get(chosen, ())
@@ -90,7 +90,9 @@ def _folders_of_another_run(run: RunConfig, origins: Origins, broken: Collection
         if touches([path, chosen], broken) or written.kind in ("default", "rule") or written.source == chain[-1].source:
             continue
         folders = [folder for source, folder in before if source == written.source]
-        if not any(source == written.source for source, _ in before):  # there it had the name of the run
+        if not any(
+            source == written.source for source, _ in before
+        ):  # run_path was not written there: it was named after the run
             folders = [f"runs/{get_at(run, kind.path('run_name'))}"]
         for folder in folders:
             if _is_below(str(written.value), folder) and not _is_below(str(written.value), str(chain[-1].value)):

@@ -1,7 +1,7 @@
 """Where `skyrl launch` starts runs: the machines of one site, in a file of its own (docs/launching.md).
 
-It describes a cluster, not a training: the same file serves every run, and no value in it changes what is learned.
-So it is no table of the run's own tree, and not stored with its checkpoints.
+It describes a cluster, not a training run: the same file serves every run, and no value in it changes what is learned.
+It is therefore not a table of the run's tree, and not stored with checkpoints.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ContainerConfig(BaseConfig):
 
 @frozen
 class SlurmConfig(BaseConfig):
-    """A job of Slurm. What is not given is left to the cluster."""
+    """A Slurm job. Options that are not set are left to the cluster."""
 
     partition: str | None = field(default=None, validator=_is_word)
     """Partition. None: the default of the cluster."""
@@ -87,7 +87,7 @@ class SlurmConfig(BaseConfig):
     """Quality of service. None: the default of the user."""
 
     reservation: str | None = field(default=None, validator=_is_word)
-    """Reservation that the job runs in. None: none."""
+    """Reservation that the job runs in. None: no reservation."""
 
     constraint: str | None = field(default=None, validator=_is_word)
     """Features that the nodes must have, such as `h100&nvlink`. None: any nodes."""
@@ -111,12 +111,12 @@ class SlurmConfig(BaseConfig):
     """Host memory for each GPU or slot, in GB; rounded up to MiB for each node. None: the default of the partition."""
 
     signal_before: Seconds = field(default=300.0, validator=positive)
-    """Seconds before the time limit at which the run is asked to save a checkpoint and to stop. Slurm looks about once
-    a minute, so that it may come a minute early or late."""
+    """Seconds before the time limit at which the run is asked to save a checkpoint and to stop. Slurm checks about once
+    a minute, so the signal may come a minute early or late."""
 
     max_requeues: int = field(default=100, validator=non_negative)
     """Times that a job that saved and stopped (exit code 75) goes back to the queue by itself. 0: never. A job that
-    lost a node or was preempted is put back by Slurm, and not counted."""
+    lost a node or was preempted is requeued by Slurm and not counted."""
 
     network_interface: str | None = field(default=None, validator=_is_interface)
     """Network interface, such as `ib0`, whose address Ray uses on each node. None: the address that the node's own name
@@ -126,7 +126,7 @@ class SlurmConfig(BaseConfig):
     """The container that the processes run in."""
 
     sbatch_options: tuple[str, ...] = field(default=(), validator=_are_options)
-    """Further options of sbatch, such as `--exclusive`. They come last, so that they win."""
+    """Further options of sbatch, such as `--exclusive`. They come last and take precedence."""
 
     srun_options: tuple[str, ...] = field(default=(), validator=_are_options)
     """Further options of srun, such as `--mpi=none`."""
@@ -158,8 +158,8 @@ class ClusterConfig(BaseConfig):
     """How runs are started on the machines of one site; read by `skyrl launch` and `skyrl sweep`."""
 
     folder: str = field(default="launches", validator=_is_text)
-    """Folder with a folder for each launch: its configuration, script, logs and state. For more than one machine it
-    must be on a disk that all of them mount under the same path."""
+    """Folder that holds a folder for each launch, with its configuration, script, logs and state. For more than one
+    machine it must be on a disk that all of them mount under the same path."""
 
     python: str | None = field(default=None, validator=_is_text)
     """Python that starts the run, outside of a container. None: the one of this command."""
@@ -190,7 +190,7 @@ class ClusterConfig(BaseConfig):
 def load_cluster(
     file: str | None, overrides: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
 ) -> ClusterConfig:
-    """The cluster that a TOML, YAML or JSON file and PATH=VALUE overrides describe; the default one without.
+    """The cluster that a TOML, YAML or JSON file and PATH=VALUE overrides describe; the default cluster without either.
 
     Raises `ConfigError` with every problem.
     """

@@ -21,16 +21,16 @@ from skyrl.config.stored import file_of
 from skyrl.config.stored_code import IMPORTED, value_at
 
 Digests = Mapping[str, str]
-"""sha256 of each file, by the field that names the code and the file's path from the folder of the named file:
+"""sha256 of each file, keyed by the field that names the code and the file's path relative to the named file's folder:
 `environment.env_class: reward.py`."""
 
 _MOST = 200
-"""Files that are followed from one import path."""
+"""Maximum number of files followed from one import path."""
 
 
 def code_digests(run: RunConfig) -> dict[str, str]:
-    """Digests of every file that an import path of the run names, and of what those import from their own folder or
-    package. A file that cannot be read has none: importing it reports why.
+    """Digests of every file that an import path of the run names, and of the files that those import from their own
+    folder or package. A file that cannot be read has no digest: importing it reports why.
     """
     found: dict[str, str] = {}
     for field in IMPORTED:
@@ -42,7 +42,7 @@ def code_digests(run: RunConfig) -> dict[str, str]:
 
 
 def stored_digests(name: str) -> dict[str, str]:
-    """The digests in the `config.json` of a run's folder; empty where there are none, as of earlier versions."""
+    """The digests in the `config.json` of a run's folder; empty if it has none, as in earlier versions."""
     try:
         stored = json.loads(Path(file_of(name)).expanduser().read_text(encoding="utf-8"))["code"]
         return {str(file): str(digest) for file, digest in stored.items()}
@@ -51,7 +51,7 @@ def stored_digests(name: str) -> dict[str, str]:
 
 
 def changed_code(before: Digests, now: Digests) -> dict[str, tuple[str | None, str | None]]:
-    """Files whose digests differ, with both, shortened; nothing where either side has no digests at all."""
+    """Files whose digests differ, each with both digests shortened; empty if either side has no digests at all."""
     if not before or not now:
         return {}
     names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
@@ -59,7 +59,7 @@ def changed_code(before: Digests, now: Digests) -> dict[str, tuple[str | None, s
 
 
 def _sources(where: str) -> tuple[Path, list[Path]]:
-    """A folder, and files below it: the named one, and those that it imports from there, directly or not."""
+    """A folder, and the files below it: the named one, and those that it imports from there, directly or indirectly."""
     first = _file_of_module(where) if not where.endswith(".py") else Path(where).expanduser().absolute()
     if first is None or not first.is_file():
         return Path(), []
@@ -75,7 +75,7 @@ def _sources(where: str) -> tuple[Path, list[Path]]:
 
 
 def _file_of_module(name: str) -> Path | None:
-    """The source of a module, looked for as imports do, with the working directory last."""
+    """The source file of a module, searched for as imports do, with the working directory last."""
     top, *rest = name.split(".")
     spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
     if spec is None or spec.origin is None:
@@ -85,7 +85,7 @@ def _file_of_module(name: str) -> Path | None:
 
 
 def _imports(file: Path, root: Path, package: str | None) -> Iterator[Path]:
-    """Files below `root` that a file imports; of a package, its own alone."""
+    """Files below `root` that a file imports; for a file in a package, only those of that package."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):

@@ -14,15 +14,15 @@ class DataConfig(BaseConfig):
     """Sources of prompts.
 
     A source is a parquet, json or jsonl file (`~` is the home folder), a folder that Hugging Face `datasets` reads, or
-    the name of a dataset on its hub. The last two take `:split` behind them, or `:configuration:split`; without, it is
-    the split `train`.
+    the name of a dataset on its hub. The last two may end in `:split` or `:configuration:split`; the default split is
+    `train`.
     """
 
     train_data: tuple[str, ...] = field(default=("~/data/gsm8k/train.parquet",), metadata=IDENTITY)
     """Sources of training prompts."""
 
     shuffle: bool = True
-    """Take the training prompts in another order in every epoch, which follows from `trainer.seed`. False: in the order
+    """Take the training prompts in a different order in every epoch, derived from `trainer.seed`. False: in the order
     of `train_data`, the same in every epoch."""
 
     train_weights: tuple[float, ...] | None = field(default=None, validator=all_positive)
@@ -34,24 +34,24 @@ class DataConfig(BaseConfig):
     """Sources of evaluation prompts, read in order and reported by data source. Empty: no evaluation."""
 
     prompt_column: str = field(default="prompt", validator=not_empty)
-    """Column of the prompt: a chat, which is a list of messages with `role` and `content`; in a column of another name
-    than `prompt`, also a text, which the user says."""
+    """Column of the prompt: a chat, which is a list of messages with `role` and `content`. A column with a name other
+    than `prompt` may also hold a text, which becomes the user's message."""
 
     answer_column: str | None = field(default=None, validator=no_empty_text)
-    """Column that becomes the ground truth of rows without a `reward_spec`; of GSM8K's answers, what follows the last
-    `####`. None: rows bring their `reward_spec`, or their task needs none."""
+    """Column that becomes the ground truth of rows without a `reward_spec`; for GSM8K's answers, the text after the
+    last `####`. None: rows bring their `reward_spec`, or their task needs none."""
 
     bad_rows: Literal["stop", "skip"] = "stop"
-    """Policy for rows that are no prompt, or that lack what their reward function asks for. stop: end the run with the
-    row's number and the reason; skip: leave the row out and count it."""
+    """Policy for rows that are not a valid prompt, or that lack what their reward function needs. stop: end the run
+    with the row's number and the reason; skip: leave the row out and count it."""
 
     epoch_tail: Literal["drop", "carry", "short"] = "drop"
-    """Policy for the prompts that do not fill the last batch of an epoch. drop: they are left out of that epoch,
-    different ones in each where they are shuffled, and counted; carry: the batch is filled from the next epoch; short:
-    they are a smaller batch, which synchronous training has."""
+    """Policy for the prompts that do not fill the last batch of an epoch. drop: they are left out of that epoch and
+    counted, different ones in each epoch if shuffled; carry: the batch is filled from the next epoch; short: they form
+    a smaller batch, in synchronous training only."""
 
     def own_problems(self) -> Iterator[Problem]:
-        """Every training source has a weight, or none has; and mixed sources have no order."""
+        """Every training source has a weight, or none has; sources mixed by weight need `shuffle`."""
         if self.train_weights is not None and len(self.train_weights) > 1 and not self.shuffle:
             yield Problem(
                 path="shuffle",

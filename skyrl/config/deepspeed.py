@@ -1,4 +1,4 @@
-"""What DeepSpeed's ZeRO is told; read when `trainer.strategy` is `deepspeed`. Names and meanings are DeepSpeed's.
+"""Settings of DeepSpeed's ZeRO; read when `trainer.strategy` is `deepspeed`. Names and meanings are DeepSpeed's.
 
 Batch sizes, precision, clipping and the optimizer are not here: each has one place in the tree, for every strategy.
 `"auto"` leaves a size to DeepSpeed's own default.
@@ -24,7 +24,7 @@ class OffloadConfig(BaseConfig):
     """Location of sharded state while it is not in use."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
-    """none: it stays on the GPU."""
+    """Device that holds the state. none: it stays on the GPU."""
 
     pin_memory: bool = field(default=False, metadata=FREE)
     """Page-locked CPU memory: faster copies, and memory that nothing else can use."""
@@ -60,7 +60,7 @@ class ZeroOptimizationConfig(BaseConfig):
     """Sum gradients during the backward pass."""
 
     contiguous_gradients: bool = True
-    """Copy gradients into one buffer as they appear, against fragmentation."""
+    """Copy gradients into one buffer as they appear, to avoid fragmentation."""
 
     round_robin_gradients: bool = False
     """Spread the copying of gradients over ranks, with an offloaded optimizer. Stages 1 and 2 only."""
@@ -101,7 +101,7 @@ class DeepSpeedConfig(BaseConfig):
     """Type in which gradients travel. None: the type that the model computes in."""
 
     prescale_gradients: bool = False
-    """Divide gradients by the number of ranks before they are summed, not after; against overflow in float16."""
+    """Divide gradients by the number of ranks before they are summed, not after, to avoid overflow in float16."""
 
     gradient_clipping: float | None = field(
         default=None, validator=left_alone("set optimizer_config.max_grad_norm, which clips under every strategy")

@@ -1,6 +1,6 @@
-"""When a field has an effect. A value that was written and has none in this run is a warning: somebody meant something.
+"""Conditions under which fields have an effect. A written value without effect in this run is a warning.
 
-Real configurations carry such keys (a KL coefficient with KL off), so that they stop a run only under `--strict`.
+Real configurations often contain such values (a KL coefficient with KL off), so they stop a run only under `--strict`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def _when(path: str, when: str, acts: Callable[[AlgorithmConfig], bool]) -> Effe
 
 
 def _compares_with_an_old_policy(run: SkyRLTrainConfig) -> bool:
-    """Whether log pi_old is another one than that of the policy as it is learned."""
+    """Whether log pi_old comes from a policy other than the one being updated."""
     algorithm = run.trainer.algorithm
     return algorithm.old_logprobs != "learner" or scores_old_logprobs(algorithm, POLICY.updates(run))
 
@@ -36,13 +36,13 @@ def _loss_is(algorithm: AlgorithmConfig, name: str) -> bool:
 
 
 def _loss_field(field: str, also: str = "") -> Effect:
-    """A field that some losses read."""
+    """The condition of a field that some losses read."""
     names = [name for name, facts in POLICY_LOSSES.items() if field in facts.fields]
     return _when(field, f"the loss is {_one_of(names)}{also}", lambda algorithm: field in loss_facts(algorithm).fields)
 
 
 def _estimator_field(field: str) -> Effect:
-    """A field that some estimators read, or a critic."""
+    """The condition of a field that some estimators, or a critic, read."""
     names = [name for name, facts in ADVANTAGE_ESTIMATORS.items() if field in facts.fields]
     when = f"the estimator is {_one_of(names)}"
     return _when(field, when, lambda algorithm: field in estimator_facts(algorithm).fields)

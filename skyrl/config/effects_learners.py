@@ -1,4 +1,4 @@
-"""Conditions under which the models of a reinforcement-learning run act, and what places them."""
+"""Conditions under which the settings of a reinforcement-learning run's models and their placement have an effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _profiles(run: SkyRLTrainConfig) -> bool:
 
 
 def _offload_after_step(model: ModelTable) -> Effect:
-    """The state of the optimizer makes room where others want the GPU that it is on."""
+    """The condition of offloading the optimizer's state: other models or engines share the GPU that holds it."""
 
     def makes_room(run: SkyRLTrainConfig) -> bool:
         return model.on_cuda(run) and shares_gpus(run) and model.optimizer_may_leave(run)

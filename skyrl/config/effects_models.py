@@ -1,4 +1,4 @@
-"""Conditions under which the settings of a model act: adapter, optimizer, and sharding under each strategy.
+"""Conditions under which the settings of a model have an effect: adapter, optimizer, and sharding by strategy.
 
 They are the same for every model of every kind of run, so each function here takes a `ModelTable`.
 """
@@ -28,7 +28,7 @@ class Condition:
 
 
 def effect_where(path: str, *conditions: Condition) -> Effect:
-    """The field acts where all conditions hold."""
+    """The field has an effect if all conditions hold."""
     words = [each.words for each in conditions]
     return Effect(path, _listed(words), lambda run: all(each.holds(run) for each in conditions))
 
@@ -45,7 +45,7 @@ def model_effects(model: ModelTable) -> tuple[Effect, ...]:
 
 
 def exists(model: ModelTable) -> list[Condition]:
-    """The condition under which a run has the model; none where every run has."""
+    """The condition under which a run has the model; empty if every run has it."""
     return [Condition(model.exists_where, model.exists)] if model.exists_where else []
 
 
@@ -111,7 +111,7 @@ def _optimizer(model: ModelTable) -> Iterator[Effect]:
 
 
 def _is_in_half(model: ModelTable, run: Any) -> bool:
-    """Are gradients in float16 somewhere on their way?"""
+    """Whether gradients are in float16 at some point."""
     precision = model.section(run).fsdp_config.mixed_precision
     if precision is None or not model.by_fsdp(run):
         return False
@@ -143,10 +143,10 @@ class _ZeroField:
     """Stages that read it."""
 
     gradients: bool = False
-    """It is about gradients or the optimizer, which a reference does not have."""
+    """Whether it concerns gradients or the optimizer, which a reference does not have."""
 
     several: bool = False
-    """It is about the traffic between ranks."""
+    """Whether it concerns traffic between ranks."""
 
 
 _ZERO: dict[str, _ZeroField] = {
@@ -162,7 +162,7 @@ _ZERO: dict[str, _ZeroField] = {
     "stage3_prefetch_bucket_size": _ZeroField(),
     "stage3_param_persistence_threshold": _ZeroField(),
 }
-"""Fields of `zero_optimization` that act under conditions of one form. The others have theirs below."""
+"""Fields of `zero_optimization` whose conditions have the same form. The conditions of the others are below."""
 
 
 def _deepspeed(model: ModelTable) -> Iterator[Effect]:
@@ -188,7 +188,7 @@ def _deepspeed(model: ModelTable) -> Iterator[Effect]:
 
 
 def _megatron(model: ModelTable) -> Iterator[Effect]:
-    """Supervised runs have no such table."""
+    """Effects of Megatron's settings; empty for supervised runs, which have no such table."""
     if not model.trainer:
         return
     path = model.at("megatron_config")
@@ -208,7 +208,7 @@ def _megatron(model: ModelTable) -> Iterator[Effect]:
 
 
 def _has_other_experts_elsewhere(model: ModelTable) -> Condition:
-    """Tokens travel to experts only where some are on other ranks, or cut among them."""
+    """The condition for tokens to travel between ranks: experts are on other ranks, or split among ranks."""
     words = "expert_model_parallel_size or the ranks that cut experts are above 1"
     return Condition(words, lambda run: ranks_of_experts(model.section(run).megatron_config) > 1)
 
@@ -220,7 +220,9 @@ def _stage_is(model: ModelTable, *stages: int) -> Condition:
 
 
 def _overlaps(model: ModelTable) -> Condition:
-    """Stages 1 and 2 reduce gradients while backward runs; stage 3 gathers weights on another CUDA stream, too."""
+    """Communication overlaps: stages 1 and 2 reduce gradients during backward, and stage 3 also gathers weights on
+    another CUDA stream.
+    """
 
     def overlaps(run: Any) -> bool:
         stage = model.zero(run).stage
@@ -231,7 +233,9 @@ def _overlaps(model: ModelTable) -> Condition:
 
 
 def _gradients_may_be_scattered(model: ModelTable) -> Condition:
-    """DeepSpeed copies gradients into one buffer whatever is said where stages 1 and 2 offload the optimizer."""
+    """The condition of `contiguous_gradients`: with stages 1 and 2 and an offloaded optimizer, DeepSpeed always copies
+    gradients into one buffer.
+    """
 
     def matters(run: Any) -> bool:
         zero = model.zero(run)

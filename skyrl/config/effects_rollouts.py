@@ -34,7 +34,7 @@ _TURNS = "there are several turns (generator.max_turns is above 1, and environme
 
 
 def _env_is(*names: str) -> Condition:
-    """One of these, or what each row names."""
+    """The environment is one of `names`, or each row names its own."""
     return lambda run: run.environment.env_class in (*names, None)
 
 
@@ -58,7 +58,7 @@ def _has_groups_of_several(run: SkyRLTrainConfig) -> bool:
 
 
 def _stops(sampling: SamplingParams | None) -> bool:
-    """Can something other than an end-of-sequence token end a turn before its length does?"""
+    """Whether something other than an end-of-sequence token can end a turn before the length limit."""
     more = sampling.additional_kwargs or {} if sampling else {}
     return bool(sampling and (sampling.stop or sampling.stop_token_ids or more.get("stop_token_ids")))
 
@@ -69,7 +69,7 @@ def _turns_are_stopped(run: SkyRLTrainConfig) -> bool:
 
 
 def _has_turns(run: SkyRLTrainConfig) -> bool:
-    """Whether the mode of a conversation matters: it also decides how a single turn that was stopped is closed."""
+    """Whether the conversation mode matters: it also decides how a turn that was stopped is closed."""
     return run.generator.max_turns > 1 and _may_have_turns(run)
 
 
@@ -85,7 +85,7 @@ def _closes_turns(run: SkyRLTrainConfig) -> bool:
 
 
 def _counts_the_longest_answer(run: SkyRLTrainConfig) -> bool:
-    """Whether samples, a loss or a reward depend on the largest length. A recording has its answers already."""
+    """Whether samples, a loss or a reward depend on the maximum length. A recording already has its answers."""
     algorithm = run.trainer.algorithm
     by_length = algorithm.loss_reduction == "seq_mean_token_sum_norm"
     return samples(run) or by_length or algorithm.reward_shaping.overlong.buffer_len is not None

@@ -18,7 +18,7 @@ class EngineBackend:
     """Facts about one kind of inference engine."""
 
     fields: tuple[str, ...] = ()
-    """Fields of `InferenceEngineConfig` that not every engine reads, and this one does."""
+    """Fields of `InferenceEngineConfig` that this engine reads, out of those that not every engine reads."""
 
     is_started_by_the_run: bool = True
     """False for servers that run already."""
@@ -40,16 +40,16 @@ class EngineBackend:
     """Whether the engine gives up its weights and cache, with `colocate_all`, whenever learners need the GPU."""
 
     shares_prefixes: bool = False
-    """Whether the engine reuses keys and values of prompts with a common prefix; those of older weights, too, if they
-    are kept."""
+    """Whether the engine reuses keys and values of prompts with a common prefix, including those of older weights if
+    they are kept."""
 
     adapters: Literal["", "tensors", "files"] = ""
-    """How an adapter (LoRA) reaches it alone; empty where the engine gets the weights that the adapter is merged into.
-    """
+    """How an adapter (LoRA) is sent to the engine on its own; empty if the engine gets weights with the adapter merged
+    in."""
 
     samples_keep_adapters: bool = False
-    """Whether a sample is drawn to its end by the adapter that it began with, so that none may be in flight when the
-    next one comes."""
+    """Whether a sample is drawn to its end by the adapter that it began with, so that no sample may be in flight when
+    the next adapter arrives."""
 
     transports: tuple[str, ...] = ("gloo", "disk", "delta")
     """Values of `weight_sync_backend` by which weights reach it in another process."""
@@ -65,13 +65,14 @@ class EngineBackend:
     tokens are drawn, not what an answer looks like."""
 
     as_server: str = ""
-    """Kind of its engines that run already; empty where there are none, or where they are of the same kind."""
+    """Kind of engine for servers of this backend that run already; empty if there are none, or if they are of the same
+    kind."""
 
     elsewhere: EngineBackend | None = None
-    """Facts about its engines that run already, where they are of the same kind."""
+    """Facts about servers of this backend that run already, if they are of the same kind."""
 
     package: str = ""
-    """Package that the engine imports and the `train` extra does not bring; `extra` is the extra that does."""
+    """Package that the engine imports and the `train` extra does not install; `extra` names the extra that does."""
 
     extra: str = ""
 
@@ -91,7 +92,7 @@ _VLLM_SAMPLING = (
     "stop_token_ids",
     "thinking_token_budget",
 )
-"""Sampling parameters of vLLM's without a field of their own."""
+"""Sampling parameters of vLLM that have no field of their own."""
 
 _SGLANG_SERVER = EngineBackend(
     fields=("model_dtype", "tensor_parallel_size"),
@@ -186,7 +187,7 @@ def engine_dtype(engine: InferenceEngineConfig, learners: str) -> str:
 
 
 def weight_dtype(engine: InferenceEngineConfig, learners: str) -> str:
-    """Type in which weights travel to the engine: it makes eight bits of bfloat16 itself."""
+    """Type in which weights are sent to the engine: bfloat16 for int8, since the engine quantizes them itself."""
     computed = engine_dtype(engine, learners)
     return "bfloat16" if computed == "int8" else computed
 
@@ -198,7 +199,7 @@ def backend_of(engine: InferenceEngineConfig) -> EngineBackend:
 
 
 def kind_of_engine(engine: InferenceEngineConfig) -> str:
-    """The name in `BACKENDS` of what is sampled from."""
+    """Name in `BACKENDS` of the kind of engine that the run samples from."""
     return (BACKENDS[engine.backend].as_server if _run_already(engine) else "") or engine.backend
 
 
@@ -207,7 +208,7 @@ def _run_already(engine: InferenceEngineConfig) -> bool:
 
 
 def server_urls(engine: InferenceEngineConfig) -> tuple[str, ...]:
-    """Addresses of engines that run already, those of `remote_urls` with the scheme that they lack."""
+    """Addresses of engines that run already; those of `remote_urls` get a scheme."""
     old = (url if "://" in url else f"http://{url}" for url in engine.remote_urls)
     return engine.external_server_urls or tuple(old)
 

@@ -1,4 +1,4 @@
-"""Options of engines: which fields of `InferenceEngineConfig` they are, and which `engine_init_kwargs` may not have."""
+"""Options of engines: fields of `InferenceEngineConfig` that set them, and names refused in `engine_init_kwargs`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAME_NAME = (
     "max_num_seqs",
     "gpu_memory_utilization",
 )
-"""Fields that vLLM has under our name and with our meaning."""
+"""Fields that vLLM has under the same name and with the same meaning."""
 
 OTHER_NAME = {
     "model_dtype": "dtype",
@@ -63,7 +63,7 @@ NOT_ARGUMENTS = {
     "http_endpoint_host": "is the run's own endpoint",
     "http_endpoint_port": "is the run's own endpoint",
 }
-"""Fields that are no argument of vLLM, and what they are instead."""
+"""Fields that are not arguments of vLLM, each with its role."""
 
 VLLM_SETTINGS = {
     "model": "trainer.policy.model.path",
@@ -74,7 +74,7 @@ VLLM_SETTINGS = {
     "fully_sharded_loras": f"{TABLE}.fully_sharded_loras",
     "enable_lora": "trainer.policy.model.lora",
 }
-"""Arguments of vLLM that have a setting of our own, and where it is."""
+"""Arguments of vLLM that a field of the tree sets, each with the path of that field."""
 
 VLLM_FIXED = {
     "logprobs_mode": "log-probabilities are always those of the tempered distribution",
@@ -107,7 +107,7 @@ SGLANG_SETTINGS = {
     "mem_fraction_static": f"{TABLE}.gpu_memory_utilization",
     "tp_size": f"{TABLE}.tensor_parallel_size",
 }
-"""Options of SGLang's server that have a setting of our own, and where it is."""
+"""Options of SGLang's server that a field of the tree sets, each with the path of that field."""
 
 SGLANG_FIXED = {
     "host": "the server listens on the machine of the run alone",
@@ -121,18 +121,18 @@ _LENGTH = {"vllm": "max_model_len", "sglang": "context_length"}
 
 
 def length_option(engine: InferenceEngineConfig) -> str:
-    """The name of the engine's option for tokens of its longest sequence; empty where it has none."""
+    """Name of the engine's option for its maximum sequence length in tokens; empty if it has none."""
     return _LENGTH.get(kind_of_engine(engine), "")
 
 
 def given_length(engine: InferenceEngineConfig) -> int | None:
-    """Tokens of the engine's longest sequence as `engine_init_kwargs` has them; None: as many as the run needs."""
+    """Maximum sequence length in tokens that `engine_init_kwargs` sets; None: the length that the run needs."""
     given = engine.engine_init_kwargs.get(length_option(engine))
     return given if type(given) is int else None
 
 
 def refused_options(engine: InferenceEngineConfig) -> Iterator[Problem]:
-    """Entries of `engine_init_kwargs` that the run, or another field, decides otherwise, and a length that is none."""
+    """Problems for entries of `engine_init_kwargs` that the run or another field sets, and for an invalid length."""
     kind = kind_of_engine(engine)
     settings, fixed = _SETTINGS.get(kind, {}), _FIXED.get(kind, {})
     for name, value in engine.engine_init_kwargs.items():

@@ -10,7 +10,7 @@ from skyrl.tree.units import Gigabytes, Seconds
 from skyrl.tree.validators import non_negative, port, positive, positive_fraction
 
 RolloutDtype = Literal["bfloat16", "bf16", "float16", "fp16", "float32", "fp32", "int8"]
-"""A floating-point type, or eight bits for the products of matrices."""
+"""A floating-point type, or int8 for matrix products in eight bits."""
 
 
 @frozen
@@ -25,7 +25,7 @@ class InferenceEngineConfig(BaseConfig):
     starts, or that run already, at these addresses."""
 
     model_dtype: Dtype = "bfloat16"
-    """Type in which the engines hold weights, and to which weights are rounded on their way to them."""
+    """Type in which the engines hold weights; weights are rounded to it when they are sent."""
 
     rollout_dtype: RolloutDtype | None = None
     """Type in which the torch engine holds weights and samples. bfloat16 with a learner in float32 samples faster from
@@ -49,13 +49,13 @@ class InferenceEngineConfig(BaseConfig):
     `num_engines`. None: `num_engines`."""
 
     max_engine_restarts: int = field(default=3, validator=non_negative, metadata=FREE)
-    """Times that each engine that died is started again, while the others carry on; it serves with the next weights. If
-    it was the last one, the run waits for it, and ends where it does not start. Engines that take turns with learners
-    on GPUs stay out of service, since the learners hold the memory. 0: none is started again. Read when the executor is
-    ray."""
+    """Maximum number of restarts of each engine that dies, while the others carry on; it serves again from the next
+    weights on. If it was the last one, the run waits for it, and ends if it does not start. Engines that take turns
+    with learners on GPUs stay out of service, since the learners hold the memory. 0: no restarts. Read when the
+    executor is ray."""
 
     engine_restart_backoff_seconds: Seconds = field(default=5.0, validator=non_negative, metadata=FREE)
-    """Pause before an engine is started again for the first time; twice as long each time after."""
+    """Pause before the first restart of an engine; it doubles with each further restart."""
 
     tensor_parallel_size: int = field(default=1, validator=positive)
     """GPUs that share each matrix of an engine."""
@@ -70,9 +70,9 @@ class InferenceEngineConfig(BaseConfig):
     """GPUs over which experts are spread. 1: off; otherwise data times tensor parallel size."""
 
     deterministic: bool | None = None
-    """A sample's tokens do not depend on what runs beside it, nor on which engine draws it: the torch engine decodes
-    each request in a batch of its own, vLLM takes its batch-invariant kernels, which a CPU does not have. Slower. None:
-    as `trainer.deterministic`."""
+    """A sample's tokens depend neither on concurrent requests nor on the engine that draws it: the torch engine decodes
+    each request in a batch of its own, vLLM uses its batch-invariant kernels, which need CUDA. Slower. None:
+    `trainer.deterministic`."""
 
     async_engine: bool = True
     """vLLM's asynchronous engine, in a process of its own. False: its offline engine, stepped in the engine's process.
@@ -106,11 +106,11 @@ class InferenceEngineConfig(BaseConfig):
     max_num_batched_tokens. vllm and sglang."""
 
     max_num_batched_tokens: int = field(default=8192, validator=positive)
-    """Tokens that one step of an engine computes, at most."""
+    """Maximum number of tokens that one step of an engine computes."""
 
     max_num_seqs: int = field(default=1024, validator=positive)
-    """Most sequences that an engine runs at once; further ones wait for the first engine with capacity. Among several
-    engines, one that reports a queue or a full KV cache is given fewer, down to a sixteenth."""
+    """Maximum number of sequences that an engine runs at once; further ones wait for the first engine with capacity.
+    Among several engines, one that reports a queue or a full KV cache is given fewer, down to a sixteenth."""
 
     gpu_memory_utilization: float = field(default=0.8, validator=positive_fraction, metadata=FREE)
     """Share of a GPU's memory that an engine takes for weights and cache. `kv_cache_memory_bytes` of
@@ -124,15 +124,15 @@ class InferenceEngineConfig(BaseConfig):
     weight_sync_backend: Literal["nccl", "gloo", "disk", "delta", "none"] = field(default="nccl", metadata=FREE)
     """How new weights travel to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
     shared) or gloo, or as files in the run's folder: disk writes all of them, delta those that changed, where engines
-    keep a copy of the others in the memory of their host. none: they do not, for evaluation and generation by servers
-    that have their own. Left out, it is gloo without CUDA and disk for servers that run already, which nccl and
-    gloo reach where the learner is on Ray and the server is SGLang's or vLLM's with
-    `skyrl.inference.vllm_worker.WeightReceiver`; nothing travels within one process."""
+    keep a copy of the others in the memory of their host. none: no weights are sent, for evaluation and generation by
+    servers that have their own. If not set, it is gloo without CUDA, and disk for servers that run already; nccl and
+    gloo reach those if the learner is on Ray and the server is SGLang's, or vLLM's with
+    `skyrl.inference.vllm_worker.WeightReceiver`. Nothing travels within one process."""
 
     weight_sync_path: str | None = field(default=None, metadata=FREE)
     """Folder of weights that travel as files (`weight_sync_backend` is disk or delta), which learner and engines see
-    under this name, or for delta its address in an object store (`s3://bucket/folder`), of one run alone. None: a
-    folder in the run's."""
+    under this path, or for delta its address in an object store (`s3://bucket/folder`). Runs must not share it. None: a
+    folder in the run's folder."""
 
     logprob_parity_bound: float | None = field(default=None, validator=positive, metadata=FREE)
     """Largest mean absolute difference, in nats, between the log-probabilities of an engine and of the learner on fixed
@@ -140,16 +140,17 @@ class InferenceEngineConfig(BaseConfig):
     in float32, 0.1 otherwise."""
 
     logprob_parity_interval: int = field(default=1, validator=positive, metadata=FREE)
-    """Transfers of weights from one comparison to the next. The first transfer of every start is always compared."""
+    """Number of weight transfers from one comparison to the next. The first transfer of every start is always compared.
+    """
 
     weight_transfer_threshold_cuda_ipc_GB: Gigabytes = field(default=1.0, validator=positive, metadata=FREE)
     """Gigabytes of weights that are handed over at a time through CUDA IPC."""
 
     override_existing_update_group: Literal["auto", "enable", "disable"] = field(default="auto", metadata=FREE)
-    """Whether vLLM servers that run already leave the group through which others sent them weights: that of a run that
-    died during a transfer, or of another program. auto: they do, as with enable. disable: a server that is in such a
-    group is refused, where it runs `skyrl.inference.vllm_worker.WeightReceiver`, which tells. Engines that a run
-    starts, and SGLang's, are in no group between transfers."""
+    """Whether vLLM servers that run already leave the group through which they were sent weights before, by a run that
+    died during a transfer or by another program. auto, enable: they do. disable: a server in such a group is refused if
+    it runs `skyrl.inference.vllm_worker.WeightReceiver`, which reports it. Engines that a run starts, and SGLang's, are
+    in no group between transfers."""
 
     fully_sharded_loras: bool = False
     """Shard adapters over tensor-parallel GPUs wholly, not by half: faster for high ranks and long sequences. vllm."""
@@ -187,5 +188,5 @@ class InferenceEngineConfig(BaseConfig):
     """Export vLLM's statistics through Ray's Prometheus metrics."""
 
     engine_init_kwargs: Mapping[str, Any] = FrozenDict()
-    """More arguments of vLLM, by the names of its AsyncEngineArgs, or of SGLang's server. One that has a field of its
-    own here is refused. vllm and sglang."""
+    """Further arguments of vLLM, by the names of its AsyncEngineArgs, or of SGLang's server. An argument that has its
+    own field here is refused. vllm and sglang."""

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     @attrs.frozen
     class _AttrsClass:
-        """For type checkers alone: `attrs.evolve(config, ...)` takes any class of ours, and checks what it is given."""
+        """For type checkers only: lets `attrs.evolve(config, ...)` accept every configuration class and check its
+        arguments.
+        """
 
 else:
     _AttrsClass = object
@@ -28,12 +30,12 @@ else:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class BaseConfig(_AttrsClass):
-    """Base class of every table of a configuration. Its subclasses are tables, too, with or without `@frozen`."""
+    """Base class of every table of a configuration. Its subclasses are tables as well, with or without `@frozen`."""
 
     __slots__ = ()
 
     named_by: ClassVar[str] = ""
-    """Field that a text in the place of this table is meant for; empty where there is none."""
+    """Field that receives a string written where this table belongs; empty if there is none."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -42,20 +44,20 @@ class BaseConfig(_AttrsClass):
 
     @classmethod
     def from_dict_config(cls, values: Mapping[str, Any]) -> Self:
-        """Nested values of the fields' own types, on top of the class's defaults; an OmegaConf `DictConfig`, too, whose
-        interpolations are resolved. Raises `ConfigError`.
+        """An instance from nested values of the fields' types, on top of the class's defaults. Accepts an OmegaConf
+        `DictConfig` and resolves its interpolations. Raises `ConfigError`.
         """
         return structure(plain_tables(values), cls)
 
     def own_problems(self) -> Iterator[Problem]:
-        """What does not go together among the fields of this table alone, with paths that begin at it.
+        """Contradictions among the fields of this table alone, with paths relative to it.
 
-        Its constructor refuses errors among them; in a file they are found by `check`, with everything else.
+        The constructor raises for errors among them; in a file, `check` reports them with all other problems.
         """
         yield from ()
 
     def problems_at(self, path: str) -> Iterator[Problem]:
-        """Problems of this table in a tree in which it stands at `path`."""
+        """Problems of this table at `path` in a tree."""
         for problem in self.own_problems():
             yield attrs.evolve(problem, path=f"{path}.{problem.path}")
 
@@ -65,7 +67,7 @@ def plain_tables(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Raises `ConfigError` for an interpolation that leads nowhere and for a mandatory value (`???`) that is missing.
     """
-    omegaconf: Any = sys.modules.get("omegaconf")  # whoever has a DictConfig has imported it
+    omegaconf: Any = sys.modules.get("omegaconf")  # a DictConfig only exists once it is imported
     if omegaconf is None or not isinstance(values, omegaconf.DictConfig):
         return values
     try:
@@ -88,7 +90,7 @@ def build_nested_dataclass(cls: type[T], values: Mapping[str, Any]) -> T:
 
 
 class RunConfig(BaseConfig):
-    """The constructors of a whole run. Each returns the resolved tree, since SkyRL's carries derived values, too."""
+    """Constructors of a whole run. Each returns the resolved tree, because SkyRL's tree also carries derived values."""
 
     __slots__ = ()
 
@@ -110,17 +112,17 @@ class RunConfig(BaseConfig):
 
 
 _READ: list[Callable[[Any, Any], Any]] = []
-"""Reader of overrides into the resolved tree of a class: `load.py` builds on this module, and sets it here."""
+"""Function that reads overrides into the resolved tree of a class; `load.py`, which imports this module, sets it."""
 
 
 def reads_overrides(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Decorator of the one function that reads overrides into the resolved tree of a class."""
+    """Decorator that registers the function that reads overrides into the resolved tree of a class."""
     _READ[:] = [function]
     return function
 
 
 def get_config_as_dict(config: object) -> dict[str, Any]:
-    """Every field as plain data, as JSON has it."""
+    """Every field as plain data that JSON can represent."""
     return to_dict(config)
 
 

@@ -1,4 +1,4 @@
-"""Environments: they answer the policy and score it."""
+"""Environments, which answer the policy and score it."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -9,7 +9,7 @@ from skyrl.tree.units import WholeSeconds
 from skyrl.tree.validators import fraction, positive
 
 FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
-"""How an environment fails."""
+"""Way in which an environment fails."""
 
 
 ENVIRONMENTS = (
@@ -19,7 +19,7 @@ ENVIRONMENTS = (
 """Names of the built-in environments."""
 
 SINGLE_TURN_ENVIRONMENTS = ("aime", "code", "gsm8k", "lcb", "llm_as_a_judge", "reward_model")
-"""Environments that judge the first answer and are done."""
+"""Environments that end after judging the first answer."""
 
 SANDBOXED_ENVIRONMENTS = ("code", "lcb", "searchcode", "text2sql")
 """Environments that always run something in a sandbox."""
@@ -88,21 +88,23 @@ class SkyRLGymConfig(BaseConfig):
     """Settings of the built-in environments; each reads its own table."""
 
     max_env_workers: int = field(default=32, validator=positive, metadata=FREE)
-    """Environment steps that run at the same time."""
+    """Maximum number of environment steps that run at the same time."""
 
     step_timeout_seconds: float | None = field(default=300.0, validator=positive, metadata=FREE)
-    """Seconds that one call of an environment may take; then its trajectory has failed. None: any time."""
+    """Maximum seconds for one call of an environment; after that its trajectory has failed. None: no limit."""
 
     trajectory_timeout_seconds: float | None = field(default=None, validator=positive, metadata=FREE)
-    """Seconds that a sample may take from its first answer to its end, the engine's time and further attempts included;
-    then it has failed for good, and holds up the batch no longer. None: any time."""
+    """Maximum seconds from the first answer of a sample to its end, including the engine's time and further attempts;
+    after that it has failed for good and no longer holds up the batch. None: no limit."""
 
     max_attempts: int = field(default=3, validator=positive)
-    """Times that a sample is drawn, with other random numbers, while its environment fails. 1: once."""
+    """Maximum number of times that a sample is drawn, each with different random numbers, while its environment fails.
+    1: once."""
 
     retried_failures: tuple[FailureKind, ...] = ("raised", "timeout", "wrong_type", "not_finite", "too_large")
     """Failures after which a sample is drawn again: an exception, a missed deadline of a step, a result of the wrong
-    type, a number that is not finite, an observation that is too large. After others it has failed for good."""
+    type, a number that is not finite, an observation that is too large. After any other failure it has failed for good.
+    """
 
     failed_samples: Literal["drop_group", "fill"] = "drop_group"
     """Policy for a sample that failed for good or was skipped. drop_group: its whole group stays in the batch, and no
@@ -110,14 +112,14 @@ class SkyRLGymConfig(BaseConfig):
     reward."""
 
     max_failed_share: float = field(default=0.2, validator=fraction)
-    """The run stops when environments fail more often in a batch, or in one evaluation, than this share of its samples,
-    and more than `max_attempts` times, which one sample alone may do. 0: at the first failure."""
+    """The run stops if the failures of environments in a batch, or in one evaluation, exceed this share of its samples
+    and also `max_attempts`, which a single sample can reach. 0: at the first failure."""
 
     sandbox_tier: Literal["auto", "process", "namespace", "bwrap"] = field(default="auto", metadata=FREE)
-    """How programs and queries that the policy wrote are kept apart, see SECURITY.md. process: in a process with limits
-    and a cleared environment; namespace: besides, without network, sight of other processes, or files to write; bwrap:
-    besides, with few files to read. auto: the strongest that the machine has, which is printed. One that it does not
-    have is an error."""
+    """Isolation of programs and queries that the policy wrote, see SECURITY.md. process: a process with limits and a
+    cleared environment; namespace: in addition, no network, no view of other processes and no files to write; bwrap: in
+    addition, few files to read. auto: the strongest tier that the machine supports, which is printed. A tier that it
+    does not support is an error."""
 
     code_url: str | None = field(default=None, metadata=FREE)
     """Address of `skyrl serve-code`, with /run at its end, or `name:NAME` (docs/services.md), where `code` and `lcb`
@@ -128,7 +130,7 @@ class SkyRLGymConfig(BaseConfig):
     in a sandbox of `sandbox_tier`, ended with the episode or after `step_timeout_seconds`. Rows reach it as JSON."""
 
     user_env_memory_gb: float = field(default=4.0, validator=positive, metadata=FREE)
-    """Address space of such a process, in 10^9 bytes."""
+    """Address space of each process that `isolate_user_env` starts, in 10^9 bytes."""
 
     math_equivalence: bool = False
     """`gsm8k` and `aime` also accept an answer in `\\boxed{}` that math-verify finds equal to the ground truth. Needs
@@ -155,33 +157,34 @@ class AgentConfig(BaseConfig):
 
     command: tuple[str, ...] = field(default=(), metadata=IDENTITY)
     """Program and arguments, started once for each trajectory: the task is a JSON object on its standard input, and
-    OPENAI_BASE_URL and OPENAI_API_KEY lead to the policy. Empty: no program is the agent."""
+    OPENAI_BASE_URL and OPENAI_API_KEY lead to the policy. Empty: the agent is not a program."""
 
     function: str | None = field(default=None, metadata=IDENTITY)
-    """Import path of a function that is the agent, plain or `async`: it is called with those of `task`, `base_url`,
-    `api_key` and `model` that it has parameters for. None: no function is the agent."""
+    """Import path of a function that is the agent, plain or `async`: of `task`, `base_url`, `api_key` and `model`, it
+    is passed the ones that it has parameters for. None: the agent is not a function."""
 
     kwargs: Mapping[str, Any] = FrozenDict()
     """Further keyword arguments of `function`."""
 
     reward: Literal["environment", "returned", "exit_code"] = "environment"
     """Origin of the reward. environment: the prompt's environment judges what the agent returned or printed, or the
-    policy's last answer where that is nothing; returned: the number that a function returned, or that a program printed
-    in its last line; exit_code: 1 where a program ended with 0, else 0."""
+    policy's last answer if that is empty; returned: the number that a function returned, or that a program printed in
+    its last line; exit_code: 1 where a program ended with 0, else 0."""
 
     max_requests: int = field(default=64, validator=positive)
-    """Requests of one trajectory, at most. Further ones are refused, and the trajectory ends with what it has."""
+    """Maximum number of requests of one trajectory. Further ones are refused, and the trajectory ends with what it has.
+    """
 
     max_concurrent: int = field(default=64, validator=positive, metadata=FREE)
-    """Agents that run at the same time."""
+    """Maximum number of agents that run at the same time."""
 
     max_starts_per_second: float | None = field(default=None, validator=positive, metadata=FREE)
-    """Most agents that start per second, after a first burst of as many, for services that limit the rate of starts,
-    such as sandboxes. None: only `max_concurrent` limits them."""
+    """Maximum number of agents started per second, after a first burst of the same size, for services that limit the
+    rate of starts, such as sandboxes. None: only `max_concurrent` limits them."""
 
     timeout_seconds: float | None = field(default=600.0, validator=positive, metadata=FREE)
-    """Seconds that one agent may run, waiting for the policy included; then its trajectory has failed. None: any time.
-    """
+    """Maximum seconds that one agent runs, including the time it waits for the policy; after that its trajectory has
+    failed. None: no limit."""
 
     isolate: bool = field(default=False, metadata=FREE)
     """Run the command in a sandbox of the tier `environment.skyrl_gym.sandbox_tier` (namespace or bwrap): in an empty
@@ -209,7 +212,7 @@ class EnvironmentConfig(BaseConfig):
 
     env_class: str | None = field(default="gsm8k", metadata=IDENTITY)
     """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none
-    in its `env_class` column. None: every row must name its own."""
+    in its `env_class` column. None: every row must name one."""
 
     agent: AgentConfig = AgentConfig()
     """An agent that plays the episodes. Without a command or function, the policy answers the prompts itself."""

@@ -1,4 +1,4 @@
-"""Advantage estimators, and what is known about each. Formulas and papers are in `skyrl.algorithms`.
+"""Advantage estimators, and facts about each. Formulas and papers are in `skyrl.algorithms`.
 
 `ADVANTAGE_ESTIMATORS` registers the built-in ones: checks, effects, sampling and training read it;
 `skyrl.training.advantage` makes them.
@@ -31,7 +31,7 @@ class EstimatorFacts:
     """Whether the estimator reads a critic's values. None: unknown."""
 
     discounts: bool = False
-    """Rewards of later tokens count less, so that a trajectory has to be one row."""
+    """Whether rewards of later tokens count less, which requires a trajectory to be a single row."""
 
 
 ADVANTAGE_ESTIMATORS: Mapping[str, EstimatorFacts] = {

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def has_cuda_device() -> bool:
-    """Is an NVIDIA GPU known to the kernel? Looks at the file system; no driver is loaded and no library imported."""
+    """Whether the kernel knows an NVIDIA GPU. Reads the file system only: no driver is loaded, no library imported."""
     return any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
 def has_flash_attention() -> bool:
-    """Is the package `flash-attn` installed? No library is imported. FlashAttention 4 has another distribution, whose
-    kernels transformers does not take for `flash_attention_2`.
+    """Whether the package `flash-attn` is installed. No library is imported. FlashAttention 4 is a different
+    distribution, whose kernels transformers does not use for `flash_attention_2`.
     """
     try:
         distribution("flash-attn")
@@ -38,7 +38,7 @@ def has_flash_attention() -> bool:
 
 @rule(writes="device", reads=(), unset="auto")
 def device_is_what_the_machine_has(trainer: Trainer) -> str:
-    """A CUDA device where there is one, the CPU otherwise."""
+    """The device is CUDA if there is a CUDA device, and the CPU otherwise."""
     return "cuda" if has_cuda_device() else "cpu"
 
 
@@ -63,13 +63,13 @@ def checkpointing_saves_device_memory(trainer: Trainer) -> bool:
 
 @rule(writes="run_path", reads=("run_name",))
 def a_run_has_a_folder_of_its_name(trainer: Trainer) -> str:
-    """Below the folder that the command runs in."""
+    """The run's folder is `runs/<run_name>`, below the folder that the command runs in."""
     return f"runs/{trainer.run_name}"
 
 
 @rule(writes="log_path", reads=("run_path", "run_name"))
 def logs_lie_in_the_runs_folder(trainer: Trainer) -> str:
-    """Beside the metrics, where a person looks for them."""
+    """Logs are in the run's folder, beside the metrics."""
     return f"{folder_of(trainer)}/logs"
 
 
@@ -110,23 +110,23 @@ def _looks_for_stalls(trainer: Trainer) -> bool:
 
 
 def _loses(*policies: str) -> Callable[[Trainer], bool]:
-    """Does a lost rank not end the run, but have one of these consequences?"""
+    """Whether the run is on Ray and handles a lost rank by one of `policies`."""
     return lambda trainer: _on_ray(trainer) and trainer.faults.on_lost_rank in policies
 
 
 def _named(trainer: Trainer) -> frozenset[str]:
-    """Names of the trackers beside the console."""
+    """Names of the trackers besides the console."""
     names = (trainer.logger,) if isinstance(trainer.logger, str) else trainer.logger
     return frozenset(names) - {"console"}
 
 
 def names_a_service(trainer: Trainer) -> bool:
-    """Does `logger` name a tracker beside the console?"""
+    """Whether `logger` names a tracker besides the console."""
     return bool(_named(trainer))
 
 
 def _names(*services: str) -> Callable[[Trainer], bool]:
-    """Does `logger` name one of these?"""
+    """Whether `logger` names one of `services`."""
     return lambda trainer: not _named(trainer).isdisjoint(services)
 
 

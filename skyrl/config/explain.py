@@ -1,6 +1,6 @@
 """Explanation of one path of a loaded tree: its meaning, the origin of its value, and the values that depend on it.
 
-Data only; `skyrl config explain` prints it.
+This module returns data; `skyrl config explain` prints it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from skyrl.tree.validators import wanted_by
 
 @frozen(kw_only=True)
 class ValueOrigin:
-    """One origin of the value. The last step won."""
+    """One origin of the value. The last one wins."""
 
     place: str
     """`default`, `run.toml:14`, `argument 2`, `derived by <rule>`."""
@@ -126,8 +126,8 @@ def _value(run: object, names: Path) -> object:
 
 
 def _default(run: RunConfig, names: Path) -> ValueOrigin:
-    """The value that is there when nothing is written; in a table of another class, and in one that is null by default
-    and is there, that of its class.
+    """The value if nothing is written; in a table of another class, or one that is null by default but present, the
+    default of its class.
     """
     default: Any = type(run)()
     table: Any = run
@@ -170,7 +170,7 @@ def _checks_of(path: str, run: RunConfig) -> list[tuple[str, str]]:
 
 
 def _printable(value: object, path: str) -> object:
-    """Without secrets."""
+    """The value without secrets, for printing."""
     if attrs.has(type(value)):
         value = flatten(value)
     return masked(stored_value(value), path)

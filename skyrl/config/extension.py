@@ -1,4 +1,4 @@
-"""Extending the tree: `make_config` puts classes of your own in the place of ours."""
+"""Extending the tree: `make_config` replaces built-in tables by your own classes."""
 
 import copyreg
 from typing import Any, TypeVar, cast
@@ -15,7 +15,7 @@ from skyrl.tree.classes import assembled, class_name, fields_of, known_class
 C = TypeVar("C")
 Tables = tuple[tuple[str, type[Any]], ...]
 Recipe = type[Any] | tuple[Any, tuple[tuple[str, Any], ...]]
-"""A class that a module holds, or how one was made: the recipe of its base, and of each table."""
+"""A class that a module holds, or the way one was made: the recipe of its base class, and of each table."""
 
 _MADE: dict[tuple[type[Any], Tables], type[Any]] = {}
 _RECIPES: dict[type[Any], Recipe] = {}
@@ -29,7 +29,7 @@ def make_config(
     data_cls: type[DataConfig] | None = None,
     environment_cls: type[EnvironmentConfig] | None = None,
 ) -> type[SkyRLTrainConfig]:
-    """The root class with tables of your own, whose fields are then read, checked and stored like ours.
+    """The root class with your own tables, whose fields are then read, checked and stored like the built-in ones.
 
         @frozen
         class MyAlgorithm(AlgorithmConfig):
@@ -37,8 +37,8 @@ def make_config(
 
         MyRun = make_config(algorithm_cls=MyAlgorithm)
 
-    A table starts out as its class's default instance. The same classes give the same root. Raises TypeError for a
-    class that cannot stand in the table's place.
+    The default of a table is its class's default instance. The same classes give the same root. Raises TypeError for a
+    class that cannot replace the table.
     """
     if algorithm_cls is not None:
         trainer_cls = _with_tables(trainer_cls or TrainerConfig, (("algorithm", algorithm_cls),))
@@ -47,7 +47,7 @@ def make_config(
 
 
 def _with_tables(base: type[C], tables: Tables) -> type[C]:
-    """The subclass of `base` whose fields of these names have these classes."""
+    """The subclass of `base` in which each field named in `tables` has the class given there."""
     if not tables:
         return base
     if (base, tables) not in _MADE:
@@ -66,7 +66,7 @@ def _make(base: type[C], tables: Tables) -> type[C]:
     body = {"__doc__": base.__doc__, "__annotations__": dict(tables)} | {table: cls() for table, cls in tables}
     made = frozen(cast("type[C]", type(name, (base,), body)))
     _RECIPES[made] = (_recipe(base), tuple((table, _recipe(cls)) for table, cls in tables))
-    copyreg.pickle(made, _taken_apart)  # no module holds the class, so its instances carry its recipe
+    copyreg.pickle(made, _taken_apart)  # no module holds the class, so its pickles carry its recipe
     return made
 
 

@@ -15,7 +15,7 @@ F = TypeVar("F", LossFacts, EstimatorFacts)
 
 
 def loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
-    """Facts about the policy loss with its settings. A loss of a user's own is imported for what it declares."""
+    """Facts about the policy loss with its settings. A user's own loss is imported to read what it declares."""
     name = algorithm.policy_loss_type
     facts = POLICY_LOSSES.get(name)
     if facts is None:
@@ -24,14 +24,14 @@ def loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
 
 
 def estimator_facts(algorithm: AlgorithmConfig) -> EstimatorFacts:
-    """Facts about the advantage estimator. One of a user's own is imported for what it declares."""
+    """Facts about the advantage estimator. A user's own estimator is imported to read what it declares."""
     name = algorithm.advantage_estimator
     facts = ADVANTAGE_ESTIMATORS.get(name)
     return facts or _declared(OWN_ESTIMATOR, AdvantageEstimatorRegistry.declaring(name, algorithm.advantage))
 
 
 def _declared(facts: F, thing: object) -> F:
-    """The facts, with those replaced that the object declares as attributes that are True or False."""
+    """The facts, updated with those that the object declares as attributes that are True or False."""
     named = {each.name: getattr(thing, each.name, None) for each in attrs.fields(type(facts))}
     declared: Any = {name: value for name, value in named.items() if isinstance(value, bool)}
     return attrs.evolve(facts, **declared)

@@ -23,7 +23,7 @@ def _is_time(value: float | str) -> bool:
 
 @frozen
 class FaultsConfig(BaseConfig):
-    """Signals, deadlines, stalls, and numbers that are none; see docs/faults.md."""
+    """Handling of signals, deadlines, stalls and non-finite values; see docs/faults.md."""
 
     stop_before: Seconds | str | None = field(
         default=None,
@@ -31,12 +31,12 @@ class FaultsConfig(BaseConfig):
         metadata=FREE,
     )
     """Save and end with exit code 75 before this: a duration from the start of the command, or a point in time in ISO
-    8601 (without a zone, in that of the machine). A step that, judged by earlier ones, would not be over in time is not
+    8601 (without a zone, in that of the machine). A step that, judged by earlier ones, would not finish in time is not
     started. None: the run ends when it is finished."""
 
     grace_period_seconds: Seconds = field(default=30.0, validator=positive, metadata=FREE)
     """Seconds that a run asked to stop (SIGTERM, Ctrl-C, `stop_before`) may take to save its state; after that it ends
-    with what was saved before. Less than what the queue grants."""
+    with what was saved before. Set it below the time that the queue grants."""
 
     stall_timeout_seconds: Seconds | None = field(default=1800.0, validator=positive, metadata=FREE)
     """Seconds without progress (no phase, call or sample ends) after which the stacks of all processes are written,
@@ -51,11 +51,11 @@ class FaultsConfig(BaseConfig):
     return to the last checkpoint and continue with the prompts after this batch."""
 
     max_skipped_steps: int = field(default=3, validator=non_negative, metadata=FREE)
-    """Steps in a row that may be left out (`on_non_finite = "skip"`) before the run ends. Updates that are left out for
-    their gradient are counted by `optimizer_config.max_skipped_updates`."""
+    """Maximum number of consecutive steps skipped (`on_non_finite = "skip"`) before the run ends. Updates skipped
+    because of their gradient are counted by `optimizer_config.max_skipped_updates`."""
 
     max_roll_backs: int = field(default=2, validator=positive, metadata=FREE)
-    """Times that a session may go back (`on_non_finite = "roll_back"`) before the run ends."""
+    """Maximum number of times that a session rolls back (`on_non_finite = "roll_back"`) before the run ends."""
 
     on_lost_rank: Literal["stop", "wait", "shrink"] = field(default="stop", metadata=FREE)
     """Policy when a rank of a model or its machine dies, or the last engine does and is not started again
@@ -64,7 +64,8 @@ class FaultsConfig(BaseConfig):
     every check, and with fewer engines where they share GPUs with the models."""
 
     max_lost_ranks: int = field(default=3, validator=positive, metadata=FREE)
-    """Most restarts of one command after lost ranks (`on_lost_rank`)."""
+    """Maximum number of restarts of one command after lost ranks (`on_lost_rank`)."""
 
     lost_rank_timeout_seconds: Seconds = field(default=1800.0, validator=positive, metadata=FREE)
-    """Seconds to wait for the GPUs of a lost rank to come back (`on_lost_rank = "wait"`); after that the run ends."""
+    """Maximum seconds to wait for the GPUs of a lost rank to come back (`on_lost_rank = "wait"`); after that the run
+    ends."""

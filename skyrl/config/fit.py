@@ -1,4 +1,4 @@
-"""Layouts of a run on so many GPUs of a kind that fit their memory, the fastest by estimate first."""
+"""Layouts of a run that fit a given number of GPUs of one kind, ordered by estimated speed, the fastest first."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class Proposal:
     """A layout that fits."""
 
     changes: Changes
-    """Paths -> values that make it of the run."""
+    """Paths -> values that turn the run into this layout."""
 
     seconds: StepTime
     """Estimate of a training step."""
 
     fullest: Phase
-    """Phase that takes most of a GPU."""
+    """Phase that needs the most GPU memory."""
 
     memory: int
     """Bytes of a GPU."""
 
     host: int
-    """Bytes of host memory that wait for each GPU in the phase that leaves most there."""
+    """Bytes of host memory used per GPU, in the phase that uses the most."""
 
     @property
     def arrangement(self) -> tuple[Any, ...]:
-        """The arrangement, the GPUs of engines and the learners' strategy: the best proposal of each is listed."""
+        """Colocation, GPUs of engines and strategy of learners; only the best proposal of each is listed."""
         return (self.changes.get(f"{PLACEMENT}colocate_all"), self.engine_gpus, self.changes["trainer.strategy"])
 
     @property
@@ -68,7 +68,7 @@ def proposals(
     """The fastest layout of each arrangement that fits, fastest first; empty where none fits.
 
     `run` is resolved, has passed `check` and names a kind of GPU; `mean_answer` is the mean length of an answer in
-    tokens, half of the longest by default. `check` knows more rules than there are here, so it has the last word.
+    tokens, half of the longest by default. `check` has more rules than this search, so proposals must still pass it.
     """
     search = _Search(run=run, shapes=shape_of_model, mean=mean_answer)
     fastest: dict[tuple[Any, ...], Proposal] = {}
@@ -81,14 +81,14 @@ def proposals(
 
 @frozen(kw_only=True)
 class _Search:
-    """Looks through layouts of one run: the learners' settings first, then an engine's beside them."""
+    """Searches layouts of one run: settings of the learners first, then of the engines beside them."""
 
     run: SkyRLTrainConfig
     shapes: ShapeOf
     mean: float | None
 
     def of(self, gpus: int) -> Iterator[Proposal]:
-        """Every pair of learners and engines that fits on so many GPUs; none where the model's sizes are not known."""
+        """Every pair of learners and engines that fits on `gpus` GPUs; nothing if the model's sizes are unknown."""
         shape = self.shapes(path_of(self.run, "policy"))
         if shape is None:
             return
@@ -116,8 +116,8 @@ class _Search:
                 yield fitting
 
     def _rows(self, changes: Changes, gpus: int) -> Changes | None:
-        """With the largest micro-batches whose scoring and update fit; or, since many small ones keep more stages of a
-        pipeline busy, with the fastest of those.
+        """The changes with the largest micro-batches whose scoring and update fit. With pipeline stages, the fastest
+        micro-batches that fit: many small ones keep more stages busy.
         """
         sizes = list(_micro_batches(self.run, changes, gpus))
         for number, micro in enumerate(sizes):
@@ -130,7 +130,9 @@ class _Search:
         return training_seconds(with_changes(self.run, changes), self.shapes, self.mean)
 
     def _beside(self, learners: Changes, engines: Changes) -> Proposal | None:
-        """With the largest share of memory for an engine that fits beside these learners."""
+        """The proposal with the largest share of memory for an engine that fits beside these learners; None if none
+        fits.
+        """
         for share in UTILIZATIONS:
             changes = {**learners, **engines, f"{ENGINE}gpu_memory_utilization": share}
             run = with_changes(self.run, changes)
@@ -139,7 +141,7 @@ class _Search:
                 seconds = step_time(run, self.shapes, self.mean)
                 return None if seconds is None else self._proposal(changes, seconds)
             if verdict is not None and verdict.cache_holds == 0:
-                return None  # and less memory holds no more
+                return None  # with less memory the cache holds no more
         return None
 
     def _fits(self, changes: Changes, phases: tuple[str, ...]) -> bool:
@@ -162,8 +164,8 @@ class _Search:
 
 
 def _arrangements(run: SkyRLTrainConfig, gpus: int) -> Iterator[tuple[Changes, int, int]]:
-    """Changes, GPUs of the learners and GPUs of the engines: everything in turns on all GPUs, or engines on a quarter,
-    a half or three quarters of them, in whole machines where there are several.
+    """Changes, GPUs of the learners and GPUs of the engines: everything takes turns on all GPUs, or engines have a
+    quarter, a half or three quarters of them, in whole machines if there are several.
     """
     yield {f"{PLACEMENT}colocate_all": True, **_machines(run, gpus)}, gpus, gpus
     unit = GPUS_OF_A_MACHINE if gpus > GPUS_OF_A_MACHINE else 1
@@ -228,7 +230,7 @@ def _degrees_of_megatron(run: SkyRLTrainConfig, shape: ModelShape, gpus: int) ->
 
 
 def _parts(changes: Changes) -> tuple[int, int]:
-    """Ranks of one pipeline stage that share rows, and stages."""
+    """Number of ranks of one pipeline stage that share rows, and number of stages."""
     megatron = "trainer.policy.megatron_config."
     if changes["trainer.strategy"] == "megatron":
         sizes = (changes[f"{megatron}{name}_model_parallel_size"] for name in ("tensor", "pipeline"))
@@ -238,7 +240,7 @@ def _parts(changes: Changes) -> tuple[int, int]:
 
 
 def _recomputing(run: SkyRLTrainConfig, strategy: str, recomputes: bool) -> Changes:
-    """Whether backward computes every layer again."""
+    """Changes that turn recomputation of every layer in backward on or off."""
     if strategy != "megatron":
         return {"trainer.recompute_activations": recomputes}
     return {f"trainer.{model}.{RECOMPUTED}": "full" if recomputes else "none" for model in trained_models(run)}
@@ -250,7 +252,7 @@ def _of_all(run: SkyRLTrainConfig, values: Changes) -> Changes:
 
 
 def _deals_out(run: SkyRLTrainConfig, ranks: int) -> bool:
-    """Whether batch and mini-batches fall into equal shares for so many data-parallel ranks."""
+    """Whether batch and mini-batches divide into equal shares for `ranks` data-parallel ranks."""
     prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
     minis = [getattr(run.trainer, f"{model}_mini_batch_size") for model in trained_models(run)]
     return uneven_scoring(prompts, samples, ranks) is None and not any(
@@ -259,7 +261,7 @@ def _deals_out(run: SkyRLTrainConfig, ranks: int) -> bool:
 
 
 def _micro_batches(run: SkyRLTrainConfig, changes: Changes, gpus: int) -> Iterator[Changes]:
-    """Sizes of micro-batches, the largest first, in tokens where the run bounds tokens."""
+    """Sizes of micro-batches, the largest first; in tokens if the run bounds tokens."""
     trainer, generator = run.trainer, run.generator
     if trainer.max_tokens_per_microbatch > 0:
         least = trainer.max_prompt_length + generator.sampling_params.max_generate_length
@@ -273,7 +275,7 @@ def _micro_batches(run: SkyRLTrainConfig, changes: Changes, gpus: int) -> Iterat
 
 
 def _on_the_host(run: SkyRLTrainConfig, strategy: str) -> Changes:
-    """The optimizer's states, and with FSDP the weights, wait in host memory."""
+    """Changes that keep the optimizer's states, and with FSDP the weights, in host memory."""
     if strategy == "deepspeed":
         zero = "deepspeed_config.zero_optimization.offload_optimizer.device"
         return {f"trainer.{model}.{zero}": "cpu" for model in trained_models(run)}
@@ -288,5 +290,5 @@ def _engines(shape: ModelShape, gpus: int) -> Iterator[Changes]:
 
 
 def _powers(whole: int, most: int = GPUS_OF_A_MACHINE) -> list[int]:
-    """Powers of two up to `whole` and `most`."""
+    """Powers of two up to the smaller of `whole` and `most`."""
     return [2**power for power in range(min(whole, most).bit_length())]

@@ -1,4 +1,4 @@
-"""Why a proposed layout has its settings: what the plainer one in its place would take."""
+"""Reasons for the settings of a proposed layout: the memory or time that a simpler setting would take."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ PLAIN: dict[str, Any] = {
     "fsdp_config.cpu_offload": False,
     OFFLOAD: "none",
 }
-"""Setting of a model -> the value that needs no reason."""
+"""Setting of a model -> its simplest value, which needs no reason."""
 
 
 def reasons(
     run: SkyRLTrainConfig, proposal: Proposal, shape_of_model: ShapeOf, mean_answer: float | None = None
 ) -> list[str]:
-    """A sentence for each setting that is not plain: without it the run would not fit, or a step would take longer."""
+    """A sentence for each setting that is not the simplest: without it the run would not fit, or a step would take
+    longer.
+    """
     found = []
     for said, plainer in _plainer(run, proposal):
         changed = with_changes(run, {**proposal.changes, **plainer})
@@ -43,7 +45,7 @@ def reasons(
 
 
 def _plainer(run: SkyRLTrainConfig, proposal: Proposal) -> Iterator[tuple[str, Changes]]:
-    """How each reason begins, and the plainer setting."""
+    """The beginning of each reason, and the simpler setting."""
     changes = proposal.changes
     if changes.get("trainer.recompute_activations"):
         yield "recompute_activations: without it,", {"trainer.recompute_activations": False}

@@ -1,4 +1,4 @@
-"""Settings that make a run of many GPUs small enough for one process on a CPU, and leave what it does as it is."""
+"""Settings that shrink a run of many GPUs to one process on a CPU without changing what it does."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from skyrl.config.sizes import has_critic, models_of, on_ray, samples, sizes_of
 from skyrl.planning.sizes import layout
 
 PROMPTS, SAMPLES, ANSWER, TURNS = 4, 4, 32, 3
-"""Prompts of a batch, answers to each, tokens of an answer, and turns of an episode, at most."""
+"""Maximum number of prompts of a batch, answers to each, tokens of an answer, and turns of an episode."""
 
 _ENGINE = "generator.inference_engine."
 _PLACEMENT = "trainer.placement."
 
 
 def folded(run: SkyRLTrainConfig) -> Mapping[str, Any]:
-    """Paths -> values for the arguments of a resolved run: one process, small batches, short answers.
+    """Paths -> values that override a resolved run: one process, small batches, short answers.
 
     Algorithm, environments, data, templates and schedule stay. A batch keeps the number of its mini-batches, up to
     four of one prompt each.
@@ -69,7 +69,7 @@ def folded(run: SkyRLTrainConfig) -> Mapping[str, Any]:
 
 
 def what_was_folded(run: SkyRLTrainConfig, changes: Mapping[str, Any]) -> list[str]:
-    """Sentences about what is smaller than in the run, for people."""
+    """Lines that tell people what is smaller than in the run."""
     trainer, generator = run.trainer, run.generator
     lines = []
     if on_ray(run):
@@ -91,5 +91,7 @@ def what_was_folded(run: SkyRLTrainConfig, changes: Mapping[str, Any]) -> list[s
 
 
 def _mini(batch: int, mini: int, prompts: int) -> int:
-    """Prompts of a mini-batch, so that the small batch has as many of them as the large one, or the nearest number."""
+    """Prompts of a mini-batch, so that the small batch has the same number of mini-batches as the large one, or nearly
+    so.
+    """
     return prompts // gcd(prompts, max(1, batch // mini)) if batch // mini < prompts else 1

@@ -13,14 +13,14 @@ class FullyAsyncConfig(BaseConfig):
     """Sample and train at the same time. False: in turns."""
 
     max_staleness_steps: int = field(default=4, validator=non_negative)
-    """Bound on staleness: a group started by weights of version i trains weights of version i + this at the latest. 0:
-    on policy; 1: one step off; without a bound, engines would wait for the longest answer of every batch."""
+    """Bound on staleness: a group started by weights of version i trains weights of at most version i + this. 0: on
+    policy, where engines wait for the longest answer of every batch; 1: one step off."""
 
     num_parallel_generation_workers: int = field(default=768, validator=positive)
-    """Groups sampled at the same time, at most."""
+    """Maximum number of groups sampled at the same time."""
 
     queue_size: int | None = field(default=None, validator=positive)
-    """Largest number of groups started and not yet trained on; at least `trainer.train_batch_size`. None: as many as
+    """Maximum number of groups started and not yet trained on; at least `trainer.train_batch_size`. None: as many as
     `max_staleness_steps` allows."""
 
     interrupt_generation: bool = True
@@ -28,20 +28,21 @@ class FullyAsyncConfig(BaseConfig):
     weights. False: they are completed first. Every token records the version of the weights that drew it."""
 
     clear_kv_cache_on_weight_sync: bool = True
-    """Let an interrupted sample continue from keys and values computed anew by the new weights. False: from those it
-    has, which is faster, but samples from a mixture of policies; engines then share no prefixes of prompts."""
+    """Let an interrupted sample continue from keys and values recomputed by the new weights. False: it continues from
+    those of the old weights, which is faster, but samples from a mixture of policies; engines then share no prefixes of
+    prompts."""
 
     mask_older_tokens: bool = False
-    """Train only on the newest version's tokens of a sample that several versions of the weights drew. False: on all,
-    which a correction can account for."""
+    """Train only on the newest version's tokens of a sample that several versions of the weights drew. False: train on
+    all tokens, which a correction can account for."""
 
     steps_per_sync: int = field(default=1, validator=positive)
     """Training steps between new weights for the engines; at most `max_staleness_steps + 1`."""
 
     accept: str | None = None
-    """Import path of a function that says of a `TrajectoryGroup` whether it may be trained on (`my_pkg.groups:accept`,
-    `groups.py:accept`); another prompt's group takes the place of one that may not. None: all may."""
+    """Import path of a function that decides whether a `TrajectoryGroup` may be trained on (`my_pkg.groups:accept`,
+    `groups.py:accept`); a rejected group is replaced by another prompt's. None: all are accepted."""
 
     stall_timeout_seconds: float = field(default=3600.0, validator=positive, metadata=FREE)
-    """Seconds without a usable group, while the trainer waits for a batch, after which the run ends and names the
-    groups and calls it waited for."""
+    """Maximum seconds without a usable group while the trainer waits for a batch; after that the run ends and names the
+    groups and calls that it waited for."""

@@ -25,12 +25,12 @@ class SamplingParams(BaseConfig):
     """Longest completion of one turn, in tokens, prompt excluded."""
 
     min_new_tokens: int = field(default=0, validator=non_negative)
-    """Tokens that a completion has at least: before, no token that ends one can be drawn, and no stop text ends it. The
-    learner does not know of it, so ratios of those tokens are off by the probability of ending. 0: it may end at once.
-    """
+    """Minimum number of tokens of a completion: before it is reached, no token that ends a completion can be drawn, and
+    no stop text ends it. The learner does not apply it, so ratios of those tokens are off by the probability of ending.
+    0: no minimum."""
 
     max_tokens: int | None = field(default=None, validator=positive)
-    """Largest number of tokens of prompt and completion together; a turn that starts from as many or more ends the
+    """Maximum number of tokens of prompt and completion together; a turn that starts from this many or more ends the
     trajectory. None: the limit of the model."""
 
     temperature: float = field(default=1.0, validator=non_negative)
@@ -49,16 +49,16 @@ class SamplingParams(BaseConfig):
     """Draw from this many of the likeliest tokens. -1 or 0: from all."""
 
     repetition_penalty: float = field(default=1.0, validator=positive)
-    """Above 1, tokens that occurred before become less likely; below 1, likelier. 1: off. The learner does not know of
+    """Above 1, tokens that occurred before become less likely; below 1, likelier. 1: off. The learner does not apply
     it, so ratios are off by it."""
 
     frequency_penalty: float = field(default=0.0, validator=between(-2.0, 2.0))
-    """Taken from a token's logit for each time that it occurred in the completion; below 0, repetition is encouraged.
-    0: off. The learner does not know of it, so ratios are off by it."""
+    """Subtracted from a token's logit for each time that it occurred in the completion; below 0, repetition is
+    encouraged. 0: off. The learner does not apply it, so ratios are off by it."""
 
     logprobs: Literal[0, 1] | None = 1
-    """The engine returns the log-probability of each drawn token: 0 and 1 both mean just that one. None: none are kept,
-    which rules out losses that need them, and leaves `policy/rollout_train_logprobs_abs_diff` out."""
+    """The engine returns the log-probability of each drawn token: 0 and 1 mean the same. None: none are kept, which
+    rules out losses that need them and omits the metric `policy/rollout_train_logprobs_abs_diff`."""
 
     stop: tuple[str, ...] | None = field(default=None, validator=no_empty_text)
     """Texts that end a completion; they stay in it. None: only tokens end it."""
@@ -68,17 +68,18 @@ class SamplingParams(BaseConfig):
     others do."""
 
     additional_kwargs: Mapping[str, Any] | None = None
-    """More sampling parameters, handed to the engine as they are: vLLM has some, the torch engine none. None: none."""
+    """Further sampling parameters, passed to the engine unchanged: vLLM has some, the torch engine none. None: no
+    others."""
 
 
 CHAT_TEMPLATES = ("qwen3_with_thinking", "qwen3_without_thinking")
-"""Templates that are built in."""
+"""Names of the built-in chat templates."""
 
 
 @frozen
 class ChatTemplateConfig(BaseConfig):
-    """A chat template in place of the tokenizer's. With one, and `use_conversation_multi_turn`, it writes the whole
-    conversation anew for each turn, as whoever uses the model later will; see `docs/environments.md`.
+    """A chat template in place of the tokenizer's. With `use_conversation_multi_turn`, it renders the whole
+    conversation again for each turn, as later users of the model will; see `docs/environments.md`.
     """
 
     source: Literal["name", "file"] = "name"
@@ -99,9 +100,9 @@ class GeneratorConfig(BaseConfig):
     """How training samples are drawn."""
 
     eval_sampling_params: SamplingParams | None = None
-    """How evaluation samples are drawn. Unless they are written, `temperature` is 0 (greedy) and `max_generate_length`
-    that of the training samples; the other fields have the defaults of SamplingParams. An instance that is given whole,
-    in Python, stands as it is."""
+    """How evaluation samples are drawn. If not set, `temperature` is 0 (greedy) and `max_generate_length` is that of
+    the training samples; the other fields have the defaults of SamplingParams. An instance passed from Python is used
+    unchanged."""
 
     n_samples_per_prompt: int = field(default=5, validator=positive)
     """Samples per training prompt: the size of a group."""
@@ -110,17 +111,17 @@ class GeneratorConfig(BaseConfig):
     """Samples per evaluation prompt; with N of them, pass@N is reported."""
 
     max_turns: int = field(default=1, validator=positive)
-    """Turns of the policy in one trajectory, at most. Several environments take a single turn (aime, code, gsm8k, lcb,
-    llm_as_a_judge, reward_model), and so do reward functions."""
+    """Maximum number of turns of the policy in one trajectory. Several environments take a single turn (aime, code,
+    gsm8k, lcb, llm_as_a_judge, reward_model), and so do reward functions."""
 
     max_input_length: int | None = field(default=None, validator=positive)
-    """Tokens that a turn may start from: prompt and all turns before. Where there are more, the trajectory ends. None:
-    `trainer.max_prompt_length`, which is the only value that fits a single turn, and too little for several; with
-    `environment.agent`, six times `max_generate_length` more: three answers, and as much again from tools."""
+    """Maximum number of tokens that a turn may start from: the prompt and all earlier turns. With more, the trajectory
+    ends. None: `trainer.max_prompt_length`, which is the only valid value for a single turn, and too small for several;
+    with `environment.agent`, six times `max_generate_length` more: three answers, and the same again from tools."""
 
     max_trajectories_in_flight: int | None = field(default=None, validator=positive, metadata=FREE)
-    """Trajectories that are played at the same time, in whole groups and at least one of them: each has an environment
-    open. None: all of a batch."""
+    """Maximum number of trajectories played at the same time, in whole groups and at least one group; each has an open
+    environment. None: all of a batch."""
 
     batched: bool = False
     """Sample the whole batch before the first answer is judged; single-turn only. False: each trajectory runs on its
@@ -128,12 +129,12 @@ class GeneratorConfig(BaseConfig):
 
     use_conversation_multi_turn: bool = True
     """Each turn and each observation is a message of its own, written by the chat template. False: all of them continue
-    one assistant message: an observation is text in it, and an end-of-sequence token before it is withdrawn."""
+    one assistant message: an observation is text in it, and an end-of-sequence token before it is removed."""
 
     append_eos_token_after_stop_str_in_multi_turn: bool = True
     """End a turn that a stop text ended with the end-of-sequence token, as the model's chats do; that token is not
     trained on. Read where `use_conversation_multi_turn` is on, a stop text or stop token is given, and the template
-    does not write the whole conversation anew."""
+    does not render the whole conversation again for each turn."""
 
     step_wise_trajectories: bool = False
     """Each turn starts from the conversation as the chat template writes it at that point, and is a training sample of

@@ -1,4 +1,4 @@
-"""Losses, estimators and the like of the user's own: named by import path, built from the settings beside the name.
+"""The user's own losses, estimators and the like: named by import path, built from the settings beside the name.
 
     policy_loss_type = "losses.py:MyLoss"        policy_loss.margin = 0.1
 
@@ -14,7 +14,7 @@ from skyrl.tree.imports import import_object
 
 
 def is_import_path(name: str) -> bool:
-    """Does the name say where it is to be imported from?"""
+    """Whether the name is an import path."""
     return ":" in name
 
 
@@ -25,7 +25,7 @@ def absolute(name: str) -> str:
 
 
 class Imported:
-    """An object of the user's own that can be sent to another process: it is imported anew there."""
+    """A user's own object that can be sent to another process, which imports it again."""
 
     def __init__(self, name: str) -> None:
         """Raises `UserError`."""

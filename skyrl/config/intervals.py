@@ -23,7 +23,7 @@ _COUNT = re.compile(r"([0-9]+)\s*(step|epoch)s?")
 
 @frozen(kw_only=True)
 class Every:
-    """An interval that was read. None: this kind of time does not count; with all of them None it is never."""
+    """A parsed interval. None: this unit does not count; if all are None, the interval never comes."""
 
     steps: int | None = None
     epochs: int | None = None
@@ -31,7 +31,7 @@ class Every:
 
     @property
     def ever(self) -> bool:
-        """Does it come at all?"""
+        """Whether the interval ever comes."""
         return (self.steps, self.epochs, self.seconds) != (None, None, None)
 
 

@@ -1,4 +1,4 @@
-"""A configuration as a file of its own, for a run that starts later and elsewhere."""
+"""A configuration as a single self-contained file, for a run that starts later and elsewhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from skyrl.tree.sparse import as_toml_has_it, sparse
 
 
 def kept_text(written: RunConfig, origins: Origins) -> str:
-    """TOML that gives the tree as written, whatever becomes of the files that it was read from.
+    """TOML that reproduces the tree as written, independent of the files that it was read from.
 
-    Nothing derived is in it, so that the machine that runs it decides about that. A value that came from `env:NAME`
-    stays a reference, and no secret is written.
+    Derived values are left out, so that the machine that runs it derives them. A value that came from `env:NAME` stays
+    a reference, and no secret is written.
     """
     import tomli_w
 

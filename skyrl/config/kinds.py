@@ -71,7 +71,8 @@ KINDS = ("rl", "sft", "reward_model")
 
 
 def kind_named(name: str) -> RunKind:
-    """The kind of this name. Supervised ones are imported when they are asked for: checking an RL file is quick.
+    """The kind of run with this name. Supervised kinds are imported only on request, which keeps checking an RL file
+    quick.
 
     Raises `KeyError` for a kind that does not exist.
     """

@@ -68,7 +68,7 @@ class OptimizerConfig(BaseConfig):
     """Decay rate of Muon's running mean of a matrix's gradient."""
 
     weight_decay: float = field(default=0.01, validator=non_negative)
-    """Decoupled weight decay: in each step a weight loses this part, times the learning rate, of itself."""
+    """Decoupled weight decay: each step shrinks a weight by this fraction times the learning rate."""
 
     weight_decay_on: Literal["all", "matrices"] = "all"
     """Which of the trained weights decay: all, or only tensors of two or more dimensions. "matrices" leaves out biases
@@ -78,26 +78,26 @@ class OptimizerConfig(BaseConfig):
     """The gradient's global L2 norm is scaled down to this where it is larger. 0: no clipping."""
 
     max_skipped_updates: int = field(default=3, validator=non_negative)
-    """Optimizer steps in a row that may be left out because their gradient is not finite; one more ends the run. All
-    are counted. 0: the first one ends it."""
+    """Maximum number of consecutive optimizer steps skipped because their gradient is not finite; one more ends the
+    run. All are counted. 0: the first one ends it."""
 
     initial_loss_scale: float = field(default=65536.0, validator=positive)
-    """Factor of the loss at the start, where `fsdp_config.mixed_precision` names float16: smaller gradients than 6e-8
-    are lost in it. Gradients are divided by it again before they are clipped."""
+    """Initial loss scale if `fsdp_config.mixed_precision` names float16, in which gradients below 6e-8 are lost.
+    Gradients are divided by the scale again before they are clipped."""
 
     min_loss_scale: float = field(default=1.0, validator=positive)
-    """Smallest factor of the loss. A step that is left out while the factor is above it does not count towards
-    `max_skipped_updates`: the next one has a smaller factor."""
+    """Minimum loss scale. A step skipped while the scale is above it does not count towards `max_skipped_updates`,
+    since the next step has a smaller scale."""
 
     loss_scale_window: int = field(default=100, validator=positive)
-    """Steps in a row with finite gradients after which the factor of the loss doubles. Gradients that overflow then
-    cost a step, so that few steps cost many."""
+    """Consecutive steps with finite gradients after which the loss scale doubles. If gradients then overflow, a step is
+    lost, so a small window loses many."""
 
     hysteresis: int = field(default=2, validator=positive)
-    """Steps with gradients that are not finite, since the factor of the loss last doubled, from which on it halves."""
+    """Number of steps with non-finite gradients, since the loss scale last doubled, from which on the scale halves."""
 
     offload_after_step: bool = field(default=True, metadata=FREE)
-    """Move the optimizer's state to CPU memory while others have the GPU, where models or engines take turns on it."""
+    """Move the optimizer's state to CPU memory while other models or engines take their turn on the same GPU."""
 
     num_warmup_steps: int = field(default=0, validator=non_negative)
     """Steps, counted as `schedule_unit` says, over which the rate rises from `warmup_start_ratio` x `lr` to `lr`."""
@@ -110,21 +110,21 @@ class OptimizerConfig(BaseConfig):
     cosine_warmup_with_min_lr, 0 otherwise."""
 
     scheduler: Scheduler = "constant_with_warmup"
-    """Shape of the learning rate after warm-up. Those that decay are laid out over the whole run: its length counts.
-    The names are those of transformers; cosine_with_min_lr and cosine_warmup_with_min_lr are cosine."""
+    """Shape of the learning rate after warm-up. Schedules that decay span the whole run and depend on its length. The
+    names are those of transformers; cosine_with_min_lr and cosine_warmup_with_min_lr are cosine."""
 
     min_lr_ratio: float = field(default=0.0, validator=fraction)
     """Learning rate at the end of linear, cosine and warmup_stable_decay, as a share of `lr`."""
 
     num_decay_steps: int | None = field(default=None, validator=positive)
-    """Last steps of warmup_stable_decay, over which the rate falls linearly. None: all after warm-up."""
+    """Number of last steps of warmup_stable_decay over which the rate falls linearly. None: all after warm-up."""
 
     schedule_unit: Literal["optimizer_step", "training_step"] = "optimizer_step"
     """Unit of the schedule: optimizer steps (mini-batches), or training steps, in all of whose mini-batches the rate is
     the same. `num_warmup_steps` and `num_decay_steps` are counted in it."""
 
     def own_problems(self) -> Iterator[Problem]:
-        """Warm-up has one length, and a loss starts to be scaled no lower than it may be."""
+        """Warm-up has one length, and the initial loss scale is not below the minimum."""
         if self.initial_loss_scale < self.min_loss_scale:
             yield Problem(
                 path="initial_loss_scale",
@@ -176,7 +176,7 @@ class FSDPConfig(BaseConfig):
     """Ranks that share one copy of the weights; beyond it, copies are replicated (hybrid sharding). -1: all ranks."""
 
     mixed_precision: MixedPrecisionConfig | None = None
-    """None: `trainer.compute_dtype` for the weights, float32 for sums and buffers."""
+    """Types in which FSDP computes. None: `trainer.compute_dtype` for the weights, float32 for sums and buffers."""
 
     wrap_policy: Mapping[str, Any] = FrozenDict()
     """Modules sharded as a unit: `transformer_layer_cls_to_wrap` lists classes. Empty: the model's own list."""
@@ -212,7 +212,7 @@ class PolicyConfig(BaseConfig):
     ranks. 1: none. Under Megatron: `megatron_config.context_parallel_size` instead."""
 
     tensor_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that hold a part of every large matrix each and compute on the same rows (arXiv:1909.08053).
+    """Consecutive ranks that each hold a part of every large matrix and compute on the same rows (arXiv:1909.08053).
     Divides the number of ranks, of attention heads, and of key and value heads; needs a plan of transformers for the
     model. Under DeepSpeed: by AutoTP's layers. 1: matrices are whole. Under Megatron: `tensor_model_parallel_size`
     instead."""
@@ -225,10 +225,10 @@ class PolicyConfig(BaseConfig):
 
     router_aux_loss_coef: float = field(default=0.0, validator=non_negative)
     """Weight of the load-balancing loss in the policy's loss, for a mixture of experts: E sum_i f_i P_i over its E
-    experts (arXiv:2101.03961, eq. 4), the mean over layers and over the rows of a mini-batch (arXiv:2412.19437,
-    eq. 17), so that packing, micro-batches and ranks change nothing. f_i is the mean number of choices of expert i for
-    a token of the row, prompt included, and P_i its mean probability: even loads make K, the experts of a token. What
-    the model's own configuration names is not read. 0: none."""
+    experts (arXiv:2101.03961, eq. 4), the mean over layers and over the rows of a mini-batch (arXiv:2412.19437, eq.
+    17), so that packing, micro-batches and ranks change nothing. f_i is the mean number of choices of expert i for a
+    token of the row, prompt included, and P_i its mean probability: with even loads the sum is K, the number of experts
+    per token. The coefficient in the model's own configuration is not read. 0: none."""
 
     router_z_loss_coef: float = field(default=0.0, validator=non_negative)
     """Weight of the z-loss in the policy's loss, for a mixture of experts: the mean square of the log sum exp of a
@@ -248,8 +248,7 @@ class PolicyConfig(BaseConfig):
     use_dropout: bool = False
     """Train with the dropout that the model's configuration names, such as `attention_dropout`; off while scoring. What
     is dropped follows from `trainer.seed`, the optimizer step, the rank and the cut into micro-batches. Refused for a
-    model without any, and where the loss compares
-    with log-probabilities that were computed without."""
+    model without any, and if the loss compares with log-probabilities that were computed without dropout."""
 
     record_memory: bool = field(default=False, metadata=FREE)
     """With `trainer.profile_steps`: write what each optimizer step allocates beside its trace, as a table of operators
@@ -268,7 +267,7 @@ class CriticConfig(BaseConfig):
     """Weights to start from; the value head is new."""
 
     optimizer_config: OptimizerConfig = OptimizerConfig(lr=5e-6)
-    """How the weights are updated; the learning rate starts out five times the policy's."""
+    """How the weights are updated; the default learning rate is five times the policy's."""
 
     fsdp_config: FSDPConfig = FSDPConfig()
     """Sharding under FSDP."""
@@ -280,20 +279,20 @@ class CriticConfig(BaseConfig):
     """Sharding under Megatron; the last pipeline stage holds the value head."""
 
     sequence_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that share sequences, as of the policy. 1: none."""
+    """Consecutive ranks that share sequences, as for the policy. 1: none."""
 
     context_parallel_size: int = field(default=1, validator=positive)
-    """Ranks that share sequences and gather keys and values, as of the policy. 1: none."""
+    """Ranks that share sequences and gather keys and values, as for the policy. 1: none."""
 
     tensor_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that hold a part of every large matrix each, as of the policy. 1: matrices are whole."""
+    """Consecutive ranks that each hold a part of every large matrix, as for the policy. 1: matrices are whole."""
 
     expert_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that hold different experts, as of the policy. 1: every rank computes all of them."""
+    """Consecutive ranks that hold different experts, as for the policy. 1: every rank computes all of them."""
 
     use_dropout: bool = False
-    """Train with the dropout that the critic's configuration names; off while scoring. As the policy's. Refused with
-    `trainer.algorithm.value_clip`, which compares with values that were computed without."""
+    """Train with the dropout that the critic's configuration names; off while scoring, as for the policy. Refused with
+    `trainer.algorithm.value_clip`, which compares with values that were computed without dropout."""
 
     model_config_kwargs: Mapping[str, Any] = FrozenDict()
     """Values by name that replace those of the critic's Hugging Face configuration."""
@@ -307,16 +306,16 @@ class RefConfig(BaseConfig):
     """Model of the reference; without a path, the weights that the policy starts from."""
 
     sequence_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that share sequences, as of the policy. 1: none."""
+    """Consecutive ranks that share sequences, as for the policy. 1: none."""
 
     context_parallel_size: int = field(default=1, validator=positive)
-    """Ranks that share sequences and gather keys and values, as of the policy. 1: none."""
+    """Ranks that share sequences and gather keys and values, as for the policy. 1: none."""
 
     tensor_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that hold a part of every large matrix each, as of the policy. 1: matrices are whole."""
+    """Consecutive ranks that each hold a part of every large matrix, as for the policy. 1: matrices are whole."""
 
     expert_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that hold different experts, as of the policy. 1: every rank computes all of them."""
+    """Consecutive ranks that hold different experts, as for the policy. 1: every rank computes all of them."""
 
     moe_enable_routing_replay: bool = False
     """Route each token to the experts that the engine chose for it, as in the policy; needs a reference with the same
@@ -334,5 +333,5 @@ class RefConfig(BaseConfig):
     """Sharding under Megatron."""
 
     model_config_kwargs: Mapping[str, Any] = FrozenDict()
-    """Values by name that replace those of the reference's Hugging Face configuration. A reference that begins as the
-    policy has the policy's."""
+    """Values by name that replace those of the reference's Hugging Face configuration. A reference loaded from the
+    policy's path must have the policy's values."""

@@ -1,7 +1,7 @@
-"""From files and arguments to a tree that can run.
+"""Reads files and arguments into a tree that can run.
 
-`load(files, overrides)` gives the tree as written, and where each value came from; `compose(files, overrides)` gives
-that resolved and checked: what `skyrl run` starts.
+`load(files, overrides)` returns the tree as written, and the origin of each value; `compose(files, overrides)` returns
+the resolved and checked tree, which `skyrl run` starts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 """`["trainer.epochs=2"]` as on a command line, or `{"trainer.epochs": 2}` from Python."""
 
 MOST_OVERRIDES = 5_000
-"""Overrides that one configuration takes, five times the leaves of the largest tree."""
+"""Maximum number of overrides of one configuration: five times the leaves of the largest tree."""
 
 
 @frozen(kw_only=True)
@@ -53,14 +53,14 @@ class Composed(Generic[C]):
     """The tree as its author wrote it, with defaults filled in."""
 
     config: C
-    """Resolved."""
+    """The resolved tree."""
 
     origins: Origins
     warnings: tuple[Problem, ...]
 
     @property
     def places(self) -> dict[str, str]:
-        """Dotted path -> place that it was written at, such as `run.toml:14`; without defaults and what was derived."""
+        """Dotted path -> place where it was written, such as `run.toml:14`; without defaults and derived values."""
         last = {path: chain[-1] for path, chain in self.origins.items() if chain}
         return {path: origin.place for path, origin in last.items() if origin.kind not in ("default", "rule")}
 
@@ -74,10 +74,10 @@ def load(
 ) -> Loaded[C]:
     """Patch files, then overrides, onto the default tree; a later value wins, leaf by leaf.
 
-    `root` is the class of the tree; without one it is what `kind` in the last file or override that has it names, and
-    reinforcement learning where none has. A file is TOML, YAML or JSON, the folder of a run, or `preset:NAME`.
-    `environ` is what `env:NAME` is looked up in.
-    Raises `ConfigError` listing every unreadable file, unknown name and value that does not fit.
+    `root` is the class of the tree; by default it follows from the last `kind` in a file or override, and is
+    reinforcement learning if there is none. A file is TOML, YAML or JSON, the folder of a run, or `preset:NAME`.
+    `environ` holds the variables for `env:NAME`. Raises `ConfigError` listing every unreadable file, unknown name and
+    value that does not fit.
     """
     builder = _builder(files, overrides, root, environ)
     config = builder.build()
@@ -98,7 +98,7 @@ def compose(
 ) -> Composed[C]:
     """Load, resolve and check: one `ConfigError` lists everything that is wrong.
 
-    `strict` makes warnings errors; `also` gives further checks for a kind of run, such as those of this machine.
+    `strict` turns warnings into errors; `also` gives further checks for a kind of run, such as those of this machine.
     """
     builder = _builder(files, overrides, root, environ)
     written = builder.build()
@@ -116,7 +116,7 @@ def compose(
 
 @reads_overrides
 def _resolved(overrides: Overrides, root: type[C]) -> C:
-    """The result of a tree's own constructors, such as `SkyRLTrainConfig.from_dict`."""
+    """The resolved tree that constructors such as `SkyRLTrainConfig.from_dict` return."""
     return resolve(load([], overrides, root))
 
 
@@ -158,7 +158,7 @@ def _layers(files: Files, overrides: Overrides, context: ReadContext) -> list[_L
 
 
 def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
-    """The problem, reworded if one kind of run was taken for another."""
+    """The problem, reworded if one kind of run was mistaken for another."""
     if problem.path == "kind" and (found := _refused_kind(problem)) not in KINDS:
         return evolve(problem, message=f"{found!r} is not one of: {', '.join(KINDS)}", hint="")
     name = problem.path.partition(".")[0]
@@ -181,7 +181,7 @@ def _refused_kind(problem: Problem) -> str:
 
 @frozen(kw_only=True)
 class _Layer:
-    """A file or an override: what it assigns, or why it cannot be read."""
+    """A file or an override: its assignments, or the reason why it cannot be read."""
 
     assignments: Sequence[Assignment] = ()
     error: ConfigError | None = None
@@ -213,13 +213,13 @@ def _word_layer(override: str | tuple[str, Any], number: int) -> _Layer:
 
 
 def chosen_root(files: Files, overrides: Overrides = ()) -> type[RunConfig]:
-    """The tree that they are read into, whatever else is wrong with them."""
+    """Class of the tree that files and overrides are read into, whatever else is wrong with them."""
     layers = _layers(files, overrides, ReadContext(presets=PRESETS))
     return _root_meant(_kind_of(layers), layers)
 
 
 def _kind_of(layers: Sequence[_Layer]) -> str | None:
-    """The last `kind` that anybody wrote."""
+    """The last `kind` written in any layer; None if there is none."""
     kind = None
     for assignment in (each for layer in layers for each in layer.assignments):
         found = assignment.value
@@ -234,9 +234,9 @@ def _kind_of(layers: Sequence[_Layer]) -> str | None:
 
 
 def _root_meant(kind: str | None, layers: Sequence[_Layer]) -> type[RunConfig]:
-    """What `kind` names, or nearly names; where there is none, what the names of the fields belong to.
+    """Root class that `kind` names, or nearly names; without a `kind`, the one that the field names belong to.
 
-    Whatever is wrong with `kind` is told; the rest is judged as what was probably meant.
+    A wrong `kind` is reported as an error, and the rest is read as the kind that was probably meant.
     """
     if kind is not None:
         return root_of(kind if kind in KINDS else nearest(kind, KINDS) or "rl")
@@ -248,7 +248,7 @@ def _root_meant(kind: str | None, layers: Sequence[_Layer]) -> type[RunConfig]:
 
 
 def _top_names(layers: Sequence[_Layer]) -> tuple[str, ...]:
-    """Tables and fields of the root that anybody wrote."""
+    """Tables and fields of the root that are written in any layer."""
     names: dict[str, None] = {}
     for assignment in (each for layer in layers for each in layer.assignments):
         found = assignment.value
@@ -260,7 +260,7 @@ def _top_names(layers: Sequence[_Layer]) -> tuple[str, ...]:
 
 
 def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
-    """Assign what a layer says, or note why not."""
+    """Assigns the values of a layer, or records why it cannot."""
     if layer.error is not None and not layer.file:
         builder.problems.extend(layer.error.problems)
         builder.broken.update(problem.path.lstrip("+") for problem in layer.error.problems)
@@ -280,11 +280,13 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
         builder.problems.extend(
             evolve(each, place=each.place or layer.place, hint=each.hint or hint) for each in error.problems
         )
-        builder.broken.add("")  # without the file nothing can be said about the rest
+        builder.broken.add("")  # without the file, the rest cannot be judged
 
 
 def _with_words_joined(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_Layer]:
-    """The layers; of `trainer.epochs 2`, where both are taken for files, one mistake with both words in its hint."""
+    """All layers; `trainer.epochs 2`, whose words were both taken for files, becomes one mistake with both words in its
+    hint.
+    """
     following = [*layers, _Layer()][1:]
     is_value = False
     for layer, after in zip(layers, following, strict=True):
@@ -324,7 +326,7 @@ def _caller() -> str:
 
 
 def _by_place(problems: Iterable[Problem]) -> list[Problem]:
-    """Files in the order of their lines, then arguments, then what was never written."""
+    """Sorts problems: files in the order of their lines, then arguments, then values that were never written."""
     return sorted(problems, key=lambda problem: _sort_key(problem.place))
 
 

@@ -22,4 +22,4 @@ class Loaded(Generic[C]):
     config: C
     origins: Origins
     warnings: tuple[Problem, ...] = ()
-    """Old names that were followed."""
+    """Warnings about old names that were followed."""

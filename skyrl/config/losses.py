@@ -1,4 +1,4 @@
-"""Policy losses: settings of those that have some, what is known about each, and the corrections around them.
+"""Policy losses: their settings, facts about each of them, and off-policy corrections.
 
 `POLICY_LOSSES` registers the built-in losses: checks, effects, sizes and learners read it. Formulas and papers are with
 the classes in `skyrl.algorithms`, which `skyrl.training.policy_losses` makes from the settings.
@@ -36,10 +36,10 @@ class ClipCovConfig(BaseConfig):
     """Part of the tokens that are taken out; at least one is."""
 
     clip_cov_lb: float = 1.0
-    """They are drawn at random from tokens whose covariance is above this ..."""
+    """Lower bound on the covariance of the tokens among which those taken out are drawn at random."""
 
     clip_cov_ub: float = 5.0
-    """... and below this."""
+    """Upper bound on the covariance of the tokens among which those taken out are drawn at random."""
 
 
 @frozen
@@ -106,10 +106,11 @@ class DecoupledConfig(BaseConfig):
     """Largest weight pi_old / pi_rollout of a token. None: no cap."""
 
     cap_mode: Literal["mask", "clamp"] = "mask"
-    """Policy for a token above the cap: it is left out, though still counted, or its weight is held to the cap."""
+    """Policy for a token above the cap. mask: it is left out of the loss, but still counted; clamp: its weight is held
+    to the cap."""
 
     dual_clip: bool = False
-    """Hold the loss of tokens with a negative advantage, as dual_clip does, by `clip_ratio_c`."""
+    """Bound the loss of tokens with a negative advantage by `clip_ratio_c`, as dual_clip does."""
 
 
 @frozen
@@ -159,7 +160,7 @@ class OffPolicyCorrectionConfig(BaseConfig):
     """Leave out a token whose ratio is above this. None: no upper bound."""
 
     def own_problems(self) -> Iterator[Problem]:
-        """A lower bound lies below the upper one."""
+        """Each lower bound lies below its upper bound."""
         for low_name, high_name in (
             ("geo_mask_low", "geo_mask_high"),
             ("product_mask_low", "product_mask_high"),
@@ -197,10 +198,11 @@ class LossFacts:
     """Whether its paper gives every answer the same share: `loss_reduction = "sequence_mean"`."""
 
     takes_corrections: bool = True
-    """Corrections of single sequences leave it what it is. False where it chooses tokens of all sequences together."""
+    """Whether corrections of single sequences suit the loss. False if it selects tokens across all sequences."""
 
     vanishes_without_advantage: bool = False
-    """Loss and gradient are exactly 0 at tokens whose advantage is 0: rows that have no other skip the forward pass."""
+    """Whether loss and gradient are exactly 0 at tokens with advantage 0: rows with only such tokens skip the forward
+    pass."""
 
     by_settings: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
     """Facts that differ under given settings of the loss's table, by name."""
@@ -250,7 +252,7 @@ OWN_LOSS = LossFacts(reads_rollout_logprobs=None)
 
 
 def asks_for_correction(correction: OffPolicyCorrectionConfig) -> bool:
-    """Is any of them on?"""
+    """Whether any correction is on."""
     bounds = (
         correction.outlier_token_is_threshold_low,
         correction.outlier_token_is_threshold_high,

@@ -11,7 +11,7 @@ from skyrl.planning.layout import Node, NoRoom, assign
 from skyrl.planning.sizes import layout
 
 GPUS_PER_NODE = 8
-"""GPUs of a machine where nothing says otherwise."""
+"""Default number of GPUs of a machine."""
 
 
 @frozen(kw_only=True)
@@ -26,7 +26,7 @@ class Need:
 def need_of(run: RunConfig, per_node: int | None = None) -> Need:
     """Machines for a resolved run, of `per_node` GPUs each if that is given.
 
-    Raises `UserError` where a machine of `per_node` GPUs is too small.
+    Raises `UserError` if a machine of `per_node` GPUs is too small.
     """
     sizes = kind_of(run).sizes(run)
     laid = layout(sizes)

@@ -29,7 +29,7 @@ TRANSFORMER_DEFAULTS = FrozenDict(
 
 
 def filled_up(defaults: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """A converter that adds the entries of `defaults` that a table lacks. An entry is switched off by writing it."""
+    """A converter that adds entries of `defaults` missing from a table. To switch an entry off, set it explicitly."""
 
     def convert(value: object) -> object:
         return {**defaults, **value} if isinstance(value, Mapping) else value
@@ -155,10 +155,10 @@ class MegatronConfig(BaseConfig):
 
 
 def expert_tensor_of(config: MegatronConfig) -> int:
-    """Ranks that cut the matrices of experts."""
+    """Number of ranks that split the matrices of each expert."""
     return config.expert_tensor_parallel_size or config.tensor_model_parallel_size
 
 
 def ranks_of_experts(config: MegatronConfig) -> int:
-    """Ranks that have all experts of a layer among them."""
+    """Number of ranks that together hold all experts of a layer."""
     return config.expert_model_parallel_size * expert_tensor_of(config)

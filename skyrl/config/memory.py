@@ -1,7 +1,7 @@
 """Memory that each GPU of a run needs, phase by phase: the tree's settings as `skyrl.planning.memory` counts them.
 
-Whoever asks brings the sizes of the models; `local_shape` finds those of a folder or of a usual model without asking
-anyone.
+The caller provides the sizes of the models; `local_shape` finds those of a folder or of a common model without network
+access.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from skyrl.planning.model_shape import ModelShape, shape_of
 from skyrl.planning.serving import Serving, serving_memory
 
 ShapeOf = Callable[[str], ModelShape | None]
-"""Path or hub name of a model -> its sizes, where they are known."""
+"""Path or hub name of a model -> its sizes; None if they are unknown."""
 
 CONTEXT = 2**30
-"""Bytes that CUDA, cuBLAS and NCCL take on a GPU for each process: its context, workspaces and buffers."""
+"""Bytes that CUDA, cuBLAS and NCCL need on a GPU per process: context, workspaces and buffers."""
 
 ASLEEP = 2 * 2**30
 """Bytes that a sleeping vLLM engine keeps on its GPU: its context, and CUDA graphs where there are any."""
@@ -49,36 +49,36 @@ FITS_WITHIN = 0.95
 """Share of a GPU's memory that an estimate may take; the rest is left to fragmentation."""
 
 CUT = 64 * 2**20
-"""Bytes of packs in which weights travel between processes."""
+"""Bytes of each pack of weights sent between processes."""
 
 
 @attrs.frozen(kw_only=True)
 class Phase:
-    """One GPU in one phase."""
+    """Memory of one GPU in one phase."""
 
     name: str
-    """generation, scoring, update or transfer."""
+    """Name of the phase: generation, scoring, update or transfer."""
 
     role: str
-    """Model that works, or engine."""
+    """The model that is active in the phase, or `engine`."""
 
     parts: Bytes
     """Bytes on the GPU, by part."""
 
     host: int = 0
-    """Bytes of models that this process keeps in host memory meanwhile."""
+    """Bytes of models that are kept in host memory during the phase."""
 
     settings: tuple[str, ...] = ()
-    """Fields that this phase grows or shrinks with, the first most."""
+    """Fields that the memory of this phase depends on, the most important first."""
 
     @property
     def bytes(self) -> int:
-        """All parts on the GPU."""
+        """Bytes of all parts on the GPU."""
         return total(self.parts)
 
 
 def local_shape(path: str) -> ModelShape | None:
-    """Sizes from the `config.json` of a folder, or of a usual model by its hub name; None for others."""
+    """Sizes from the `config.json` of a folder, or of a common model by its hub name; None for others."""
     file = Path(path).expanduser() / "config.json"
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -88,16 +88,17 @@ def local_shape(path: str) -> ModelShape | None:
 
 
 def phases_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[Phase, ...] | None:
-    """The phases of a training step on the GPU that has most in each; of a resolved tree that has passed `check`.
+    """The phases of a training step, each on the GPU that needs the most memory. The tree must be resolved and have
+    passed `check`.
 
-    None where a model's sizes are not known.
+    None if a model's sizes are unknown.
     """
     learners = _learners(run, shape_of_model)
     return None if learners is None else tuple(_phases(run, learners))
 
 
 def path_of(run: SkyRLTrainConfig, model: Model) -> str:
-    """Path or hub name of the model's weights; those of the policy where it has none of its own."""
+    """Path or hub name of the model's weights; those of the policy if it has none of its own."""
     return getattr(run.trainer, model).model.path or run.trainer.policy.model.path or ""
 
 
@@ -108,13 +109,13 @@ def models_without_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_
 
 
 def gpu_memory(run: SkyRLTrainConfig) -> int | None:
-    """Bytes of a GPU of the kind that the configuration names."""
+    """Bytes of a GPU of the kind that the configuration names; None if it names none."""
     kind = run.trainer.placement.gpu_kind
     return None if kind is None else GPU_KINDS[kind].memory
 
 
 def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learner:
-    """One rank of a model."""
+    """One rank of a model, as the memory estimate describes it."""
     trainer, section = run.trainer, getattr(run.trainer, model)
     learns, zero = model in trained_models(run), section.deepspeed_config.zero_optimization
     deepspeed, ranks = trainer.strategy == "deepspeed", grid_of(run, model).ranks
@@ -152,12 +153,12 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
 
 
 def rest_of(learner: Learner) -> Bytes:
-    """Bytes that are left between two phases, whatever the strategy."""
+    """Bytes that a learner keeps between two phases, under any strategy."""
     return resting(learner) if learner.megatron is None else stage_resting(learner)
 
 
 def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
-    """One GPU of an engine that the run starts."""
+    """One GPU of an engine that the run starts, as the memory estimate describes it; None if the run starts none."""
     engines, engine = engines_of(run), run.generator.inference_engine
     if engines is None:
         return None
@@ -237,7 +238,7 @@ def _beside(run: SkyRLTrainConfig, model: Model, learners: Mapping[Model, Learne
 
 
 def _awake(run: SkyRLTrainConfig, engine: Serving | None) -> Bytes:
-    """The engine on the same GPU takes weights awake, with its cache."""
+    """Bytes of the engine on the same GPU during a weight transfer, when it is awake and holds its cache."""
     if engine is None or not (on_ray(run) and run.trainer.placement.colocate_all):
         return {}
     packs = round(run.generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB * 1e9)
@@ -246,7 +247,9 @@ def _awake(run: SkyRLTrainConfig, engine: Serving | None) -> Bytes:
 
 
 def _on_the_gpu(run: SkyRLTrainConfig, learner: Learner, name: str, parts: Bytes) -> Bytes:
-    """Without what rests on the host, where models take turns or the configuration says so."""
+    """Bytes on the GPU, without state kept on the host because models take turns or because the configuration offloads
+    it.
+    """
     found = dict(parts)
     state = rest_of(learner)
     if learner.rests_on_host:
@@ -263,7 +266,7 @@ def _on_the_gpu(run: SkyRLTrainConfig, learner: Learner, name: str, parts: Bytes
 
 
 def _settings(run: SkyRLTrainConfig, model: Model, name: str, parts: Bytes) -> tuple[str, ...]:
-    """Fields that the largest part of this phase depends on; the first are those that are changed first."""
+    """Fields that the largest part of this phase depends on; those that should be changed first come first."""
     gpus = f"trainer.placement.{model}_num_gpus_per_node"
     largest = max(parts, key=lambda part: parts[part])
     if name == "transfer" and run.trainer.placement.colocate_all:
@@ -283,7 +286,7 @@ def _bound(run: SkyRLTrainConfig, rows: str) -> str:
 
 
 def _takes_turns(run: SkyRLTrainConfig) -> bool:
-    """Are models in host memory while others work on the same GPUs?"""
+    """Whether models are in host memory while others use the same GPUs."""
     placement = run.trainer.placement
     return run.trainer.device == "cuda" and (
         placement.colocate_all or (placement.colocate_policy_ref and len(models_of(run)) > 1)
@@ -301,7 +304,7 @@ def _precision(run: SkyRLTrainConfig, model: Model, *, sharded: bool) -> Precisi
 
 
 def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:
-    """The largest micro-batch of a rank: all of its rows have the greatest length."""
+    """The largest micro-batch of a rank: all of its rows have the maximum length."""
     trainer = run.trainer
     prompt, answer = longest_row(run)
     shares = trainer.share_group_prompts and (trainer.attention == "sdpa" or trainer.strategy == "megatron")
@@ -321,7 +324,7 @@ def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:
 
 
 def _recomputes(run: SkyRLTrainConfig, model: Model) -> bool:
-    """Is each layer computed again in backward? Megatron has settings of its own for that."""
+    """Whether each layer is recomputed in backward. Megatron has its own settings for that."""
     if run.trainer.strategy != "megatron":
         return bool(run.trainer.recompute_activations)
     kwargs = getattr(run.trainer, model).megatron_config.transformer_config_kwargs

@@ -1,4 +1,4 @@
-"""Whether a run fits the GPUs that it names, which phase and setting decide, and the nearest change that fits."""
+"""Whether a run fits its kind of GPU, which phase and setting decide that, and the least costly change that fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skyrl.tree import evolve_at
 GIB = 2**30
 LOWEST_UTILIZATION = 0.2
 MOST_TIMES = 64
-"""Times the GPUs of a run that are tried."""
+"""Largest multiple of the run's GPUs that is tried."""
 
 Changes = Mapping[str, Any]
 """Paths -> values that make a run fit."""
@@ -34,19 +34,20 @@ class Verdict:
     """Phases that do not fit, the fullest first."""
 
     cache_holds: int | None
-    """Sequences of full length that an engine's cache holds at once; None without an engine with such a cache."""
+    """Number of full-length sequences that an engine's cache holds at once; None without an engine with such a cache.
+    """
 
     nearest: Changes | None
-    """The change that makes it fit; None where it fits, or where none was found."""
+    """The change that makes the run fit; None if it fits already, or if none was found."""
 
     @property
     def fits(self) -> bool:
-        """Every phase fits, and an engine can draw at least one answer of full length."""
+        """Whether every phase fits, and an engine can draw at least one answer of full length."""
         return not self.over and self.cache_holds != 0
 
 
 def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> Verdict | None:
-    """The verdict on a resolved run; None where no kind of GPU is named, or a model's sizes are not known."""
+    """The verdict on a resolved run; None if it names no kind of GPU, or a model's sizes are unknown."""
     found = judged(run, shape_of_model)
     if found is None or found.fits:
         return found
@@ -59,7 +60,7 @@ def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> 
 
 
 def judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Verdict | None:
-    """The verdict without a search for changes that fit; None where `verdict_of` gives none."""
+    """The verdict without a search for changes that fit; None in the same cases as `verdict_of`."""
     memory, phases = gpu_memory(run), phases_of(run, shape_of_model)
     if memory is None or phases is None or run.trainer.device != "cuda":
         return None
@@ -68,7 +69,7 @@ def judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Verdict | None:
 
 
 def with_changes(run: SkyRLTrainConfig, changes: Changes) -> SkyRLTrainConfig:
-    """The run with these values; what was derived from others stays."""
+    """The run with these values; values derived from the changed ones stay as they are."""
     for path, value in changes.items():
         run = evolve_at(run, path, value)
     return run
@@ -81,8 +82,8 @@ def _cache(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> int | None:
 
 
 def _nearest(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Changes | None:
-    """The first single change that fits, if it is a cheap one; else the least dear one that fits, alone or with as
-    little of all cheap ones as it needs.
+    """The first cheap change that fits by itself; otherwise the least expensive change that fits, alone or combined
+    with the mildest cheap changes that it needs.
     """
     singles = list(_changes(run))
     cheap = [change for change in singles if not any("placement" in path for path in change)]
@@ -99,7 +100,7 @@ def _nearest(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Changes | None:
 
 
 def _softened(run: SkyRLTrainConfig, changes: Changes, singles: Sequence[Changes], shape_of_model: ShapeOf) -> Changes:
-    """The changes without those that are not needed, and with the mildest values of those that are."""
+    """The changes that are needed to fit, each with its mildest value."""
     kept = dict(changes)
     for path in [each for each in changes if "placement" not in each and "parallel" not in each]:
         fewer = {other: value for other, value in kept.items() if other != path}
@@ -130,7 +131,7 @@ def _fits(run: SkyRLTrainConfig, changes: Changes, shape_of_model: ShapeOf) -> b
 
 
 def _changes(run: SkyRLTrainConfig) -> Iterator[Changes]:
-    """Single changes, by what they cost."""
+    """Single changes, the cheapest first."""
     trainer, engine = run.trainer, run.generator.inference_engine
     if trainer.recompute_activations is False and trainer.strategy != "megatron":
         yield {"trainer.recompute_activations": True}
@@ -174,7 +175,7 @@ def _wider_engines(run: SkyRLTrainConfig) -> Iterator[Changes]:
 
 
 def _more_gpus(run: SkyRLTrainConfig) -> Iterator[Changes]:
-    """Multiples of the GPUs, on one machine as far as that goes; engines that share them grow in number or width."""
+    """Multiples of the GPUs, on one machine if possible; engines that share them grow in number or width."""
     times = 2
     while times <= MOST_TIMES:
         changes: dict[str, Any] = {}
@@ -190,7 +191,7 @@ def _more_gpus(run: SkyRLTrainConfig) -> Iterator[Changes]:
 
 
 def _grown(run: SkyRLTrainConfig, model: str, times: int) -> Changes:
-    """So many times the GPUs of a model."""
+    """Changes that multiply the GPUs of a model by `times`."""
     placement = run.trainer.placement
     nodes, each = (getattr(placement, f"{model}_num_{name}") for name in ("nodes", "gpus_per_node"))
     on_a_node = min(8, each * times) if nodes == 1 and each <= 8 else each

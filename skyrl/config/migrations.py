@@ -1,7 +1,8 @@
-"""Names that a path had before, elsewhere or earlier: followed with a warning, or refused with the reason.
+"""Former names of paths, in SkyRL or in earlier versions: followed with a warning, or refused with the reason.
 
-Three eras stand here: SkyRL's Hydra files of 2025, in which engine settings lay directly under `generator`; the
-documents of mid-2025; and what SkyRL added after the tree that ours follows (`newer_upstream_fields.py`).
+There are three groups: SkyRL's Hydra files of 2025, in which engine settings were directly under `generator`; the
+documents of mid-2025; and fields that SkyRL added after the version that this tree follows
+(`newer_upstream_fields.py`).
 """
 
 from __future__ import annotations
@@ -118,4 +119,5 @@ MIGRATIONS: tuple[Migration, ...] = (
       for model in ("policy", "ref")),
     *NEWER_UPSTREAM_FIELDS,
 )  # fmt: skip
-"""The first entry for a path counts; an entry for a table holds for everything in it that has none of its own."""
+"""All migrations. The first entry for a path counts; an entry for a table applies to every path in it without its own
+entry."""

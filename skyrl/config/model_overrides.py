@@ -10,7 +10,7 @@ from skyrl.config.trainer import TrainerConfig
 
 
 def learner_overrides(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
-    """Values by name for `policy`, `critic` or `ref`; `rope_scaling` and `rope_theta` are those of all models."""
+    """Values by name for `policy`, `critic` or `ref`; `rope_scaling` and `rope_theta` apply to all models."""
     return _with_rope(_own(trainer, model), trainer.rope_scaling, trainer.rope_theta)
 
 
@@ -20,7 +20,7 @@ def engine_overrides(run: SkyRLTrainConfig) -> Mapping[str, Any]:
 
 
 def _own(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
-    """Values of the model's own table; Megatron's has a field for them."""
+    """Values from the model's own table, or under Megatron from its `megatron_config`."""
     section = getattr(trainer, model)
     is_megatrons = trainer.strategy == "megatron"
     own: Mapping[str, Any] = (

@@ -1,4 +1,4 @@
-"""Where a tree of any kind of run describes a model, so that checks and effects of models are written once.
+"""Locations of the models in the tree of each kind of run, so that checks and effects of models are written once.
 
 A reinforcement-learning run has a table for each of its three models; a supervised run has one model, at its root.
 """
@@ -16,7 +16,7 @@ from skyrl.tree import get_at, joined
 
 @frozen(kw_only=True)
 class ModelTable:
-    """The table of one model in a tree. `run` is a resolved tree everywhere."""
+    """The table of one model in a tree. `run` is always a resolved tree."""
 
     path: str
     """Path of the table; empty where it is the root."""
@@ -28,13 +28,14 @@ class ModelTable:
     """Name of the model in messages."""
 
     ranks: Callable[[Any], int]
-    """Number of its ranks."""
+    """Number of ranks of the model."""
 
     exists: Callable[[Any], bool] = lambda run: True
     """Whether the run has this model."""
 
     exists_where: str = ""
-    """That condition in words, such as "there is a critic"; empty for a model that every run has."""
+    """Condition under which the run has this model, in words, such as "there is a critic"; empty for a model that every
+    run has."""
 
     learns: bool = True
     """Whether the model is trained. A reference has neither gradients nor an optimizer."""
@@ -47,32 +48,32 @@ class ModelTable:
         return joined(self.path, field)
 
     def section(self, run: Any) -> Any:
-        """The table itself, with `model`, `fsdp_config` and their like."""
+        """The model's table, with fields such as `model` and `fsdp_config`."""
         return get_at(run, self.path) if self.path else run
 
     def on_cuda(self, run: Any) -> bool:
-        """Does it compute on GPUs?"""
+        """Whether the model computes on GPUs."""
         return bool(self._trainer(run).device == "cuda")
 
     def by_fsdp(self, run: Any) -> bool:
-        """Is it spread over ranks by FSDP?"""
+        """Whether the model is spread over ranks by FSDP."""
         return self._trainer(run).strategy in ("fsdp", "fsdp2")
 
     def by_deepspeed(self, run: Any) -> bool:
-        """Is it spread over ranks by DeepSpeed?"""
+        """Whether the model is spread over ranks by DeepSpeed."""
         return bool(self._trainer(run).strategy == "deepspeed")
 
     def by_megatron(self, run: Any) -> bool:
-        """Is it spread over ranks by Megatron?"""
+        """Whether the model is spread over ranks by Megatron."""
         return bool(self._trainer(run).strategy == "megatron")
 
     def zero(self, run: Any) -> ZeroOptimizationConfig:
-        """DeepSpeed's settings of what is sharded and offloaded."""
+        """DeepSpeed's settings for sharding and offloading."""
         settings: ZeroOptimizationConfig = self.section(run).deepspeed_config.zero_optimization
         return settings
 
     def optimizer_may_leave(self, run: Any) -> bool:
-        """Can the state of the optimizer move off a GPU between phases? It cannot where it rests elsewhere anyway."""
+        """Whether the optimizer's state can move off a GPU between phases; False if it is kept elsewhere anyway."""
         if self.by_megatron(run):
             return True
         if self.by_fsdp(run):

@@ -26,8 +26,8 @@ class SkyRLLoraConfig(BaseConfig):
 
     path: str | None = field(default=None, metadata=IDENTITY)
     """Folder of a stored adapter to start from, with PEFT's `adapter_config.json` and `adapter_model.safetensors`, such
-    as the one that a run exports; `rank`, `alpha` and the modules have to be its own. A reference needs one, and has it
-    merged into its weights. None: a new adapter."""
+    as the one that a run exports; `rank`, `alpha` and the modules must match it. A reference needs one, which is merged
+    into its weights. None: a new adapter."""
 
     alpha: int = field(default=16, validator=positive)
     """Scale of the adapter: its output is multiplied by `alpha / rank`."""
@@ -42,14 +42,15 @@ class SkyRLLoraConfig(BaseConfig):
 
     target_modules: str | tuple[str, ...] = field(default="all-linear", metadata=IDENTITY)
     """Modules that get an adapter: `all-linear` for every linear layer but the head, a regular expression, or names.
-    The experts of a mixture of experts are no linear layers and get none: `all-linear` is the attention alone."""
+    The experts of a mixture of experts are not linear layers and get none, so `all-linear` covers only the attention.
+    """
 
     exclude_modules: str | tuple[str, ...] | None = field(default=None, metadata=IDENTITY)
-    """Modules that get none although `target_modules` matches them: a regular expression, or names."""
+    """Modules that get no adapter although `target_modules` matches them: a regular expression, or names."""
 
     init_method: str = field(default="kaiming", validator=_adapter_init)
-    """How A starts; B starts at zero. kaiming, gaussian or orthogonal (which wants an even rank), drawn from
-    `trainer.seed`, as PEFT's `init_lora_weights` has them. The other names, of PEFT and of Megatron, do not run yet."""
+    """Initialization of A; B starts at zero. kaiming, gaussian or orthogonal (which needs an even rank), drawn from
+    `trainer.seed`, as in PEFT's `init_lora_weights`. Other names from PEFT and Megatron are not supported yet."""
 
 
 @frozen

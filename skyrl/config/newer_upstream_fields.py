@@ -1,4 +1,4 @@
-"""Fields that SkyRL added to its tree after the version that ours follows.
+"""Fields that SkyRL added to its tree after the version that this tree follows.
 
 Such a field is refused with the name of the capability; a value that asks for nothing, such as `enabled = false`, is
 dropped with a warning.

@@ -13,7 +13,7 @@ from skyrl.tree.validators import positive
 
 
 def _readable(instance: object, attribute: "Attribute[Any]", value: str | None) -> None:
-    """The validator of an allocation. Raises `ConfigError` with the reason where it cannot be read."""
+    """Validates an allocation string. Raises `ConfigError` with the reason if it cannot be parsed."""
     try:
         if value is not None:
             read_allocation(value)
@@ -28,7 +28,7 @@ class PlacementConfig(BaseConfig):
     """Nodes and GPUs of each model. On a machine without GPUs the counts are processes. They may change on resume."""
 
     colocate_all: bool = True
-    """Training and inference take turns on the same GPUs: the policy's GPUs must then be as many as the engines'.
+    """Training and inference take turns on the same GPUs: policy and engines must then have the same number of GPUs.
     False: engines have GPUs of their own."""
 
     colocate_policy_ref: bool = True
@@ -61,7 +61,7 @@ class PlacementConfig(BaseConfig):
     """GPUs and degrees of parallelism of engines and models in one string, as AReaL writes it, in place of the fields
     for them here, of `strategy`, of the models' parallel sizes and of the engines' number and sizes:
     `vllm:d4t2+fsdp:d8` gives each its own GPUs, `vllm:d4t2|fsdp:d8` lets them take turns. Machines have 8 GPUs. A field
-    that is written as well has to agree. See docs/planning.md. None: the fields decide."""
+    that is also set must agree. See docs/planning.md. None: the fields decide."""
 
     executor: Literal["auto", "in_process", "ray"] = field(default="auto", metadata=FREE)
     """in_process: everything runs in the process of the command, so one process per model must be enough; ray: Ray
@@ -72,13 +72,13 @@ class PlacementConfig(BaseConfig):
     of its own here and ends it. Read when the executor is ray."""
 
     start_timeout_seconds: Seconds = field(default=600.0, validator=positive, metadata=FREE)
-    """How long all processes may take to be there, with their models loaded, before the run ends and says who is
-    missing. Read when the executor is ray."""
+    """Maximum seconds until all processes have started and loaded their models; after that the run ends and names those
+    that are missing. Read when the executor is ray."""
 
     call_timeout_seconds: Seconds = field(default=3600.0, validator=positive, metadata=FREE)
-    """Longest that anything asked of a process may take: one batch of samples, one update, one transfer of weights.
-    Read when the executor is ray."""
+    """Maximum seconds for one call of a process: one batch of samples, one update, one transfer of weights. Read when
+    the executor is ray."""
 
     heartbeat_timeout_seconds: Seconds = field(default=60.0, validator=positive, metadata=FREE)
-    """A process that gives no sign of life for so long ends the run. A busy one gives signs, a stopped one does not.
-    One that has yet to start is given `start_timeout_seconds`. Read when the executor is ray."""
+    """The run ends if a process sends no heartbeat for this many seconds. A busy process sends heartbeats, a stopped
+    one does not. A process that is still starting has `start_timeout_seconds`. Read when the executor is ray."""

@@ -1,4 +1,4 @@
-"""Starting points with a name: `extends = "preset:dapo"` in a file. Each is a table that a user might have written."""
+"""Named starting points: `extends = "preset:dapo"` in a file. Each is a table that a user might have written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ONE_PROCESS = {
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     # One process, one machine, nothing that needs an account.
     "one-process": _ONE_PROCESS,
-    # What is fast on CUDA with vLLM engines, where the defaults are careful: micro-batches by tokens and not one sample
-    # at a time, attention by torch's own kernels, which read a group's prompt once, and CUDA graphs.
+    # Fast settings for CUDA with vLLM engines, where the defaults are conservative: micro-batches counted in tokens
+    # instead of one sample at a time, torch's own attention, which reads a group's prompt once, and CUDA graphs.
     "cuda": {
         "trainer": {"device": "cuda", "flash_attn": False, "max_tokens_per_microbatch": 16_384},
         "generator": {"inference_engine": {"enforce_eager": False}},
@@ -41,7 +41,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
             }
         }
     },
-    # arXiv:2503.14476: clip-higher, mean over tokens, uniform groups drawn anew, cut-off answers left out, no KL.
+    # arXiv:2503.14476: clip-higher, mean over tokens, uniform groups resampled, truncated answers left out, no KL.
     "dapo": {
         "trainer": {
             "algorithm": {

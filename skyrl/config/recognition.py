@@ -1,4 +1,4 @@
-"""Recognises what is given in place of a configuration: a model, a script, data, or a file of another program."""
+"""Recognises files given by mistake instead of a configuration: a model, a script, data, or another program's file."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _OF_A_MODEL = ("config.json", "adapter_config.json", "model.safetensors", "model
 
 _TRL_COMMANDS = ("grpo", "sft", "dpo", "rloo", "reward")
 _CONVERTED = {"verl": "verl", "TRL": "trl", "AReaL": "areal"}
-"""Program -> the name that `skyrl config convert --from` has for it."""
+"""Program -> its name in `skyrl config convert --from`."""
 
 _BY_HAND = "docs/coming-from.md lists where its settings are here; begin with examples/quickstart/grpo.toml"
 
 
 def refuse_other_files(name: str) -> None:
-    """Raise `ConfigError` for a folder or a file that holds a model, rows, or a script, as far as its name and its
-    first bytes tell.
+    """Raise `ConfigError` for a folder or a file that holds a model, rows, or a script, judging by its name and its
+    first bytes.
     """
     found = _model_at(name) or _rows_in(name)
     if found is None and (text := _script_in(name)):
@@ -38,8 +38,8 @@ def refuse_other_files(name: str) -> None:
 
 
 def refuse_other_sources(name: str, of: str = "") -> None:
-    """Raise `ConfigError` for what is not converted: a model, rows, a script of another program than `of`, which is the
-    name that `skyrl config convert --from` has for one.
+    """Raise `ConfigError` for files that cannot be converted: a model, rows, or a script of a program other than `of`,
+    which is a name in `skyrl config convert --from`.
     """
     found = _model_at(name, is_run=False) or _rows_in(name)
     if found is None and (text := _script_in(name)):
@@ -49,7 +49,7 @@ def refuse_other_sources(name: str, of: str = "") -> None:
 
 
 def refuse_other_tables(name: str, tables: object, *, of: str = "") -> None:
-    """Raise `ConfigError` for the content of a file that another program's names stand at the top of.
+    """Raise `ConfigError` for the content of a file whose top-level names are those of another program.
 
     `of`: the program whose file it may be.
     """
@@ -67,7 +67,7 @@ def _refuse(name: str, found: tuple[str, str] | None) -> None:
 
 
 def _program_of_script(text: str) -> str:
-    """The program that a script starts, or whose classes it uses; empty for none that is known."""
+    """The known program that a script starts, or whose classes it uses; empty if there is none."""
     if "actor_rollout_ref." in text or "verl.trainer" in text:
         return "verl"
     if "openrlhf.cli" in text:
@@ -152,7 +152,7 @@ def _other_tables(name: str, top: set[str], of: str) -> tuple[str, str] | None:
 
 
 def _is_ours(tables: Mapping[Any, Any]) -> bool:
-    """Whether all names of the first two levels are those of our own tree, and there are some of a table."""
+    """Whether all names of the first two levels exist in skyrl's tree, and some of them are inside a table."""
     from skyrl.config.root import SkyRLTrainConfig
 
     ours = fields_of(SkyRLTrainConfig)
@@ -164,7 +164,7 @@ def _is_ours(tables: Mapping[Any, Any]) -> bool:
 
 
 def _program_of_tables(top: set[str]) -> str:
-    """The program that has such names at the top of its files; empty for none that is known."""
+    """The known program whose files have such top-level names; empty if there is none."""
     if "actor_rollout_ref" in top:
         return "verl"
     if "model_name_or_path" in top or {"per_device_train_batch_size", "learning_rate"} <= top:

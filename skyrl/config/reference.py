@@ -27,14 +27,14 @@ fingerprint), `free` ones neither.
 
 
 def reference_page(run: RunConfig) -> str:
-    """The page for the tree `run`, whose tables may be of a user's own classes."""
+    """The page for the tree `run`, whose tables may be instances of a user's own classes."""
     return "\n".join([_HEAD, *_table(run, type(run)(), "", type(run))])
 
 
 def reference_section(run: RunConfig, path: str) -> str:
     """The part of the page for a table, with the tables in it, or for a single field.
 
-    Raises `ConfigError` for a path that does not exist, with the near one.
+    Raises `ConfigError` for a path that does not exist, and suggests a similar one.
     """
     table, defaults, names = run, type(run)(), split_path(path)
     for depth, name in enumerate(names):
@@ -70,7 +70,7 @@ def _table(table: object, defaults: object, path: str, root: type[Any]) -> list[
 
 
 def _field(table: object, defaults: object, attribute: attrs.Attribute[Any], path: str, root: type[Any]) -> list[str]:
-    """One field of `table`: type, what is allowed, default, role; then what it means."""
+    """One field of `table`: type, allowed values, default and role, then its meaning."""
     default = json.dumps(stored_value(getattr(defaults, attribute.name)), ensure_ascii=False)
     facts = [describe(attribute.type), wanted_by(attribute.validator), f"default `{default}`", role_of(attribute)]
     doc = docs_of(type(table)).get(attribute.name, "")
@@ -78,7 +78,9 @@ def _field(table: object, defaults: object, attribute: attrs.Attribute[Any], pat
 
 
 def _sentences(path: str, doc: str, root: type[Any]) -> list[str]:
-    """Meaning of the field, when it acts, what derives it, and whether this version reads it."""
+    """Meaning of the field, condition under which it has an effect, rule that derives it, and whether this version
+    reads it.
+    """
     kind, found = kind_of(root), [" ".join(doc.split())]
     found += [f"Has an effect when {each.when}." for each in kind.effects if _covers(each.path, path)]
     found += [f"Derived by `{each.name}` where it is not written." for each in kind.rules if each.writes == path]

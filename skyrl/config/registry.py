@@ -1,4 +1,4 @@
-"""Policy losses and advantage estimators of the user's own: by import path, or by a name that they were given.
+"""The user's own policy losses and advantage estimators, named by import path or by a registered name.
 
     @register_policy_loss("soft_clip")
     @frozen
@@ -7,9 +7,9 @@
 
         def __call__(self, inputs: LossInputs) -> Tensor: ...
 
-Once the module that says so has been imported, `policy_loss_type = "soft_clip"` means this class, and
-`trainer.algorithm.policy_loss` holds its fields. `policy_loss_type = "my_pkg.losses:SoftClip"` means it without
-having been imported first.
+Once the module with this code has been imported, `policy_loss_type = "soft_clip"` means this class, and
+`trainer.algorithm.policy_loss` holds its fields. `policy_loss_type = "my_pkg.losses:SoftClip"` means the same class and
+needs no import first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SPELLING = "module:name or file.py:name, of a class or a function"
 
 @attrs.frozen(kw_only=True)
 class Registry:
-    """Names of one kind of thing: ours, and those that a program registers."""
+    """Names of one kind of component: the built-in ones, and those that a program registers."""
 
     kind: str
     """Name of the kind in messages."""
@@ -57,13 +57,14 @@ class Registry:
         return thing
 
     def names(self) -> tuple[str, ...]:
-        """Ours, then those that were registered."""
+        """Built-in names, then registered ones."""
         return (*self.built_in, *self._own)
 
     def settings_class(self, name: Any, may_import: bool) -> type[Any] | None:
-        """The configuration class that the user's own name stands for, whose fields its settings are.
+        """The configuration class that the user's own name stands for; its fields are the settings.
 
-        None for ours, for what has no settings, and for what cannot be imported or may not be: `problems` tells why.
+        None for built-in names, for objects without settings, and for names that cannot or may not be imported:
+        `problems` tells why.
         """
         if not isinstance(name, str) or name in self.built_in:
             return None
@@ -77,7 +78,7 @@ class Registry:
     def object(self, name: str, settings: Any) -> Any:
         """The object that the user's own name stands for.
 
-        `settings` are those of the tree: the object itself, where its class was known when the tree was read. Raises
+        `settings` is the table in the tree, or the object itself if its class was known when the tree was read. Raises
         `ConfigError`.
         """
         if not isinstance(settings, Mapping):
@@ -88,9 +89,9 @@ class Registry:
         return made
 
     def declaring(self, name: str, settings: Any) -> Any:
-        """What carries the attributes of the user's own thing: an instance with its settings, or the thing itself.
+        """The object whose attributes declare facts: an instance with its settings, or the class or function itself.
 
-        None for what cannot be imported, which `object` reports.
+        None if it cannot be imported, which `object` reports.
         """
         if not isinstance(settings, Mapping):
             return settings
@@ -146,15 +147,15 @@ AdvantageEstimatorRegistry = Registry(
 
 
 def register_policy_loss(name: str) -> Callable[[T], T]:
-    """Decorator of a loss: what takes `LossInputs` and returns the loss of each token."""
+    """Registers a loss: a callable that takes `LossInputs` and returns the loss of each token."""
     return lambda thing: PolicyLossRegistry.register(name, thing)
 
 
 def register_advantage_estimator(name: str) -> Callable[[T], T]:
-    """Decorator of an estimator: what takes a `TrainingBatch` and returns the advantage of each token."""
+    """Registers an estimator: a callable that takes a `TrainingBatch` and returns the advantage of each token."""
     return lambda thing: AdvantageEstimatorRegistry.register(name, thing)
 
 
 def _place(thing: Any) -> tuple[str, str]:
-    """Location of a thing, which stays the same if its module is executed again."""
+    """Location of an object, which stays the same if its module is executed again."""
     return thing.__module__, thing.__qualname__

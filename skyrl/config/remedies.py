@@ -1,4 +1,4 @@
-"""Remedies in words that several checks share."""
+"""Texts of remedies that several checks share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`resolve()`: everything that follows from what was written, derived once, in the open.
+"""`resolve()`: derives the values that follow from written ones, once and traceably.
 
 `rules.py` has the rules. The result is a new tree; nothing else in the program derives or changes configuration.
 """
@@ -20,9 +20,9 @@ C = TypeVar("C", bound=RunConfig)
 def resolve(config: C | Loaded[C]) -> C:
     """A new tree in which everything that can be derived is. No written value changes; resolving again changes nothing.
 
-    Give it what `load` returned: its origins say what was written. Of a bare tree, what differs from the default counts
-    as written, and so does a table that is null by default and is there. A field that was written with its default
-    value cannot be told from one that was left alone there: `weight_sync_backend = "nccl"` is derived anew.
+    Pass the result of `load`: its origins tell what was written. In a bare tree, values that differ from the default
+    count as written, and so does a table that is null by default but present. A field written with its default value
+    cannot be told from an unset one there: `weight_sync_backend = "nccl"` is derived again.
     """
     if isinstance(config, Loaded):
         return resolve_with_origins(config.config, config.origins)[0]
@@ -30,7 +30,9 @@ def resolve(config: C | Loaded[C]) -> C:
 
 
 def derived(config: RunConfig) -> tuple[str, ...]:
-    """The paths of a resolved tree that follow from the rest: `resolve` gives them again when they are left out."""
+    """The paths of a resolved tree that are derived from the rest: `resolve` restores their values if they are left
+    out.
+    """
     return derived_paths(config, kind_of(config).rules)
 
 

@@ -9,10 +9,10 @@ from skyrl.tree.validators import non_negative, positive
 
 @frozen
 class NormConfig(BaseConfig):
-    """Shift and scale numbers by their own mean and deviation. As it stands it does nothing."""
+    """Shift and scale numbers by their own mean and deviation. The defaults change nothing."""
 
     mean_level: Literal["batch", "group"] | None = None
-    """Take the mean of the batch, or of each prompt's group, away. None: no shift."""
+    """Subtract the mean of the batch, or of each prompt's group. None: no shift."""
 
     std_level: Literal["batch", "group"] | None = None
     """Divide by the deviation over the batch, or over each group. None: no division."""
@@ -29,7 +29,7 @@ class NormConfig(BaseConfig):
 
 @frozen
 class OverlongConfig(BaseConfig):
-    """A price for long answers (DAPO, arXiv:2503.14476, eq. 13), in tokens of the answer."""
+    """A penalty for long answers (DAPO, arXiv:2503.14476, eq. 13), in tokens of the answer."""
 
     buffer_len: int | None = field(default=None, validator=positive)
     """Tokens before the limit over which the penalty grows. None: no penalty."""
@@ -41,7 +41,8 @@ class OverlongConfig(BaseConfig):
     """The limit. None: `generator.sampling_params.max_generate_length`, which is right for a single turn."""
 
     floor: bool = True
-    """The penalty is never more than `penalty_factor`, as in DAPO. False: it grows on beyond the limit, as in AReaL."""
+    """The penalty is never more than `penalty_factor`, as in DAPO. False: it keeps growing beyond the limit, as in
+    AReaL."""
 
 
 @frozen
@@ -52,7 +53,7 @@ class RewardShapingConfig(BaseConfig):
     """
 
     overlong: OverlongConfig = OverlongConfig()
-    """A price for long answers."""
+    """A penalty for long answers."""
 
     bias: float = 0.0
     """Added to every reward."""
@@ -61,7 +62,7 @@ class RewardShapingConfig(BaseConfig):
     """Factor of every reward, after the bias."""
 
     clip: float | None = field(default=None, validator=positive)
-    """Rewards are held to within this of 0. None: they are not held."""
+    """Rewards are clipped to within this distance of 0. None: no clipping."""
 
     norm: NormConfig = NormConfig()
     """Rewards shifted and scaled by their own mean and deviation."""

@@ -30,10 +30,10 @@ CRITIC = _table("critic", title="critic", exists=has_critic, exists_where="there
 REFERENCE = _table("ref", title="reference", learns=False, exists=has_reference, exists_where="a KL term is on")
 
 RL_MODELS = (POLICY, CRITIC, REFERENCE)
-"""In the order in which messages name them."""
+"""Models of a reinforcement-learning run, in the order in which messages name them."""
 
 
 def shares_gpus(run: SkyRLTrainConfig) -> bool:
-    """Do several models, or models and engines, take turns on the same GPUs?"""
+    """Whether several models, or models and engines, take turns on the same GPUs."""
     placement = run.trainer.placement
     return placement.colocate_all or (placement.colocate_policy_ref and len(models_of(run)) > 1)

@@ -1,4 +1,4 @@
-"""The tree: everything that a run may say. Read `trainer.py` and `generator.py` next."""
+"""The configuration tree of a reinforcement-learning run. Read `trainer.py` and `generator.py` next."""
 
 from typing import Literal
 

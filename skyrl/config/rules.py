@@ -1,7 +1,7 @@
 """The derivation rules of a reinforcement-learning run.
 
-Each rule fills one path that was left unset, says what it reads, and never changes what a person wrote. `resolve.py`
-applies them; rules that supervised runs have, too, are in `every_kind.py`.
+Each rule fills one path that was left unset, names the paths that it reads, and never changes a written value.
+`resolve.py` applies them; rules shared with supervised runs are in `every_kind.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KIND_OF_ENGINE = tuple(
     f"generator.inference_engine.{name}"
     for name in ("backend", "run_engines_locally", "remote_urls", "external_proxy_url", "external_server_urls")
 )
-"""Paths that decide what is sampled from."""
+"""Paths that decide which engines the run samples from."""
 
 
 @rule(
@@ -48,9 +48,9 @@ _KIND_OF_ENGINE = tuple(
     unset="auto",
 )
 def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
-    """Ray is for what one process cannot hold: several ranks or engines, or an engine with processes of its own. A run
-    that is fed from a recording has no engine, and engines that run already are no processes of the run; a learner that
-    forms a group with them is one of its own.
+    """Ray is used if one process is not enough: for several ranks or engines, or an engine with its own processes. A
+    run that is fed from a recording has no engine, and engines that run already are not processes of the run; a learner
+    that forms a group with them needs its own process.
     """
     engine = run.generator.inference_engine
     alone = all(grid_of(run, model).ranks == 1 for model in models_of(run))
@@ -61,7 +61,7 @@ def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
 
 @rule(writes="trainer.ref.model.path", reads=("trainer.policy.model.path",))
 def the_reference_is_where_the_policy_started(run: SkyRLTrainConfig) -> str | None:
-    """The KL penalty measures the distance from the policy's own beginning."""
+    """The KL penalty measures the distance from the policy's initial weights."""
     return run.trainer.policy.model.path
 
 
@@ -98,7 +98,7 @@ def policy_logits_use_the_rollout_temperature(run: SkyRLTrainConfig) -> float:
     table="generator.eval_sampling_params",
 )
 def evaluation_is_greedy(run: SkyRLTrainConfig) -> float:
-    """Unless it is told otherwise, evaluation takes the likeliest token."""
+    """Evaluation takes the likeliest token by default."""
     return 0.0
 
 
@@ -119,7 +119,7 @@ def evaluation_answers_may_be_as_long_as_training_samples(run: SkyRLTrainConfig)
     reads=("generator.max_input_length", "generator.sampling_params.max_generate_length"),
 )
 def a_sequence_is_input_and_answer(run: SkyRLTrainConfig) -> int | None:
-    """In tokens: the longest input and the longest completion together."""
+    """The longest sequence, in tokens, is the longest input plus the longest completion."""
     longest_input = run.generator.max_input_length
     return None if longest_input is None else longest_input + run.generator.sampling_params.max_generate_length
 
@@ -129,7 +129,7 @@ def a_sequence_is_input_and_answer(run: SkyRLTrainConfig) -> int | None:
     reads=("generator.sampling_params.max_generate_length",),
 )
 def an_answer_is_overlong_where_the_engine_stops(run: SkyRLTrainConfig) -> int:
-    """In tokens: the longest completion."""
+    """The limit of the overlong penalty, in tokens, is the longest completion."""
     return run.generator.sampling_params.max_generate_length
 
 
@@ -138,7 +138,7 @@ def an_answer_is_overlong_where_the_engine_stops(run: SkyRLTrainConfig) -> int:
     reads=("trainer.policy_mini_batch_size", "generator.n_samples_per_prompt"),
 )
 def policy_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
-    """A learner cuts rows, not prompts, and need not know how many samples a prompt has."""
+    """A learner splits batches by samples and need not know how many samples a prompt has."""
     return run.trainer.policy_mini_batch_size * run.generator.n_samples_per_prompt
 
 
@@ -147,13 +147,13 @@ def policy_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
     reads=("trainer.critic_mini_batch_size", "generator.n_samples_per_prompt"),
 )
 def critic_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
-    """A learner counts its mini-batches in samples, the critic's too."""
+    """The critic's learner counts its mini-batches in samples, like the policy's."""
     return run.trainer.critic_mini_batch_size * run.generator.n_samples_per_prompt
 
 
 @rule(writes="trainer.algorithm.off_policy_correction.tis_ratio_type", reads=("trainer.algorithm.use_tis",))
 def use_tis_means_per_token(run: SkyRLTrainConfig) -> str | None:
-    """The older switch `use_tis` stands for truncated importance sampling token by token."""
+    """The older switch `use_tis` stands for truncated importance sampling per token."""
     return "token" if run.trainer.algorithm.use_tis else None
 
 
@@ -164,7 +164,7 @@ def use_tis_means_per_token(run: SkyRLTrainConfig) -> str | None:
     placeholder=False,
 )
 def the_older_tis_cap_is_the_token_cap(run: SkyRLTrainConfig) -> float:
-    """`tis_imp_ratio_cap`, where it is set, is the cap that came with `use_tis`."""
+    """`tis_imp_ratio_cap`, if set, is the cap that belongs to `use_tis`."""
     cap = run.trainer.algorithm.tis_imp_ratio_cap
     return cap if run.trainer.algorithm.use_tis and cap > 0 else 2.0
 
@@ -187,13 +187,13 @@ def corrections_need_the_engines_logprobs(run: SkyRLTrainConfig) -> int | None:
 
 @rule(writes="generator.rope_scaling", reads=("trainer.rope_scaling",))
 def the_engine_scales_rope_as_the_trainer(run: SkyRLTrainConfig) -> Mapping[str, Any] | None:
-    """The same model on both sides."""
+    """Engine and learner must have the same rotary embeddings."""
     return run.trainer.rope_scaling
 
 
 @rule(writes="generator.rope_theta", reads=("trainer.rope_theta",))
 def the_engine_uses_the_trainers_rope_base(run: SkyRLTrainConfig) -> float | None:
-    """The same model on both sides."""
+    """Engine and learner must have the same rotary embeddings."""
     return run.trainer.rope_theta
 
 
@@ -249,7 +249,7 @@ def nccl_is_for_vllm_on_cuda(run: SkyRLTrainConfig) -> str:
     ),
 )
 def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) -> float:
-    """Two float32 forward passes differ by rounding, of about 1e-5 nats; in bfloat16 it is some hundredths."""
+    """Two float32 forward passes differ by rounding, of about 1e-5 nats; in bfloat16 they differ by some hundredths."""
     engine = run.generator.inference_engine
     whole = run.trainer.compute_dtype == "float32" and engine_dtype(engine, "float32") == "float32"
     return 1e-3 if whole else 0.1
@@ -263,7 +263,7 @@ def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) ->
     given="trainer.run_path",
 )
 def checkpoints_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> str:
-    """A written run folder holds the run's checkpoints; the seeds' folder is for runs without one."""
+    """A written run folder holds the run's checkpoints; the default folder is for runs without one."""
     return _in_chosen_folder(run, "checkpoints", "~/ckpts/")
 
 
@@ -275,7 +275,7 @@ def checkpoints_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> st
     given="trainer.run_path",
 )
 def exports_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> str:
-    """A written run folder holds the run's exports; the seeds' folder is for runs without one."""
+    """A written run folder holds the run's exports; the default folder is for runs without one."""
     return _in_chosen_folder(run, "exports", "~/exports/")
 
 
@@ -296,7 +296,7 @@ def a_tracker_that_cannot_be_had_gives_way_to_the_console(run: SkyRLTrainConfig)
 
 
 def _older_default_of_logs(rule: Rule[Any]) -> Rule[Any]:
-    """The folder of logs has a default of its own in SkyRL's tree, which a person may also write."""
+    """The rule for `log_path` with SkyRL's own default for it, which a user may also write explicitly."""
     is_logs = rule.writes == "trainer.log_path"
     return attrs.evolve(rule, unset="/tmp/skyrl-logs", placeholder=False) if is_logs else rule
 

@@ -18,7 +18,7 @@ from skyrl.tree.rules import Check, Effect, Rule
 
 @frozen(kw_only=True)
 class RunKind:
-    """One kind of run, such as reinforcement learning. `skyrl.config.kinds` has them all."""
+    """One kind of run, such as reinforcement learning. `skyrl.config.kinds` lists all of them."""
 
     name: str
     """Value of `kind` at the top of a file."""
@@ -33,16 +33,16 @@ class RunKind:
     """Checks of the resolved tree."""
 
     effects: tuple[Effect, ...]
-    """Fields that act under a condition only."""
+    """Conditions under which fields have an effect."""
 
     unimplemented: tuple[Unimplemented, ...]
     """Paths that no component of this version reads."""
 
     sizes: Callable[[Any], Sizes]
-    """How many ranks and engines a resolved tree asks for."""
+    """Function that counts the ranks and engines that a resolved tree asks for."""
 
     trainer: str
-    """Path of the table with `device`, `run_path` and their like; empty for the root itself."""
+    """Path of the table with fields such as `device` and `run_path`; empty for the root itself."""
 
     model: str
     """Path of the table of the model that learns."""
@@ -60,17 +60,18 @@ class RunKind:
     """Paths that make a run longer."""
 
     experiment: str
-    """Import path of the class that runs it, as `package.module:Class`. The configuration imports no experiment."""
+    """Import path of the class that runs this kind, as `package.module:Class`. The configuration imports no experiment.
+    """
 
     preflight: str
     """Import path of the checks that look at the machine before a run starts."""
 
     doctor: str
-    """Import path of the checks of `skyrl doctor`: those, and others that run code of the user's own."""
+    """Import path of the checks of `skyrl doctor`: those of `preflight`, and others that run the user's own code."""
 
     @property
     def all_checks(self) -> tuple[Check[Any], ...]:
-        """The checks, and those that refuse what is not implemented."""
+        """All checks, including those that refuse what is not implemented."""
         root: Any = self.root
         return (*self.checks, *(_refusal(entry, root) for entry in self.unimplemented))
 
@@ -86,17 +87,17 @@ class RunKind:
         return f"{self.trainer}.{field}" if self.trainer else field
 
     def experiment_class(self) -> type[object]:
-        """The class that runs it, imported now."""
+        """The experiment class, imported by this call."""
         found: type[object] = _imported(self.experiment)
         return found
 
     def preflight_checks(self) -> tuple[Check[Any], ...]:
-        """The checks of the machine, imported now."""
+        """The checks of the machine, imported by this call."""
         found: tuple[Check[Any], ...] = _imported(self.preflight)
         return found
 
     def doctor_checks(self) -> tuple[Check[Any], ...]:
-        """The checks of `skyrl doctor`, imported now."""
+        """The checks of `skyrl doctor`, imported by this call."""
         found: tuple[Check[Any], ...] = _imported(self.doctor)
         return found
 

@@ -28,7 +28,7 @@ def shrunk(run: R, role: str, *, by_machine: bool = False) -> tuple[R, dict[str,
     for changes in _smaller(run, role, by_machine=by_machine):
         smaller = run
         if isinstance(run, SkyRLTrainConfig):
-            smaller = evolve_at(smaller, f"{_PLACEMENT}allocation", None)  # the fields have what it stood for
+            smaller = evolve_at(smaller, f"{_PLACEMENT}allocation", None)  # the fields already hold its values
         for path, value in changes.items():
             smaller = evolve_at(smaller, path, value)
         if not any(problem.severity == "error" for problem in check(smaller)):

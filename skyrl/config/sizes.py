@@ -1,6 +1,6 @@
-"""The sizes that a tree asks for, as plain numbers: what `check`, `skyrl plan` and whoever starts processes count with.
+"""The sizes that a tree asks for, as plain numbers, for `check`, `skyrl plan` and the code that starts processes.
 
-The only place that knows which fields say how many there are of anything; the arithmetic is in `skyrl.planning`.
+Only this module knows which fields hold these sizes; the arithmetic is in `skyrl.planning`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ GPUS_OF_A_MACHINE = 8
 
 
 def has_critic(run: SkyRLTrainConfig) -> bool:
-    """Is there a model that predicts returns?"""
+    """Whether the run has a critic, a model that predicts returns."""
     return bool(run.trainer.critic.model.path)
 
 
 def has_reference(run: SkyRLTrainConfig) -> bool:
-    """Is there a KL term, and so a frozen model to measure it from?"""
+    """Whether the run has a KL term, and therefore a frozen reference model."""
     return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
 
 
 def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
-    """Is the policy asked for log-probabilities of a batch before the first of its `updates`?
+    """Whether the policy scores a batch before the first of its `updates` optimizer steps.
 
-    A KL term in the reward needs them. Otherwise only what compares with them after the first update does, where the
-    policy is no longer the old one: not a loss that is measured against the engine, or against nothing. The engine's
-    own log-probabilities are there already, and what is interpolated from them needs no pass.
+    A KL term in the reward needs the resulting log-probabilities. Otherwise only a loss or correction that compares
+    with them needs them, and only with several updates: before the first one, the policy still is the old policy. No
+    pass is needed if `old_logprobs` takes them from the engine or interpolates them.
     """
     if algorithm.old_logprobs != "learner":
         return False
@@ -51,7 +51,7 @@ def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
 
 
 def scorings(trainer: TrainerConfig, updates: int) -> int:
-    """How often the policy scores all rows of a batch, which has so many `updates`."""
+    """Number of times that the policy scores all rows of a batch with `updates` optimizer steps."""
     algorithm = trainer.algorithm
     times = int(scores_old_logprobs(algorithm, updates))
     if algorithm.max_importance_ratio is None or (not times and algorithm.old_logprobs == "learner"):
@@ -71,17 +71,17 @@ def trained_models(run: SkyRLTrainConfig) -> tuple[Model, ...]:
 
 
 def on_ray(run: SkyRLTrainConfig) -> bool:
-    """Are there processes to place at all?"""
+    """Whether the run starts its processes on Ray."""
     return run.trainer.placement.executor != "in_process"
 
 
 def samples(run: SkyRLTrainConfig) -> bool:
-    """Does the policy sample, or is the run trained on what another one recorded?"""
+    """Whether the policy samples; False if the run trains on a recording."""
     return run.trainer.rollouts_from is None
 
 
 def evaluates(run: SkyRLTrainConfig) -> bool:
-    """Does this run ever look at evaluation prompts?"""
+    """Whether the run ever evaluates."""
     return run.trainer.eval_before_train or read_interval(run.trainer.eval_interval).ever
 
 
@@ -93,31 +93,31 @@ def longest_row(run: SkyRLTrainConfig) -> tuple[int, int]:
 
 
 def starts_engines(run: SkyRLTrainConfig) -> bool:
-    """Does the run start the engines, or do they run already, elsewhere, or is there no need of any?"""
+    """Whether the run starts engines; False if they run already, or if it needs none."""
     return samples(run) and backend_of(run.generator.inference_engine).is_started_by_the_run
 
 
 def may_restart_engines(run: SkyRLTrainConfig) -> bool:
-    """Can an engine that died be started again while the run goes on? Not where learners have its memory meanwhile."""
+    """Whether an engine that died can be restarted while the run continues; False if learners then use its memory."""
     takes_turns = run.trainer.placement.colocate_all and run.trainer.device == "cuda"
     return on_ray(run) and starts_engines(run) and not takes_turns
 
 
 def may_change_engines(run: SkyRLTrainConfig) -> bool:
-    """Can engines be added and drained while the run continues? Only those with places of their own."""
+    """Whether engines can be added and drained while the run continues; True only if they have GPUs of their own."""
     return on_ray(run) and starts_engines(run) and not run.trainer.placement.colocate_all
 
 
 def most_engines(run: SkyRLTrainConfig) -> int:
-    """Engines that the run may come to have."""
+    """Maximum number of engines that the run may have."""
     engine = run.generator.inference_engine
     return (engine.max_engines or engine.num_engines) if may_change_engines(run) else engine.num_engines
 
 
 def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
-    """Do engines get the adapter that is trained, and not the weights that it is merged into? They need the base
-    weights all the time: weights in eight bits, those drawn by the learner, and those of engines that give theirs up to
-    sleep come whole, and so do those of servers where samples in flight continue under new ones.
+    """Whether engines get only the trained adapter, not whole weights with the adapter merged in. For that, engines
+    must keep the base weights: whole weights are sent for int8, for weights initialized from scratch, to engines that
+    give up their weights to sleep, and to servers where samples in flight continue under new weights.
     """
     engine, model = run.generator.inference_engine, run.trainer.policy.model
     able = backend_of(engine)
@@ -129,20 +129,20 @@ def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
 
 
 def joins_servers(run: SkyRLTrainConfig) -> bool:
-    """Do weights travel to servers that run already through a group that learner and servers form?"""
+    """Whether weights travel to servers that run already through a process group of learner and servers."""
     by_group = run.generator.inference_engine.weight_sync_backend in GROUP_TRANSPORTS
     return samples(run) and by_group and not starts_engines(run) and not sends_adapters_alone(run)
 
 
 def workers_of_an_engine(run: SkyRLTrainConfig) -> int:
-    """Processes of one engine that take weights: those that the run starts, or those of each server."""
+    """Number of processes of one engine that receive weights: those that the run starts, or those of each server."""
     engine, started = run.generator.inference_engine, engines_of(run)
     whole = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
     return whole if started is None else started.gpus
 
 
 def sends_adapter_files(run: SkyRLTrainConfig) -> bool:
-    """Do adapters travel alone, as files? Tensors go to the torch engine, unless files are asked for."""
+    """Whether adapters travel alone, as files. The torch engine gets tensors, unless files are configured."""
     engine = run.generator.inference_engine
     by_choice = on_ray(run) and engine.weight_sync_backend == "disk"
     return sends_adapters_alone(run) and (backend_of(engine).adapters == "files" or by_choice)
@@ -175,14 +175,16 @@ def sequence_parallel(run: SkyRLTrainConfig, model: Model) -> int:
 
 
 def context_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that gather keys and values for their tokens; under Megatron those of its own size."""
+    """Ranks of the model that gather keys and values for their tokens; 1 under Megatron, which has its own context
+    size.
+    """
     if run.trainer.strategy == "megatron":
         return 1
     return int(getattr(run.trainer, model).context_parallel_size)
 
 
 def tensor_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that cut matrices among them; 1 under Megatron, which has a tensor size of its own."""
+    """Ranks of the model that split matrices among them; 1 under Megatron, which has a tensor size of its own."""
     if run.trainer.strategy == "megatron":
         return 1
     return int(getattr(run.trainer, model).tensor_parallel_size)
@@ -228,7 +230,7 @@ def data_parallel_of(run: SkyRLTrainConfig, model: Model) -> int | None:
 
 
 def engines_of(run: SkyRLTrainConfig) -> Engines | None:
-    """The engines that the run starts. An embedded one computes on one GPU, whatever the sizes for others say."""
+    """The engines that the run starts. An embedded engine computes on one GPU, whatever its parallel sizes are."""
     if not starts_engines(run):
         return None
     engine = run.generator.inference_engine

@@ -39,7 +39,7 @@ from skyrl.planning.roofline import (
 )
 
 SHARE_OF_THE_LONGEST = 0.5
-"""Mean length of answers over the longest allowed one, where nothing better is known."""
+"""Default ratio of the mean answer length to the maximum."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,7 +51,7 @@ class StepTime:
     update: float
     transfer: float
     turns: float = 0.0
-    """Models and engines that change places on the same GPUs."""
+    """Seconds in which models and engines swap on the same GPUs."""
 
     overlaps: bool = False
     """Whether the next batch is sampled while this one is trained on."""
@@ -72,7 +72,7 @@ def step_time(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float
     """Seconds of a training step of a resolved tree that has passed `check`; `mean_answer` is the mean length of an
     answer in tokens, half of the longest by default.
 
-    None where a model's sizes are not known, no kind of GPU is named, or the run starts no engine of several sequences.
+    None if a model's sizes are unknown, no kind of GPU is named, or the run starts no engine of several sequences.
     """
     kind, engines = run.trainer.placement.gpu_kind, engines_of(run)
     shapes = {model: shape_of_model(path_of(run, model)) for model in models_of(run)}
@@ -96,8 +96,8 @@ def step_time(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float
 def training_seconds(
     run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float | None = None, rates: Rates | None = None
 ) -> float:
-    """Seconds of the learners in a step, whatever its engines, on the run's kind of GPU or at these `rates`. Sizes of
-    the models must be known.
+    """Seconds of the learners in a step, regardless of its engines, on the run's kind of GPU or at `rates`. The sizes
+    of the models must be known.
     """
     kind, mean, seconds = run.trainer.placement.gpu_kind, _mean(run, mean_answer), 0.0
     if rates is None:

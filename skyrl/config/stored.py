@@ -1,8 +1,9 @@
-"""A run's configuration as it lies in its folder, and reading it back as a layer that can be overridden.
+"""Storing a run's configuration in its folder, and reading it back as a layer that can be overridden.
 
     {"schema_version": 1, "fingerprint": "...", "derived": ["trainer.ref.model.path", ...], "config": {...}}
 
-`config` is the resolved tree, complete. What was derived is listed, so that reading leaves it out and derives it anew.
+`config` is the complete resolved tree. Derived paths are listed, so that reading leaves them out and derives them
+again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ more."""
 
 
 def stored_form(run: RunConfig) -> dict[str, Any]:
-    """The content of `config.json`, from a resolved tree: without secrets, which are missed when it is read."""
+    """The content of `config.json`, from a resolved tree. Secrets are left out and have to be given again when it is
+    read.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "fingerprint": fingerprint(run),
@@ -47,7 +50,7 @@ def stored_form(run: RunConfig) -> dict[str, Any]:
 
 
 def stored_tree(run: RunConfig) -> dict[str, Any]:
-    """Every field as plain data, without secrets: for whatever leaves the process."""
+    """Every field as plain data without secrets, for anything that leaves the process."""
     tree: dict[str, Any] = masked(to_dict(run))
     return tree
 
@@ -59,7 +62,7 @@ def file_of(name: str) -> str:
 
 
 def must_be_stored(name: str) -> bool:
-    """Does this name of a folder or file stand for something that a run stored, whatever is in it?"""
+    """Whether a folder or file name stands for something that a run stored, whatever its content."""
     return file_of(name) != name or os.path.basename(name) == FILES[1]
 
 
@@ -84,7 +87,7 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     rules = kind_of(root).rules
     origins = taken_as_written(rules, leave_out)
     again, _, _ = resolve_with_origins(_without(run, leave_out), origins, leaf_by_leaf=True)
-    for rule in rules:  # what a rule changes although it was written, and is the default, is written again
+    for rule in rules:  # a written default that a rule would change is written explicitly
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)
@@ -97,14 +100,14 @@ def _stored(origin: Origin) -> Origin:
 def tree_of(stored: object, root: type[C], where: str) -> C:
     """The resolved tree that was stored, under the names of this version; fields that are newer are derived.
 
-    Raises `ConfigError` for what this version cannot read.
+    Raises `ConfigError` for a tree that this version cannot read.
     """
     run, origins = _read(Assignment(path=(), value=stored, origin=Origin(kind="file", where=where)), root)
     return resolve_with_origins(run, origins)[0]
 
 
 def _read(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
-    """Old names are followed; no class is imported. Raises `ConfigError`."""
+    """Reads a stored tree. Old names are followed; no class is imported. Raises `ConfigError`."""
     builder = TreeBuilder(root(), ReadContext(migrations=MIGRATIONS))
     builder.assign(stored)
     run = builder.build()

@@ -1,4 +1,4 @@
-"""Code that a stored configuration names: it is refused unless a file or argument of the user's own names it, too.
+"""Refuses code that only a stored configuration names, unless the user's own file or argument names it as well.
 
 A checkpoint may come from somewhere else, and following an import path means running what it names.
 """

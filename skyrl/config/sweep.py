@@ -1,4 +1,4 @@
-"""A sweep: one run many times over, with other values. `skyrl sweep` reads it (docs/sweeps.md)."""
+"""A sweep: one run repeated with different values. `skyrl sweep` reads it (docs/sweeps.md)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class RandomConfig(BaseConfig):
     """Values drawn at random."""
 
     draws: int = field(default=0, validator=non_negative)
-    """Points that are drawn. More draws later add points, and keep those that were drawn before."""
+    """Number of points that are drawn. Raising it later adds points and keeps those that were drawn before."""
 
     seed: int = 0
-    """Seed of the draws. Each value depends on this, its path and the number of its draw alone."""
+    """Seed of the draws. Each value depends only on the seed, its path and the number of its draw."""
 
     values: Mapping[str, Any] = FrozenDict()
     """Path -> how to draw it: `{uniform = [low, high]}`, `{log_uniform = [low, high]}`, `{integer = [low, high]}` (both
@@ -63,16 +63,16 @@ class SweepConfig(BaseConfig):
     """Values drawn at random."""
 
     seeds: tuple[int, ...] = ()
-    """Seeds that each of these is run with. Empty: that of the run."""
+    """Seeds that each combination is run with. Empty: the seed of the run."""
 
     at_once: int = field(default=1, validator=positive)
-    """Runs at the same time."""
+    """Maximum number of runs at the same time."""
 
     metric: str = "eval/all/avg_score"
     """Metric that runs are compared by, at its best evaluation."""
 
     goal: Literal["max", "min"] = "max"
-    """Whether more of the metric is better, or less."""
+    """Whether larger or smaller values of the metric are better."""
 
     folder: str | None = None
     """Folder of the sweep. None: `sweeps/NAME`."""
@@ -113,7 +113,7 @@ def flat(
 
 
 def draws_of(random: RandomConfig) -> dict[str, Mapping[str, Any]]:
-    """Path -> how it is drawn."""
+    """Path -> distribution that its value is drawn from."""
     return dict(flat(random.values, is_leaf=_is_draw))
 
 
@@ -122,7 +122,7 @@ def _is_draw(value: Mapping[str, Any]) -> bool:
 
 
 def _wrong_draw(how: object) -> str:
-    """Why this says no way to draw a value; empty if it does."""
+    """Reason why `how` does not describe a way to draw a value; empty if it does."""
     if not isinstance(how, Mapping) or not _is_draw(how):
         return f"is none of: {', '.join(KINDS_OF_DRAWS)}"
     [(kind, values)] = how.items()

@@ -28,14 +28,14 @@ class WandbConfig(BaseConfig):
     """Team or user that the run belongs to. None: the default of the account."""
 
     mode: Literal["online", "offline"] | None = field(default=None, metadata=FREE)
-    """online: sent as the run goes; offline: kept in the run's folder, for `wandb sync`. None: the variable WANDB_MODE,
+    """online: sent during the run; offline: kept in the run's folder, for `wandb sync`. None: the variable WANDB_MODE,
     online without it."""
 
     id: str | None = field(default=None, validator=_is_id, metadata=FREE)
     """Id of the run. None: one is made when the run first starts; resumed runs keep it either way."""
 
     base_url: str | None = field(default=None, validator=_is_address, metadata=FREE)
-    """Address of a server of one's own. None: the variable WANDB_BASE_URL, the public service without it."""
+    """Address of a self-hosted server. None: the variable WANDB_BASE_URL, the public service without it."""
 
 
 @frozen
@@ -46,7 +46,7 @@ class SwanLabConfig(BaseConfig):
     """Workspace that the run belongs to. None: that of the account."""
 
     mode: Literal["online", "offline"] | None = field(default=None, metadata=FREE)
-    """online: sent as the run goes; offline: kept below `path`, for `swanlab sync`. None: the variable SWANLAB_MODE,
+    """online: sent during the run; offline: kept below `path`, for `swanlab sync`. None: the variable SWANLAB_MODE,
     online without it."""
 
     id: str | None = field(default=None, validator=_is_id, metadata=FREE)
@@ -81,7 +81,7 @@ class TrackersConfig(BaseConfig):
     """Labels to find the run by."""
 
     notes: str | None = field(default=None, metadata=FREE)
-    """Text about the run, for people."""
+    """Text about the run, for people to read."""
 
     group: str | None = field(default=None, metadata=FREE)
     """Name that runs of one experiment share, such as its seeds."""

@@ -1,4 +1,4 @@
-"""Trackers that this version has, by the name that `trainer.logger` has for them, and what each of them needs."""
+"""Supported trackers, keyed by their name in `trainer.logger`, and what each of them needs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ class TrackerFacts:
     """Facts about a tracker."""
 
     made_by: str
-    """Import path of its class, which has a constructor `of_run`. Nothing is imported before a run that names it."""
+    """Import path of its class, which has a constructor `of_run`. It is imported only by a run that names the tracker.
+    """
 
     package: str = ""
-    """Package that the tracker imports and the `train` extra does not bring; `extra` is the extra that does."""
+    """Package that the tracker imports and the `train` extra does not install; `extra` names the extra that does."""
 
     extra: str = ""
 
     in_run: bool = False
     """True: it is called in the run's own process (`Tracker` of `skyrl/tracking/tracker.py`). False: it is a service
-    (`skyrl/tracking/service.py`), which a process of its own feeds from the run's folder."""
+    (`skyrl/tracking/service.py`), which a separate process feeds from the run's folder."""
 
     key: str = ""
-    """Environment variable with the service's key; empty: it asks for none."""
+    """Environment variable with the service's key; empty if it needs none."""
 
     logins: tuple[str, ...] = ()
     """Files below the home folder in which the service's own login leaves a key."""
@@ -58,7 +59,7 @@ TRACKERS: Mapping[str, TrackerFacts] = {
         logins=(".swanlab/.netrc",),
     ),
 }
-"""All trackers."""
+"""Facts about each tracker, keyed by its name."""
 
 
 def lacks_of(
@@ -76,7 +77,9 @@ def lacks_of(
 
 
 def is_installed(package: str) -> bool:
-    """Can the package be imported? A folder of that name without code, as W&B leaves beside a run, is no package."""
+    """Whether the package can be imported. A folder of that name without code, as W&B leaves beside a run, does not
+    count.
+    """
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 

@@ -1,7 +1,7 @@
 """Fields and values of the tree that this version does not implement. The table may only become shorter.
 
-A field is either seen to act by a probe of `tests/effects` or covered here. An entry names the values that run; any
-other value is refused or warned about, with the capability that is missing.
+Every field is either shown to have an effect by a probe of `tests/effects`, or listed here. An entry names the values
+that run; any other value is refused or warned about, with the capability that is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unimplemented:
     severity: Literal["error", "warning"] = field(
         default=Factory(lambda self: "warning" if self.runs is None else "error", True)
     )
-    """Severity of the problem that other values are: a warning where the run is what it would be without them."""
+    """Severity of the problem for other values: a warning if the run would be the same without them."""
 
     def leaves(self, root: type[Any]) -> dict[str, tuple[Any, ...]]:
         """Every leaf at or inside the path, and the values of it that run."""
@@ -41,7 +41,7 @@ class Unimplemented:
         return {path: (default_at(root, path),) if self.runs is None else self.runs for path in found}
 
     def check(self, run: RunConfig, leaves: Mapping[str, tuple[Any, ...]] | None = None) -> Iterator[Problem]:
-        """Problems for values that ask for something no component does. `leaves` are those of the run's class."""
+        """Problems for values that no component implements. `leaves` are the leaves for the class of the run."""
         for path, runs in (self.leaves(run.__class__) if leaves is None else leaves).items():
             value = get_at(run, path)
             chosen = value if isinstance(value, tuple) and value else (value,)

@@ -1,1 +1,1 @@
-"""Sources of prompts, their filters and order, and the cursor that resumes."""
+"""Sources of prompts, their filters and order, and the cursor for resuming."""

@@ -1,4 +1,4 @@
-"""How large a source of rows may become in memory: a few hundred kilobytes can unpack to all that a machine has."""
+"""Limits on the size of rows in memory: a file of a few hundred kilobytes can expand to fill a machine's memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DEEPEST = 64
-"""Objects and lists inside each other in a row."""
+"""Largest nesting depth of objects and lists in a row."""
 
 LONGEST_LINE = 256 << 20
-"""Bytes of a line of a JSONL file."""
+"""Largest number of bytes of a line of a JSONL file."""
 
 FREE_BYTES = 256 << 20
-"""To which a file may expand, however small it is."""
+"""Number of bytes to which any file may expand, however small it is."""
 
 LARGEST_RATIO = 500
-"""Bytes in memory for each byte of a larger file."""
+"""Additional bytes in memory that are allowed for each byte of a file."""
 
 
 def is_too_deep(value: object) -> bool:
-    """Are more than `DEEPEST` objects and lists inside each other?"""
+    """Whether objects and lists are nested more than `DEEPEST` levels deep."""
     level = [value]
     for _ in range(DEEPEST + 1):
         level = [child for each in level for child in _children(each)]
@@ -34,20 +34,20 @@ def is_too_deep(value: object) -> bool:
 
 
 def _children(value: object) -> list[Any]:
-    """The objects and lists directly inside."""
+    """The objects and lists directly inside a value."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [child for child in inside if isinstance(child, dict | list)]
 
 
 class Expansion:
-    """Counts what a compressed file becomes."""
+    """Counts the bytes to which a compressed file expands."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._left = FREE_BYTES + LARGEST_RATIO * path.stat().st_size
 
     def take(self, size: int) -> None:
-        """Raises `DataError` if it is more than the file may become."""
+        """Count `size` more bytes. Raises `DataError` if the file has expanded to more than it may."""
         self._left -= size
         if self._left < 0:
             raise DataError(
@@ -57,7 +57,7 @@ class Expansion:
 
 
 def bytes_of(batch: pa.RecordBatch) -> int:
-    """Bytes of a batch whose texts are written out, where the file has them once in a dictionary."""
+    """Bytes of a batch with dictionary-encoded columns decoded."""
     import pyarrow as pa
 
     columns = (each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in batch.columns)

@@ -1,7 +1,8 @@
-"""Conversations as rows carry them: OpenAI's messages, ShareGPT's turns, the JSON text of either, parts of text.
+"""Conversations in the forms of dataset rows: OpenAI's messages, ShareGPT's turns, the JSON text of either, lists of
+text parts.
 
-Every form becomes messages with `role` and `content`. Nulls are left out, of a table's rows at any depth: a table has
-one null for what a row does not say and for what it says is null.
+Every form becomes messages with `role` and `content`. Nulls are dropped, in rows of a table at any depth, because a
+table uses null both for absent values and for values that are null.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ SHAREGPT_ROLES: Mapping[str, str] = {
     **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
     "system": "system",
 }
-"""Speakers of ShareGPT's turns, {"from": ..., "value": ...}, as roles."""
+"""Role of each speaker of ShareGPT's turns, {"from": ..., "value": ...}."""
 
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-"""Columns of what is not text, and the types of such parts of a message."""
+"""Names of columns, and types of message parts, that are not text."""
 
 
 def messages_of(given: object, key: str) -> list[Message]:
-    """The messages of one column. Raises `DataError` for what is no conversation, and for one that is not text."""
+    """The messages of one column. Raises `DataError` if it is not a conversation, or not all text."""
     given = from_json(given, key) if isinstance(given, str) and given.lstrip().startswith("[") else given
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise DataError(f"{key} is {short(given)}, not a list of messages such as {{'role': 'user', 'content': ...}}")
@@ -36,7 +37,7 @@ def messages_of(given: object, key: str) -> list[Message]:
 
 
 def tools_of(given: Any, key: str) -> Sequence[Any] | None:
-    """The tools of one column, a list or its JSON text; None without any. Raises `DataError`."""
+    """The tools of one column, a list or its JSON text; None if there are none. Raises `DataError`."""
     given = from_json(given, key) if isinstance(given, str) and given else given
     if given and not isinstance(given, Sequence):
         raise DataError(f"{key} is {short(given)}, not a list of tools")
@@ -44,7 +45,7 @@ def tools_of(given: Any, key: str) -> Sequence[Any] | None:
 
 
 def with_system(messages: list[Message], system: object) -> list[Message]:
-    """The conversation behind a system message of its own column, unless it has one."""
+    """The conversation, preceded by the system message of a separate column unless it already has one."""
     if isinstance(system, str) and system and messages[0].get("role") != "system":
         return [{"role": "system", "content": system}, *messages]
     return messages
@@ -73,7 +74,7 @@ def from_json(text: str, key: str) -> Any:
 
 
 def short(value: object) -> str:
-    """The value for a message of one line."""
+    """The value shortened for a one-line message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -93,7 +94,7 @@ def _message(given: object, key: str) -> Message:
 
 
 def _text_of(part: object, key: str) -> str:
-    """The text of one part of a content that is a list."""
+    """The text of one part of a list-valued content."""
     kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
     text = part.get("text") if isinstance(part, Mapping) else part
     if kind != "text" or not isinstance(text, str):

@@ -1,4 +1,4 @@
-"""A run's position in its prompts, and the batches that follow."""
+"""A run's position in its prompts, and the batches that follow from it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ T = TypeVar("T", default=Prompt)
 class PromptCursor(Generic[T]):
     """Hands out prompts in batches, epoch after epoch.
 
-    The order of an epoch follows from (seed, epoch) alone, so that a resumed run needs no more than the number of
-    batches already taken.
+    The order of an epoch depends only on (seed, epoch), so a resumed run only needs the number of batches already
+    taken.
     """
 
     def __init__(
@@ -40,9 +40,10 @@ class PromptCursor(Generic[T]):
         tail: Tail = "drop",
         fingerprint: str | None = None,
     ) -> None:
-        """`batch_size` counts prompts and must not exceed an epoch's; without an `order`, all are shuffled.
+        """`batch_size` is a number of prompts and must not exceed the length of an epoch; without an `order`, prompts
+        are shuffled.
 
-        `fingerprint` is that of the prompts, if it is known; of other rows it has to be given.
+        `fingerprint` is the prompts' fingerprint, if known; it is required for rows that are not prompts.
         """
         self._prompts = prompts
         self._batch_size = batch_size
@@ -58,12 +59,12 @@ class PromptCursor(Generic[T]):
         return self.epoch_after(self.batches_taken)
 
     def epoch_after(self, batches_taken: int) -> int:
-        """Epoch of the next prompt after so many batches, counted from 0."""
+        """Epoch of the next prompt after `batches_taken` batches, counted from 0."""
         return self._position(batches_taken) // len(self._order)
 
     @property
     def left_out(self) -> int:
-        """Prompts at the ends of epochs that no batch had so far."""
+        """Number of prompts at the ends of epochs that were dropped so far."""
         return self.epoch * (len(self._order) % self._batch_size) if self._tail == "drop" else 0
 
     def take(self) -> tuple[T, ...]:
@@ -104,9 +105,9 @@ class PromptCursor(Generic[T]):
 
     @cached_property
     def _parts(self) -> dict[str, str]:
-        """Names of consecutive prompts, `0 to 374`, and a digest of them: at most 32 parts of all."""
+        """A digest for each range of consecutive prompts, named like `0 to 374`: at most 32 ranges in total."""
         if not isinstance(self._prompts[0], Prompt):
-            return {}  # rows of another kind are told apart as a whole
+            return {}  # rows of another kind are compared as a whole
         size = -(-len(self._prompts) // _PARTS)
         prompts = cast(Sequence[Prompt], self._prompts)
         parts = [prompts[start : start + size] for start in range(0, len(prompts), size)]
@@ -134,7 +135,7 @@ class PromptCursor(Generic[T]):
 
 
 def batches_before(samples: int, prompts: int, batch_size: int, tail: Tail) -> int:
-    """Batches that have no more than so many samples together, over epochs of so many prompts."""
+    """Largest number of batches with at most `samples` samples in total, over epochs of `prompts` prompts."""
     if tail != "short":
         return samples // batch_size
     epochs, rest = divmod(samples, prompts)
@@ -142,7 +143,7 @@ def batches_before(samples: int, prompts: int, batch_size: int, tail: Tail) -> i
 
 
 def batches(prompts: int, batch_size: int, epochs: int, tail: Tail) -> tuple[int, int]:
-    """Batches in so many epochs of so many prompts, and how many prompts are left out of them in all."""
+    """Number of batches in `epochs` epochs of `prompts` prompts, and total number of prompts that are left out."""
     if tail == "carry":
         return divmod(epochs * prompts, batch_size)
     if tail == "short":

@@ -1,8 +1,8 @@
-"""Groups of trajectories as JSON that gives them back exactly, and what JSON has no word for under a word of ours.
+"""Groups of trajectories as JSON that restores them exactly, with a notation for values that JSON cannot express.
 
 A group is the object that its class describes, field by field: `{"prompt": {...}, "trajectories": [...], ...}`. Floats
-are written so that they come back bit for bit; those that are not finite are the strings `nan`, `inf` and `-inf`, and
-bytes are in base64. In a prompt's `extras`, which hold whatever a dataset has, other types are objects of one key:
+are written so that they are restored bit for bit; non-finite ones are the strings `nan`, `inf` and `-inf`, and bytes
+are in base64. In a prompt's `extras`, which may hold any values of a dataset, other types are objects with one key:
 `{"$bytes": "..."}`.
 """
 
@@ -22,10 +22,10 @@ from skyrl.errors import RunError
 from skyrl.trajectory import Prompt, TrajectoryGroup
 
 SCHEMA = 1
-"""Version of the line format. It rises when a reader of an older form would misread the lines."""
+"""Version of the line format. It rises when a reader of an older version would misread the lines."""
 
 _WORDS: tuple[tuple[type, str, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
-    # a type, its word, and the way there and back; the first type that fits is taken
+    # type, key, and functions to encode and decode it; the first type that matches is used
     (bytes, "$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
     (datetime, "$datetime", datetime.isoformat, datetime.fromisoformat),
     (date, "$date", date.isoformat, date.fromisoformat),
@@ -42,7 +42,7 @@ def as_object(group: TrajectoryGroup) -> dict[str, Any]:
 
 
 def group_of(plain: Mapping[str, Any]) -> TrajectoryGroup:
-    """The group again, equal in everything. Raises ValueError (cattrs' own) for anything else."""
+    """The group that `as_object` wrote, equal in every field. Raises `ValueError` (from cattrs) for anything else."""
     return _CONVERTER.structure(plain, TrajectoryGroup)
 
 

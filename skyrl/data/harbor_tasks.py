@@ -1,4 +1,4 @@
-"""Folders of Harbor's tasks as rows: each task is a folder with an `instruction.md` and a `task.toml`."""
+"""Folders of Harbor tasks as rows: each task is a folder with an `instruction.md` and a `task.toml`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _INSTRUCTION, _CONFIGURATION = "instruction.md", "task.toml"
 
 
 def holds_tasks(folder: Path) -> bool:
-    """Whether a folder holds folders of tasks."""
+    """Whether a folder contains task folders."""
     return folder.is_dir() and next(_tasks(folder), None) is not None
 
 
 def read_tasks(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """A row for each task, in the order of their names: the instruction as the user's message, and the task's folder.
+    """A row for each task, in the order of their names: the instruction as the user message, and the task's folder.
 
     Raises `DataError` for an instruction that cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Datasets that Hugging Face's library reads: folders that it saved, folders of data files, and names on the hub."""
+"""Datasets read with Hugging Face's library: folders that it saved, folders of data files, and names on the hub."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 SPLIT = "train"
-"""The split of a dataset for which none is named."""
+"""The split that is read if none is named."""
 
 _SOURCE = re.compile(r"(?P<name>[^:]*)(?::(?P<configuration>[^:\[\]]*))??(?::(?P<split>[^:\[\]]+(?:\[[^\[\]]*\])?))?")
-"""A slice of a split, such as train[:100] or train[10%:20%], has a colon of its own."""
+"""Parts of a source. A slice of a split, such as train[:100] or train[10%:20%], contains a colon, too."""
 
 
 def read_dataset(source: str) -> Iterator[Mapping[str, Any]]:
     """The rows of `name`, `name:split` or `name:configuration:split`; a name is a folder, or `owner/name` on the hub.
 
-    A split may be sliced as in Hugging Face's library: `name:train[:100]`, `name:test[10%:]`. Raises `DataError` for
-    what is neither, and for what cannot be loaded.
+    A split may be sliced as in Hugging Face's library: `name:train[:100]`, `name:test[10%:]`. Raises `DataError` if the
+    name is neither, or cannot be loaded.
     """
     yield from _dataset(source)
 
 
 def dataset_fingerprint(source: str) -> str:
-    """The library's fingerprint of these rows, which changes with them. Raises `DataError` as `read_dataset` does."""
+    """The library's fingerprint of the rows, which changes with them. Raises `DataError` as `read_dataset` does."""
     return str(_dataset(source)._fingerprint)
 
 
 def dataset_failure(source: str) -> str | None:
-    """Why a folder or hub name holds no dataset, in a sentence; None if nothing speaks against it. The hub is asked,
-    once. Raises `DataError` for what is no name.
+    """The reason why a folder or hub name cannot be a dataset, in a sentence; None if no reason is found. The hub is
+    asked once. Raises `DataError` for a malformed name.
     """
     name, _, _ = _parts(source)
     if Path(name).expanduser().is_dir():
@@ -51,7 +51,7 @@ def dataset_failure(source: str) -> str | None:
 
 
 def _dataset(source: str) -> Dataset:
-    """The library's dataset, whose rows stay on the disk."""
+    """The library's dataset, whose rows stay on disk."""
     name, configuration, split = _parts(source)
     folder = Path(name).expanduser()
     if why := dataset_failure(source):
@@ -66,13 +66,13 @@ def _dataset(source: str) -> Dataset:
         else:
             place = str(folder) if folder.is_dir() else name
             rows = datasets.load_dataset(place, configuration, split=split or SPLIT)
-    except Exception as error:  # the library's own, those of its readers, and those of the network
+    except Exception as error:  # errors of the library, of its readers, and of the network
         raise DataError(f"the dataset {source} cannot be loaded: {error}") from error
     return rows
 
 
 def _slice(stored: Dataset | DatasetDict, split: str | None) -> Dataset:
-    """The split of a stored dataset, which has several or one, perhaps without a name. Raises `ValueError`."""
+    """The split of a stored dataset, which has several splits, or one that may have no name. Raises `ValueError`."""
     import datasets
 
     several = isinstance(stored, datasets.DatasetDict)

@@ -1,4 +1,4 @@
-"""The order of prompts in an epoch, as a function of (seed, epoch): nothing of it has to be stored."""
+"""The order of prompts in an epoch, as a function of (seed, epoch): it does not have to be stored."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Order(Protocol):
     """Epochs of equal length, each a list of indices of prompts."""
 
     def __len__(self) -> int:
-        """Prompts in an epoch."""
+        """Number of prompts in an epoch."""
 
     def epoch(self, number: int) -> Indices:
         """The prompts of this epoch, counted from 0, in order."""
 
 
 class Shuffled:
-    """Every prompt once in an epoch."""
+    """Shuffles the prompts of each epoch; every prompt occurs once per epoch."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._count, self._seed = count, seed
@@ -33,12 +33,12 @@ class Shuffled:
         return self._count
 
     def epoch(self, number: int) -> Indices:
-        """A permutation."""
+        """Random permutation of all indices, determined by seed and epoch."""
         return np.random.default_rng([self._seed, number]).permutation(self._count)
 
 
 class InOrder:
-    """Every row once in an epoch, as they stand."""
+    """Keeps the order of the data; every row occurs once per epoch."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -52,15 +52,15 @@ class InOrder:
 
 
 class Mixed:
-    """Sources by weight: so many prompts of each in an epoch, at random places.
+    """Mixes sources by weight: each epoch has a fixed number of prompts from each source, at random places.
 
-    A source goes through its prompts in passes of its own, shuffled anew for each: none is taken a second time before
-    all were taken once, over the borders of epochs, too.
+    Each source is read in separate passes, reshuffled for each pass: no prompt repeats before all prompts of its source
+    were used, even across epochs.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
-        """`sizes` are prompts of each source, which stand one after the other. Raises `DataError` for a source that
-        has none, or no prompt in an epoch.
+        """`sizes` are the numbers of prompts of the sources, which are concatenated. Raises `DataError` for a source
+        without prompts, or with too little weight for one prompt per epoch.
         """
         self._sizes, self._seed = tuple(sizes), seed
         if 0 in self._sizes:
@@ -76,7 +76,7 @@ class Mixed:
         return sum(self._sizes)
 
     def epoch(self, number: int) -> Indices:
-        """Indices of one epoch: the configured number from each source, in random places."""
+        """Indices of one epoch: the configured number from each source, at random places."""
         labels = np.repeat(np.arange(len(self._sizes)), self.shares)
         labels = np.random.default_rng([self._seed, number]).permutation(labels)
         order = np.empty(len(labels), dtype=np.int64)
@@ -85,7 +85,7 @@ class Mixed:
         return order
 
     def _drawn(self, source: int, start: int, count: int) -> Indices:
-        """The `count` indices that the source gives after `start` draws."""
+        """The `count` indices that the source yields after its first `start` draws."""
         size, first = self._sizes[source], sum(self._sizes[:source])
         begin, end = start // size, (start + count - 1) // size
         passes = [
@@ -96,7 +96,7 @@ class Mixed:
 
 
 def apportioned(whole: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """`whole` in parts as the weights are, by largest remainders; earlier ones first where these are equal."""
+    """Split `whole` in proportion to the weights, by largest remainders; on ties, earlier parts come first."""
     exact = [whole * weight / sum(weights) for weight in weights]
     parts = [int(part) for part in exact]
     by_remainder = sorted(range(len(parts)), key=lambda place: parts[place] - exact[place])

@@ -21,22 +21,23 @@ from skyrl.trajectory import Prompt
 _OWN_COLUMNS = ("env_class", "data_source")
 
 Refuses = Callable[[str, Mapping[str, Any]], str | None]
-"""Reason why a task refuses a row, from the task's name and the columns that it is given; None if it takes it."""
+"""Function from a task's name and the columns that it receives to the reason why the task refuses the row; None if it
+accepts it."""
 
 
 @frozen(kw_only=True)
 class PromptDataset:
-    """Prompts in the order of their sources, and what became of the rows that are none."""
+    """Prompts in the order of their sources, and counts of the rows that are not prompts."""
 
     prompts: tuple[Prompt, ...]
     too_long: int = 0
-    """Rows that were longer than allowed."""
+    """Number of rows that were longer than allowed."""
 
     bad_rows: tuple[str, ...] = ()
-    """Rows that were skipped because they are no prompt, each with the reason."""
+    """Reasons of the rows that were skipped because they are not prompts."""
 
     sizes: tuple[int, ...] = field()
-    """Prompts of each source."""
+    """Number of prompts of each source."""
 
     @sizes.default
     def _one_source(self) -> tuple[int, ...]:
@@ -47,7 +48,9 @@ class PromptDataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of what training depends on: see `content_hash`. Of several sources, their sizes are part of it."""
+        """sha256 of everything that training depends on: see `content_hash`. With several sources, it includes their
+        sizes.
+        """
         whole = content_hash(self.prompts)
         return whole if len(self.sizes) == 1 else sha256(f"{whole} {self.sizes}".encode()).hexdigest()
 
@@ -76,9 +79,10 @@ def load_prompts(
 ) -> PromptDataset:
     """Read every source and tokenize each row's chat with the model's template.
 
-    Rows longer than `max_prompt_length` tokens are left out and counted, and with `skip_bad_rows` those that are no
-    prompt, too. A row may name its own `env_class`; without one it gets `env_class`, if that is not None. A row that
-    `refuses` gives a reason against is bad. Raises `DataError` for a bad source or row, and when no row is left.
+    Rows longer than `max_prompt_length` tokens are left out and counted, and so are rows that are not prompts if
+    `skip_bad_rows` is set. A row may name its own `env_class`; without one it gets `env_class`, if that is not None. A
+    row that `refuses` gives a reason against is bad. Raises `DataError` for a bad source or row, and when no row is
+    left.
     """
     read = _Reader(tokenizer, chat_template_kwargs or {}, env_class, columns or Columns(), refuses)
     prompts: list[Prompt] = []
@@ -114,7 +118,7 @@ class _Reader:
     refuses: Refuses | None
 
     def prompts(self, source: str, number: int) -> Iterator[Prompt | BadRow]:
-        """One for each row of the source, the n-th of the run's."""
+        """A prompt or `BadRow` for each row of the source, which has index `number` in the run."""
         rows: dict[int, tuple[Row, Any]] = {}
         bad: dict[int, BadRow] = {}
         whole = read_rows(source, self.columns)
@@ -145,7 +149,7 @@ class _Reader:
         return whole, chat_of(whole, place, source, self.columns)
 
     def _tokenize(self, chats: Mapping[int, Any], source: str) -> dict[int, list[int] | BadRow]:
-        """All at once, which is quicker; one by one where the template refuses one of them."""
+        """Tokenize all chats at once, which is faster; one by one if the template refuses one of them."""
         try:
             return dict(zip(chats, self._encode(list(chats.values())), strict=True))
         except TemplateTimeoutError:
@@ -170,7 +174,7 @@ class _Reader:
                 add_generation_prompt=True,
                 tokenize=True,
                 return_dict=False,
-                tokenizer_kwargs={"verbose": False},  # too long prompts are counted, and transformers need not warn
+                tokenizer_kwargs={"verbose": False},  # prompts that are too long are counted: no warning needed
                 **self.template_kwargs,
             )
         return encoded
@@ -187,18 +191,18 @@ class _Reader:
 
 
 def extras_of(row: Row, columns: Columns) -> dict[str, Any]:
-    """The columns of a row that go to its environment as they are."""
+    """The columns of a row that are passed to its environment unchanged."""
     own = (*_OWN_COLUMNS, columns.prompt)
     return {key: value for key, value in row.items() if key not in own and value is not None}
 
 
 def data_source_of(row: Row) -> str:
-    """Name of the part of the data that a row is reported under."""
+    """Name of the data source under which a row is reported."""
     return str(row.get("data_source") or "default")
 
 
 def _stopped_by(reasons: Sequence[str]) -> str:
-    """The first reason, how many more rows are bad, and where the next ones are."""
+    """The first reason, the number of other bad rows, and the places of the next ones."""
     others = len(reasons) - 1
     counted = f" ({others} more {'row is' if others == 1 else 'rows are'} bad)" if others else ""
     following = "".join(f"\n  {reason}" for reason in reasons[1:3])
@@ -206,5 +210,5 @@ def _stopped_by(reasons: Sequence[str]) -> str:
 
 
 def _plain(value: object) -> Any:
-    """A JSON-able form of values that JSON does not know: bytes, dates, a frozen mapping."""
+    """A JSON-compatible form of values that JSON does not support: bytes, dates, a frozen mapping."""
     return dict(value) if isinstance(value, Mapping) else repr(value)

@@ -1,4 +1,4 @@
-"""From one row to tokens: the forms of rows, told apart by their columns.
+"""From one row to tokens: the supported forms of rows, distinguished by their columns.
 
 {"messages": [{"role": ..., "content": ...}, ...], "tools": [...]}        also as its JSON text
 {"conversations": [{"from": "human", "value": ...}, ...]}                 ShareGPT
@@ -24,16 +24,16 @@ from skyrl.data.tokenized import tokenized_row
 from skyrl.errors import DataError
 
 ALLOW_DROPPED = "allow_dropped_content"
-"""Column of a row that is trained on although the chat template leaves some of it out."""
+"""Column of a row that is trained on although the chat template drops some of its content."""
 
 
 def learns_all(run: SFTConfig) -> bool:
-    """Whether every message of an assistant is learned, where no weight says otherwise."""
+    """Whether every assistant message is learned, unless its weight says otherwise."""
     return run.train_on_what == "all_assistant_messages"
 
 
 def chat_in(row: Row, run: SFTConfig) -> list[Message] | None:
-    """The messages of a row of supervised fine-tuning; None for a row that is no chat. Raises `DataError`."""
+    """The messages of a row of supervised fine-tuning; None for a row that is not a chat. Raises `DataError`."""
     if row.get(run.messages_key) is not None:
         return messages_of(row[run.messages_key], run.messages_key)
     if row.get("conversations") is not None:
@@ -60,16 +60,16 @@ class SupervisedForms:
 
     @property
     def turn_end(self) -> tuple[str, int | None] | None:
-        """The text that ends the turns of the chats so far: see `ChatMasks`. None where there was no chat."""
+        """The text that ends the turns of the chats so far (see `ChatMasks`); None if there was no chat."""
         return self._masks.turn_end if self._has_chats else None
 
     @property
     def behind_other_headers(self) -> int:
-        """Chats so far whose answer does not stand behind the header that sampling asks with."""
+        """Number of chats so far whose answer does not follow the generation prompt."""
         return self._masks.behind_other_headers
 
     def __call__(self, row: Row) -> tuple[Ids, Weights]:
-        """Token ids and the weight of each in the loss, 0 where it is not learned. Raises `DataError`."""
+        """Token ids and the weight of each in the loss, 0 if it is not learned. Raises `DataError`."""
         refuse_media(row)
         run = self._run
         chat = chat_in(row, run)
@@ -102,7 +102,9 @@ class SupervisedForms:
         raise DataError("prompt and completion are not both texts, nor both lists of messages")
 
     def _text(self, before: str, learned: str) -> tuple[Ids, Weights]:
-        """Plain text behind the tokenizer's beginning of a sequence, with an end of it."""
+        """Plain text, preceded by the tokenizer's beginning-of-sequence tokens and followed by an end-of-sequence
+        token.
+        """
         eos = self._tokenizer.eos_token_id
         prompt = [*self._beginning(), *text_tokens(self._tokenizer, before)]
         said = text_tokens(self._tokenizer, learned)
@@ -142,7 +144,7 @@ class PreferenceForms:
 
 
 def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
-    """The whole chat of one side of a pair. Raises `DataError`."""
+    """The complete chat of one side of a pair. Raises `DataError`."""
     if row.get(key) is None:
         raise DataError(
             f"it has no {key} (see chosen_key and rejected_key); its columns are {', '.join(map(str, row))}"
@@ -162,7 +164,7 @@ def preference_chat(row: Row, key: str, prompt_key: str) -> list[Message]:
 
 
 def _is_whole(chat: list[Message], before: list[Message], key: str, prompt_key: str) -> bool:
-    """Does the chat hold its prompt, as in UltraFeedback? Raises `DataError` where it begins with another one."""
+    """Whether the chat includes its prompt, as in UltraFeedback. Raises `DataError` for a chat with another prompt."""
     if not before or chat[0].get("role") == "assistant":
         return not before
     asked = [each for each in before if each.get("role") != "system"]

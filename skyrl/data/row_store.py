@@ -1,12 +1,11 @@
-"""Tokenized rows on disk: data larger than memory, and data that the next run does not tokenize again.
+"""Tokenized rows on disk, for data larger than memory, and to avoid tokenizing the same data again in the next run.
 
     FOLDER/<key>/rows.bin      rows one after the other, as `to_bytes` writes them
-    FOLDER/<key>/index.bin     for each row: where it ends in rows.bin, its source, its place in it (three int64)
-    FOLDER/<key>/about.json    how many rows each source has, what was left out, and the fingerprint
+    FOLDER/<key>/index.bin     for each row: its end in rows.bin, its source, its place in the source (three int64)
+    FOLDER/<key>/about.json    number of rows of each source, rows that were left out, fingerprint
 
-The key is a hash of the sources (name, size and time of change of files, fingerprint of datasets), the tokenizer, the
-chat template and the settings that rows are read by. A folder is written under another name and renamed once it is
-whole.
+The key is a hash of the sources (name, size and modification time of files, fingerprint of datasets), the tokenizer,
+the chat template and the settings for reading rows. A folder is written under another name and renamed when complete.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from skyrl.data.tokenized_rows import PreferenceRow, R, SupervisedRow
 from skyrl.errors import DataError
 
 FORMAT = 1
-"""Part of every key: another one where the files, or what is learned of a row, change."""
+"""Version of the format, a part of every key. It changes when the files, or the learned tokens of a row, change."""
 
 _ENTRY = np.dtype("<i8")
 _COLUMNS = 3
 
 
 class StoredRows(Sequence[R], Generic[R]):
-    """Rows of a folder, each read when it is asked for. The index alone is in memory: 24 bytes a row."""
+    """Rows of a folder, each read on access. Only the index is in memory: 24 bytes per row."""
 
     def __init__(self, folder: Path, kind: type[R]) -> None:
-        """Raises `DataError` for a folder whose files do not fit each other."""
+        """Raises `DataError` if the files of the folder are inconsistent."""
         self._kind: type[R] = kind
         self._index = np.fromfile(folder / "index.bin", _ENTRY).reshape(-1, _COLUMNS)
         self._file = os.open(folder / "rows.bin", os.O_RDONLY)
@@ -67,9 +66,9 @@ class StoredRows(Sequence[R], Generic[R]):
 
 
 def store_rows(folder: Path, rows: Iterable[SupervisedRow | PreferenceRow]) -> str:
-    """Write rows as they come, into an empty folder. Returns the sha256 of all of them.
+    """Write rows into an empty folder as they arrive. Returns the sha256 of all of them.
 
-    Raises `DataError` if the disk does not take them.
+    Raises `DataError` if they cannot be written.
     """
     digest, end = sha256(), 0
     try:
@@ -93,19 +92,19 @@ class Digest(Protocol):
 
 
 def add_to_digest(digest: Digest, data: bytes) -> None:
-    """Add a row's bytes, told apart from those of the next one."""
+    """Add a row's length and bytes, so that the boundaries of rows are part of the digest."""
     digest.update(len(data).to_bytes(8, "little") + data)
 
 
 class RowFolder:
-    """The place of one data set below the configured folder."""
+    """The folder of one tokenized data set below the configured folder."""
 
     def __init__(self, below: str, key: str) -> None:
         self._below = Path(below).expanduser()
         self.path = self._below / key
 
     def about(self) -> dict[str, Any] | None:
-        """Description of rows that are stored already; None where there are none."""
+        """Description of rows that are already stored; None if there are none."""
         try:
             found: dict[str, Any] = json.loads((self.path / "about.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
@@ -115,7 +114,7 @@ class RowFolder:
         return found
 
     def fill(self, fill: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        """Call `fill(folder)` on an empty folder, keep what it returns beside the rows, and put both in place."""
+        """Call `fill(folder)` on an empty folder, store its result next to the rows, and move the folder into place."""
         try:
             self._below.mkdir(parents=True, exist_ok=True)
             scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=self._below))
@@ -124,7 +123,7 @@ class RowFolder:
         try:
             about: dict[str, Any] = fill(scratch)
             (scratch / "about.json").write_text(json.dumps(about), encoding="utf-8")
-            if not self.path.exists():  # otherwise another run has just written the same
+            if not self.path.exists():  # otherwise another run has just written the same rows
                 scratch.rename(self.path)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -132,7 +131,7 @@ class RowFolder:
 
 
 def row_key(sources: Sequence[str], tokenizer: ChatTokenizer, settings: Mapping[str, Any]) -> str:
-    """A name for what these sources become with this tokenizer and these settings."""
+    """Key of the rows that result from these sources, this tokenizer and these settings."""
     described = {
         "format": FORMAT,
         "sources": [[source, list(_identity(source))] for source in sources],
@@ -144,7 +143,9 @@ def row_key(sources: Sequence[str], tokenizer: ChatTokenizer, settings: Mapping[
 
 
 def _identity(source: str) -> Iterator[Any]:
-    """Name, size in bytes and time of change of each file of a source; the fingerprint of another dataset."""
+    """Name, size in bytes and modification time of each file of a source; the fingerprint if it is a dataset on the
+    hub.
+    """
     named = Path(source).expanduser()
     path = named if named.exists() else Path(source.partition(":")[0]).expanduser()
     if not path.exists():

@@ -1,8 +1,8 @@
-"""Datasets as rows: parquet, JSONL, JSON or CSV files, or a dataset of Hugging Face, from a folder or its hub.
+"""Datasets as rows: parquet, JSONL, JSON or CSV files, or a Hugging Face dataset, from a folder or the hub.
 
 A row has SkyRL's columns: `prompt` (a chat: list of {"role", "content"}), and optionally `env_class`, `reward_spec`,
-`data_source`, `extra_info`. Every other column goes to the environment as it is. `Columns` says where other data has
-prompt and answer. What is no row is a `BadRow`, and whoever reads decides what becomes of it.
+`data_source`, `extra_info`. Every other column goes to the environment as it is. `Columns` names the columns of prompt
+and answer in other data. An invalid row is a `BadRow`, which the caller may skip or refuse.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from skyrl.errors import DataError
 Row = Mapping[str, Any]
 
 ROWS_AT_A_TIME = 64
-"""Rows of a parquet file that are held at the same time."""
+"""Number of rows of a parquet file that are in memory at the same time."""
 
 _TOO_DEEP = f"is nested deeper than {DEEPEST} objects and lists"
 
 LONGEST_CELL = 1 << 30
-"""Characters of a cell of a CSV file."""
+"""Largest number of characters of a cell of a CSV file."""
 
 
 @frozen
@@ -61,9 +61,9 @@ def read_rows(source: str, columns: Columns | None = None) -> list[Row | BadRow]
 
 
 def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | BadRow]:
-    """Every row in turn, whatever the columns are called; files other than `.json` are never held whole.
+    """Every row in turn, whatever its columns; only `.json` files are loaded into memory as a whole.
 
-    Of a parquet file, `columns` are looked for even where it has no rows. Raises `DataError` as `read_rows` does.
+    In a parquet file, `columns` are checked even if it has no rows. Raises `DataError` as `read_rows` does.
     """
     path = Path(source).expanduser()
     rows: Iterable[Row | BadRow]
@@ -91,7 +91,7 @@ FILES = (".parquet", ".jsonl", ".csv", ".json")
 
 
 def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
-    """The first row of a file, with its answer: the first that can be read, where bad rows are skipped.
+    """The first row of a file, with its answer; with `skip`, the first row that can be read.
 
     Raises `DataError` for a file that cannot be read, is empty, or lacks the columns, and for a bad row.
     """
@@ -107,7 +107,7 @@ def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
 
 
 def in_table(source: str) -> bool:
-    """Whether the rows of a source have the columns of a table, in which a null may be an absent value."""
+    """Whether a source is a table, in which a null may stand for an absent value."""
     return Path(source).suffix not in (".json", ".jsonl")
 
 
@@ -138,7 +138,7 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
 
 
 def answered(row: Row, number: int, source: str, columns: Columns) -> Row:
-    """The row with its answer as ground truth, where it has no `reward_spec`. Raises `DataError` if it has neither."""
+    """The row, with its answer as ground truth if it has no `reward_spec`. Raises `DataError` if it has neither."""
     if columns.answer is None or row.get("reward_spec") is not None:
         return row
     answer = row.get(columns.answer)
@@ -188,7 +188,7 @@ def _read_parquet(path: Path, columns: Columns | None) -> Iterator[Row]:
 
 
 def _read_csv(path: Path) -> Iterator[Row | BadRow]:
-    """Rows under the names of the first line; an empty cell is no value."""
+    """Rows under the names of the first line; an empty cell counts as absent."""
     csv.field_size_limit(LONGEST_CELL)
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:

@@ -1,4 +1,6 @@
-"""Rows of supervised training, tokenized: sequences with a mask, and pairs of chats. `row_forms.py` has their forms."""
+"""Rows of supervised training, tokenized: sequences with a mask, and pairs of chats. For their forms see
+`row_forms.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,47 +25,47 @@ from skyrl.tree import to_dict
 
 @define
 class Tally:
-    """What became of the rows of the sources."""
+    """Counts of rows that were used, skipped or cut."""
 
     sizes: list[int] = field(factory=list)
-    """Rows of each source that are trained on."""
+    """Number of rows of each source that are trained on."""
 
     too_long: int = 0
-    """Rows that were left out because they are longer than allowed."""
+    """Number of rows that were left out because they are longer than allowed."""
 
     cut: int = 0
-    """Rows of which only the beginning is left."""
+    """Number of rows that were truncated."""
 
     bad_rows: list[str] = field(factory=list)
-    """Rows that were skipped, each with the reason."""
+    """Reasons of the rows that were skipped."""
 
     turn_end: tuple[str, int | None] | None = None
     """The text that ends the turns of chats, and its token if it is a single one; None without chats."""
 
     behind_other_headers: int = 0
-    """Chats whose answer does not stand behind the header that sampling asks with."""
+    """Number of chats whose answer does not follow the generation prompt."""
 
 
 @frozen(kw_only=True)
 class Rows(Generic[R]):
-    """Rows in the order of their sources, and what became of the others."""
+    """Rows in the order of their sources, and counts of the others."""
 
     rows: Sequence[R]
     tally: Tally
     digest: str | None = None
-    """sha256 of all rows in order, where it is known."""
+    """sha256 of all rows in order, if it is known."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Rows of each source."""
+        """Number of rows of each source."""
         return tuple(self.tally.sizes)
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of all rows in order, and of how many each source has."""
+        """sha256 of all rows in order, and of the number of rows of each source."""
         rows = self.digest
         if rows is None:
             digest = sha256()
@@ -76,7 +78,9 @@ class Rows(Generic[R]):
 def load_supervised(
     sources: Sequence[str], tokenizer: ChatTokenizer, run: SFTConfig, max_length: int
 ) -> Rows[SupervisedRow]:
-    """Every row of the sources, tokenized and masked. Raises `DataError` as `bad_rows` says, and where none is left."""
+    """Every row of the sources, tokenized and masked. Raises `DataError` for a bad row if `bad_rows` says so, and if no
+    row is left.
+    """
     tokens_of = SupervisedForms(tokenizer, run)
 
     def read(row: Row, row_id: str) -> SupervisedRow:
@@ -100,9 +104,10 @@ def load_supervised(
 def load_preferences(
     sources: Sequence[str], tokenizer: ChatTokenizer, run: RewardModelConfig, max_length: int
 ) -> Rows[PreferenceRow]:
-    """Every pair of the sources, tokenized. Raises `DataError` as `bad_rows` says, and where none is left.
+    """Every pair of the sources, tokenized. Raises `DataError` for a bad row if `bad_rows` says so, and if no pair is
+    left.
 
-    A longer pair is never cut: its score is read at the end.
+    A pair that is too long is never truncated, because its score is read at the end.
     """
     tokens_of = PreferenceForms(tokenizer, run)
 
@@ -114,7 +119,7 @@ def load_preferences(
 
 
 def _load(reader: _Reader[R], tokenizer: ChatTokenizer, kind: type[R]) -> Rows[R]:
-    """The rows in memory, or in a folder: the one where an earlier run has put the same, if there is one."""
+    """Load the rows into memory, or into a folder, which is reused if an earlier run has written the same rows."""
     run = reader.run
     if run.tokenized_path is None:
         return Rows(rows=tuple(reader.rows()), tally=reader.tally)
@@ -139,12 +144,12 @@ READ_BY = (
     *("kind", "chat_template_kwargs", "tools_key", "system_key", "train_on_what", "messages_key"),
     *("chosen_key", "rejected_key", "prompt_key", "margin_key", "bad_rows", "too_long"),
 )
-"""Fields of a run that rows are read by, besides the sources and the tokenizer."""
+"""Fields of a run that affect how rows are read, besides the sources and the tokenizer."""
 
 
 @frozen
 class _Reader(Generic[R]):
-    """Reads the rows of all sources in turn, once, and counts what is left out."""
+    """Reads the rows of all sources in turn, once, and counts those that are left out."""
 
     run: SupervisedConfig
     sources: tuple[str, ...]
@@ -155,7 +160,7 @@ class _Reader(Generic[R]):
     tally: Tally = field(factory=Tally)
 
     def rows(self) -> Iterator[R]:
-        """The rows that are trained on. Raises `DataError` at the end where there is none."""
+        """The rows that are trained on. Raises `DataError` at the end if there was none."""
         tally = self.tally
         for number, source in enumerate(self.sources):
             tally.sizes.append(0)
@@ -174,7 +179,7 @@ class _Reader(Generic[R]):
             )
 
     def _row(self, found: Row | BadRow, source: str, number: int, place: int) -> R | None:
-        """The row as tokens; None for a bad one that may be skipped."""
+        """The row as tokens; None for a bad row that may be skipped."""
         try:
             if isinstance(found, BadRow):
                 raise DataError(found.reason)
@@ -187,7 +192,7 @@ class _Reader(Generic[R]):
             return None
 
     def _short(self, row: R) -> R | None:
-        """The row, or its beginning, or None, as `too_long` has it."""
+        """The row; if it is too long, its beginning or None, as `too_long` says."""
         if row.length <= self.max_length:
             return row
         short = self.cut(row) if self.run.too_long == "truncate" else None

@@ -1,4 +1,4 @@
-"""Rows that are tokenized already: `input_ids`, and which of them are learned."""
+"""Rows that are already tokenized: `input_ids`, and a mask of the learned tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ UNLEARNED = -100
 """The label of a token that is not learned, as in PyTorch's cross entropy."""
 
 MASKS = ("loss_mask", "assistant_masks", "completion_mask", "attention_mask")
-"""Columns of 0 and 1. A token is learned where all of those that a row has are 1; padding has attention 0."""
+"""Mask columns of 0 and 1. A token is learned if every mask of its row is 1; padding has attention 0."""
 
 
 def tokenized_row(row: Row, vocabulary: int) -> tuple[Ids, Mask]:
-    """Tokens and mask of a row, without its padding. Raises `DataError` for columns that do not fit each other."""
+    """Tokens and mask of a row, without its padding. Raises `DataError` for inconsistent columns."""
     ids = _whole_numbers(row["input_ids"], "input_ids")
     if not len(ids):
         raise DataError("input_ids are empty")
@@ -51,7 +51,7 @@ def _beside(ids: Ids, given: object, name: str) -> Ids:
 
 
 def _whole_numbers(given: object, name: str) -> Ids:
-    """A flat list of them. Raises `DataError`: nothing is rounded."""
+    """The value as a flat array of whole numbers. Raises `DataError` for anything else: nothing is rounded."""
     try:
         found = np.asarray(given)
     except ValueError:  # lists of different lengths

@@ -12,21 +12,21 @@ from skyrl.chats.masks import Ids, Mask, Weights
 _ID = np.dtype("<i4")
 _WEIGHT = np.dtype("<f4")
 _WEIGHTED = np.array([-1], _ID).tobytes()
-"""Beginning of a row whose tokens have other weights than 0 and 1: no token has this id."""
+"""Marks the bytes of a row with weights other than 0 and 1: no token has this id."""
 
 
 @frozen(kw_only=True, eq=False)
 class SupervisedRow:
-    """One sequence, and how much each of its tokens counts in the loss."""
+    """One sequence, with the weight of each token in the loss."""
 
     id: str
     token_ids: Ids
     weights: Weights
-    """For each token, 0 where it is not learned; 1 unless the row gives its messages other weights."""
+    """Weight of each token: 0 if it is not learned, else 1 unless the row gives its messages other weights."""
 
     @property
     def loss_mask(self) -> Mask:
-        """The tokens that are learned."""
+        """True for each token that is learned."""
         return self.weights > 0
 
     @property
@@ -35,9 +35,9 @@ class SupervisedRow:
         return len(self.token_ids)
 
     def to_bytes(self) -> bytes:
-        """Everything that is learned from: the tokens, then a byte of mask for each.
+        """Everything that training depends on: the tokens, then one byte of mask for each.
 
-        Where tokens have other weights than 0 and 1: -1 as a token, the tokens, then four bytes of weight for each.
+        If tokens have weights other than 0 and 1: -1 as a token, the tokens, then four bytes of weight for each.
         """
         ids, mask = self.token_ids.astype(_ID).tobytes(), self.loss_mask
         if np.array_equal(self.weights, mask):
@@ -71,7 +71,7 @@ class PreferenceRow:
         return max(len(self.chosen), len(self.rejected))
 
     def to_bytes(self) -> bytes:
-        """Everything that is learned from: the margin, the length of the better sequence, and both."""
+        """Everything that training depends on: the margin, the length of the better sequence, and both."""
         head = np.array([self.margin], "<f8").tobytes() + np.array([len(self.chosen)], "<i8").tobytes()
         return head + self.chosen.astype(_ID).tobytes() + self.rejected.astype(_ID).tobytes()
 

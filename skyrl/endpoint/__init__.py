@@ -1,7 +1,7 @@
-"""The HTTP endpoint: the policy, as programs that speak OpenAI's or Anthropic's protocol see it.
+"""The HTTP endpoint: serves the policy in OpenAI's and Anthropic's protocols.
 
     server.py --> app.py --> chat.py, completions.py, ... (one module for each wire format) --> policy.py --> engines
 
-Start with `policy.py`. A request that brings the key of a trajectory is recorded token-exactly (`conversations.py`),
-and becomes rows of training.
+Start with `policy.py`. A request with the key of a trajectory is recorded token-exactly (`conversations.py`) and
+becomes training rows.
 """

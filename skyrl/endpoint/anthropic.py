@@ -26,7 +26,7 @@ _BOOKKEEPING = ("metadata", "service_tier", "container", "context_management", "
 
 @frozen(kw_only=True)
 class _Asked:
-    """A request, read."""
+    """A parsed request."""
 
     model: str
     history: History
@@ -35,7 +35,7 @@ class _Asked:
 
 
 async def messages(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
-    """The answer to one request. Raises `RequestError`."""
+    """Answer one request. Raises `RequestError`."""
     asked = _asked(body, policy, trajectory)
     if asked.stream:
         return Reply(events=_events(asked, policy, trajectory))
@@ -66,7 +66,7 @@ async def _answered(
 
 
 async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
-    """The number of tokens that a request would begin with. Raises `RequestError`."""
+    """Count the prompt tokens of a request. Raises `RequestError`."""
     policy.refuse_other_models(body.text("model"))
     history = _history(body)
     body.ignore(*_BOOKKEEPING, "thinking")
@@ -108,7 +108,7 @@ def _tool(given: Json) -> Json:
 
 
 def _messages(given: Json) -> list[Message]:
-    """One message of Anthropic's as those of a chat template: results of tools are messages of their own."""
+    """One Anthropic message as messages of a chat template: each tool result becomes a separate message."""
     role, content = given.get("role"), given.get("content")
     if role not in ("user", "assistant"):
         raise RequestError("a message has the role user or assistant", param="messages")
@@ -176,7 +176,7 @@ def _reason(answer: SampledMessage, ended_by: str | None) -> str:
 
 
 async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
-    """Text as it is sampled, and the uses of tools when the answer is whole."""
+    """Events of a stream: text as it is sampled, and tool uses when the answer is complete."""
     live = LiveAnswers(policy, asked.drawn.sampling.stop or (), tools=bool(asked.history.tools))
     answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
     blocks = 0

@@ -1,4 +1,4 @@
-"""The routes of the endpoint, who may use them, and how errors are answered."""
+"""The routes of the endpoint, their access control, and error responses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from skyrl.errors import RequestError, RunError
 from skyrl.processes.service import LONGEST_BODY, body_of
 
 MOST_HEADERS = 200
-"""Headers of one request."""
+"""Largest number of headers of one request."""
 
 RETRY_SECONDS = 1
 """Seconds after which a refused client should try again."""
@@ -38,7 +38,7 @@ Respond = Callable[[Fields, Policy, PlayedTrajectory | None], Awaitable[Reply]]
 def endpoint_app(
     policy: Policy, trajectories: Trajectories, doors: Doors, control: ControlRoutes | None = None
 ) -> Starlette:
-    """The endpoint for any ASGI server. Keys come as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    """The endpoint for any ASGI server. Keys are sent as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
     answers = _Answers(policy, trajectories, doors)
     post = answers.to_posts
     return Starlette(
@@ -58,13 +58,13 @@ def endpoint_app(
 
 
 class _Answers:
-    """Answers of the routes to those whom the doors let in."""
+    """Handlers of the routes, for requests that `doors` admits."""
 
     def __init__(self, policy: Policy, trajectories: Trajectories, doors: Doors) -> None:
         self._policy, self._trajectories, self._doors = policy, trajectories, doors
 
     def to_posts(self, answer: Respond) -> Callable[[Request], Awaitable[Response]]:
-        """Answers to bodies, given up where the client hangs up."""
+        """A handler that answers request bodies, and cancels the work if the client disconnects."""
 
         async def respond(request: Request) -> Response:
             try:
@@ -80,7 +80,7 @@ class _Answers:
     def to_clients_alone(
         self, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Answers to clients, and to no agent and no page of a browser on this machine."""
+        """A handler for clients only: agents and browser pages are refused."""
 
         async def respond(request: Request) -> Response:
             try:
@@ -97,7 +97,7 @@ class _Answers:
         return respond
 
     async def to_models(self, request: Request) -> Response:
-        """The names that requests may carry."""
+        """List the model names that requests may use."""
         try:
             self._trajectory_of(request)
         except RequestError as error:
@@ -107,7 +107,9 @@ class _Answers:
         return JSONResponse({"object": "list", "data": data})
 
     def _trajectory_of(self, request: Request) -> PlayedTrajectory | None:
-        """The trajectory of an agent; None for a client. Raises `RequestError` for whoever is not let in."""
+        """The trajectory of an agent's request; None for a client. Raises `RequestError` if the request is not
+        admitted.
+        """
         if len(request.headers) > MOST_HEADERS:
             raise RequestError(f"the request has more than {MOST_HEADERS} headers", status=431)
         key = _key(request)
@@ -129,7 +131,7 @@ def _key(request: Request) -> str | None:
 
 
 async def _body(request: Request) -> bytes:
-    """Raises `RequestError` for a body that is too large, or does not come."""
+    """Read the body of a request. Raises `RequestError` if it is too large or does not arrive."""
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > LONGEST_BODY:
         raise RequestError(f"the body is longer than {LONGEST_BODY} bytes", status=413)
@@ -140,7 +142,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _begun(answer: Awaitable[Reply]) -> Reply:
-    """The answer; a stream with its first event, so that what fails before it is answered with a status."""
+    """The reply; for a stream, waits for its first event, so that earlier errors are answered with a status code."""
     reply = await answer
     if reply.events is None:
         return reply
@@ -157,7 +159,7 @@ async def _with_first(first: Event, events: Events) -> Events:
 
 
 class _EventStream(StreamingResponse):
-    """Sends events as they come, and closes them when they end or the client hangs up."""
+    """Sends events as they come, and closes them when they end or the client disconnects."""
 
     def __init__(self, reply: Reply) -> None:
         assert reply.events is not None
@@ -174,7 +176,7 @@ class _EventStream(StreamingResponse):
         try:
             async for event in self._events:
                 yield event.line
-        except RequestError as error:  # too late for a status
+        except RequestError as error:  # too late for a status code
             yield Event(_error(error), "error").line
             return
         if self._ends_with_done:
@@ -182,7 +184,7 @@ class _EventStream(StreamingResponse):
 
 
 async def _while_connected(request: Request, answer: Awaitable[Reply]) -> Reply:
-    """The answer, given up where the client hangs up before it is there."""
+    """The reply; raises `RequestError` and cancels the work if the client disconnects first."""
     working = asyncio.ensure_future(answer)
     watching = asyncio.ensure_future(_hung_up(request))
     try:
@@ -212,12 +214,12 @@ def _model(policy: Policy, name: str) -> Json:
 
 
 def _error(error: RequestError) -> Json:
-    """The body of a refusal, in the form of OpenAI's and Anthropic's clients."""
+    """The body of an error response, in the form that OpenAI's and Anthropic's clients expect."""
     kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
         error.status, "server_error" if error.status >= 500 else "invalid_request_error"
     )
     said = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-    return {"type": "error", "error": said}  # `type` is Anthropic's
+    return {"type": "error", "error": said}  # `type` is for Anthropic's clients
 
 
 def _refusal(error: RequestError) -> JSONResponse:

@@ -1,8 +1,8 @@
-"""OpenAI's `POST /v1/chat/completions`: messages and tools in, `n` messages out, whole or as a stream.
+"""OpenAI's `POST /v1/chat/completions`: messages and tools in, `n` messages out, complete or as a stream.
 
 Beyond OpenAI's fields, as in vLLM: `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`,
 `chat_template_kwargs`, and `return_token_ids`, which adds `prompt_token_ids` to the answer and `token_ids` to each
-choice; `weight_versions` says which weights drew each token.
+choice; `weight_versions` gives the version of the weights that sampled each token.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ BOOKKEEPING = (
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"),
     *("prompt_cache_retention", "verbosity", "reasoning_effort"),
 )
-"""Fields of OpenAI's services that change nothing here."""
+"""Bookkeeping fields of OpenAI's services, which are accepted and have no effect here."""
 
 RESERVED = ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template")
 
 
 @frozen(kw_only=True)
 class _Asked:
-    """A request, read."""
+    """A parsed request."""
 
     model: str
     history: History
@@ -55,7 +55,7 @@ class _Asked:
 
 @frozen
 class _Answered:
-    """Its answers."""
+    """The sampled answers of a request."""
 
     prompt: Prompt
     messages: Sequence[SampledMessage]
@@ -63,7 +63,7 @@ class _Answered:
 
 
 async def chat(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
-    """The answer to one request. Raises `RequestError`."""
+    """Answer one request. Raises `RequestError`."""
     asked = _asked(body, policy, trajectory)
     if asked.stream:
         return Reply(events=_events(asked, policy, trajectory), ends_with_done=True)
@@ -146,7 +146,7 @@ def _whole(asked: _Asked, found: _Answered) -> Json:
 
 
 async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
-    """Text as it is sampled; calls, log-probabilities and token ids when an answer is whole."""
+    """Events of a stream: text as it is sampled; calls, log-probabilities and token ids when an answer is complete."""
     live = LiveAnswers(policy, asked.stops, tools=bool(asked.history.tools))
     answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
     head, begun = _head(asked, "chat.completion.chunk"), set[int]()
@@ -191,7 +191,7 @@ def _finish(answer: SampledMessage) -> str:
 
 
 def tokens_of(answer: SampledMessage) -> dict[str, Any]:
-    """Fields that `return_token_ids` adds to a choice."""
+    """Fields that `return_token_ids` adds to each choice."""
     return {
         "token_ids": list(answer.completion.token_ids),
         "weight_versions": list(answer.completion.weight_versions),
@@ -199,7 +199,7 @@ def tokens_of(answer: SampledMessage) -> dict[str, Any]:
 
 
 def usage(prompt: Prompt, answers: Sequence[SampledMessage]) -> Json:
-    """Counts of tokens; the prompt counts once."""
+    """Token counts of prompt and answers; the prompt is counted once."""
     drawn = sum(len(answer.completion.token_ids) for answer in answers)
     return {
         "prompt_tokens": len(prompt.ids),

@@ -31,7 +31,7 @@ MOST_PROMPTS = 128
 
 @frozen(kw_only=True)
 class _Asked:
-    """A request, read."""
+    """A parsed request."""
 
     model: str
     prompts: Sequence[str | tuple[int, ...]]
@@ -44,7 +44,7 @@ class _Asked:
 
 
 async def complete(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
-    """The answer to one request. Raises `RequestError`."""
+    """Answer one request. Raises `RequestError`."""
     asked = _asked(body, policy, trajectory)
     if asked.stream:
         return Reply(events=_events(asked, policy, trajectory), ends_with_done=True)
@@ -55,7 +55,7 @@ async def complete(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
 async def _answered(
     asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
 ) -> tuple[list[dict[str, Any]], Json]:
-    """The choices, and the counts of tokens."""
+    """The choices and the token counts."""
     with policy.admitted(asked.n * len(asked.prompts), trajectory):
         answered = await gather_or_cancel(
             [_answers(place, asked, policy, trajectory, live) for place in range(len(asked.prompts))]
@@ -100,7 +100,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
 
 
 def _wants_logprobs(body: Fields) -> bool:
-    """`logprobs` is a number of alternatives: 0 and 1 are the drawn token alone."""
+    """Whether `logprobs` is set: it is a number of alternatives, where 0 and 1 both mean only the sampled token."""
     body.refuse(
         "logprobs", "the engines return the log-probability of the drawn token alone", harmless=(0, 1, False, True)
     )
@@ -108,7 +108,9 @@ def _wants_logprobs(body: Fields) -> bool:
 
 
 def _prompts(given: object) -> list[str | tuple[int, ...]]:
-    """The forms of OpenAI: a text, texts, token ids, or lists of token ids. Raises `RequestError`."""
+    """The prompts of a request in any of OpenAI's forms: a text, texts, token ids, or lists of token ids. Raises
+    `RequestError`.
+    """
     if isinstance(given, str):
         return [given]
     if isinstance(given, list) and given:
@@ -132,7 +134,7 @@ def _is_id(given: object) -> bool:
 async def _answers(
     place: int, asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None
 ) -> tuple[Prompt, list[SampledMessage]]:
-    """The answers to the prompt at this place."""
+    """The answers to one prompt of the request."""
     given = asked.prompts[place]
     prompt = await (policy.text(given, trajectory) if isinstance(given, str) else policy.tokens(given, trajectory))
     heard = None if live is None else live.listener(prompt, place * asked.n)
@@ -165,7 +167,7 @@ def _choice(index: int, prompt: Prompt, answer: SampledMessage, asked: _Asked, l
 
 
 async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
-    """Text as it is sampled; log-probabilities and token ids when all answers are whole."""
+    """Events of a stream: text as it is sampled; log-probabilities and token ids when all answers are complete."""
     live, head = LiveAnswers(policy, asked.drawn.sampling.stop or ()), _head(asked)
     answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
     async with aclosing(live.pieces(answering, lambda found: [choice["text"] for choice in found[0]])) as pieces:

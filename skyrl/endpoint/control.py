@@ -1,4 +1,4 @@
-"""Engines behind the endpoint, as one training run controls them: paused, given new weights, named by their version."""
+"""Control of the engines behind the endpoint by a training run: pause, resume, load weights, set their version."""
 
 from __future__ import annotations
 
@@ -22,55 +22,55 @@ class Load:
 
 
 class Engines(Protocol):
-    """The engines behind the endpoint, used as one: `InferenceEngineClient`."""
+    """Interface of all engines behind the endpoint together: `InferenceEngineClient`."""
 
     @property
     def in_service(self) -> Sequence[InferenceEngine]:
-        """The engines that weights have to reach, in order."""
+        """The engines that receive new weights, in order."""
 
     @property
     def weight_version(self) -> int:
-        """The one version that all of them sample from."""
+        """Version of the weights that all engines sample from."""
 
     @property
     def running(self) -> int:
-        """Samples that engines have been given and not returned."""
+        """Number of samples that engines are working on."""
 
     async def waiting(self) -> int:
-        """Samples that wait."""
+        """Number of samples that wait for an engine."""
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """The samples of a request."""
+        """Draw the samples of a request."""
 
     async def pause(self, in_flight: InFlight | None = None) -> None:
-        """Returns when nothing runs; later requests wait."""
+        """Pause the engines: returns when no sample is running, and later requests wait."""
 
     async def resume(self) -> None:
-        """Take work again."""
+        """Accept requests again."""
 
     async def load_weights(self, incoming_sets: Sequence[IncomingWeights], version: int) -> None:
-        """Give each engine its set of weights. Raises `WeightSyncError`."""
+        """Load one set of weights into each engine. Raises `WeightSyncError`."""
 
 
 class EngineControl:
-    """Lives on the event loop of the engines. A change is made to its end, also where nobody waits for it any more."""
+    """Controls the engines, on their event loop. A change that has begun is completed even if its caller goes away."""
 
     def __init__(self, engines: Engines, *, workers: int) -> None:
-        """`workers`: processes of an engine that take weights."""
+        """`workers` is the number of processes per engine that receive weights."""
         self._engines, self.workers = engines, workers
         self._versions = {engines.weight_version: 0}
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self.is_paused = False
-        """Whether a pause was asked for, and no end of it."""
+        """Whether a pause was requested and not ended yet."""
 
     @property
     def version(self) -> int:
-        """Version of the weights, as the run counts it."""
+        """Version of the weights in the run's numbering."""
         return self._versions[self._engines.weight_version]
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """Draw the samples of a request; the versions of their weights are the run's. Raises as the engines do."""
+        """Draw the samples of a request, with weight versions in the run's numbering. Raises the engines' errors."""
         drawn = await self._engines.generate(request)
         return tuple(
             evolve(each, weight_versions=tuple(self._versions[version] for version in each.weight_versions))
@@ -78,18 +78,18 @@ class EngineControl:
         )
 
     async def pause(self, in_flight: InFlight) -> None:
-        """Returns when nothing runs; later requests wait."""
+        """Pause the engines: returns when no sample is running, and later requests wait."""
         self.is_paused = True
         await self._change(lambda: self._engines.pause(in_flight))
 
     async def resume(self) -> None:
-        """Draw samples again."""
+        """Let the engines sample again."""
         self.is_paused = False
         await self._change(self._engines.resume)
 
     async def load_weights(self, incoming: RemoteWeights) -> str:
-        """Replace the weights of all engines, which drops what was computed from the old ones; empty, or why that
-        failed. They have the old version until they are given another.
+        """Replace the weights of all engines, which drop everything computed from the old ones. Returns an empty
+        string, or the reason of a failure. The version stays the old one until `name_weights` sets another.
         """
         try:
             await self._change(lambda: self._load(incoming))
@@ -98,11 +98,11 @@ class EngineControl:
         return ""
 
     def name_weights(self, version: int) -> None:
-        """The weights that the engines hold are of this version."""
+        """Set the version of the weights that the engines hold now."""
         self._versions[self._engines.weight_version] = version
 
     async def load(self) -> Load:
-        """How busy the engines are now."""
+        """Current load of the engines."""
         return Load(running=self._engines.running, waiting=await self._engines.waiting())
 
     async def _load(self, incoming: RemoteWeights) -> None:
@@ -115,7 +115,7 @@ class EngineControl:
         await self._engines.load_weights([incoming] * count, before + 1)
 
     async def _change(self, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """One change after the other."""
+        """Make one change at a time, and complete it even if this call is cancelled."""
 
         async def in_turn() -> None:
             async with self._changing:

@@ -1,4 +1,5 @@
-"""Routes by which a training run controls the engines, those of vLLM's server: `backend = "http"` drives both.
+"""Routes through which a training run controls the engines. They are those of vLLM's server, so `backend = "http"`
+works with both.
 
 POST /pause?mode=wait|keep&clear_cache=true|false    -> requests wait, running ones end or stand still
 POST /collective_rpc  skyrl_load_weights              -> the engines read the weights that are announced
@@ -25,11 +26,11 @@ Handler = Callable[[Request, Fields], Awaitable[object]]
 """Answers a request, given the fields of its body: with JSON, or text."""
 
 Guarded = Callable[[Callable[[Request], Awaitable[Response]]], Callable[[Request], Awaitable[Response]]]
-"""Lets through those who may use the route, and answers what is refused."""
+"""Wraps a handler with access control: other requests get an error response."""
 
 
 class ControlRoutes:
-    """The routes, and what each does on the loop of the engines."""
+    """The control routes and their handlers, which run on the event loop of the engines."""
 
     def __init__(self, control: EngineControl, on_engines: Callable[..., Awaitable[Any]]) -> None:
         """`on_engines(call)` awaits `call()` on the event loop of the engines."""
@@ -76,7 +77,7 @@ class ControlRoutes:
         return {"world_size": self._control.workers}
 
     async def _metrics(self, request: Request, body: Fields) -> object:
-        """Prometheus' text format, under the names that routers in front of vLLM read."""
+        """Prometheus' text format, under the metric names that routers in front of vLLM read."""
         load = await self._on_engines(self._control.load)
         return f"vllm:num_requests_running {load.running}\nvllm:num_requests_waiting {load.waiting}\n"
 
@@ -97,11 +98,13 @@ class ControlRoutes:
         return {"success": True, "new_version": version}
 
     async def _nothing_is_left(self, request: Request, body: Fields) -> object:
-        """Engines drop what they computed as soon as they hold other weights, and stay in no group."""
+        """Succeeds without any work: engines drop old computations as soon as they load weights, and keep no process
+        group.
+        """
         return {"success": True}
 
     async def _rpc(self, request: Request, body: Fields) -> object:
-        """The calls of `WeightReceiver`, which vLLM's workers have as an extension."""
+        """Calls of `WeightReceiver`, which is an extension of the workers in vLLM."""
         method, arguments = body.text("method"), body.any("args", [])
         body.ignore("timeout")
         match method, arguments:

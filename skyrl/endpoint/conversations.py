@@ -2,9 +2,9 @@
 
     continued(history) -> the turn that a request continues    record(...) -> Turn    branches() -> turns, row by row
 
-A request whose history is an earlier request's with its answer continues from the tokens of both: the engine's own ids,
-never a text that is tokenized again. Any other history (compaction, a sub-agent, an edited message) begins a branch of
-its own, and so does a second continuation of the same turn (parallel calls). Each sampled token is in one branch only.
+A request whose history begins with an earlier request and its answer continues from the tokens of both: the engine's
+own ids, never re-tokenized text. Any other history (compaction, a sub-agent, an edited message) starts a new branch,
+and so does a second continuation of the same turn (parallel calls). Each sampled token is in exactly one branch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Message = Mapping[str, Any]
 
 @frozen
 class History:
-    """A conversation as a request gives it: messages, tools, and arguments of the chat template."""
+    """The conversation in a request: messages, tools, and arguments of the chat template."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -41,14 +41,14 @@ class Turn:
     """The turn whose tokens this one continues."""
 
     after: list[Turn] = Factory(list)
-    """Turns that continue this one; the first belongs to its branch, others begin branches of their own."""
+    """Turns that continue this one; the first belongs to its branch, each other begins a new branch."""
 
     text: str | None = None
     """Prompt and answer as text, for requests that give their prompt as text."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Prompt and answer."""
+        """Token ids of prompt and answer."""
         return (*self.prompt_ids, *self.completion.token_ids)
 
 
@@ -61,7 +61,7 @@ class Conversations:
         self._by_history: dict[bytes, Turn] = {}
 
     def continued(self, history: History) -> tuple[Turn, tuple[Message, ...]] | None:
-        """The latest turn that the history continues, and the messages behind it; None: it begins a conversation."""
+        """The latest turn that the history continues, and the messages after it; None if a new conversation begins."""
         digests = _digests(history)
         for count in range(len(digests), 0, -1):
             turn = self._by_history.get(digests[count - 1])
@@ -70,12 +70,12 @@ class Conversations:
         return None
 
     def continued_ids(self, prompt_ids: tuple[int, ...]) -> Turn | None:
-        """The turn with the most tokens that a prompt of token ids continues."""
+        """The turn with the most tokens that are a prefix of the prompt's token ids."""
         found = (turn for turn in self.turns if prompt_ids[: len(turn.token_ids)] == turn.token_ids)
         return max(found, key=lambda turn: len(turn.token_ids), default=None)
 
     def continued_text(self, prompt: str) -> Turn | None:
-        """The turn with the longest text that a prompt of text continues."""
+        """The turn with the longest text that is a prefix of the prompt."""
         found = (turn for turn in self.turns if turn.text is not None and prompt.startswith(turn.text))
         return max(found, key=lambda turn: len(turn.text or ""), default=None)
 
@@ -89,7 +89,7 @@ class Conversations:
         reply: Message | None = None,
         text: str | None = None,
     ) -> None:
-        """Remember an answer. `reply` is the message by which the history of a later request names it."""
+        """Record an answer as a turn. `reply` is the message that represents it in the history of a later request."""
         turn = Turn(prompt_ids, completion, before, text=text)
         with self._changing:
             if self._ended:
@@ -102,12 +102,12 @@ class Conversations:
                 self._by_history[_digests(whole)[-1]] = turn
 
     def end(self) -> None:
-        """Remember nothing more: an answer that is still being sampled comes too late. Thread-safe."""
+        """Stop recording: answers that are still being sampled are ignored. Thread-safe."""
         with self._changing:
             self._ended = True
 
     def branches(self) -> list[list[Turn]]:
-        """Turns that continue each other, branch by branch, in the order in which the branches ended."""
+        """Lists of turns that continue each other, one per branch, ordered by the last turn of each branch."""
         place = {id(turn): number for number, turn in enumerate(self.turns)}
         found = []
         for turn in self.turns:
@@ -121,7 +121,7 @@ class Conversations:
 
 
 def _digests(history: History) -> list[bytes]:
-    """A digest for each beginning of a history."""
+    """A digest for each prefix of a history."""
     state = blake2b(_canonical([history.tools, history.arguments]), digest_size=16)
     found = []
     for message in history.messages:
@@ -131,7 +131,9 @@ def _digests(history: History) -> list[bytes]:
 
 
 def _compared(message: Message) -> list[object]:
-    """What makes two messages the same: clients drop null fields, and write the arguments of calls in their own way."""
+    """Normalised content by which messages are compared: clients drop null fields and format call arguments
+    differently.
+    """
     calls = [[call.get("name"), _read(call.get("arguments"))] for call in _functions(message.get("tool_calls") or ())]
     rest = {
         name: value

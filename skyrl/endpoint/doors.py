@@ -1,4 +1,4 @@
-"""The address of an endpoint, and who is answered there."""
+"""The address of an endpoint, and its access control."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import secrets
 from attrs import frozen
 
 TOKEN_VARIABLE = "SKYRL_ENDPOINT_TOKEN"
-"""Environment variable with the token of clients."""
+"""Environment variable with the token that clients must send."""
 
 
 @frozen(kw_only=True)
 class Doors:
-    """Who is answered, besides the agents of the run."""
+    """Access rules for clients; agents of the run are always admitted."""
 
     token: str | None = None
-    """Token of clients; None: any client that reaches the address is answered, whatever key it brings."""
+    """Token that clients must send; None: any client that reaches the address is admitted, with any key."""
 
     open_to_clients: bool = True
-    """False: only requests of trajectories are answered."""
+    """If False, only requests of trajectories are answered."""
 
     def opened_by(self, key: str | None) -> bool:
-        """Whether a client with this key is answered."""
+        """Whether a client with this key is admitted."""
         return not self.token or secrets.compare_digest((key or "").encode(), self.token.encode())
 
 
@@ -31,6 +31,6 @@ class Address:
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0: any that is free."""
+    """Port number; 0 selects a free port."""
 
     doors: Doors = Doors()

@@ -1,4 +1,4 @@
-"""Reads the JSON body of a request field by field, and refuses what has no effect."""
+"""Reads the JSON body of a request field by field, and refuses fields that would have no effect."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ class Fields:
         return name in self._given
 
     def any(self, name: str, default: Any = None) -> Any:
-        """The value, whatever its type."""
+        """The value of any type."""
         self._read.add(name)
         return self._given.get(name, default)
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """A text."""
+        """The value, which must be a string."""
         found: str | None = self._typed(name, default, str, "a string")
         return found
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """True or false."""
+        """The value, which must be true or false."""
         found: bool = self._typed(name, default, bool, "true or false")
         return found
 
     def integer(self, name: str, default: int | None, *, least: int, most: int) -> int | None:
-        """A whole number from `least` to `most`."""
+        """The value, which must be a whole number from `least` to `most`."""
         value = self.any(name, _ABSENT)
         if value is _ABSENT:
             return default
@@ -67,7 +67,7 @@ class Fields:
         return value
 
     def number(self, name: str, default: float | None, *, least: float, most: float) -> float | None:
-        """A finite number from `least` to `most`."""
+        """The value, which must be a finite number from `least` to `most`."""
         value = self.any(name, _ABSENT)
         if value is _ABSENT:
             return default
@@ -77,7 +77,7 @@ class Fields:
         return float(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A string or a list of strings, none of them empty."""
+        """The value, which must be a string or a list of strings, none of them empty."""
         value = self.any(name, ())
         found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
         if not isinstance(found, tuple) or not all(isinstance(each, str) and each for each in found):
@@ -85,7 +85,7 @@ class Fields:
         return found
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """A list of token ids."""
+        """The value, which must be a list of token ids."""
         value = self.any(name, [])
         if not isinstance(value, list) or not all(
             isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in value
@@ -94,12 +94,12 @@ class Fields:
         return tuple(value)
 
     def mapping(self, name: str) -> Mapping[str, Any]:
-        """An object."""
+        """The value, which must be an object."""
         found: Mapping[str, Any] = self._typed(name, {}, dict, "an object")
         return found
 
     def objects(self, name: str) -> list[Mapping[str, Any]]:
-        """A list of objects."""
+        """The value, which must be a list of objects."""
         found: list[Mapping[str, Any]] = self._typed(name, [], list, "a list of objects")
         if not all(isinstance(each, dict) for each in found):
             raise RequestError(f"{name} has to be a list of objects", param=name)
@@ -114,11 +114,11 @@ class Fields:
             )
 
     def ignore(self, *names: str) -> None:
-        """Fields that change no answer, such as names for bookkeeping."""
+        """Accept fields that do not change the answer, such as bookkeeping names."""
         self._read.update(names)
 
     def finish(self) -> None:
-        """Raises `RequestError` for a field that nothing has read."""
+        """Raises `RequestError` if a field was not read."""
         for name in self._given:
             if name not in self._read:
                 near = difflib.get_close_matches(name, self._read, 1)

@@ -1,4 +1,4 @@
-"""`POST /inference/v1/generate`: token ids in, token ids and log-probabilities out, as vLLM has it.
+"""`POST /inference/v1/generate`: token ids in, token ids and log-probabilities out, as in vLLM.
 
 {"token_ids": [...], "sampling_params": {"temperature": 1, "max_tokens": 64, "n": 1, "logprobs": 1, ...}}
 -> {"request_id": ..., "choices": [{"index": 0, "token_ids": [...], "logprobs": {...}, "finish_reason": ...}]}
@@ -31,7 +31,7 @@ _BOOKKEEPING = ("cache_salt", "priority", "request_id", "kv_transfer_params")
 
 @frozen(kw_only=True)
 class _Asked:
-    """A request, read."""
+    """A parsed request."""
 
     ids: tuple[int, ...]
     drawn: Drawn
@@ -42,7 +42,7 @@ class _Asked:
 
 
 async def generate(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
-    """The answer to one request. Raises `RequestError`."""
+    """Answer one request. Raises `RequestError`."""
     asked, number = _asked(body, policy, trajectory), secrets.token_hex(12)
     head = {"request_id": number} | ({"prompt_token_ids": list(asked.ids)} if asked.prompt_ids else {})
     if asked.stream:
@@ -65,7 +65,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
         settings.refuse("ignore_eos", "an answer stops at the end of a sequence", harmless=(False,))
     settings.ignore("skip_special_tokens", "detokenize", "spaces_between_special_tokens", "ignore_eos")
     settings.ignore("flat_logprobs", "include_stop_str_in_output")
-    settings.ignore("routed_experts_prompt_start")  # from which token on: this route returns no experts
+    settings.ignore("routed_experts_prompt_start")  # the token to begin at: this route returns no experts
     asked = _Asked(
         ids=body.ids("token_ids"),
         drawn=wanted,
@@ -96,17 +96,17 @@ async def _events(head: Json, asked: _Asked, policy: Policy, trajectory: PlayedT
     async with aclosing(live.until(answering)) as batches:
         async for new in batches:
             for each in new:
-                if rest := each.token_ids[sent[each.index] - each.start :]:  # tokens that are drawn again count once
+                if rest := each.token_ids[sent[each.index] - each.start :]:  # tokens that are sampled again count once
                     sent[each.index] += len(rest)
                     yield Event({**head, "choices": [{"index": each.index, "token_ids": list(rest)}]})
-                    head = {"request_id": head["request_id"]}  # the prompt comes once
+                    head = {"request_id": head["request_id"]}  # the prompt is sent once
     for index, completion in enumerate(answering.result()):
         choice = _choice(index, completion, asked)
         yield Event({**head, "choices": [{**choice, "token_ids": choice["token_ids"][sent[index] :]}]})
 
 
 def _choice(index: int, completion: Completion, asked: _Asked) -> dict[str, Any]:
-    """Log-probabilities in nats, in the form of OpenAI's chats, with the ids of tokens as `token_id:N`."""
+    """One choice; its log-probabilities are in nats, in the form of OpenAI's chat API, with tokens as `token_id:N`."""
     content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
         for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True)
@@ -129,7 +129,7 @@ def _stopped_by(completion: Completion, stops: Sequence[str]) -> int | str | Non
 
 
 def _spans(versions: Sequence[int]) -> list[Json]:
-    """Version of the weights of each token, as runs of tokens with the same one; `end` is excluded."""
+    """Weight versions of the tokens, as runs of tokens with the same version; `end` is exclusive."""
     spans: list[Json] = []
     for version, run in groupby(versions):
         start = spans[-1]["end"] if spans else 0

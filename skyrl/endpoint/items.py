@@ -14,18 +14,18 @@ from skyrl.endpoint.reply import Json
 from skyrl.errors import RequestError
 
 STORED_CHARACTERS = 64 << 20
-"""Characters of all stored conversations together; the oldest are dropped beyond it."""
+"""Largest total number of characters of stored conversations; beyond it the oldest are dropped."""
 
 
 class StoredResponses:
-    """Conversations by the id of the response that they end with. The oldest are dropped."""
+    """Stored conversations by the id of the response that they end with. The oldest are dropped when full."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[History, int]] = OrderedDict()
         self._size = 0
 
     def keep(self, number: str, history: History) -> None:
-        """Store a conversation; each counts in full, whatever it has in common with another."""
+        """Store a conversation; each counts in full, even if it shares messages with others."""
         size = sum(len(json.dumps(message)) for message in history.messages)
         self._kept[number] = history, size
         self._size += size
@@ -34,7 +34,7 @@ class StoredResponses:
             self._size -= dropped
 
     def history(self, number: str) -> History:
-        """The conversation that a response ends. Raises `RequestError` for one that is not stored."""
+        """The conversation that ends with a response. Raises `RequestError` if it is not stored."""
         if number not in self._kept:
             raise RequestError(
                 f"there is no response {number[:80]!r} here: it was not stored, or newer ones have taken its place; "
@@ -46,7 +46,7 @@ class StoredResponses:
 
 
 def messages_of_items(given: object) -> tuple[Message, ...]:
-    """The messages of an input. A call belongs to the message before it, if that is the assistant's. Raises
+    """The messages of an input. A call is added to the message before it if that is the assistant's. Raises
     `RequestError`.
     """
     if isinstance(given, str):
@@ -89,7 +89,7 @@ def _message(item: Json, where: str) -> dict[str, Any]:
 
 
 def tools_of_items(given: Sequence[Json]) -> tuple[Json, ...]:
-    """Tools of this protocol as those of a chat template. Raises `RequestError` for a tool that runs at OpenAI's."""
+    """Tools of this protocol as tools for a chat template. Raises `RequestError` for tools that OpenAI hosts."""
     for tool in given:
         if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
             raise RequestError("tools has to hold functions with a name: no other tool runs here", param="tools")
@@ -101,7 +101,7 @@ def tools_of_items(given: Sequence[Json]) -> tuple[Json, ...]:
 
 
 def items_of(answer: SampledMessage, number: str | None = None) -> list[dict[str, Any]]:
-    """An answer as items: its text, whose item is called `number`, if it has any or has no calls, and its calls."""
+    """An answer as items: its calls, preceded by its text (item id `number`) if it has text or no calls."""
     part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
     status = "incomplete" if answer.completion.stop_reason == "length" else "completed"
     said = {"type": "message", "id": number or f"msg_{secrets.token_hex(12)}", "role": "assistant", "status": status}

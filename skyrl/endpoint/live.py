@@ -1,9 +1,9 @@
-"""Answers while they are sampled: their text, piece by piece, as far as no later token can change it.
+"""Answers while they are sampled: pieces of text that no later token can change.
 
     engine --NewTokens--> LiveAnswers --(index, text)--> events of a stream
 
-Half a character, the beginning of a stop text and, where tools are given, a call wait until it is known what they are.
-The pieces of an answer are together the text of the whole answer.
+Half a character, the beginning of a stop text and, if there are tools, a call are held back until they are complete.
+The pieces of an answer together are the text of the whole answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class GrowingText:
-    """The text of one answer while its tokens come."""
+    """The text of one answer while its tokens arrive."""
 
     def __init__(self, stops: Sequence[str], *, tools: bool) -> None:
         self._markers, self._tools = (*stops, OPENING) if tools else tuple(stops), tools
@@ -35,16 +35,16 @@ class GrowingText:
         self._text = self._sent = ""
 
     def add(self, tokenizer: ChatTokenizer, new: NewTokens) -> None:
-        """Decode new tokens with the few before them. Tokens that are drawn again count once."""
+        """Decode new tokens together with the few before them. Tokens that are sampled again count once."""
         self._ids += new.token_ids[len(self._ids) - new.start :]
         before = tokenizer.decode(self._ids[self._window : self._read], skip_special_tokens=True)
         after = tokenizer.decode(self._ids[self._window :], skip_special_tokens=True)
-        if not after.endswith("\N{REPLACEMENT CHARACTER}"):  # else perhaps half a character
+        if not after.endswith("\N{REPLACEMENT CHARACTER}"):  # otherwise it may end in half a character
             self._text += after[len(before) :]
             self._window, self._read = self._read, len(self._ids)
 
     def piece(self) -> str:
-        """Text that is certain and was not returned before."""
+        """New text that is final and was not returned before."""
         end = self._certain()
         piece, self._sent = self._text[len(self._sent) : end], self._text[:end]
         return piece
@@ -56,7 +56,7 @@ class GrowingText:
         return whole[len(self._sent) :]
 
     def _certain(self) -> int:
-        """End of the text that stays. A marker never begins in what was returned."""
+        """End of the text that is final. A marker never begins inside text that was returned."""
         text, start = self._text, len(self._sent)
         found = [place for marker in self._markers if (place := text.find(marker, start)) >= 0]
         end = min(found) if found else len(text) - max((_begun(text, marker) for marker in self._markers), default=0)
@@ -64,32 +64,30 @@ class GrowingText:
 
 
 def _begun(text: str, marker: str) -> int:
-    """Number of characters at the end of a text with which a marker begins."""
+    """Length of the longest end of the text that is a beginning of the marker."""
     return next((size for size in range(len(marker) - 1, 0, -1) if text.endswith(marker[:size])), 0)
 
 
 class LiveTokens:
-    """The tokens of one request's answers as they come, by their index. Lives on the endpoint's event loop."""
+    """New tokens of one request's answers, with the answer's index. Used on the endpoint's event loop."""
 
     def __init__(self) -> None:
         self._new: list[NewTokens] = []
         self._changed = asyncio.Event()
 
     def listener(self, first: int = 0) -> Callable[[NewTokens], None]:
-        """Takes the tokens of samples, in any thread; the first of them is answer number `first`."""
+        """A callback for the tokens of samples, callable from any thread; sample 0 is the answer with index `first`."""
         loop = asyncio.get_running_loop()
 
         def listen(new: NewTokens) -> None:
-            with suppress(RuntimeError):  # the endpoint's loop has ended before the engine noticed
+            with suppress(RuntimeError):  # the endpoint's loop may end before the engine notices
                 loop.call_soon_threadsafe(self._hear, evolve(new, index=first + new.index))
 
         return listen
 
     async def until(self, answering: asyncio.Task[T]) -> AsyncGenerator[list[NewTokens], None]:
-        """New tokens, as often as there are any, until `answering` is done, which is given up where the iteration
-        is.
-        """
-        answering.add_done_callback(lambda task: task.cancelled() or task.exception())  # looked at, whatever happens
+        """Yield batches of new tokens until `answering` is done. Stopping the iteration cancels `answering`."""
+        answering.add_done_callback(lambda task: task.cancelled() or task.exception())  # mark exceptions as retrieved
         answering.add_done_callback(lambda _: self._changed.set())
         try:
             while not answering.done() or self._new:
@@ -106,10 +104,10 @@ class LiveTokens:
 
 
 class LiveAnswers:
-    """The texts of one request's answers as they come, by their index. Lives on the endpoint's event loop."""
+    """Growing texts of one request's answers, by index. Used on the endpoint's event loop."""
 
     prompt: Prompt
-    """Known from the first piece on."""
+    """Prompt of the answers; set before the first piece."""
 
     def __init__(self, policy: Policy, stops: Sequence[str], *, tools: bool = False) -> None:
         self._policy = policy
@@ -117,15 +115,17 @@ class LiveAnswers:
         self._tokens = LiveTokens()
 
     def listener(self, prompt: Prompt, first: int = 0) -> Callable[[NewTokens], None]:
-        """Takes the tokens of a prompt's samples, in any thread; the first of them is answer number `first`."""
+        """A callback for the tokens of a prompt's samples, callable from any thread; sample 0 is the answer with index
+        `first`.
+        """
         self.prompt = prompt
         return self._tokens.listener(first)
 
     async def pieces(
         self, answering: asyncio.Task[T], texts: Callable[[T], Sequence[str]]
     ) -> AsyncGenerator[tuple[int, str], None]:
-        """Each piece of text with its answer's index, until `answering` is done, which is given up where the iteration
-        is. `texts` are the whole texts of its result. Raises what it raises.
+        """Yield each piece of text with its answer's index until `answering` is done. `texts` returns the complete
+        texts of its result. Stopping the iteration cancels `answering`; its exceptions are raised here.
         """
         async with aclosing(self._tokens.until(answering)) as batches:
             async for new in batches:

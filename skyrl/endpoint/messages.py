@@ -1,4 +1,4 @@
-"""Messages and tools of a request, in the form that chat templates take, and answers as messages."""
+"""Messages and tools of a request, in the form that chat templates expect, and answers as messages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _call(given: object, where: str) -> dict[str, Any]:
 
 
 def call_message(number: str, name: str, arguments: object) -> dict[str, Any]:
-    """A call as chat templates take it: arguments as an object, where they are one."""
+    """A tool call in the form that chat templates expect: arguments as an object if they are a JSON object."""
     if isinstance(arguments, str):
         try:
             read = json.loads(arguments)
@@ -88,14 +88,14 @@ class SampledMessage:
 
     completion: Completion
     text: str
-    """Content without calls and without the stop text that ended it."""
+    """Content without calls and without the stop text."""
 
     calls: tuple[tuple[str, Call], ...]
     """Calls of tools, with an id for each."""
 
     @property
     def message(self) -> Message:
-        """The message by which a later request names the answer."""
+        """The message that represents the answer in a later request."""
         made: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.calls:
             made["tool_calls"] = [call_message(number, call.name, dict(call.arguments)) for number, call in self.calls]
@@ -103,8 +103,8 @@ class SampledMessage:
 
 
 def answer_of(completion: Completion, stops: Sequence[str], *, tools: bool) -> SampledMessage:
-    """Reads an answer. The stop text is cut from the text, and stays in the token ids. Calls that cannot be read stay
-    in the text.
+    """Parse an answer. The stop text is removed from the text, but stays in the token ids. If any call cannot be
+    parsed, all calls stay in the text.
     """
     text = completion.text
     if completion.stop_reason == "stop":

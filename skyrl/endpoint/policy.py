@@ -2,8 +2,8 @@
 
     Request --admission--> prompt ids --engines--> Answers
 
-Templates and tokenizers work on a thread of their own; engines on the event loop of the run. What is in flight is
-bounded: a request beyond the bound is refused with 429, and does not wait.
+Templates and tokenizers run on a separate thread, engines on the event loop of the run. The number of answers in flight
+is bounded: a request beyond the bound is refused with 429 and does not wait.
 """
 
 from __future__ import annotations
@@ -44,21 +44,22 @@ class ServedPolicy:
     """Names and limits of the policy."""
 
     names: tuple[str, ...]
-    """Model names that requests may carry; the first is the one that answers carry."""
+    """Model names that requests may carry; the first is used in answers."""
 
     sampling: SamplingParams
-    """Settings of requests that give none of their own."""
+    """Sampling settings for fields that a request does not set."""
 
     max_model_len: int
-    """Tokens of prompt and answer together."""
+    """Largest number of tokens of prompt and answer together."""
 
     most_samples: int
-    """Answers that are sampled or wait for an engine at the same time, those of trajectories apart."""
+    """Largest number of answers that are sampled or wait for an engine at the same time, not counting those of
+    trajectories."""
 
     template_arguments: Mapping[str, Any] = field(factory=dict)
 
     adapters: tuple[str, ...] = ()
-    """Names of more models: adapters on the same base, which the engines have."""
+    """Additional model names: adapters of the same base model, which the engines have loaded."""
 
 
 @frozen(kw_only=True)
@@ -74,7 +75,7 @@ class Prompt:
 
 
 class Policy:
-    """Lives on the endpoint's event loop."""
+    """The policy as the endpoint's routes use it, on the endpoint's event loop."""
 
     def __init__(self, served: ServedPolicy, tokenizer: ChatTokenizer, generate: Generate) -> None:
         self.served = served
@@ -86,11 +87,11 @@ class Policy:
         self._stored = StoredResponses()
 
     def close(self) -> None:
-        """Tokenize nothing more."""
+        """Stop the tokenizer's thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def refuse_other_models(self, name: str | None) -> str:
-        """The name that the answer carries. Raises `RequestError` for a model that is not served here."""
+        """The model name for the answer. Raises `RequestError` for a model that is not served here."""
         if name is not None and name not in (*self.served.names, *self.served.adapters):
             known = " or ".join((*self.served.names, *self.served.adapters))
             raise RequestError(
@@ -99,7 +100,7 @@ class Policy:
         return name or self.served.names[0]
 
     def ends_by(self, ids: Sequence[int]) -> bool:
-        """Whether the token that ends a sequence is one of these."""
+        """Whether the end-of-sequence token is one of `ids`."""
         return self._tokenizer.eos_token_id in ids
 
     @contextmanager
@@ -125,7 +126,9 @@ class Policy:
                 self._in_flight -= samples
 
     async def conversation(self, history: History, trajectory: PlayedTrajectory | None) -> Prompt:
-        """The prompt of a conversation: the tokens of the recorded turn that it continues, and those of what is new."""
+        """The prompt of a conversation: the tokens of the recorded turn that it continues, then those of the new
+        messages.
+        """
         found = trajectory.conversations.continued(history) if trajectory else None
         if found is None:
             return Prompt(ids=await self._in_thread(self._rendered, history), history=history)
@@ -134,14 +137,14 @@ class Policy:
         return Prompt(ids=(*turn.token_ids, *between), before=turn, history=history)
 
     async def text(self, prompt: str, trajectory: PlayedTrajectory | None) -> Prompt:
-        """The prompt of a text, behind the recorded turn that it continues."""
+        """The prompt of a text, after the recorded turn that it continues, if any."""
         turn = trajectory.conversations.continued_text(prompt) if trajectory else None
         behind = "" if turn is None else turn.text or ""
         new = await self._in_thread(continued_tokens, self._tokenizer, behind, prompt[len(behind) :])
         return Prompt(ids=(*(turn.token_ids if turn else ()), *new), before=turn, text=prompt)
 
     async def tokens(self, ids: tuple[int, ...], trajectory: PlayedTrajectory | None) -> Prompt:
-        """The prompt of token ids. Raises `RequestError` for one that the model does not have."""
+        """The prompt of token ids. Raises `RequestError` for an id that the model does not have."""
         if any(token >= len(self._tokenizer) for token in ids):
             raise RequestError(f"the prompt holds a token id above {len(self._tokenizer) - 1}", param="prompt")
         return Prompt(ids=ids, before=trajectory.conversations.continued_ids(ids) if trajectory else None)
@@ -154,8 +157,8 @@ class Policy:
         trajectory: PlayedTrajectory | None,
         on_tokens: Callable[[NewTokens], None] | None = None,
     ) -> tuple[Completion, ...]:
-        """`count` answers to a prompt; `on_tokens` takes their tokens as they are drawn. Raises `RequestError` for a
-        prompt that is empty or fills the model.
+        """Sample `count` answers to a prompt; `on_tokens` receives their tokens as they are sampled. Raises
+        `RequestError` for a prompt that is empty or fills the model's context.
         """
         try:
             sampling = self._fitting(prompt.ids, drawn)
@@ -181,7 +184,7 @@ class Policy:
     def record(
         self, trajectory: PlayedTrajectory | None, prompt: Prompt, completion: Completion, reply: Message | None = None
     ) -> None:
-        """Remember an answer as a turn of its trajectory, if it has one."""
+        """Record an answer as a turn of its trajectory, if it has one."""
         if trajectory is not None:
             text = None if prompt.text is None else prompt.text + completion.text
             trajectory.conversations.record(
@@ -193,11 +196,11 @@ class Policy:
         return self._stored if trajectory is None else trajectory.stored
 
     async def decoded(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself, special ones as they are written."""
+        """The text of each token, decoded on its own; special tokens are included."""
         return await self._in_thread(self._each, tuple(ids))
 
     async def with_tokenizer(self, work: Callable[..., T], *args: object) -> T:
-        """The result of `work(tokenizer, *args)`, on the thread that the tokenizer is used on."""
+        """The result of `work(tokenizer, *args)`, on the tokenizer's thread."""
         return await self._in_thread(work, self._tokenizer, *args)
 
     def _each(self, ids: Sequence[int]) -> list[str]:
@@ -222,8 +225,8 @@ class Policy:
         return evolve(template, tools=[template.spelled.marked(tool) for tool in history.tools])
 
     def _fitting(self, ids: tuple[int, ...], drawn: Drawn) -> SamplingParams:
-        """Sampling settings whose longest answer fits behind the prompt. Raises `RequestError` for a prompt that leaves
-        no room, or less than `min_tokens`.
+        """Sampling settings with the longest answer limited to the room after the prompt. Raises `RequestError` if the
+        prompt leaves no room, or less than `min_tokens`.
         """
         if not ids:
             raise RequestError("the prompt is empty")
@@ -245,7 +248,7 @@ class Policy:
         return evolve(sampling, max_generate_length=room)
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
-        """Raises `RequestError` for text that no template or tokenizer takes."""
+        """Run `work` on the tokenizer's thread. Raises `RequestError` for text that template or tokenizer refuse."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         except (DataError, TemplateTimeoutError) as error:

@@ -1,4 +1,4 @@
-"""An answer of the endpoint: one JSON object, or the events of a stream."""
+"""A reply of the endpoint: one JSON object, or the events of a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Event:
 
     data: Json
     name: str | None = None
-    """Name of the event, where the protocol has names."""
+    """Name of the event, if the protocol uses names."""
 
     @property
     def line(self) -> bytes:
@@ -32,16 +32,16 @@ Events = AsyncGenerator[Event, None]
 
 @frozen
 class Reply:
-    """The body of an answer, or its stream."""
+    """The body of a reply, or its stream."""
 
     body: Json | None = None
     events: Events | None = None
-    """Closing them gives up what is still being sampled."""
+    """Events of a stream; closing them cancels the sampling."""
 
     ends_with_done: bool = False
     """Whether the stream ends with OpenAI's `[DONE]`."""
 
 
 def now() -> int:
-    """Seconds since 1970, by which answers say when they were made."""
+    """Current time in whole seconds since 1970, for the timestamps of answers."""
     return int(time.time())

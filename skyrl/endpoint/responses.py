@@ -1,7 +1,7 @@
-"""OpenAI's `POST /v1/responses`: a text or items in, items out, whole or as typed events.
+"""OpenAI's `POST /v1/responses`: a text or items in, items out, complete or as typed events.
 
-`previous_response_id` continues a stored response. The latest responses are stored, as far as 64 MiB of text go;
-`store = false` keeps one out. `instructions` hold for one request alone.
+`previous_response_id` continues a stored response. The latest responses are stored, up to 64 MiB of text; `store =
+false` leaves one out. `instructions` apply to one request only.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _BOOKKEEPING = (
     *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "include"),
     *("prompt_cache_retention", "reasoning", "max_tool_calls"),
 )
-"""Fields of OpenAI's services that change nothing here."""
+"""Bookkeeping fields of OpenAI's services, which are accepted and have no effect here."""
 
 
 @frozen(kw_only=True)
 class _Asked:
-    """A request, read."""
+    """A parsed request."""
 
     model: str
     number: str
@@ -48,7 +48,7 @@ class _Asked:
     stream: bool
     store: bool
     echoed: Json
-    """Fields of the request that the response repeats."""
+    """Fields of the request that are repeated in the response."""
 
     def stored(self, reply: Message) -> History:
         """The conversation that a later response continues."""
@@ -57,14 +57,14 @@ class _Asked:
 
 @frozen
 class _Answered:
-    """Its answer."""
+    """The sampled answer of a request."""
 
     prompt: Prompt
     message: SampledMessage
 
 
 async def responses(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
-    """The answer to one request. Raises `RequestError`."""
+    """Answer one request. Raises `RequestError`."""
     asked = _asked(body, policy, trajectory)
     if asked.stream:
         return Reply(events=_events(asked, policy, trajectory))
@@ -116,7 +116,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
 
 
 def _refuse(body: Fields) -> None:
-    """Refuse what would change the answer and is not implemented."""
+    """Refuse fields that would change the answer and are not implemented."""
     body.refuse("top_logprobs", "the engines return the log-probability of the drawn token alone", harmless=(0,))
     body.refuse("background", "a response is sampled while its request waits", harmless=(False,))
     body.refuse("truncation", "a prompt that is too long is refused", harmless=("disabled",))
@@ -166,7 +166,7 @@ def _head(asked: _Asked, status: str) -> dict[str, Any]:
 
 
 class _Numbered:
-    """Makes events, each with its number in the stream."""
+    """Makes events with increasing sequence numbers."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -177,7 +177,7 @@ class _Numbered:
 
 
 async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
-    """Text as it is sampled, and calls when the answer is whole."""
+    """Events of a stream: text as it is sampled, and calls when the answer is complete."""
     live = LiveAnswers(policy, asked.drawn.sampling.stop or (), tools=bool(asked.history.tools))
     answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
     event, number, begun = _Numbered(), f"msg_{secrets.token_hex(12)}", False
@@ -222,7 +222,7 @@ def _open_text(event: _Numbered, place: int, number: str) -> list[Event]:
 
 
 def _closing(event: _Numbered, place: int, item: Mapping[str, Any], *, begun: bool) -> list[Event]:
-    """The events that end an item, and those that begin it where it has not `begun`."""
+    """The events that end an item, preceded by those that begin it unless it has `begun`."""
     events: list[Event] = []
     if item["type"] == "message":
         (part,), where = item["content"], {"item_id": item["id"], "output_index": place, "content_index": 0}

@@ -1,7 +1,8 @@
-"""How a request wants its answer drawn: its own settings over the endpoint's.
+"""Sampling settings of a request, which override the endpoint's.
 
-In a trajectory that is trained on, the distribution is the run's: the learner scores every token under it. A request
-may only shorten its answer there (`max_tokens`, `stop`); its other settings are left out, and counted.
+In a trajectory that is trained on, the run's settings determine the distribution, because the learner scores every
+token under it. There a request may only shorten its answer (`max_tokens`, `stop`); its other settings are ignored and
+counted.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ class Drawn:
 
     sampling: SamplingParams
     model: str
-    """Name of the model that the request wants its answer from."""
+    """Name of the model that the request asks for."""
 
     seed: int | None
     overruled: tuple[str, ...]
-    """Settings of the request that differ from the run's and were left out."""
+    """Names of the request's settings that differ from the run's and were ignored."""
 
     min_tokens: int = 0
-    """Fewest tokens that the request itself asks for."""
+    """Smallest number of tokens that the request asks for."""
 
 
 _READERS: Mapping[str, Callable[[Fields], Any]] = {
@@ -42,14 +43,15 @@ _READERS: Mapping[str, Callable[[Fields], Any]] = {
     "frequency_penalty": lambda body: body.number("frequency_penalty", None, least=-2, most=2),
     "min_new_tokens": lambda body: body.integer("min_tokens", None, least=0, most=MOST_TOKENS),
 }
-"""Fields of `SamplingParams` that change the distribution, and how a body gives them."""
+"""Fields of `SamplingParams` that change the distribution, with the function that reads each from a request body."""
 
 
 def drawn(
     body: Fields, ours: SamplingParams, model: str, *, fixed: bool, lengths: tuple[str, ...], stops: str = "stop"
 ) -> Drawn:
-    """Settings of a request to `model` over `ours`. `lengths` are the names under which a wire format gives the longest
-    answer, `stops` that of its stop texts. `fixed`: only these two count. Raises `RequestError`.
+    """Settings of a request to `model`, which override `ours`. `lengths` are the fields with the largest answer length
+    in a wire format, `stops` is the field with the stop texts. With `fixed`, only length and stops are taken from the
+    request. Raises `RequestError`.
     """
     wanted = {name: value for name, read in _READERS.items() if (value := read(body)) is not None}
     body.refuse("presence_penalty", "the engines have frequency_penalty and repetition_penalty", harmless=(0, 0.0))
@@ -60,7 +62,7 @@ def drawn(
     longest = next((count for count in tokens if count is not None), ours.max_generate_length)
     differing = {name: value for name, value in wanted.items() if value != getattr(ours, name)}
     changes: dict[str, Any] = {"stop": stop or ours.stop, "stop_token_ids": stop_ids or ours.stop_token_ids}
-    changes["logprobs"] = 0  # any request may ask for those of its tokens
+    changes["logprobs"] = 0  # any request may ask for log-probabilities
     if fixed:
         longest = min(longest, ours.max_generate_length)
     else:

@@ -1,7 +1,7 @@
-"""Runs the endpoint on a thread of its own, beside the event loop that the engines live on.
+"""Runs the endpoint on a separate thread, next to the event loop of the engines.
 
-The server's own loop reads requests, writes templates and tokenizes; what is sampled is handed to the loop of the run.
-No signal handler is installed: signals belong to the run.
+The server's own loop reads requests, renders templates and tokenizes; sampling is handed over to the loop of the run.
+No signal handler is installed: the run handles signals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Endpoint:
-    """A running endpoint. Made on the event loop that `generate` belongs to."""
+    """A running endpoint. Create it on the event loop that `generate` belongs to."""
 
     def __init__(
         self,
@@ -38,15 +38,15 @@ class Endpoint:
         address: Address,
         control: EngineControl | None = None,
     ) -> None:
-        """Listens from here on. `control` lets clients pause the engines and replace their weights.
+        """Start to listen. `control` lets clients pause the engines and replace their weights.
 
-        Raises `UserError` for an address that others can reach while there is no token, and `ProcessError` for one that
-        cannot be had.
+        Raises `UserError` for an address that other machines can reach without a token, and `ProcessError` for one that
+        cannot be bound.
         """
         bound = listen(address.host, address.port, address.doors.token, TOKEN_VARIABLE)
         shown = f"[{address.host}]" if ":" in address.host else address.host
         self.url = f"http://{shown}:{bound.getsockname()[1]}"
-        """Address of the server, such as `http://127.0.0.1:8000`; OpenAI's clients want it with `/v1` behind it."""
+        """Address of the server, such as `http://127.0.0.1:8000`; OpenAI's clients need `/v1` appended."""
         self.trajectories = Trajectories()
         self._engines = _HandOver(generate, asyncio.get_running_loop())
         self._policy = Policy(served, tokenizer, self._engines.generate)
@@ -58,7 +58,7 @@ class Endpoint:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no request any more and give up those that are being answered; called on the loop of the engines."""
+        """Accept no more requests and cancel the running ones; call it on the loop of the engines."""
         self._server.should_exit = True
         self._engines.close()
 
@@ -77,7 +77,7 @@ async def serving(
     address: Address,
     control: EngineControl | None = None,
 ) -> AsyncIterator[Endpoint]:
-    """An endpoint for the length of the block; see `Endpoint`."""
+    """An endpoint that runs for the duration of the block; see `Endpoint`."""
     endpoint = Endpoint(served, tokenizer, generate, address, control)
     try:
         yield endpoint
@@ -86,7 +86,7 @@ async def serving(
 
 
 class _HandOver:
-    """Has calls of the server's loop made on the loop of the engines."""
+    """Hands calls from the server's loop over to the loop of the engines."""
 
     def __init__(self, generate: Generate, loop: asyncio.AbstractEventLoop) -> None:
         self._generate, self._loop = generate, loop
@@ -94,11 +94,13 @@ class _HandOver:
         self._closed, self._changing = False, threading.Lock()
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """The samples of a request. Raises as `call`."""
+        """Draw the samples of a request. Raises the same errors as `call`."""
         return await self.call(lambda: self._generate(request))
 
     async def call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Await `call()` there. Raises `RunError` where the engines end before it does, besides what it raises."""
+        """Await `call()` on the loop of the engines. Raises its exceptions, and `RunError` if the engines end before it
+        does.
+        """
         with self._changing:
             if self._closed:
                 raise RunError("the engines have ended")
@@ -115,7 +117,7 @@ class _HandOver:
                 self._calls.discard(made)
 
     def close(self) -> None:
-        """Give up what is being drawn; called on the loop of the engines."""
+        """Cancel everything that is being sampled; call it on the loop of the engines."""
         with self._changing:
             self._closed, calls = True, tuple(self._calls)
         for call in calls:

@@ -1,4 +1,4 @@
-"""Trajectories that agents are playing: each has a key, by which its requests are recorded as its own."""
+"""Trajectories that agents are playing: each has a key that assigns requests to it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from skyrl.errors import RequestError
 from skyrl.inference.engine import SampleKey
 
 PREFIX = "skyrl-trajectory-"
-"""Every trajectory's key begins with it, so that one whose trajectory is over is not taken for another client's."""
+"""Prefix of every trajectory's key, so that the key of a trajectory that has ended is not mistaken for a client's
+key."""
 
 MOST_AT_ONCE = 64
-"""Answers of one trajectory that are sampled at the same time."""
+"""Largest number of answers of one trajectory that are sampled at the same time."""
 
 
 @define(eq=False)
@@ -28,22 +29,22 @@ class PlayedTrajectory:
     """One trajectory while its agent runs."""
 
     sample: SampleKey
-    """The sample that it is in its group; every answer draws with numbers of its own."""
+    """The trajectory's sample in its group; every answer uses separate random numbers."""
 
     sampling: SamplingParams
-    """How its answers are drawn, whatever a request asks for."""
+    """Sampling settings of its answers, which take precedence over those of requests."""
 
     most_requests: int
-    """Requests that it may make."""
+    """Largest number of requests that it may make."""
 
     key: str = Factory(lambda: PREFIX + secrets.token_urlsafe(24))
     conversations: Conversations = Factory(Conversations)
     stored: StoredResponses = Factory(StoredResponses)
     overruled: Counter[str] = Factory(Counter)
-    """How often a request asked for another value of a sampling setting than the run's."""
+    """For each sampling setting, how often a request asked for another value than the run's."""
 
     cut_off: bool = False
-    """Whether a request was refused because the conversation, or their number, has reached its limit."""
+    """Whether a request was refused because the conversation or the number of requests reached its limit."""
 
     requests: int = 0
     sampling_now: int = 0
@@ -63,25 +64,25 @@ class PlayedTrajectory:
         self.requests += 1
 
     def keys(self, prompt_ids: tuple[int, ...], count: int) -> tuple[SampleKey, ...]:
-        """A key for each answer to a prompt. It follows from the prompt, and from how often it came before: requests
-        that run at the same time draw the same numbers in any order.
+        """A key for each answer to a prompt. It depends only on the prompt and on how often that was sent before, so
+        concurrent requests draw the same numbers in any order.
         """
         digest = blake2b(",".join(map(str, prompt_ids)).encode(), digest_size=6).digest()
         first = self._asked[digest]
         self._asked[digest] += count
-        number = int.from_bytes(digest, "little") | 1  # 0 would mean a first turn
+        number = int.from_bytes(digest, "little") | 1  # 0 means a first turn
         return tuple(evolve(self.sample, turn=number + 2 * 2**48 * place) for place in range(first, first + count))
 
 
 class Trajectories:
-    """The trajectories that are being played, by their keys."""
+    """The running trajectories, by key."""
 
     def __init__(self) -> None:
         self._played: dict[str, PlayedTrajectory] = {}
 
     @contextmanager
     def playing(self, trajectory: PlayedTrajectory) -> Iterator[PlayedTrajectory]:
-        """Requests with the trajectory's key are answered in here, and refused afterwards."""
+        """Context in which requests with the trajectory's key are answered; afterwards they are refused."""
         self._played[trajectory.key] = trajectory
         try:
             yield trajectory
@@ -89,7 +90,9 @@ class Trajectories:
             del self._played[trajectory.key]
 
     def of(self, key: str | None) -> PlayedTrajectory | None:
-        """The trajectory of a key; None where it is no trajectory's. Raises `RequestError` for one that is over."""
+        """The trajectory of a key; None if the key is not a trajectory's. Raises `RequestError` if the trajectory has
+        ended.
+        """
         if key is None or not key.startswith(PREFIX):
             return None
         found = self._played.get(key)

@@ -1,4 +1,4 @@
-"""Tasks: what an environment is (`env.py`), how it is found by name (`registry.py`), and those that come with skyrl."""
+"""Tasks: the environment protocol (`env.py`), the registry of names (`registry.py`), and the built-in environments."""
 
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.group_rewards import group_reward

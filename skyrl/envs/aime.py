@@ -1,4 +1,4 @@
-"""AIME: competition problems whose answers are short, compared after the normalisation of Minerva (arXiv:2206.14858,
+"""AIME: competition problems with short answers, compared after the normalisation of Minerva (arXiv:2206.14858,
 appendix D.1).
 """
 
@@ -13,7 +13,7 @@ from skyrl.envs.multiply import last_boxed
 from skyrl.envs.rows import ground_truth
 
 TAIL = 300
-"""Characters at the end of an answer that are looked at; every pattern below works on no more than these."""
+"""Number of characters at the end of an answer that are examined; no pattern below sees more."""
 
 INVALID = "[INVALID]"
 
@@ -35,7 +35,8 @@ _REMOVED = (
 class AIMEEnv(Env):
     r"""1 if the last `Answer:` in the last 300 characters is the ground truth, else -1; one turn.
 
-    With `equal` (`math_equal.py`), the last `\boxed{}` of an answer that is wrong otherwise may be equal to it.
+    With `equal` (`math_equal.py`), an otherwise wrong answer is also right if its last `\boxed{}` is mathematically
+    equal to the ground truth.
     """
 
     def __init__(self, extras: Mapping[str, Any], equal: Callable[[str, str], bool] | None = None) -> None:
@@ -65,8 +66,8 @@ def prediction(answer: str) -> str:
 def normalized(answer: str) -> str:
     """One spelling for the same short mathematical answer: what follows the last `=`, without units and markup.
 
-    The rules and their order are those of SkyRL-Gym's aime: words around a box stay, so that an answer with two numbers
-    is not the boxed one.
+    The rules and their order are those of SkyRL-Gym's aime: words around a box are kept, so an answer with two numbers
+    does not match the boxed one.
     """
     text = answer.split("=")[-1]
     for old, new in _REPLACED:
@@ -84,7 +85,7 @@ def normalized(answer: str) -> str:
 
 
 def _unboxed(text: str) -> str:
-    r"""The text with what stands between the first `\boxed{` and the last `}` in place of the box."""
+    r"""The text in which everything between the first `\boxed{` and the last `}` replaces the box."""
     before, box, rest = text.partition("\\boxed{")
     inside, brace, after = rest.rpartition("}")
     return before + inside + after if box and brace else text

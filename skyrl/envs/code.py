@@ -1,7 +1,7 @@
-"""Programs that have to pass tests: one turn, the last code block counts (the rule of SkyRL-Gym's lcb).
+"""Programs that have to pass tests: one turn, only the last code block counts (the rule of SkyRL-Gym's lcb).
 
-The program runs in a sandbox, a new process for each test, and sees the test's input alone. What it should have
-printed or returned, and the comparison, stay here, out of its reach.
+The program runs in a sandbox, in a new process for each test, and sees only the test's input. The expected output and
+the comparison stay outside the sandbox, out of the program's reach.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from skyrl.sandbox.sandbox import ResourceLimits
 
 
 class CodeEnv(Env):
-    """1 if the last code block passes every test, else 0. It is also the environment `lcb`.
+    """1 if the last code block passes every test, else 0. Also registered as `lcb`.
 
     `reward_spec.ground_truth` is a list of tests, or its JSON, in the forms of `program_tests.py`. They run one after
     the other, up to the first that fails.
     """
 
     def __init__(self, extras: Mapping[str, Any], sandbox: RunsPrograms, limits: ResourceLimits | None = None) -> None:
-        """`limits` are for each test; more than they say may be printed where a test expects more."""
+        """`limits` apply to each test; the output limit is raised for tests that expect more output."""
         super().__init__(extras)
         self._tests = tests_of(ground_truth(extras, "code", (str, list)), "code")
         self._sandbox, self._limits = sandbox, limits or ResourceLimits()

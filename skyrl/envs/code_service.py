@@ -1,11 +1,11 @@
-"""The sandbox as a service, on a machine that has what it needs.
+"""The sandbox as an HTTP service, on a machine that can run it.
 
     POST /run     {"program": "print(input())", "stdin": "<base64>", "limits": {"seconds": 5, "memory_bytes": 1e9, ...}}
          -> {"ended": "exit", "code": 0, "stdout": "<base64>", "stderr": "<base64>"}
     GET  /health  -> {"tier": "bwrap", "at_once": 8}
 
-The fields of `limits` are those of `ResourceLimits`; none may exceed what the service allows, and it says so with 400.
-Programs beyond `at_once` wait. Only this machine is served, unless there is a token, which every request has to bring.
+The fields of `limits` are those of `ResourceLimits`; a value above the service's limit is answered with 400. Programs
+beyond `at_once` wait. Without a token, only this machine is served; with one, every request must carry it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from skyrl.processes.service import body_of, has_token
 from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox
 
 MOST = ResourceLimits(seconds=60.0, cpu_seconds=60, memory_bytes=4 << 30, output_bytes=2 << 20, processes=64)
-"""Limits that no request may exceed, unless the service is given others."""
+"""Limits that no request may exceed, unless the service is configured with others."""
 
 
 def code_app(sandbox: Sandbox, at_once: int, token: str | None = None, most: ResourceLimits = MOST) -> Starlette:
@@ -80,6 +80,6 @@ def _limits(given: object, most: ResourceLimits) -> ResourceLimits:
 
 
 def answer_of(ran: Ran) -> dict[str, Any]:
-    """The answer to a request."""
+    """The JSON response for a program that ran."""
     out, err = (base64.b64encode(each).decode() for each in (ran.stdout, ran.stderr))
     return {"ended": ran.ended, "code": ran.code, "stdout": out, "stderr": err}

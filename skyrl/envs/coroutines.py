@@ -1,11 +1,10 @@
-"""Environments, reward functions and tools that are written with `async def`.
+"""Support for environments, reward functions and tools that are written with `async def`.
 
-    settled(env.step(answer))     the step, whether `step` is a function or a coroutine
+    settled(env.step(answer))     the result, whether `step` is a function or a coroutine
 
-All coroutines of a process run on one event loop in a thread of its own, so that what an environment opens in `init`
-(a session, a connection) still belongs to the loop of its `step`. The caller waits in a thread of its own; when it
-misses its deadline, the coroutine is cancelled. Code that blocks inside a coroutine holds up all others: write it as a
-plain function.
+All coroutines of a process run on one event loop in a dedicated thread, so that a session or connection opened in
+`init` belongs to the same loop in `step`. Each caller waits in a separate thread; when it misses its deadline, the
+coroutine is cancelled. Code that blocks inside a coroutine holds up all others: write it as a plain function.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ def settled(value: Awaitable[T]) -> T: ...
 @overload
 def settled(value: T) -> T: ...
 def settled(value: object) -> object:
-    """The value, or what it becomes if it is awaited. Raises whatever a coroutine raises."""
+    """The value, or the result of awaiting it. Raises whatever a coroutine raises."""
     if not inspect.isawaitable(value):
         return value
-    with _making:  # `cache` alone lets two threads make a loop each
+    with _making:  # with `cache` alone, two threads could each make a loop
         loop = _loop()
     future = asyncio.run_coroutine_threadsafe(_outcome(value), loop)
     getattr(_caller, "begun", []).append(future)
@@ -45,7 +44,7 @@ def settled(value: object) -> object:
 
 @contextmanager
 def noted(begun: list[Future[Any]]) -> Iterator[None]:
-    """What this thread waits for in `settled` is noted in `begun`, so that another thread can cancel it."""
+    """Record in `begun` what this thread waits for in `settled`, so that another thread can cancel it."""
     _caller.begun = begun
     try:
         yield
@@ -54,10 +53,10 @@ def noted(begun: list[Future[Any]]) -> Iterator[None]:
 
 
 async def _outcome(value: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """Errors as data: some of them would end the loop."""
+    """The result or the error of awaiting `value`: errors are returned, because some of them would end the loop."""
     try:
         return await value, None
-    except BaseException as error:  # noqa: BLE001  # raised again by whoever waits
+    except BaseException as error:  # noqa: BLE001  # raised again in the waiting thread
         return None, error
 
 

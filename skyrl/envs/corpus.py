@@ -1,6 +1,7 @@
 r"""Documents that a policy may search, ranked by BM25.
 
-A corpus is a JSONL file with one document a line, in the form of Search-R1 (arXiv:2503.09516), or with a title apart:
+A corpus is a JSONL file with one document a line, in the form of Search-R1 (arXiv:2503.09516), or with a separate
+title:
 
     {"id": "17", "contents": "Paris\nParis is the capital of France."}
     {"id": "17", "title": "Paris", "text": "Paris is the capital of France."}
@@ -31,19 +32,19 @@ class Document(TypedDict):
 
 @frozen(kw_only=True)
 class Hit:
-    """A document and its BM25 score, which is above 0: documents without a word of the query are no hits."""
+    """A document and its BM25 score, which is above 0: documents that share no word with the query are not hits."""
 
     document: Document
     score: float
 
 
 class SearchIndex:
-    """BM25 in the variant of Lucene (bm25s, arXiv:2407.03618) with k1 = 1.5, b = 0.75. Words in lower case, none left
-    out, none stemmed, so that it serves every language that writes spaces. Held in memory.
+    """BM25 in the variant of Lucene (bm25s, arXiv:2407.03618) with k1 = 1.5, b = 0.75. Words are lower-cased, without
+    stop words or stemming, so any language that separates words with spaces works. The index is held in memory.
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        """Raises `DataError` if there is no word in them."""
+        """Raises `DataError` if the documents contain no words."""
         self._documents = tuple(documents)
         words = _words([document["contents"] for document in documents])
         if not any(words):
@@ -55,7 +56,7 @@ class SearchIndex:
         return len(self._documents)
 
     def search(self, query: str, topk: int) -> tuple[Hit, ...]:
-        """At most `topk` documents, best first; of equal ones the first in the corpus."""
+        """At most `topk` documents, best first; equal scores keep the order of the corpus."""
         (words,) = _words([query])
         if not words:
             return ()

@@ -23,22 +23,22 @@ class EnvStep:
     """Credited to the turn's last token. Must be finite."""
 
     done: bool
-    """No further turn. Where it is False, the policy is asked again, unless it has had `generator.max_turns` turns or
-    the conversation has become longer than `generator.max_input_length`."""
+    """True if there is no further turn. If False, the policy is asked again, unless it has had `generator.max_turns`
+    turns or the conversation is longer than `generator.max_input_length`."""
 
     observations: tuple[Message, ...] = ()
     """Messages that the policy sees before its next turn."""
 
     answer: str | None = None
-    """The answer that was read, in one spelling for equal ones: samples vote by it in evaluation (maj@N). None: no
-    answer was found, or the task has none that could be compared."""
+    """The extracted answer, normalised so that equal answers have equal text: evaluation votes with it (maj@N). None:
+    no answer was found, or the task has no answers that can be compared."""
 
     components: Mapping[str, float] = field(factory=dict)
     """Parts of the reward by name, such as `{"correct": 1.0, "format": 0.2}`: logged and stored beside the
     reward, summed over turns. The policy is trained on `reward` alone. Must be finite."""
 
     metadata: Mapping[str, Any] = field(factory=dict)
-    """Details for logs only."""
+    """Details that are only logged."""
 
 
 class Env:
@@ -51,17 +51,17 @@ class Env:
     """
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
-        """`extras` are the columns of the prompt's row, `data_source`, `reward_spec` and `extra_info` among them; in
-        multi-turn runs, `max_turns` is there too: `generator.max_turns`, or the row's own if it is smaller.
+        """`extras` are the columns of the prompt's row, `data_source`, `reward_spec` and `extra_info` among them;
+        multi-turn runs add `max_turns`: `generator.max_turns`, or the row's value if that is smaller.
         """
         self.extras = extras
 
     def init(self, prompt: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[str, Any]]:
-        """The messages to start from, and information for logs; by default the row's own prompt."""
+        """The messages to start from, and information for logs; by default the prompt of the row."""
         return prompt, {}
 
     def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
-        """Tools for the chat template's `tools`, asked for after `init`; see `skyrl.envs.tools`."""
+        """Tools for the chat template's `tools`, read after `init`; see `skyrl.envs.tools`."""
         return ()
 
     def step(self, action: str) -> EnvStep:
@@ -73,4 +73,4 @@ class Env:
         return {}
 
     def close(self) -> None:
-        """Release what the environment holds; called once, whatever happened."""
+        """Release what the environment holds; called once, even after an error."""

@@ -1,6 +1,6 @@
-"""One episode of an environment that is not trusted: the side that runs in a sandbox.
+"""One episode of an environment that is not trusted: the process inside the sandbox.
 
-`isolated.py` asks, one line of JSON for each call of the environment, and reads what happened as `{"gave": ...}` or
+`isolated.py` sends one line of JSON for each call of the environment, and reads the outcome as `{"gave": ...}` or
 `{"raised": text}`.
 """
 
@@ -20,7 +20,7 @@ from skyrl.sandbox.worker import answer_lines
 from skyrl.tree.frames import raised_at
 
 MOST = 4_000_000
-"""Characters of one answer: more than the longest observation that a rollout takes."""
+"""Largest number of characters of one answer: more than the longest observation that a rollout takes."""
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ class _Episode:
         self._env: Env | None = None
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of one call in a JSON-able form."""
+        """The outcome of one call, in a JSON-compatible form."""
         try:
             given = {"gave": self._call(**question)}
             length = _length(given["gave"])
@@ -42,7 +42,7 @@ class _Episode:
             json.dumps(given)
         except SkipSample as error:
             return {"skipped": str(error)[:2000]}
-        except BaseException as error:  # noqa: BLE001  # whatever it raises goes to whoever asked
+        except BaseException as error:  # noqa: BLE001  # every exception is reported to the caller
             return {"raised": f"{type(error).__name__}: {error}"[:2000], "at": raised_at(error)}
         return given
 
@@ -63,13 +63,13 @@ class _Episode:
             case "get_metrics":
                 return {str(name): _plain(value) for name, value in settled(self._env.get_metrics()).items()}
             case _:
-                closing: Any = self._env.close  # which may be a coroutine
+                closing: Any = self._env.close  # may be a coroutine
                 return settled(closing())
 
 
 def _asked_of_rows(found: MakeEnv) -> list[str] | None:
-    """Names that a reward function asks rows for; None for an environment. Raises `TaskError` for a function that has
-    to see all samples of a prompt: they are in separate processes.
+    """Names of the row values that a reward function requires; None for an environment. Raises `TaskError` for a group
+    reward function: the samples of a prompt run in separate processes.
     """
     if isinstance(found, GroupReward):
         raise TaskError(
@@ -80,14 +80,14 @@ def _asked_of_rows(found: MakeEnv) -> list[str] | None:
 
 
 def _length(given: object) -> int:
-    """Characters of all texts in it."""
+    """Total number of characters of all texts in the value."""
     if isinstance(given, Mapping | list):
         return sum(map(_length, given.values() if isinstance(given, Mapping) else given))
     return len(given) if isinstance(given, str) else 0
 
 
 def _started(given: object) -> dict[str, object] | str:
-    """Messages and information; anything else is described, for the message about it."""
+    """Messages and information; anything else as a description, for the error message."""
     if isinstance(given, tuple) and len(given) == 2:
         return {"messages": [dict(message) for message in given[0]], "information": repr(given[1])[:2000]}
     return repr(given)[:200]
@@ -110,7 +110,7 @@ def _stepped(step: object) -> dict[str, object] | str:
 
 
 def _plain(value: Any) -> float | str:
-    """A number of any kind as one of Python's; anything else as text, which the trainer refuses."""
+    """A number of any type as a Python number; anything else as text, which the trainer refuses."""
     if isinstance(value, str | bytes) or value is None:
         return repr(value)[:200]
     try:

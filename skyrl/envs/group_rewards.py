@@ -7,9 +7,10 @@
         lengths = [len(completion[0]["content"]) for completion in completions]
         return [float(length == min(lengths)) for length in lengths]
 
-The function has the signature of a TRL reward function, and is called once for each group, when all its samples are
-there. `completions` and `prompts` are lists of chats and every column is a list, all as long as the group. It returns a
-number for each sample, or None for one that has no reward. Tasks have one turn, and cannot be isolated.
+The function has the signature of a TRL reward function, and is called once for each group, when all of its samples are
+complete. `completions` and `prompts` are lists of chats and every column is a list, each with one entry per sample. It
+returns a number for each sample, or None for a sample without a reward. Such tasks have one turn, and cannot be
+isolated.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ _MARK = "_skyrl_group_reward"
 
 
 def group_reward(function: F) -> F:
-    """Mark a reward function: it is given all samples of a prompt at once."""
+    """Mark a reward function: it receives all samples of a prompt at once."""
     setattr(function, _MARK, True)
     return function
 
 
 def is_group_reward(target: object) -> bool:
-    """Has it the mark?"""
+    """Whether the function is marked with `group_reward`."""
     return getattr(target, _MARK, False) is True
 
 
 class AwaitsGroup(Env):
-    """Ends after one turn; what it is worth is known once the others of its group are there."""
+    """Ends after one turn with reward 0; the real reward is computed once all samples of the group are complete."""
 
     def step(self, action: str) -> EnvStep:
         return EnvStep(reward=0.0, done=True)
@@ -48,7 +49,7 @@ class AwaitsGroup(Env):
 
 @frozen
 class GroupReward:
-    """Makes the environments of a group, and judges them together."""
+    """Makes the environments of a group and computes their rewards together."""
 
     function: Callable[..., Any]
 
@@ -58,7 +59,7 @@ class GroupReward:
     def arguments(
         self, prompt: Sequence[Mapping[str, str]], answers: Sequence[str], extras: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Arguments of the function: chats, and a list for each column."""
+        """Arguments of the function: chats, and one list per column."""
         truth = ground_truth(extras)
         columns = {name: [value] * len(answers) for name, value in {"ground_truth": truth, **extras}.items()}
         chats = [[{"role": "assistant", "content": answer}] for answer in answers]

@@ -16,7 +16,8 @@ _ANSWER = re.compile(r"#### (-?[0-9.,]+)")
 class GSM8kEnv(Env):
     r"""Reward 1 for the right final answer, else 0; one turn. The row's `reward_spec.ground_truth` holds the answer.
 
-    With `equal` (`math_equal.py`), the last `\boxed{}` of an answer that is wrong otherwise may be equal to it.
+    With `equal` (`math_equal.py`), an otherwise wrong answer is also right if its last `\boxed{}` is mathematically
+    equal to the ground truth.
     """
 
     def __init__(self, extras: Mapping[str, Any], equal: Callable[[str, str], bool] | None = None) -> None:
@@ -41,9 +42,9 @@ def score(solution: str, ground_truth: str) -> float:
 
 
 def extracted(solution: str) -> str | None:
-    """The number after the first `####`, without commas; None where there is none.
+    """The number after the first `####`, without commas; None if there is none.
 
-    A full stop after the number belongs to it, so that "#### 72." is "72.".
+    A full stop after the number is kept, so that "#### 72." is "72.".
     """
     found = _ANSWER.search(solution)
     return None if found is None else found[1].replace(",", "")

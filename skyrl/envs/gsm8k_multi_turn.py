@@ -1,4 +1,4 @@
-"""GSM8K (arXiv:2110.14168) in several turns: a wrong answer may be thought over."""
+"""GSM8K (arXiv:2110.14168) in several turns: after a wrong answer the policy may try again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ FINISH = "This is the last turn: give the number alone, in the form #### NUMBER.
 
 
 class GSM8kMultiTurnEnv(Env):
-    """Each turn: 1 if right, 0.2 / max_turns if readable but wrong, else 0. Over when right, or after `max_turns` (5).
+    """Reward of each turn: 1 if right, 0.2 / max_turns if readable but wrong, else 0. Ends when right, or after
+    `max_turns` (5).
 
     The rule of SkyRL-Gym's gsm8k_multi_turn. Between turns the policy is asked for its thoughts and a tentative number,
     and before the last turn for the number alone; it is not told what is wrong.

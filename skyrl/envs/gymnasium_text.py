@@ -1,6 +1,6 @@
-"""Gymnasium environments whose observations and actions are text, as environments of ours.
+"""Adapter for Gymnasium environments whose observations and actions are text.
 
-A file of the user's makes one:
+Define one in a file of your own:
 
     import gymnasium
     from skyrl.envs.gymnasium_text import GymnasiumTextEnv
@@ -8,7 +8,7 @@ A file of the user's makes one:
     def my_task(extras):
         return GymnasiumTextEnv(extras, lambda: gymnasium.make("MyText-v0"))
 
-Only the five methods of gymnasium's interface are used, so that nothing of it is imported here.
+Only methods of Gymnasium's interface are called, so gymnasium is not imported here.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from skyrl.errors import TaskError
 
 
 class GymnasiumTextEnv(Env):
-    """The first observation follows the prompt; each answer is an action, each further observation a user's message.
+    """The first observation follows the prompt. Each answer is an action, each later observation a user message.
 
-    `reset` gets the row's `seed`, if it has one, and its `options`. An episode that is terminated or truncated is over.
+    `reset` gets the row's `seed`, if it has one, and its `options`. A terminated or truncated episode is over.
     """
 
     def __init__(self, extras: Mapping[str, Any], make: Callable[[], Any]) -> None:
-        """`make` gives a fresh environment of gymnasium."""
+        """`make` returns a new Gymnasium environment."""
         super().__init__(extras)
         self._env = make()
         self._steps = 0

@@ -1,4 +1,4 @@
-"""A question to a service that the configuration names, and its answer, as JSON."""
+"""Requests to a service that the configuration names, with JSON bodies and replies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from skyrl.processes.name_stores import located
 T = TypeVar("T")
 
 LONGEST_ANSWER = 4 << 20
-"""Bytes that are read of an answer."""
+"""Largest number of bytes that are read of a reply."""
 
 
 class ServiceError(RuntimeError):
-    """A service that gave no answer that can be used. Stays inside an environment."""
+    """A service gave no usable reply. Does not leave the environment."""
 
 
 @frozen(kw_only=True)
@@ -33,7 +33,7 @@ class ServiceReply(Generic[T]):
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: only the configured address is asked."""
+    """Refuses redirects: only the configured address is contacted."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
         return None
@@ -45,7 +45,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedire
 def post(
     url: str, body: Mapping[str, Any], *, seconds: float, attempts: int, headers: Mapping[str, str] | None = None
 ) -> ServiceReply[Any]:
-    """POST a JSON object. What may pass by (no connection, 429, 5xx) is tried again, after 0.1 s, then twice as long
+    """POST a JSON object. Transient errors (no connection, 429, 5xx) are retried after 0.1 s, then after twice as long
     each time, at most 2 s. A name (`name:NAME`) is looked up for each attempt. Raises `ServiceError`, and `UserError`
     for a name without a store.
     """
@@ -69,7 +69,7 @@ def post(
 
 
 def _request(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> urllib.request.Request:
-    """The request, to the address that the name has now. Raises `ProcessError` where nobody has it."""
+    """The request, with the current address of a service name. Raises `ProcessError` if no service has that name."""
     address = located(url)
     if address is None:
         raise ProcessError("nobody has this name: is the service running?")

@@ -1,7 +1,7 @@
-"""An environment of the user's own that is not trusted: each episode in a process of its own, in a sandbox.
+"""An untrusted environment of the user: each episode runs in a separate process, in a sandbox.
 
-The process ends with the episode, or at the first call that is late: nothing is left behind, and no episode sees
-another. The module that names the environment is imported there, never here. What it prints is not kept.
+The process ends with the episode, or at the first call that misses its deadline: nothing is left behind, and no episode
+sees another. The environment's module is imported only in that process. Its output is discarded.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from skyrl.sandbox.worker import Worker
 
 _HOST = "skyrl.envs.env_host"
 _MOST = 32 << 20
-"""Bytes of one answer of the process, which keeps its answers shorter unless it is broken into."""
+"""Largest number of bytes of one answer of the process, whose answers are shorter unless it is compromised."""
 
 
 class IsolatedEnv(Env):
-    """Calls of the environment `name`, which runs elsewhere."""
+    """Forwards calls to the environment `name`, which runs in another process."""
 
     def __init__(
         self, extras: Mapping[str, Any], name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None
     ) -> None:
-        """`seconds` are for each call; then the process is ended."""
+        """`seconds` is the deadline of each call, after which the process is ended."""
         super().__init__(extras)
         self._seconds = seconds
         self._calling, self._ended = Lock(), False
@@ -56,7 +56,7 @@ class IsolatedEnv(Env):
     def step(self, action: str) -> EnvStep:
         given = self._ask("step", action)
         if not isinstance(given, Mapping):
-            return given  # type: ignore[no-any-return]  # described, for whoever refuses it
+            return given  # type: ignore[no-any-return]  # a description, which the caller refuses
         return EnvStep(**given)
 
     def get_metrics(self) -> dict[str, float]:
@@ -64,7 +64,7 @@ class IsolatedEnv(Env):
         return given
 
     def close(self) -> None:
-        """A call that still runs is given up, and its process is ended."""
+        """Abandon a call that is still running, and end its process."""
         idle = self._calling.acquire(blocking=False)
         if idle:
             self._calling.release()
@@ -75,7 +75,9 @@ class IsolatedEnv(Env):
             self._worker.close()
 
     def _ask(self, call: str, given: object) -> Any:
-        """Raises `RewardError` for what the environment raised, `WorkerEnded` where its process is no more."""
+        """Send a call and return its result. Raises `RewardError` if the environment raised, `WorkerEnded` if its
+        process is gone.
+        """
         try:
             with self._calling:
                 answer = self._worker.ask({"call": call, "given": given}, self._seconds)
@@ -107,7 +109,7 @@ class IsolatedTask:
     limits: ResourceLimits
     seconds: float | None
     asks: tuple[str, ...] | None
-    """Names that a reward function asks rows to have values for; None where the import path names an environment."""
+    """Names of the row values that a reward function requires; None if the import path names an environment."""
 
     @property
     def is_reward(self) -> bool:
@@ -119,7 +121,7 @@ class IsolatedTask:
 
 
 def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
-    """Factory of isolated environments for this import path. Raises `TaskError` if it names none."""
+    """Factory of isolated environments for the import path `name`. Raises `TaskError` if it names none."""
     full = absolute(name)
     file = full.rpartition(":")[0]
     sandbox = _sandbox(gym.sandbox_tier, Path(file).parent if file.endswith(".py") else None)
@@ -144,7 +146,9 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None) -> Sandbox:
 def _asked_of_rows(
     name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None
 ) -> tuple[str, ...] | None:
-    """Names that the reward function asks rows for; None for an environment. Raises `TaskError` if there is none."""
+    """Names of the row values that the reward function requires; None for an environment. Raises `TaskError` if the
+    name cannot be found.
+    """
     worker = Worker(sandbox, _HOST, limits)
     try:
         answer = worker.ask({"call": "find", "given": name}, seconds)

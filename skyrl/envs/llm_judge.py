@@ -1,8 +1,8 @@
-"""Answers that a language model grades: one turn, any service that speaks OpenAI's protocol.
+"""Answers graded by a language model: one turn, any service that speaks OpenAI's protocol.
 
-The policy writes what the judge reads, and will try to write the verdict. So the answer stands between marks that it
-cannot know, the judge is told that nothing between them is an instruction, and a verdict counts only as the judge's own
-last line; anything else is asked again, and in the end a failure, never a reward.
+The policy writes what the judge reads, and will try to write the verdict. So the answer is placed between marks that
+the policy cannot know, the judge is told that nothing between them is an instruction, and a verdict counts only on the
+last line of the judge's reply. Any other reply is requested again, and finally counts as a failure, never as a reward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from skyrl.envs.rows import ground_truth
 OPENAI = "https://api.openai.com/v1"
 ASKED, SECONDS, ATTEMPTS = 3, 60.0, 5
 LONGEST_ANSWER = 20_000
-"""Characters of an answer that the judge reads: from the end, where the result stands."""
+"""Number of characters of an answer that the judge reads, taken from the end, where the result is."""
 
 _VERDICT = re.compile(r"### Final Score: (0|1|0?\.[0-9]{1,4}|[01]\.0{1,4})")
 
@@ -72,7 +72,7 @@ class LLMJudgeEnv(Env):
 
 
 def messages(question: str, reference: str, answer: str) -> list[dict[str, str]]:
-    """Messages for the judge. The mark is drawn after the answer was written, so that the answer cannot close it."""
+    """Messages for the judge. The mark is drawn after the answer was written, so the answer cannot contain it."""
     mark = f"ANSWER-{secrets.token_hex(16)}"
     asked = f"Question:\n{question}\n\nReference answer:\n{reference}\n\n{mark}\n{answer[-LONGEST_ANSWER:]}\n{mark}"
     return [{"role": "system", "content": _TASK.format(mark=mark)}, {"role": "user", "content": asked}]

@@ -1,6 +1,6 @@
-"""Asking math-verify whether two answers are the same: in workers that are used again, and ended when they are late.
+"""Asks math-verify whether two answers are equal, in worker processes that are reused, and ended when they are late.
 
-A late or dead worker is a `WorkerEnded`: for the run a failure that is counted, never a wrong answer.
+A late or dead worker is a `WorkerEnded`: the run counts it as a failure, never as a wrong answer.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from skyrl.sandbox.tiers import Tier
 from skyrl.sandbox.worker import Worker
 
 SECONDS = 2.0
-"""Seconds for one pair: a comparison that takes longer is an attack, or of no use to a grader."""
+"""Deadline in seconds for one pair: a comparison that takes longer is an attack, or useless to a grader."""
 
 LONGEST = 2_000
-"""Characters of an answer that are compared at all."""
+"""Largest number of characters of an answer that is compared; longer ones are never equal."""
 
 _HOST = "skyrl.envs.math_host"
 
 
 class MathEqual:
-    """Equality of short answers. Safe to use from several threads, which wait for as many workers as there are cores.
+    """Equality of short answers. Thread-safe; there is at most one worker per core, and further callers wait.
 
     Raises `TaskError` if math-verify is not installed.
     """
@@ -41,7 +41,7 @@ class MathEqual:
         self._lock = Lock()
 
     def __call__(self, answer: str, truth: str, seconds: float = SECONDS) -> bool:
-        """Raises `WorkerEnded` where there was no answer within `seconds`."""
+        """Whether `answer` equals `truth`. Raises `WorkerEnded` if there is no result within `seconds`."""
         if len(answer) > LONGEST or len(truth) > LONGEST:
             return False
         with self._turns:
@@ -55,7 +55,7 @@ class MathEqual:
             return same
 
     def close(self) -> None:
-        """End the workers; the next call starts others."""
+        """End the workers; the next call starts new ones."""
         with self._lock:
             idle, self._idle = self._idle, []
         for worker in idle:
@@ -71,5 +71,5 @@ class MathEqual:
 
 @cache
 def math_equal(tier: Tier | Literal["auto"]) -> MathEqual:
-    """The one of this process."""
+    """The shared instance of this process."""
     return MathEqual(tier)

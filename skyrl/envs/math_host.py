@@ -1,7 +1,7 @@
-"""Are two answers the same in mathematics? The side that runs in a sandbox: math-verify (Hugging Face), without its
-own timeouts, which need signals; whoever asks has a deadline and ends this process.
+"""Compares two answers as mathematics, inside the sandbox: math-verify (Hugging Face) without its own timeouts, which
+need signals; the caller has a deadline and ends this process.
 
-Only LaTeX is read, by a grammar: nothing of an answer is run as Python.
+Answers are parsed as LaTeX by a grammar and never run as Python.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from skyrl.sandbox.worker import answer_lines
 
 
 def main() -> None:
-    """Answer `[answer, ground truth]` with true or false."""
+    """Answer each `[answer, ground truth]` with true or false."""
     logging.disable()
     answer_lines(_same)
 

@@ -1,4 +1,4 @@
-"""Multiplying two numbers in several turns, with the answer in a box."""
+"""Multiplication of two numbers in several turns, with the answer in a box."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WRONG = "That is not the product. Try again, and give it in \\boxed{}."
 class MultiplyEnv(Env):
     r"""1 for the right number in the first `\boxed{}`, at any turn; at the last turn 0.5 for a wrong one; else 0.
 
-    The rule of SkyRL's example multiply. Over when right, or after `max_turns` (5).
+    The rule of SkyRL's example multiply. Ends when right, or after `max_turns` (5).
     """
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
@@ -40,8 +40,8 @@ class MultiplyEnv(Env):
 def first_boxed(text: str) -> str | None:
     r"""Content of the first `\boxed{...}` that is not empty; None if there is none.
 
-    It ends at the brace that matches the opening one or, without one, at the first that closes. Takes time linear in
-    the text.
+    The content ends at the matching brace or, if there is none, at the first closing brace. Takes time linear in the
+    text.
     """
     begin, end = -1, -1
     while end <= begin:
@@ -55,7 +55,9 @@ def first_boxed(text: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{...}`, with its inner braces; None if there is none that closes. Linear time."""
+    r"""Content of the last `\boxed{...}`, with its inner braces; None if no box is closed. Takes time linear in the
+    text.
+    """
     start = text.rfind("\\boxed{")
     if start < 0:
         return None

@@ -1,6 +1,6 @@
-"""Environments that an OpenEnv server holds, as environments of ours.
+"""Adapter for environments on an OpenEnv server.
 
-A file of the user's makes one, with openenv installed beside skyrl:
+Define one in a file of your own, with openenv installed next to skyrl:
 
     from openenv.core import GenericEnvClient
     from skyrl.envs.openenv_text import OpenEnvTextEnv
@@ -9,8 +9,8 @@ A file of the user's makes one, with openenv installed beside skyrl:
         client = GenericEnvClient(base_url="http://127.0.0.1:8000").sync()
         return OpenEnvTextEnv(extras, client, action=lambda answer: {"message": answer}, text=lambda seen: seen["text"])
 
-Each trajectory is a session of its own at the server, which has to allow as many (`max_concurrent_envs`). Only
-`connect`, `reset`, `step` and `close` of the client are used, so that nothing of it is imported here.
+Each trajectory is a separate session on the server, whose `max_concurrent_envs` must be large enough. Only `connect`,
+`reset`, `step` and `close` of the client are called, so openenv is not imported here.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from skyrl.errors import TaskError
 
 
 class Result(Protocol):
-    """The result of an openenv client's `reset` and `step`."""
+    """The result of an OpenEnv client's `reset` and `step`."""
 
     observation: Any
     reward: Any
-    """A number; None where the step has none."""
+    """Reward as a number; None if the step has none."""
 
     done: Any
 
 
 class Client(Protocol):
-    """The methods of a synchronous client of openenv that are used here."""
+    """Methods of a synchronous OpenEnv client that are used here."""
 
     def connect(self) -> object:
-        """Open a session of its own."""
+        """Open a session."""
 
     def reset(self, *, seed: int = ...) -> Result:
         """Begin an episode."""
 
     def step(self, action: Any, /) -> Result:
-        """Act once."""
+        """Take one action."""
 
     def close(self) -> object:
         """End the session."""
 
 
 class OpenEnvTextEnv(Env):
-    """The first observation follows the prompt; each answer is an action, each further observation a user's message.
+    """The first observation follows the prompt. Each answer is an action, each later observation a user message.
 
     `reset` gets the row's `seed`, if it has one.
     """
@@ -62,8 +62,8 @@ class OpenEnvTextEnv(Env):
         action: Callable[[str], Any],
         text: Callable[[Any], str],
     ) -> None:
-        """`client` is a synchronous one, for this episode alone. `action` makes an action of an answer; `text` gives
-        what the policy sees of an observation.
+        """`client` is a synchronous client for this episode only. `action` turns an answer into an action; `text` turns
+        an observation into the text that the policy sees.
         """
         super().__init__(extras)
         self._client, self._action, self._show = client, action, text

@@ -21,27 +21,27 @@ from skyrl.errors import TaskError
 
 MOST_TESTS = 10_000
 TOLERANCE = 1e-6
-"""Absolute or relative error of a number that is expected with a fraction, as judges of contests allow it.
-Whole numbers have to be exact."""
+"""Absolute or relative error allowed for a number with a fraction, as in programming contests. Whole numbers must be
+exact."""
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @frozen(kw_only=True)
 class ProgramTest:
-    """One test: what a program is given, and what it has to print or return."""
+    """One test: the input of a program, and the output or return value that is expected."""
 
     given: str
-    """Standard input; for a function each argument as JSON on a line of its own."""
+    """Standard input; for a function, one argument per line as JSON."""
 
     wanted: Any
-    """Text on standard output, or what a function returns."""
+    """Expected text on standard output, or the expected return value of a function."""
 
     function: str | None = None
     """The function to call; None: the program runs as it is."""
 
     def passes(self, printed: str) -> bool:
-        """Is it right, what was printed?"""
+        """Whether the printed output is right."""
         if self.function is None:
             return same_output(printed, self.wanted)
         try:
@@ -51,7 +51,7 @@ class ProgramTest:
 
 
 def tests_of(given: object, env: str) -> tuple[ProgramTest, ...]:
-    """The tests of a row, a list or its JSON. Raises `TaskError` for what cannot be one."""
+    """The tests of a row, a list or its JSON. Raises `TaskError` for an invalid one."""
     try:
         tests = json.loads(given) if isinstance(given, str) else given
     except ValueError as error:
@@ -69,7 +69,7 @@ def tests_of(given: object, env: str) -> tuple[ProgramTest, ...]:
 
 
 def _test(test: Mapping[str, Any], named: str | None) -> ProgramTest:
-    """Raises `ValueError` with what is wrong. `named` is the function of the first test."""
+    """One test of a row; `named` is the function of the first test. Raises `ValueError` that says what is wrong."""
     given, wanted, name = test["input"], test["output"], test.get("fn_name")
     if name is not None:
         if not (isinstance(name, str) and name.isidentifier() and isinstance(given, list)):
@@ -88,7 +88,7 @@ def _test(test: Mapping[str, Any], named: str | None) -> ProgramTest:
 
 
 def _function_of(test: Mapping[str, Any]) -> str | None:
-    """`metadata.func_name`; the metadata may be JSON in a text, as LiveCodeBench stores them."""
+    """`metadata.func_name`; the metadata may be a JSON string, as in LiveCodeBench."""
     metadata = test.get("metadata")
     try:
         metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
@@ -99,13 +99,13 @@ def _function_of(test: Mapping[str, Any]) -> str | None:
 
 
 def _text(given: object) -> str:
-    """Standard input or output; a list holds its lines."""
+    """Standard input or output; a list is joined as lines."""
     return "\n".join(map(str, given)) if isinstance(given, list) else str(given)
 
 
 def same_output(printed: str, wanted: str) -> bool:
-    """Whether two outputs have as many lines, without blank ones at both ends, and the same tokens in each: as text or
-    as numbers.
+    """Whether two outputs have equally many lines, not counting blank lines at both ends, with the same tokens in each,
+    compared as text or as numbers.
     """
     ours, theirs = printed.strip().split("\n"), wanted.strip().split("\n")
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
@@ -131,7 +131,7 @@ def _is_close(found: float, wanted: float) -> bool:
 
 
 def same_value(found: object, wanted: object) -> bool:
-    """Two values of JSON, number by number."""
+    """Whether two JSON values are equal; numbers with a fraction may differ by `TOLERANCE`."""
     if isinstance(wanted, list):
         return isinstance(found, list) and len(found) == len(wanted) and all(map(same_value, found, wanted))
     if isinstance(wanted, Mapping):
@@ -139,7 +139,7 @@ def same_value(found: object, wanted: object) -> bool:
     if isinstance(wanted, float) and isinstance(found, int | float) and not wanted.is_integer():
         return _is_close(found, wanted)
     if isinstance(found, bool) and not isinstance(wanted, bool):
-        return False  # Python takes True for 1
+        return False  # in Python, True == 1
     return bool(found == wanted)
 
 

@@ -1,8 +1,8 @@
-"""Programs as answers: where one stands in an answer, and how it is made to run by itself.
+"""Programs as answers: finds the program in an answer, and turns it into a script that runs on its own.
 
-What a program may take for granted is what LiveCodeBench's graders give it (arXiv:2403.07974): the usual modules, names
-such as `List`, `defaultdict` and `gcd`, and numpy as `np` and pandas as `pd`, where they are installed and the sandbox
-can read them.
+A program may use without importing what LiveCodeBench's graders provide (arXiv:2403.07974): the usual modules, names
+such as `List`, `defaultdict` and `gcd`, and numpy as `np` and pandas as `pd`, if they are installed and the sandbox can
+read them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ exit = quit = sys.exit
 """
 
 _PACKAGES = (("np", "numpy"), ("pd", "pandas"))
-"""Usual names of packages that take long to import, so that a program has to mention them."""
+"""Usual names of packages that are slow to import, and so only provided if the program mentions them."""
 
 _PACKAGE = """
 try:
@@ -70,8 +70,8 @@ _skyrl_call()
 def last_code_block(answer: str) -> str | None:
     """Content of the last pair of code fences, without the name of a language; None if there is no pair.
 
-    A fence opens where nothing but a language follows it in its line, so that fences in prose open none. Takes time
-    linear in the answer.
+    A fence opens a block only if nothing but a language name follows it on its line, so fences in prose open none.
+    Takes time linear in the answer.
     """
     last = deque(_BLOCK.finditer(answer), maxlen=1)
     return last[0][1].strip() if last else None
@@ -85,8 +85,8 @@ def as_script(program: str) -> str:
 def as_call(program: str, name: str) -> str:
     """Source that calls a function of the program, or a method of its class `Solution`.
 
-    Standard input holds the arguments, each as JSON on a line of its own; the last line of standard output is the
-    result as JSON. The program is a module, so that what stands under `if __name__ == "__main__"` does not run.
+    Standard input holds the arguments, one per line as JSON; the last line of standard output is the result as JSON.
+    The program is a module, so code under `if __name__ == "__main__"` does not run.
     """
     return _prelude(program) + _CALL.format(program=program, name=name)
 
@@ -102,6 +102,6 @@ def _prelude(program: str) -> str:
 
 @cache
 def _folder_of(module: str) -> str | None:
-    """Folder of a package that is installed beside skyrl, if it is."""
+    """Folder of an installed package; None if it is not installed."""
     spec = find_spec(module)
     return None if spec is None or spec.origin is None else str(Path(spec.origin).parents[1])

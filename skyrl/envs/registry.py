@@ -1,12 +1,12 @@
-"""Finding a task by its name: one of ours, or an import path that the user's own configuration names.
+"""Finds a task by its name: a registered environment, or an import path from the user's configuration.
 
     gsm8k                       a registered environment
     my_pkg.tasks:MyEnv          a subclass of `Env`, or a plain reward function, from an importable module
-    rewards.py:my_reward        the same from a file; classes of SkyRL-Gym's `BaseTextEnv` work as they are written
+    rewards.py:my_reward        the same from a file; subclasses of SkyRL-Gym's `BaseTextEnv` work unchanged
 
-A reward function is called as `function(completion, ground_truth=..., **extras)` and returns a number; functions that
-were written for TRL or verl are called as they expect (`reward_functions.py`). A function of one parameter, `extras`,
-makes environments.
+A reward function is called as `function(completion, ground_truth=..., **extras)` and returns a number; functions
+written for TRL or verl are called with the arguments they expect (`reward_functions.py`). A function of one parameter,
+`extras`, makes environments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from skyrl.sandbox.tiers import Tier
 from skyrl.tree.imports import import_object
 
 MakeEnv = Callable[[Mapping[str, Any]], Env]
-"""Extras of a row -> a fresh environment."""
+"""Factory: extras of a row -> a new environment."""
 
 _REGISTERED: dict[str, MakeEnv] = {
     "aime": AIMEEnv,
@@ -62,7 +62,7 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None = None) -> Sand
 
 
 def _programs(gym: SkyRLGymConfig) -> RunsPrograms:
-    """The sandbox that programs run in: that of a service, or one of this machine."""
+    """The sandbox that programs run in: a remote service, or one on this machine."""
     return RemoteSandbox(gym.code_url, api_key(CODE_TOKEN)) if gym.code_url else _sandbox(gym.sandbox_tier)
 
 
@@ -79,17 +79,17 @@ _WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = 
         extras, gym.text2sql, _sandbox(gym.sandbox_tier, Path(gym.text2sql.db_path).expanduser().resolve())
     ),
 }
-"""Environments that are also given `environment.skyrl_gym`."""
+"""Environments that also receive `environment.skyrl_gym`."""
 
 _COMPARED: dict[str, Callable[[Mapping[str, Any], Callable[[str, str], bool]], Env]] = {
     "aime": AIMEEnv,
     "gsm8k": GSM8kEnv,
 }
-"""Environments that are also given a comparison of answers as mathematics."""
+"""Environments that also receive a function that compares answers as mathematics."""
 
 
 def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
-    """Does something of this environment run in a sandbox?"""
+    """Whether any part of this environment runs in a sandbox."""
     return (
         (name in SANDBOXED_ENVIRONMENTS and not (name in PROGRAM_ENVIRONMENTS and gym.code_url))
         or (name in COMPARED_ENVIRONMENTS and gym.math_equivalence)
@@ -98,7 +98,9 @@ def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
 
 
 def register(name: str, make: MakeEnv) -> None:
-    """Give an environment a name that datasets may use. Raises `TaskError` if the name is taken or not a plain name."""
+    """Register an environment under a name that datasets may use. Raises `TaskError` for a name that is taken or
+    invalid.
+    """
     if ":" in name or not name:
         raise TaskError(f"{name!r} cannot be a registered name: a colon marks an import path")
     if name in _WITH_SETTINGS or (name in _REGISTERED and _REGISTERED[name] is not make):
@@ -114,8 +116,8 @@ def registered_names() -> tuple[str, ...]:
 def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     """Factory of environments of this name.
 
-    An import path is followed: pass only names from the user's configuration. `settings` are those of the built-in
-    environments; None: their defaults. Raises `TaskError` that says what was looked for and where.
+    An import path is followed: pass only names from the user's configuration. `settings` are the settings of the
+    built-in environments; None: their defaults. Raises `TaskError`, which says what was looked for and where.
     """
     if name in _WITH_SETTINGS:
         gym = settings or SkyRLGymConfig()
@@ -157,15 +159,15 @@ def _makes_environments(target: Callable[..., Any]) -> bool:
     """Whether a function is a factory: its only parameter is called `extras`."""
     try:
         return list(inspect.signature(target).parameters) == ["extras"]
-    except (TypeError, ValueError):  # a builtin, of which nothing is known
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
 
 
 def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | None = None) -> MakeEnv:
-    """Factory of the environments of a prompt, whose row may name a registered one or the one of the configuration.
+    """Factory of the environments of a prompt, whose row may name a registered environment or `user_env_class`.
 
-    `user_env_class` is `environment.env_class`, the only import path that is ever followed. `settings` are those of the
-    built-in environments; None: their defaults. Raises `TaskError`.
+    `user_env_class` is `environment.env_class`, the only import path that is ever followed. `settings` are the settings
+    of the built-in environments; None: their defaults. Raises `TaskError`.
     """
     if name != user_env_class and name not in registered_names():
         raise TaskError(

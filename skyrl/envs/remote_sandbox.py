@@ -15,25 +15,25 @@ TOKEN_VARIABLE = "SKYRL_CODE_TOKEN"
 
 ATTEMPTS = 5
 WAITING_SECONDS = 120.0
-"""Time that a program may wait at the service for its turn."""
+"""Seconds that a program may wait in the service's queue."""
 
 
 class RunsPrograms(Protocol):
-    """A sandbox, here or elsewhere."""
+    """A local or remote sandbox."""
 
     def run(self, program: str, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
-        """Run Python source and return when it has ended."""
+        """Run Python source; returns when it has ended."""
 
 
 class RemoteSandbox:
-    """The sandbox behind an address, or behind a name (`name:code`). Safe to use from several threads."""
+    """Sandbox of a remote service, given by an address or a service name (`name:code`). Thread-safe."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        """`token` is what the service wants to see, if it wants one."""
+        """`token` is the token that the service requires, if any."""
         self._url, self._headers = url, {"Authorization": f"Bearer {token}"} if token else {}
 
     def run(self, program: str, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
-        """Run it there. Raises `ServiceError` where the service gives no answer that can be used."""
+        """Run Python source on the service. Raises `ServiceError` if the service gives no usable answer."""
         limits = limits or ResourceLimits()
         body = {"program": program, "stdin": base64.b64encode(stdin).decode(), "limits": attrs.asdict(limits)}
         seconds = limits.seconds + WAITING_SECONDS

@@ -1,11 +1,11 @@
-"""An HTTP retriever over one corpus, in the protocol that the environment `search` and Search-R1 speak.
+"""An HTTP retriever over one corpus, in the protocol of the environment `search` and of Search-R1.
 
     POST /retrieve  {"query": "..." or "queries": [...], "topk": 3, "return_scores": true}
          -> {"result": [[{"document": {"id": ..., "contents": ...}, "score": ...}, ...], ...]}    a list for each query
     GET  /health    -> {"documents": 1234}
 
-Without `return_scores` the documents stand in the lists themselves. What cannot be understood is answered with 400 and
-`{"error": ...}`. Only this machine is served, unless there is a token, which every request then has to bring.
+Without `return_scores`, the lists contain the documents directly. An invalid request is answered with 400 and
+`{"error": ...}`. Without a token, only this machine is served; with one, every request must carry it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Question:
 
     @classmethod
     def of(cls, body: bytes) -> Question:
-        """The request of a body. Raises `ValueError` with a sentence for the client."""
+        """The search request in an HTTP body. Raises `ValueError` with a sentence for the client."""
         given = json.loads(body)
         if not isinstance(given, dict):
             raise ValueError("the body has to be a JSON object")

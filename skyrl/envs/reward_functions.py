@@ -1,11 +1,11 @@
-"""Reward functions as one environment, in the signatures that their users already have.
+"""Reward functions as environments, in the signatures of skyrl, TRL and verl.
 
     skyrl   function(completion, ground_truth=..., **columns) -> number, or a dict with `reward` and its components
     TRL     function(completions=[...], **columns) -> list of numbers, None where it has no reward for a sample
     verl    function(data_source=..., solution_str=..., ground_truth=..., extra_info=...) -> number or dict with `score`
 
-Which one it is follows from its parameters: TRL's has `completions`, verl's `solution_str`. Each may be `async def`.
-A function of TRL's form is called with one sample at a time; `group_rewards.py` has all samples of a prompt.
+The signature is recognised by its parameters: TRL's has `completions`, verl's `solution_str`. Each may be `async def`.
+A TRL function is called with one sample at a time; `group_rewards.py` passes all samples of a prompt.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RewardFunctionEnv(Env):
         return self._measured
 
     def _measure(self, given: Mapping[str, Any]) -> Any:
-        """The score; the other numbers become metrics."""
+        """The score that the function returned; other numbers become metrics."""
         numbers = {name: value for name, value in given.items() if isinstance(value, bool | int | float)}
         self._measured = {name: float(value) for name, value in numbers.items() if name != "score"}
         self._answer = given["pred"] if isinstance(given.get("pred"), str) else None
@@ -63,7 +63,7 @@ class RewardFunctionEnv(Env):
 
 
 def _only(given: Any) -> Any:
-    """The one reward of a batch of one."""
+    """The single reward of a batch of one sample."""
     if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 1:
         raise TypeError(f"a TRL reward function gives a list with one number for each completion, not {given!r:.100}")
     if given[0] is None:
@@ -73,7 +73,7 @@ def _only(given: Any) -> Any:
 
 @frozen
 class PlainReward:
-    """Makes the environments of a reward function, which judges one answer at a time."""
+    """Makes the environments of a reward function, which scores one answer at a time."""
 
     function: Callable[..., Any]
 
@@ -84,9 +84,9 @@ class PlainReward:
 def arguments(
     function: Callable[..., Any], answer: str, prompt: Sequence[Mapping[str, str]], extras: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Arguments by position and by name for a reward function, in the signature that it has.
+    """Positional and keyword arguments for a reward function, according to its signature.
 
-    TRL's is given a batch of one: each column is a list, and completions are chats, as the prompt is.
+    A TRL function receives a batch of one sample: each column is a list, and prompt and completion are chats.
     """
     truth = ground_truth(extras)
     match signature_of(function):
@@ -103,8 +103,8 @@ def arguments(
 
 
 def ground_truth(extras: Mapping[str, Any]) -> object:
-    """The ground truth of a row: that of its `reward_spec` or `reward_model` (verl), or its column `ground_truth`; None
-    without any.
+    """The ground truth of a row, from `reward_spec`, `reward_model` (verl) or the column `ground_truth`; None if there
+    is none.
     """
     specs = (extras.get(column) for column in ("reward_spec", "reward_model"))
     truths = [spec.get("ground_truth") for spec in specs if isinstance(spec, Mapping)]
@@ -112,17 +112,17 @@ def ground_truth(extras: Mapping[str, Any]) -> object:
 
 
 _ALWAYS_GIVEN = {
-    "skyrl": ("data_source",),  # which it is never given: calling it says so
+    "skyrl": ("data_source",),  # never passed: calling the function reports it
     "trl": ("data_source", "prompts", "completions"),
     "verl": ("data_source", "solution_str", "extra_info"),
 }
 
 
 def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the parameters that a row has to have a value for: those without a default, but for the answer's own."""
+    """Names of the parameters that need a value from the row: those without a default, except the answer itself."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a builtin, of which nothing is known
+    except (TypeError, ValueError):  # a builtin without a signature
         return ()
     form = signature_of(function)
     own = parameters[1:] if form == "skyrl" else parameters
@@ -132,7 +132,7 @@ def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def lacking(asked: Sequence[str], extras: Mapping[str, Any]) -> tuple[str, ...]:
-    """Which of these names of `asked_of_rows` a row has no value for."""
+    """The names in `asked`, from `asked_of_rows`, for which the row has no value."""
     values = {**extras, "ground_truth": ground_truth(extras)}
     return tuple(name for name in asked if values.get(name) is None)
 
@@ -141,7 +141,7 @@ def signature_of(function: Callable[..., Any]) -> Signature:
     """Kind of a reward function, by the names of its parameters."""
     try:
         names = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # a builtin, of which nothing is known
+    except (TypeError, ValueError):  # a builtin without a signature
         return "skyrl"
     if "solution_str" in names:
         return "verl"

@@ -1,6 +1,6 @@
-"""Answers scored by a reward model: one turn, and the model is in this process or behind `skyrl serve-reward`.
+"""Answers scored by a reward model: one turn; the model runs in this process or behind `skyrl serve-reward`.
 
-What is scored is the chat of the prompt with the answer, through the reward model's own chat template.
+The model scores the prompt followed by the answer, rendered with the reward model's own chat template.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ATTEMPTS = 5
 
 
 class RewardModelEnv(Env):
-    """The reward is the score, whatever its scale."""
+    """The reward is the model's score, unscaled."""
 
     def __init__(self, extras: Mapping[str, Any], settings: RewardModelEnvConfig, token: str | None = None) -> None:
-        """`token` is what the service wants to see, if it wants one. Raises `TaskError` where there is no model."""
+        """`token` is the token that the service requires, if any. Raises `TaskError` if no model is configured."""
         super().__init__(extras)
         if not settings.path and not settings.url:
             raise TaskError("environment.skyrl_gym.reward_model has neither a path nor a url")
@@ -67,8 +67,8 @@ _LOADING = Lock()
 
 
 def _model(path: str) -> RewardModel:
-    """Loaded once, however many threads ask: transformers exchanges functions of its own while it loads, and two at a
-    time would leave the wrong ones behind.
+    """The reward model of a path, loaded once per process. One load at a time: transformers patches its own functions
+    while loading, and two loads at once would leave the wrong ones in place.
     """
     with _LOADING:
         return _loaded(path)

@@ -1,11 +1,11 @@
-"""A reward model as a service.
+"""A reward model as an HTTP service.
 
     POST /score   {"chats": [[{"role": "user", "content": ...}, {"role": "assistant", "content": ...}], ...]}
          -> {"scores": [0.71, ...]}    one for each chat, higher is better
     GET  /health  -> {"model": "runs/rm/model"}
 
-What cannot be understood is answered with 400 and `{"error": ...}`. Only this machine is served, unless there is a
-token, which every request then has to bring.
+An invalid request is answered with 400 and `{"error": ...}`. Without a token, only this machine is served; with one,
+every request must carry it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading the row that a prompt came from."""
+"""Reads values from the row of a prompt, and marked parts from a text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from skyrl.errors import TaskError
 
 
 def ground_truth(extras: Mapping[str, Any], env: str, kind: type | tuple[type, ...] = str) -> Any:
-    """`ground_truth` of the column `reward_spec` or `reward_model`. Raises `TaskError` if it is none of `kind`."""
+    """`ground_truth` of the column `reward_spec` or `reward_model`. Raises `TaskError` if it is not an instance of
+    `kind`.
+    """
     for column in ("reward_spec", "reward_model"):
         spec = extras.get(column)
         if isinstance(spec, Mapping) and isinstance(spec.get("ground_truth"), kind):
@@ -30,7 +32,7 @@ def max_turns(extras: Mapping[str, Any], default: int) -> int:
 
 
 def fewest_turns(extras: Mapping[str, Any], most: int) -> Any:
-    """The row's own `max_turns`, or `most` where it has none or more: a reward of a later turn would never come."""
+    """The row's `max_turns`, at most `most`, which is also the default: a turn after `most` would never be rewarded."""
     info = extras.get("extra_info")
     own = extras.get("max_turns") or (info.get("max_turns") if isinstance(info, Mapping) else None) or most
     return min(own, most) if isinstance(own, int) else own
@@ -39,7 +41,7 @@ def fewest_turns(extras: Mapping[str, Any], most: int) -> Any:
 def between(text: str, opening: str, closing: str) -> Iterator[str]:
     """Texts between each opening mark and the first closing one after it, from left to right.
 
-    Takes time linear in the text, whatever is written there.
+    Takes time linear in the text, whatever its content.
     """
     place = 0
     while (start := text.find(opening, place)) >= 0:

@@ -1,4 +1,4 @@
-"""Questions answered with a search tool.
+"""Question answering with a search tool.
 
     <search>query</search>   -> <information> of the best documents, and another turn
     <answer>...</answer>     -> the reward: 1 if it is a right answer after normalisation, else 0
@@ -33,7 +33,7 @@ class SearchEnv(Env):
     """`reward_spec.ground_truth` is `{"target": answer}` or `{"target": [answers]}`, or a text."""
 
     def __init__(self, extras: Mapping[str, Any], settings: SearchEnvConfig, token: str | None = None) -> None:
-        """`token` is what the retriever wants to see, if it wants one."""
+        """`token` is the token that the retriever requires, if any."""
         super().__init__(extras)
         self._targets = targets(ground_truth(extras, "search", (str, dict)))
         self._settings, self._token = settings, token
@@ -65,7 +65,7 @@ class SearchEnv(Env):
 
 
 def ask_retriever(settings: SearchEnvConfig, token: str | None, query: str) -> ServiceReply[str]:
-    """Documents of the retriever, as text. Raises `ServiceError`, or `ValueError` for a reply of another form."""
+    """Documents that the retriever finds, as text. Raises `ServiceError`, or `ValueError` for a malformed reply."""
     body = {"query": query[:LONGEST_QUERY], "topk": settings.topk, "return_scores": True}
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     answer = post(settings.search_url, body, seconds=settings.timeout, attempts=ATTEMPTS, headers=headers)
@@ -76,13 +76,15 @@ def ask_retriever(settings: SearchEnvConfig, token: str | None, query: str) -> S
 
 
 def targets(given: str | Mapping[str, Any] | Iterable[object]) -> tuple[str, ...]:
-    """The right answers of a row."""
+    """The accepted answers of a row."""
     found = given.get("target", ()) if isinstance(given, Mapping) else given
     return (found,) if isinstance(found, str) else tuple(str(each) for each in found)
 
 
 def score(said: str, right: Sequence[str]) -> float:
-    """Exact match of the last `<answer>` of a conversation."""
+    """1.0 if the last `<answer>` of a conversation matches one of the right answers exactly after normalisation, else
+    0.0.
+    """
     answer = last_between(said, "<answer>", "</answer>")
     return float(answer is not None and normalized(answer) in {normalized(each) for each in right})
 
@@ -95,7 +97,7 @@ def normalized(text: str) -> str:
 def documents(answer: Any) -> str:
     """Documents of a retriever's reply, `{"result": [[{"document": {"contents": ...}, "score": ...}, ...]]}`, as text.
 
-    Raises `ValueError` for a reply of another form.
+    Raises `ValueError` for a malformed reply.
     """
     try:
         found = answer["result"][0]

@@ -1,11 +1,11 @@
-"""Questions answered with a search tool and programs, over several turns.
+"""Question answering with a search tool and programs, over several turns.
 
     <tool><search>query</search></tool>     -> the best documents, and another turn
     <tool><python>program</python></tool>   -> what the program printed, and another turn
     <solution>... #### 42</solution>        -> the reward: 1 if the first `#### number` is the ground truth, else 0
 
-Protocol and reward rule of SkyRL-Gym's searchcode, but for one thing: only what the policy wrote is searched for the
-answer, not what a document or a program shows.
+Protocol and reward rule of SkyRL-Gym's searchcode, with one difference: the answer is looked for only in the policy's
+own text, not in retrieved documents or program output.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SHOWN_CHARACTERS = 8000
 
 
 class SearchCodeEnv(Env):
-    """`reward_spec.ground_truth` is the number as text. Programs run in a sandbox, a new process for each."""
+    """`reward_spec.ground_truth` is the number as text. Each program runs in a new process in a sandbox."""
 
     def __init__(
         self, extras: Mapping[str, Any], settings: SearchEnvConfig, sandbox: Sandbox, token: str | None = None
     ) -> None:
-        """`token` is what the retriever wants to see, if it wants one."""
+        """`token` is the token that the retriever requires, if any."""
         super().__init__(extras)
         self._ground_truth: str = ground_truth(extras, "searchcode")
         self._settings, self._token = settings, token

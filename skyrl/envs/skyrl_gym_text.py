@@ -1,8 +1,8 @@
-"""Environments that were written for SkyRL-Gym, as they are: subclasses of its `BaseTextEnv`.
+"""Adapter for unchanged SkyRL-Gym environments: subclasses of its `BaseTextEnv`.
 
     environment.env_class = "my_task.py:MyEnv"      # class MyEnv(BaseTextEnv), with __init__(self, env_config, extras)
 
-`step` gives a `BaseTextEnvStepOutput`. Only the methods of that interface are used: nothing of it is imported here.
+`step` returns a `BaseTextEnvStepOutput`. Only methods of that interface are called, so SkyRL-Gym is not imported here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 class SkyRLGymTextEnv(Env):
-    """Calls an environment of SkyRL-Gym. Of its metrics, those that are numbers are kept."""
+    """Forwards calls to a SkyRL-Gym environment. Only numeric metrics are kept."""
 
     def __init__(self, extras: Mapping[str, Any], kind: type) -> None:
-        """`kind` is its class; `env_config` is empty, as SkyRL gives it to environments that are not built in."""
+        """`kind` is the environment's class; it receives an empty `env_config`, as SkyRL passes to environments that
+        are not built in.
+        """
         super().__init__(extras)
         warn_of_own_aggregation(kind)
         takes_config = "env_config" in inspect.signature(kind).parameters
@@ -35,7 +37,7 @@ class SkyRLGymTextEnv(Env):
         return tuple(messages), dict(information)
 
     def step(self, action: str) -> EnvStep:
-        """Raises `TaskError` where the environment would replace what the policy wrote."""
+        """Judge one answer. Raises `TaskError` if the environment would replace the policy's text."""
         given = settled(self._env.step(action))
         if not isinstance(given, Mapping):
             raise TypeError(
@@ -63,7 +65,7 @@ class SkyRLGymTextEnv(Env):
 
 
 def is_of_skyrl_gym(target: object) -> bool:
-    """Is it a class with the methods of SkyRL-Gym's environments, whose constructor takes `extras`?"""
+    """Whether `target` is a class with the methods of a SkyRL-Gym environment and a constructor that takes `extras`."""
     methods = ("init", "step", "close")
     if not isinstance(target, type) or not all(callable(getattr(target, name, None)) for name in methods):
         return False
@@ -72,7 +74,7 @@ def is_of_skyrl_gym(target: object) -> bool:
 
 @cache
 def warn_of_own_aggregation(kind: type) -> None:
-    """Means over samples are taken of what each measured: an aggregation of the class's own is never called."""
+    """Warn that an `aggregate_metrics` of the class is never called: metrics are averaged over samples."""
     aggregate = getattr(kind, "aggregate_metrics", None)
     if aggregate is not None and not aggregate.__qualname__.startswith("BaseTextEnv."):
         _log.warning("%s.aggregate_metrics is not called: the numbers of get_metrics are averaged", kind.__name__)

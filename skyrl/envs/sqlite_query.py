@@ -1,7 +1,7 @@
-"""One query against one SQLite file that must not change: the program that runs in the sandbox.
+"""The program in the sandbox that runs one read-only query against one SQLite file.
 
-Reads `{"db": path, "query": text, "rows": limit, "seconds": limit}` from standard input, and prints
-`{"columns": [...], "rows": [...], "cut": bool}` or `{"error": text}`. Of the standard library alone.
+Reads `{"db": path, "query": text, "rows": limit, "seconds": limit}` from standard input, and prints `{"columns": [...],
+"rows": [...], "cut": bool}` or `{"error": text}`. Uses only the standard library.
 """
 
 import json
@@ -11,16 +11,16 @@ import time
 import urllib.parse
 
 LONGEST_VALUE = 1_000_000
-"""Bytes of one text or blob: what would be larger is an error of SQLite's, before memory is taken."""
+"""Largest size of one text or blob in bytes; for a larger one, SQLite reports an error before it allocates memory."""
 
 _READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _DENIED = {"zeroblob", "randomblob", "load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 _PRAGMAS = {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"}
-"""Allowed pragmas: those that describe tables, and change nothing."""
+"""Allowed pragmas: they describe tables and change nothing."""
 
 
 def main() -> None:
-    """Answer the one request."""
+    """Answer the request on standard input."""
     asked = json.loads(sys.stdin.read())
     try:
         print(json.dumps(answer(**asked)))
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def answer(db: str, query: str, rows: int, seconds: float) -> dict[str, object]:
-    """Rows of the query's result, at most `rows` of them."""
+    """Columns and at most `rows` rows of the query's result, and whether rows were cut off."""
     connection = sqlite3.connect(f"file:{urllib.parse.quote(db)}?mode=ro&immutable=1", uri=True, isolation_level=None)
     for limit, value in (
         (sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE),
@@ -56,9 +56,10 @@ def answer(db: str, query: str, rows: int, seconds: float) -> dict[str, object]:
 
 
 def allowed(action: int, first: object, second: object, *_: object) -> int:
-    """Reading is allowed, descriptions of tables, and functions that stay inside; nothing else is.
+    """SQLite authorizer: allows reading, descriptions of tables, and functions without outside effects; denies
+    everything else.
 
-    What a function makes is bounded by `LONGEST_VALUE`.
+    The size of a function's result is bounded by `LONGEST_VALUE`.
     """
     fine = (
         action in _READS
@@ -69,7 +70,7 @@ def allowed(action: int, first: object, second: object, *_: object) -> int:
 
 
 def plain(value: object) -> object:
-    """A JSON-able form of SQLite's values; a blob as its hexadecimal digits."""
+    """A SQLite value in a JSON-compatible form; a blob becomes its hexadecimal digits."""
     return {"blob": value.hex()} if isinstance(value, bytes) else value
 
 

@@ -1,10 +1,10 @@
-"""Questions that a SQL query answers: the policy may try queries, and then names its solution.
+"""Questions answered with SQL: the policy may try queries, then submits its solution.
 
     <think>...</think><sql>SELECT ...</sql>             -> <observation> of the result, and another turn
     <think>...</think><solution>SELECT ...</solution>   -> the reward
 
 The reward rule of SkyRL-Gym's text2sql: -1 for an answer of another form, 1 if the solution gives the same set of rows
-as the gold query, else 0. A gold query that cannot be run is the row's fault, a failure and not a 0.
+as the gold query, else 0. A gold query that cannot be run is an error of the row, and counts as a failure, not as 0.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 TOOL_SECONDS, SOLUTION_SECONDS = 5.0, 30.0
 SHOWN_ROWS, SHOWN_CHARACTERS = 50, 9000
 MOST_ROWS = 100_000
-"""Rows of a result that is compared."""
+"""Largest number of rows of a result that is compared."""
 
 LONGEST_ANSWER = 200_000
-"""Characters of a whole conversation; beyond, it has not the form."""
+"""Largest number of characters of a whole conversation; a longer one counts as having the wrong form."""
 
 _FOLDERS = ("", "SynSQL-2.5M/databases", "spider/database", "spider/test_database", "bird/train/train_databases")
 _NAME = re.compile(r"[\w][\w .\-]*")
@@ -37,7 +37,7 @@ _TAGS = re.compile(r"</?(think|sql|observation)\b", re.IGNORECASE)
 
 
 class Text2SQLEnv(Env):
-    """The row has the gold query as `ground_truth`, and the database's name in the column `db_id`."""
+    """The row's `ground_truth` is the gold query, and its column `db_id` names the database."""
 
     def __init__(self, extras: Mapping[str, Any], settings: Text2SQLEnvConfig, sandbox: Sandbox) -> None:
         super().__init__(extras)
@@ -60,7 +60,7 @@ class Text2SQLEnv(Env):
         if ("<solution>" in action and "</solution>" in action) or self._turns >= self._max_turns:
             return EnvStep(reward=self._reward(), done=True)
         told = f"\n\n<observation>{self._look(action)}\n{self._turns_left()}</observation>\n\n"
-        self._said += "<observation></observation>"  # what a database holds cannot spoil the form
+        self._said += "<observation></observation>"  # content of the database must not affect the check of the form
         return EnvStep(reward=0.0, done=False, observations=({"role": "user", "content": told},))
 
     def get_metrics(self) -> dict[str, float]:
@@ -93,7 +93,7 @@ class Text2SQLEnv(Env):
 
 
 def ask_database(sandbox: Sandbox, db: Path, query: str, seconds: float, rows: int) -> dict[str, Any]:
-    """Columns and at most so many rows of a query that may only read, or its `error`."""
+    """Columns and at most `rows` rows of a read-only query, or its `error`."""
     asked = {"db": str(db), "query": query, "rows": rows, "seconds": seconds}
     limits = ResourceLimits(
         seconds=seconds + 1, cpu_seconds=int(seconds) + 2, memory_bytes=512 << 20, output_bytes=32 << 20
@@ -106,7 +106,7 @@ def ask_database(sandbox: Sandbox, db: Path, query: str, seconds: float, rows: i
 
 
 def database(folder: Path, name: object) -> Path:
-    """The file of a database, by the name that a row gives. Raises `TaskError`: rows name files nowhere else."""
+    """The file of the database that a row names. Raises `TaskError` if it is not found below `folder`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TaskError(f"text2sql needs the name of a database in the column db_id, not {name!r:.80}")
     places = [folder / below / path for below in _FOLDERS for path in (f"{name}/{name}.sqlite", f"{name}.sqlite")]
@@ -117,7 +117,9 @@ def database(folder: Path, name: object) -> Path:
 
 
 def solution(said: str) -> str | None:
-    """The one solution of a conversation that has the form: thoughts, then one `<solution>` without other tags."""
+    """The SQL query of a well-formed conversation, which ends with thoughts and one `<solution>` without other tags;
+    else None.
+    """
     if len(said) > LONGEST_ANSWER or said.count("<solution>") != 1:
         return None
     before, _, rest = said.partition("<solution>")
@@ -132,7 +134,7 @@ def solution(said: str) -> str | None:
 
 
 def shown(result: Mapping[str, Any]) -> str:
-    """A result as the policy sees it."""
+    """The text of a result that the policy sees."""
     if "error" in result:
         return tokenizable(f"Error: {result['error']}")
     lines = [" | ".join(map(str, result["columns"]))]
@@ -144,7 +146,7 @@ def shown(result: Mapping[str, Any]) -> str:
 
 
 def _as_set(rows: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
-    """Rows compare as values: the number 4 is 4.0 and 0.0 is -0.0, and no number is a text."""
+    """The rows as a set, compared by value: 4 equals 4.0, 0.0 equals -0.0, and no number equals a text."""
     return {tuple(value["blob"].encode() if isinstance(value, dict) else value for value in row) for row in rows}
 
 

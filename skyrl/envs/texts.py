@@ -1,4 +1,4 @@
-"""Texts from outside, made such that a tokenizer takes them."""
+"""Makes texts from outside acceptable to a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that come with skyrl, to be put together: `tools = (python_tool(sandbox), search_tool(settings))`."""
+"""Tools that come with skyrl, to be combined: `tools = (python_tool(sandbox), search_tool(settings))`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 
 
 def python_tool(sandbox: Sandbox, limits: ResourceLimits | None = None) -> Tool:
-    """`python(code)`: runs a program in the sandbox, a new process each time, and shows what it printed."""
+    """`python(code)`: runs a program in a new process in the sandbox, and shows its output."""
     limits = limits or ResourceLimits()
 
     def python(code: str) -> str:
@@ -36,7 +36,7 @@ def python_tool(sandbox: Sandbox, limits: ResourceLimits | None = None) -> Tool:
 
 
 def sql_tool(db: Path, sandbox: Sandbox) -> Tool:
-    """`sql(query)`: a query that may only read, against one SQLite file. Raises `TaskError`."""
+    """`sql(query)`: a read-only query on one SQLite file. Raises `TaskError`."""
     if not db.is_file() or not sandbox.may_open(db):
         raise TaskError(
             f"the sql tool cannot open {db} in a sandbox of the tier {sandbox.tier!r}: it has to be a file below one "
@@ -52,18 +52,20 @@ def sql_tool(db: Path, sandbox: Sandbox) -> Tool:
 
 
 def search_tool(settings: SearchEnvConfig) -> Tool:
-    """`search(query)`: asks the retriever of `environment.skyrl_gym.search`. One that does not answer is a failure."""
+    """`search(query)`: asks the retriever of `environment.skyrl_gym.search`. A retriever that does not answer is a
+    failure.
+    """
     token = api_key(TOKEN_VARIABLE)
     return Tool(
         name="search",
         description=f"Search documents. Shows the {settings.topk} best.",
         parameters=_texts(query="Words to look for."),
         run=lambda query: ask_retriever(settings, token, query).value,
-        seconds=(settings.timeout + 2.0) * ATTEMPTS,  # longer than it asks: what is late is a failure of the service
+        seconds=(settings.timeout + 2.0) * ATTEMPTS,  # longer than the request: a timeout is a service failure
     )
 
 
 def _texts(**described: str) -> dict[str, Any]:
-    """A schema of texts, all of them required."""
+    """A JSON schema of required text arguments, by name and description."""
     properties = {name: {"type": "string", "description": said} for name, said in described.items()}
     return {"type": "object", "properties": properties, "required": list(described), "additionalProperties": False}

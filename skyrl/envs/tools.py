@@ -1,7 +1,7 @@
-"""Environments whose policy calls tools in the chat format.
+"""Environments in which the policy calls tools through the chat template.
 
-The chat template shows the policy what there is (`tools=`), the policy writes calls, and each is answered with a
-message of the role `tool`. A turn without a call is the answer.
+The chat template describes the tools to the policy (`tools=`), the policy writes calls, and each call is answered with
+a message of the role `tool`. A turn without a call is the final answer.
 
     class Sums(ToolEnv):
         tools = (Tool.of(add), Tool.of(multiply))
@@ -9,9 +9,9 @@ message of the role `tool`. A turn without a call is the answer.
         def judge(self, answer: str) -> EnvStep:
             return EnvStep(reward=float(answer.strip() == self.extras["reward_spec"]["ground_truth"]), done=True)
 
-What the model did wrong, it is told, and it is counted: a call that cannot be read, a tool that there is not,
-arguments against the schema, an exception or a missed deadline of the tool. A service behind a tool that fails
-(`ServiceError`, or an error of skyrl's) is the environment's failure instead: no reward, see docs/environments.md.
+Mistakes of the model are reported to it and counted: a call that cannot be parsed, an unknown tool, arguments that do
+not fit the schema, an exception or a missed deadline of the tool. If the service behind a tool fails (`ServiceError`,
+or an error of skyrl), that is a failure of the environment instead, without a reward: see docs/environments.md.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from skyrl.tree.frames import raised_at
 _log = logging.getLogger(__name__)
 
 MOST_CALLS = 16
-"""Largest number of calls in one turn; each further one is answered with an error."""
+"""Largest number of calls in one turn; the calls beyond it are answered with one error."""
 
 SHOWN_CHARACTERS = 10_000
-"""Characters that are shown of the result of one call."""
+"""Largest number of characters of a call's result that are shown."""
 
 
 @frozen(kw_only=True)
 class Tool:
-    """Something that the policy may call."""
+    """A tool that the policy may call."""
 
     name: str
     description: str
@@ -55,11 +55,11 @@ class Tool:
     """JSON schema of the arguments: an object."""
 
     run: Callable[..., Any]
-    """Called with the arguments by name, once they fit the schema. What it gives is shown: a text as it is, anything
-    else as JSON."""
+    """Called with the arguments by name, once they fit the schema. The policy sees the result: a text as it is,
+    anything else as JSON."""
 
     seconds: float = 10.0
-    """Deadline of one call. A thread cannot be killed: what hangs for certain belongs into a sandbox."""
+    """Deadline of one call. A thread cannot be killed, so code that may hang belongs in a sandbox."""
 
     _validator: Draft202012Validator = field(init=False, repr=False, eq=False)
 
@@ -73,9 +73,10 @@ class Tool:
 
     @classmethod
     def of(cls, function: Callable[..., Any], seconds: float = 10.0) -> Tool:
-        """From a function with annotations and a docstring in Google's style, whose `Args:` describe each parameter.
+        """Make a tool from a function with annotations and a docstring in Google's style, whose `Args:` describe each
+        parameter.
 
-        Raises `TaskError` for a function that does not say enough.
+        Raises `TaskError` for a function whose annotations or docstring are incomplete.
         """
         from transformers.utils import chat_template_utils as chat
 
@@ -94,7 +95,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool's schema in the form of chat templates and OpenAI's protocol."""
+        """The tool's schema in the form that chat templates and OpenAI's protocol use."""
         shown = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": shown}
 
@@ -105,20 +106,20 @@ class Tool:
 
 
 class ToolEnv(Env):
-    """Subclass it, name its `tools`, and write `judge`. Its metrics count calls, and what went wrong with them."""
+    """Subclass it, name its `tools`, and write `judge`. Its metrics count calls and failed calls."""
 
     tools: Sequence[Tool] = ()
-    """May be set in `__init__`, too, where a tool belongs to the episode."""
+    """Tools of the environment; may also be set in `__init__`, for tools of a single episode."""
 
     parse: CallParser = staticmethod(hermes)
-    """How the model writes its calls."""
+    """Parser for the model's call format."""
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
         super().__init__(extras)
         self._counts = dict.fromkeys(("tool_calls", "malformed_calls", "tool_errors", "tool_timeouts"), 0.0)
 
     def judge(self, answer: str) -> EnvStep:
-        """The reward of a turn without a call. The episode may continue with another turn, too."""
+        """The reward of a turn without a call. The episode may still continue with another turn."""
         raise TypeError(f"{type(self).__name__} does not define judge()")
 
     def step(self, action: str) -> EnvStep:
@@ -153,7 +154,7 @@ class ToolEnv(Env):
             self._counts["tool_timeouts"] += 1
             return f"Error: {tool.name} gave nothing within {tool.seconds:g} s"
         value, error = outcome
-        if isinstance(error, ServiceError | SkyRLError):  # SkipSample among these
+        if isinstance(error, ServiceError | SkyRLError):  # includes SkipSample
             raise error
         if error is not None:
             self._counts["tool_errors"] += 1
@@ -167,18 +168,18 @@ class ToolEnv(Env):
 
 @cache
 def _report_once(tool: str, place: str, kind: str) -> None:
-    """The policy reads what its call raised; its author reads the line, once for each."""
+    """Log, once for each tool, place and kind, an exception that the policy sees as the result of its call."""
     _log.warning("the tool %s raised %s%s: the answer to the call says so", tool, kind, f" ({place})" if place else "")
 
 
 def _run(tool: Tool, arguments: Mapping[str, Any]) -> tuple[Any, BaseException | None] | None:
-    """Result or exception of a call; None at its deadline, when its thread is left behind."""
+    """Result or exception of a call; None at the deadline, when the thread is abandoned."""
     outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
     def call() -> None:
         try:
             outcome.put((settled(tool.run(**arguments)), None))
-        except BaseException as error:  # noqa: BLE001  # whatever a user's tool raises is told or raised above
+        except BaseException as error:  # noqa: BLE001  # every exception of a tool is reported or raised above
             outcome.put((None, error))
 
     Thread(target=call, daemon=True, name=f"tool {tool.name}").start()

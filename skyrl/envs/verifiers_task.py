@@ -1,6 +1,6 @@
-"""Tasks of verifiers (0.4, `verifiers.v1`) as environments of one turn.
+"""Adapter for tasks of verifiers (0.4, `verifiers.v1`), as environments of one turn.
 
-A file of the user's makes them, with verifiers and the taskset installed beside skyrl:
+Define them in a file of your own, with verifiers and the taskset installed next to skyrl:
 
     from my_taskset import MyConfig, MyTaskset
     from skyrl.envs.verifiers_task import VerifiersTaskEnv, write_rows
@@ -13,8 +13,8 @@ A file of the user's makes them, with verifiers and the taskset installed beside
     if __name__ == "__main__":
         write_rows(TASKS, "train.jsonl")      # data.train_data
 
-Only tasks that can be scored from the conversation alone: one that needs a container, tool servers or a runtime is
-driven by verifiers' own harness, and refused here.
+Only tasks that can be scored from the conversation alone are supported: a task that needs a container, tool servers or
+a runtime requires verifiers' own harness, and is refused.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class VerifiersTaskEnv(Env):
-    """The weighted sum of the task's rewards, each of which is a component of the reward; its metrics are measured."""
+    """The reward is the weighted sum of the task's rewards, which are its components; the task's metrics are logged."""
 
     def __init__(self, extras: Mapping[str, Any], task: Task) -> None:
-        """Raises `TaskError` for a task that needs more than an answer."""
+        """Raises `TaskError` for a task that needs more than the conversation."""
         super().__init__(extras)
         refuse_what_needs_a_runtime(task)
         self._task = task
@@ -74,7 +74,7 @@ def messages_of(task: Task) -> tuple[Message, ...]:
 
 
 def write_rows(tasks: Iterable[Any], path: str | Path) -> None:
-    """A dataset of their prompts; the column `index` is the place of the task."""
+    """Write a dataset of the tasks' prompts; the column `index` is the position of the task."""
     rows = [
         {"data_source": type(task).__name__, "prompt": messages_of(task), "index": index}
         for index, task in enumerate(tasks)
@@ -83,7 +83,7 @@ def write_rows(tasks: Iterable[Any], path: str | Path) -> None:
 
 
 def refuse_what_needs_a_runtime(task: Task) -> None:
-    """Raises `TaskError`: verifiers itself would leave such rewards out, and the sum of the others be taken for all."""
+    """Raises `TaskError` if a task needs a runtime: verifiers would silently leave such rewards out of the sum."""
     signals = [*task.hooks("metric"), *task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
     asking = [
         getattr(signal, "__name__", repr(signal))
@@ -99,7 +99,7 @@ def refuse_what_needs_a_runtime(task: Task) -> None:
 
 
 def _trace(task: Task, prompt: Sequence[Message], answer: str) -> Trace:
-    """The record that verifiers would have made of this conversation."""
+    """The trace that verifiers would record for this conversation."""
     import verifiers.v1 as vf
 
     of_role = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}

@@ -1,1 +1,1 @@
-"""One module per kind of run: builds the collaborators from their own sub-configs and hands them over."""
+"""One module per kind of run: builds each collaborator from its own part of the configuration and connects them."""

@@ -11,7 +11,7 @@ from skyrl.tree.names import nearest
 
 
 def alarms_watch_metrics_of_this_version(run: AnyRun) -> Iterator[Problem]:
-    """Each alarm is about a metric that skyrl logs. A loss of your own may log others, so that this is a warning."""
+    """Each alarm watches a metric that skyrl logs. A custom loss may log others, so a violation is a warning."""
     names = [spec.name for _, specs in METRICS for spec in specs]
     for alarm in run.trainer.alarms:
         for missing in unknown(filter(None, (alarm.metric, alarm.against))):

@@ -1,7 +1,7 @@
-"""Rows that lack what the reward function of their task asks for: such a row is bad, and never a reward of 0.
+"""Finds rows that lack a value that their task's reward function needs: such a row is bad, and never a reward of 0.
 
-A reward function asks for the parameters that have no default. What it asks for by name, such as `ground_truth`, it
-would otherwise be given as None.
+A reward function needs values for the parameters that have no default. Without this check, a parameter such as
+`ground_truth` would be None.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from skyrl.tree.frames import defined_at
 
 
 def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
-    """Function that says of a row which parameters of its reward function it has no value for; None where it has all.
+    """Function that names the parameters of a row's reward function that the row has no value for; None if it has all.
 
-    Nothing is said of tasks that do not exist, and of environments, which look at their rows themselves.
+    Tasks that do not exist are ignored, and so are environments, which check their rows themselves.
     """
     settings = run.environment
 
@@ -47,7 +47,7 @@ def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
 
 
 def asked_by(make: MakeEnv) -> tuple[str, ...]:
-    """Names that the reward function of a task asks its rows to have values for; none for environments."""
+    """Parameters of a task's reward function that rows must have values for; none for environments."""
     match make:
         case PlainReward(function=function) | GroupReward(function=function):
             return asked_of_rows(function)
@@ -57,7 +57,7 @@ def asked_by(make: MakeEnv) -> tuple[str, ...]:
 
 
 def name_of(make: MakeEnv, task: str) -> str:
-    """A reward function as `reward.py:4 right_sum(completion, ground_truth)`; other tasks by their own name."""
+    """A reward function in the form `reward.py:4 right_sum(completion, ground_truth)`; the name of other tasks."""
     function: Callable[..., Any] | None = make.function if isinstance(make, PlainReward | GroupReward) else None
     try:
         signature = inspect.signature(function) if function else None
@@ -72,10 +72,10 @@ _SHOWN = 3
 
 
 def lacking_rows(run: SkyRLTrainConfig, field: str, source: str, *, whole: bool) -> Iterator[Problem]:
-    """The rows of a file that lack what their reward asks for: how many, and the first ones. Where not the `whole` file
-    is looked at, only its first row is, and nothing is said where bad rows are left out and counted by the run itself.
+    """Problem of the rows of a file that lack a value for their reward function: their number and the first ones.
 
-    They end a run, unless bad rows are left out, and others remain.
+    Without `whole`, only the first row is examined, and nothing is reported if the run itself skips and counts bad
+    rows. Such rows end a run, unless bad rows are skipped and others remain.
     """
     skips, columns = run.data.bad_rows == "skip", Columns(prompt=run.data.prompt_column, answer=run.data.answer_column)
     if skips and not whole:

@@ -1,4 +1,4 @@
-"""Builds processes, engines and transports of weights from the configuration."""
+"""Builds processes, engines and weight transports from the configuration."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ LOOPBACK: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = False) -> Processes:
-    """The executor of `placement.executor`; with `ray`, a cluster that is there when this returns. `seats` are those of
-    all processes; None: of everything that a training has. `again` is true where this command's own run has failed, and
-    may wait for machines.
+    """The executor of `placement.executor`; with `ray`, its cluster is ready when this returns. `seats` is the layout
+    of all processes; None: that of a training run. `again` is true if this command's own run has failed; the executor
+    may then wait for machines.
     """
     placement = run.trainer.placement
     if placement.executor == "in_process":
@@ -104,13 +104,13 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = F
 
 
 def _engines_to_come(run: AnyRun) -> int:
-    """Places for processes of engines that may be added."""
+    """Number of places for processes of engines that may be added."""
     engines = engines_of(run) if isinstance(run, SkyRLTrainConfig) else None
     return (most_engines(run) - engines.number) * engines.gpus if engines and isinstance(run, SkyRLTrainConfig) else 0
 
 
 def waits_for_room(run: AnyRun) -> float:
-    """Seconds that a run that lost a rank waits for its machines."""
+    """Seconds for which a run that lost a rank waits for machines."""
     faults = run.trainer.faults
     return faults.lost_rank_timeout_seconds if faults.on_lost_rank == "wait" else 0.0
 
@@ -118,8 +118,8 @@ def waits_for_room(run: AnyRun) -> float:
 def engine_makers(
     run: SkyRLTrainConfig, adapters: Mapping[str, str] = FrozenDict()
 ) -> list[Callable[[], InferenceEngine]]:
-    """One for each engine; it makes the engine in the process that it is called in. `adapters` are folders with
-    adapters of other policies on the same base, by the name that requests call them.
+    """One function for each engine, which makes the engine in the process that calls it. `adapters` are folders with
+    adapters of other policies on the same base, by the name that requests use.
     """
     trainer, engine = run.trainer, run.generator.inference_engine
     path = required(trainer.policy.model.path, "trainer.policy.model.path")
@@ -183,9 +183,7 @@ def _sglang_maker(run: SkyRLTrainConfig, path: str) -> Callable[[], InferenceEng
 
 
 def engine_restarts(run: SkyRLTrainConfig, processes: Processes) -> EngineRestarts | None:
-    """Starts of engines while the run continues: of those that die, and of those that are added; None where there are
-    no such.
-    """
+    """Starts engines while the run continues, to replace dead ones or add new ones. None if the run allows neither."""
     engine = run.generator.inference_engine
     most = engine.max_engine_restarts if may_restart_engines(run) else 0
     if not (most or may_change_engines(run)):
@@ -207,7 +205,7 @@ def engine_restarts(run: SkyRLTrainConfig, processes: Processes) -> EngineRestar
 def engine_changes(
     run: SkyRLTrainConfig, client: InferenceEngineClient, processes: Processes, folder: Path
 ) -> EngineChanges | None:
-    """What adds and drains engines as requests in the run's folder ask for; None where it cannot be done."""
+    """Adds and drains engines on requests in the run's folder; None if the run's engines cannot change."""
     if not may_change_engines(run):
         return None
     least = run.generator.inference_engine.min_engines
@@ -216,7 +214,7 @@ def engine_changes(
 
 
 def in_flight(run: SkyRLTrainConfig) -> InFlight:
-    """Policy for samples that are being drawn when new weights come."""
+    """Policy for samples that are being drawn when new weights arrive."""
     settings = run.trainer.fully_async
     if not (settings.enabled and settings.interrupt_generation):
         return "finish"
@@ -224,7 +222,7 @@ def in_flight(run: SkyRLTrainConfig) -> InFlight:
 
 
 def stream_limits(run: SkyRLTrainConfig, steps: int) -> StreamLimits:
-    """How far samples may run ahead of a training of so many steps."""
+    """Limits on how far sampling runs ahead of a training of `steps` steps."""
     settings, batch = run.trainer.fully_async, run.trainer.train_batch_size
     ahead = (settings.max_staleness_steps + 1) * batch
     return StreamLimits(
@@ -238,7 +236,7 @@ def stream_limits(run: SkyRLTrainConfig, steps: int) -> StreamLimits:
 
 
 def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> WeightTransport:
-    """How weights travel: not at all within one process, else as `weight_sync_backend` says."""
+    """The weight transport: weights are shared within one process, otherwise `weight_sync_backend` selects it."""
     engine, dtype = run.generator.inference_engine, _weight_dtype(run)
     where = folder if engine.weight_sync_path is None else _place_of(engine.weight_sync_path)
     if sends_adapters_alone(run):
@@ -255,7 +253,7 @@ def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> 
             workers, place = workers_of_an_engine(run), _meeting_place(run, rendezvous, workers=1)
             return UpdateGroupTransport(place, backend=backend, workers=workers, dtype=dtype)
         case "nccl":
-            together = run.trainer.placement.colocate_all  # a GPU is no two members of an NCCL group
+            together = run.trainer.placement.colocate_all  # one GPU cannot be two members of an NCCL group
             return NativeTransport(
                 _meeting_place(run, rendezvous),
                 backend="ipc" if together else "nccl",
@@ -274,7 +272,7 @@ def _by_files(backend: str, where: Path | str, dtype: str) -> WeightTransport:
 
 
 def _place_of(path: str) -> Path | str:
-    """A folder of this machine by its whole name, or an address."""
+    """The absolute path of a folder on this machine, or an address."""
     return path if is_address(path) else Path(path).expanduser().absolute()
 
 
@@ -290,14 +288,14 @@ def _adapter_road(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransp
 
 
 def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous, *, workers: int | None = None) -> TransferRendezvous:
-    """`workers` of each engine come; None: all that it has."""
+    """The rendezvous of a weight transfer. `workers` is the number of workers of each engine that join; None: all."""
     host, port = rendezvous.address
     timeout = run.trainer.placement.call_timeout_seconds
     return TransferRendezvous(host, port, workers=workers or workers_of_an_engine(run), timeout=timeout)
 
 
 def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Canary:
-    """The canary over some of the run's own prompts."""
+    """The log-probability parity canary, with some of the run's own prompts."""
     engine, (prompt, new) = run.generator.inference_engine, canary_tokens(run)
     return Canary(
         prompts=canary_prompts(prompts, length=min(prompt, longest_sequence(run) - new)),
@@ -308,15 +306,15 @@ def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Ca
 
 
 def canary_tokens(run: SkyRLTrainConfig) -> tuple[int, int]:
-    """Tokens of a canary's prompt and of its answer: more than a block of the engine's prefix cache, or few where it
-    has none.
+    """Tokens in a canary's prompt and in its answer: more than a block of the engine's prefix cache, or few if it has
+    none.
     """
     return (160, 4) if backend_of(run.generator.inference_engine).shares_prefixes else (6, 2)
 
 
 def longest_sequence(run: SkyRLTrainConfig) -> int:
-    """Tokens of an engine's longest sequence: as its own options say, or else the longest input with its answer, or a
-    canary; at most the model's.
+    """Tokens in an engine's longest sequence: the length in its own options, or else the longest input with its answer
+    or a canary, at most the positions of the model.
     """
     if given := given_length(run.generator.inference_engine):
         return given
@@ -329,5 +327,5 @@ def longest_sequence(run: SkyRLTrainConfig) -> int:
 
 
 def _weight_dtype(run: SkyRLTrainConfig) -> str:
-    """Type in which weights travel to the engines, as torch writes it."""
+    """Torch's name of the dtype in which weights are sent to the engines."""
     return weight_dtype(run.generator.inference_engine, required(run.trainer.compute_dtype, "trainer.compute_dtype"))

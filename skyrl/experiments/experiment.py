@@ -54,10 +54,10 @@ def experiment_class(run: AnyRun) -> type[BaseExp]:
 
 
 class BaseExp:
-    """One run, in this process or spread over those of a Ray cluster. Subclasses say what is trained, and how."""
+    """One run, in this process or spread over those of a Ray cluster. Subclasses define what is trained, and how."""
 
     role: ClassVar[str] = "policy"
-    """Name in checkpoints of the model that is exported."""
+    """Name of the exported model in checkpoints."""
 
     cfg: AnyRun
 
@@ -77,7 +77,7 @@ class BaseExp:
         )
         self.checkpoints = checkpoint_store(cfg.trainer)
         self.is_another_try = False
-        """Has this command run it before, and did it fail? It then continues from the newest good checkpoint."""
+        """Whether this command ran it before and failed. It then continues from the newest good checkpoint."""
         self.places: Mapping[str, str] = {}
         """Dotted path -> place that gave its value, such as `run.toml:14`, kept in the run's folder for reports."""
         self.last = LastMetrics()
@@ -85,13 +85,13 @@ class BaseExp:
         self.started_processes: Processes | None = None
 
     def run(self) -> bool:
-        """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens.
+        """Train to the end; False if an earlier session had already done so. Saved checkpoints stay in every case.
 
-        Raises `Stopped` when a signal or the deadline ends it before.
+        Raises `Stopped` if a signal or the deadline ends it early.
         """
         return RunSession(self).run()
 
-    # What a run is made of, kept once made. Override the method that makes it.
+    # The parts of a run, cached once made. Override the method that makes one.
 
     @cached_property
     def tokenizer(self) -> ChatTokenizer:
@@ -100,7 +100,7 @@ class BaseExp:
     @cached_property
     def processes(self) -> Processes:
         starting = self.progress.waiting_for(f"the start of {self.cfg.trainer.placement.executor}")
-        with starting, self.shutdown.at_any_point():  # a cluster may take minutes to answer, or never do
+        with starting, self.shutdown.at_any_point():  # a cluster may take minutes to answer, or never answer
             processes = self.started_processes = self.get_processes()
         processes.progress = self.progress
         self.held.callback(processes.close)
@@ -157,7 +157,7 @@ class BaseExp:
         return WithLag([MetricsFile(self.folder.metrics), timeline, *here], followers)
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
-        """The training loop, at its beginning."""
+        """The training loop in its initial state."""
         raise TypeError(f"{type(self).__name__} does not define get_loop()")
 
     def get_alarms(self) -> Alarms:
@@ -166,7 +166,7 @@ class BaseExp:
         return Alarms(alarms_of(trainer.alarms, defaults=trainer.default_alarms))
 
     def report_alarm(self, raised: RaisedAlarm) -> None:
-        """Tell of a raised alarm on the console and in the run's folder."""
+        """Report a raised alarm on the console and in the run's folder."""
         self.folder.alarms.append(attrs.asdict(raised))
         ends = " The run ends with this step." if raised.action == "stop" else ""
         self.progress.warning = f"step {raised.step}, alarm {raised.name}: {raised.reason}{ends}"
@@ -176,27 +176,27 @@ class BaseExp:
         """Function that stores the gathered weights in `folder`."""
         return policy_export(self.cfg.trainer, folder)
 
-    # What a session asks for, beside the parts.
+    # Methods that a session calls, besides the parts.
 
     def check_inputs(self) -> Mapping[str, object] | None:
-        """Data and models, before anything is started; the sandbox that answers are judged in, if there is one."""
+        """Check data and models before anything is started. Returns the sandbox in which answers are judged, if any."""
         raise TypeError(f"{type(self).__name__} does not define check_inputs()")
 
     async def prepare(self) -> None:
         """Does nothing: this kind of run needs no preparation."""
 
     def begin_recording(self) -> None:
-        """Steps are not recorded."""
+        """Does nothing: this kind of run records no steps."""
 
     async def close(self) -> None:
-        """Training alone needed nothing."""
+        """Does nothing: training holds no resources of its own."""
 
     async def finish(self) -> None:
         """Write the trained model into the run's folder."""
         await self.export(self.folder.model)
 
     async def export(self, folder: Path) -> None:
-        """The model as it is now, in Hugging Face format, and its adapter beside it where it has one."""
+        """Write the current model in Hugging Face format, and its adapter beside it if it has one."""
         learner, lora = self.learners[self.role], self.cfg.trainer.policy.model.lora
         await self.time_sharing.for_learning(self.role)
         await learner.refuse_non_finite_state()
@@ -206,7 +206,7 @@ class BaseExp:
             await learner.stream(adapter, adapter=True)
 
     def ranks_of(self, role: str, size: int, replicas: Replicas | None = None) -> tuple[Ranks, ...]:
-        """The ranks of a role; one alone meets nobody. `replicas` says which of them compute on the same rows."""
+        """The ranks of a role; a single rank needs no rendezvous. `replicas` says which compute on the same rows."""
         return (Ranks(name=role),) if size == 1 else self.rendezvous.ranks(role, size, replicas)
 
     @property

@@ -1,5 +1,5 @@
-"""What stores trained models: a policy as it was served; the model of a supervised run with the chat template that it
-was trained with, and where turns end.
+"""Exports of trained models: a policy as it was served, or the model of a supervised run with the chat template that it
+was trained with and the token that ends turns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def export_of(run: SupervisedConfig, folder: Path) -> Export | RewardModelExport
     }
     tokenizer = chat_tokenizer(run)
     template = tokenizer.chat_template if run.chat_template.name_or_path else None
-    if isinstance(run, RewardModelConfig):  # which scores chats with the variables of its training, whoever asks
+    if isinstance(run, RewardModelConfig):  # every user scores chats with the variables of its training
         if run.chat_template_kwargs:
             template = with_defaults(tokenizer.chat_template, run.chat_template_kwargs)
         return RewardModelExport(**start, folder=folder, chat_template=template)
@@ -55,10 +55,10 @@ def chat_tokenizer(run: SupervisedConfig) -> ChatTokenizer:
 
 
 def new_turn_end(run: SupervisedConfig, tokenizer: ChatTokenizer) -> int | None:
-    """The token that ends turns by the chat template, where the model's generation does not stop at it yet."""
+    """The token that ends turns in the chat template, if the model's generation does not stop at it yet."""
     try:
         _, token = ChatMasks(tokenizer, arguments=run.chat_template_kwargs).turn_end
-    except DataError:  # a template that writes no answers: the run has tokenized rows or text
+    except DataError:  # a template without answers: the run has tokenized rows or text
         return None
     known = (*generation_ends(required(run.model.path, "model.path")), tokenizer.eos_token_id)
     return None if token in known else token

@@ -1,6 +1,6 @@
 """The first row of each source of data, tried before a run starts: read, rendered by the chat template, and judged.
 
-Reads files alone, without torch and transformers; a dataset of the hub is only asked for.
+Reads only files, without torch and transformers; for a dataset of the hub, only its existence is checked.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class FirstRow:
 
 
 def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRLTrainConfig]:
-    """The check that each source begins with a prompt. With `judge`, reward functions are called on an empty answer,
-    and all rows are read for what they ask for; without `training`, only sources of evaluation prompts are read.
+    """The check that each source begins with a prompt. With `judge`, reward functions are called with an empty answer,
+    and all rows are searched for missing values; without `training`, only evaluation sources are read.
     """
 
     def first_rows_are_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -75,7 +75,7 @@ def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRL
 
 
 def unreadable_rows(field: str, sources: Sequence[str], *, skip: bool) -> Iterator[Problem]:
-    """Problems of files whose first row cannot be read, whatever its columns; with `skip`, no row."""
+    """Problems of files that cannot be read or whose first row is bad; with `skip`, bad rows are allowed."""
     for source in sources:
         try:
             rows = iterate_rows(source) if _is_file(source) else iter(())
@@ -88,7 +88,7 @@ def unreadable_rows(field: str, sources: Sequence[str], *, skip: bool) -> Iterat
 
 
 def unlearnable_rows(field: str, sources: Sequence[str], run: SFTConfig) -> Iterator[Problem]:
-    """Problems of files whose first row is a chat of which nothing can be learned, or that the template refuses."""
+    """Problems of files whose first row is a chat without anything to learn, or one that the template refuses."""
     for source in () if run.bad_rows == "skip" else filter(_is_file, sources):
         row = next(iter(iterate_rows(source)), None)
         if row is None or isinstance(row, BadRow):  # another check reports both
@@ -107,7 +107,7 @@ def unlearnable_rows(field: str, sources: Sequence[str], run: SFTConfig) -> Iter
 
 
 def _write_chat(chat: Sequence[Message], row: Row, run: SFTConfig) -> None:
-    """Write the chat by its template. Raises `TemplateRefusal` if it is refused in every spelling of its thoughts."""
+    """Render the chat by its template. Raises `TemplateRefusal` if it is refused in every spelling of its thoughts."""
     files = readable_files(run.model.path, run.tokenizer_path)
     template = configured_template(run.chat_template) or (files.chat_template if files else None)
     if files is None or template is None:  # other checks report both
@@ -137,7 +137,7 @@ def _sources(run: SkyRLTrainConfig, *, training: bool) -> Iterator[tuple[str, st
 
 
 def _is_file(source: str) -> bool:
-    """Whether it is a file with rows; unlike those of Path, these functions raise nothing for a path that is none."""
+    """Whether the source is a file with rows. Unlike Path's methods, `os.path` raises nothing for an invalid path."""
     return source.endswith(FILES) and os.path.isfile(os.path.expanduser(source))
 
 
@@ -204,7 +204,7 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
 
 
 def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
-    """A reward function takes what it is called with; what it asks for and the row lacks is another check's."""
+    """A reward function accepts the arguments that it is called with; another check covers values that rows lack."""
     match make:
         case PlainReward(function=function):
             answers, columns = arguments(function, "", row.messages, row.extras)
@@ -231,7 +231,7 @@ _OF_ITS_VALUE = "return one finite number for each answer"
 
 
 def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
-    """Judge an empty answer as a rollout does, with its deadline, and in a sandbox where that is configured."""
+    """Judge an empty answer as a rollout does, with its deadline, and in a sandbox if that is configured."""
     if not (isinstance(make, PlainReward | GroupReward) or (isinstance(make, IsolatedTask) and make.is_reward)):
         return
     who = f"{row.env_class}, judging an empty answer to row 0 of {row.source},"
@@ -248,7 +248,7 @@ def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Pro
 
 
 def _judgement(make: MakeEnv, row: FirstRow) -> Callable[[], Sequence[Any]]:
-    """Function that calls the reward function once, and returns its rewards; None among them is no reward."""
+    """Function that calls the reward function once and returns its rewards, where None stands for no reward."""
 
     def judge() -> Sequence[Any]:
         messages, extras = deepcopy(row.messages), deepcopy(row.extras)

@@ -1,4 +1,4 @@
-"""Checks of the folders that a run writes into: they can be made, nobody else has them, and the disk has space."""
+"""Checks of the folders that a run writes into: they can be made, no other run holds them, and the disk has space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skyrl.runs.run_owner import in_use, is_locked
 from skyrl.runs.run_tree import AnyRun, field_path
 
 BYTES_OF_A_WEIGHT = 12
-"""Bytes that a checkpoint holds for a weight that learns: the weight and Adam's two moments, each as a 32-bit float."""
+"""Bytes in a checkpoint for each trained weight: the weight and Adam's two moments, each as a 32-bit float."""
 
 
 def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
@@ -46,8 +46,8 @@ def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
 
 
 def the_code_is_that_of_the_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Code that the run names is what it was when the run in this folder was last started. A change is a warning, and
-    with `--strict` refused.
+    """Code that the run names is unchanged since the run in this folder was last started. A change is a warning, or an
+    error with `--strict`.
     """
     before = stored_digests(str(run.trainer.run_path))
     for name in changed_code(before, code_digests(run)):
@@ -74,7 +74,7 @@ def the_disk_holds_the_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if disk.total == 0:  # no disk at all, such as /proc
         return
     free = disk.free
-    kept = 2 if trainer.max_ckpts_to_keep < 1 else trainer.max_ckpts_to_keep + 1  # a new one is whole before one goes
+    kept = 2 if trainer.max_ckpts_to_keep < 1 else trainer.max_ckpts_to_keep + 1  # a new one exists before one goes
     if free < size:
         message = f"a checkpoint of this model takes about {_gb(size)}, and {trainer.ckpt_path} has {_gb(free)} free"
         yield Problem(path="trainer.ckpt_path", message=message, hint="name a folder on another disk")
@@ -98,7 +98,7 @@ def _folders(run: AnyRun) -> Mapping[str, str]:
 
 
 def _try(folder: Path) -> None:
-    """Write a file without a name into the folder, or into the one that it would be made in. Raises OSError."""
+    """Write a nameless file into the folder, or into the one in which it would be made. Raises OSError."""
     with tempfile.TemporaryFile(dir=_nearest(folder)):
         pass
 
@@ -109,7 +109,7 @@ def _nearest(folder: Path) -> Path:
 
 
 def _checkpoint_bytes(run: SkyRLTrainConfig) -> int | None:
-    """Bytes of one checkpoint of the models that learn; None where the model is not here, or an adapter learns."""
+    """Bytes of one checkpoint of the models that learn; None if the model is not here or trains an adapter."""
     trainer = run.trainer
     models = [trainer.policy.model, *([trainer.critic.model] if has_critic(run) else [])]
     sizes = [_parameters(model.path) for model in models if not model.lora.rank]

@@ -1,4 +1,4 @@
-"""Runs of made-up steps (`trainer.num_dummy_steps`): whether the longest batches fit, before anything is trained."""
+"""Runs of made-up steps (`trainer.num_dummy_steps`), which test whether the longest batches fit before training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = "full_length"
 
 
 def without_traces(run: SkyRLTrainConfig) -> SkyRLTrainConfig:
-    """The run without evaluation, checkpoints and exports, which resumes nothing and has a folder of its own."""
+    """A copy of the run without evaluation, checkpoints and exports, which resumes nothing and has its own folder."""
     folder = f"{folder_of(run.trainer)}/{FOLDER}"
     changes: dict[str, Any] = {
         **dict.fromkeys(("eval_interval", "ckpt_interval", "hf_save_interval"), -1),
@@ -36,7 +36,7 @@ def without_traces(run: SkyRLTrainConfig) -> SkyRLTrainConfig:
 
 
 def full_length_rollouts(run: SkyRLTrainConfig, vocabulary: int) -> FullLengthRollouts:
-    """Batches as large as those of the run, with rows as long as any of it can be."""
+    """Batches of the run's size, with rows of the run's maximum length."""
     prompt, answer = longest_row(run)
     return FullLengthRollouts(
         prompts=run.trainer.train_batch_size,

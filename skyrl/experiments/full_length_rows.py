@@ -1,4 +1,4 @@
-"""Supervised runs of made-up steps (`num_dummy_steps`): whether batches of the longest rows fit, before training."""
+"""Supervised runs of made-up steps (`num_dummy_steps`), which test whether batches of the longest rows fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ S = TypeVar("S", bound=SupervisedConfig)
 
 
 def without_traces(run: S) -> S:
-    """The run without data, evaluation, checkpoints and exports, which resumes nothing and has a folder of its own."""
+    """A copy of the run without data, evaluation, checkpoints and exports; it resumes nothing and has a new folder."""
     folder = f"{folder_of(run.trainer)}/{FOLDER}"
     changes: dict[str, Any] = {
         **dict.fromkeys(("eval_interval", "ckpt_interval", "hf_save_interval"), -1),
@@ -37,7 +37,7 @@ def without_traces(run: S) -> S:
 
 
 def made_up_sequences(run: SupervisedConfig, tokens: int, vocabulary: int) -> Rows[SupervisedRow]:
-    """One batch of random rows of so many tokens below `vocabulary`, all of which but the first are learned."""
+    """One batch of random rows of `tokens` tokens below `vocabulary`, all of which but the first are learned."""
     random = np.random.default_rng(run.seed)
     weights = np.ones(tokens, dtype=np.float32)
     weights[0] = 0  # nothing predicts the first token
@@ -49,7 +49,7 @@ def made_up_sequences(run: SupervisedConfig, tokens: int, vocabulary: int) -> Ro
 
 
 def made_up_pairs(run: SupervisedConfig, tokens: int, vocabulary: int) -> Rows[PreferenceRow]:
-    """One batch of pairs of random rows of so many tokens below `vocabulary`, which have no beginning in common."""
+    """One batch of pairs of random rows of `tokens` tokens below `vocabulary`, without a common prefix."""
     random = np.random.default_rng(run.seed)
     ids = random.integers(vocabulary, size=(run.batch_size, 2, tokens))
     rows = (

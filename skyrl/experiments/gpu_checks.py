@@ -1,4 +1,4 @@
-"""Checks of what a CUDA run is computed with: they stop nothing, and name what is slower than it has to be."""
+"""Checks of the kernels of a CUDA run: they only warn about what is slower than necessary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyrl.runs.run_tree import AnyRun, field_path
 
 
 def flash_attention_is_installed(run: AnyRun) -> Iterator[Problem]:
-    """Where FlashAttention is wanted and its package is not there, the run takes torch's own attention and warns."""
+    """If FlashAttention is configured but its package is missing, the run uses torch's attention and warns."""
     table = run.trainer if isinstance(run, SkyRLTrainConfig) else run
     falls_back = table.device == "cuda" and table.flash_attn and table.attention == "sdpa"
     if falls_back and not has_flash_attention():

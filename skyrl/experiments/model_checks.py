@@ -1,4 +1,4 @@
-"""Checks of models before a run starts: the folder or hub name, and what lies beside the weights. Imports no torch."""
+"""Checks of models before a run starts: the folder or hub name, and the files beside the weights. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from skyrl.tree import get_at
 
 
 def missing_model(field: str, model: ModelConfig, tokenizer: str | None = None) -> Iterator[Problem]:
-    """A folder holds a whole model, with a tokenizer unless there is another one; a hub name is one that the hub has,
-    or a copy of it.
+    """A folder holds a complete model, with a tokenizer unless another one is configured; a hub name exists on the hub
+    or in a local copy.
     """
     path = model.path
     try:
@@ -35,14 +35,14 @@ def missing_model(field: str, model: ModelConfig, tokenizer: str | None = None) 
 
 
 def missing_tokenizer(field: str, path: str | None) -> Iterator[Problem]:
-    """A tokenizer of its own is in a folder, or on the hub."""
+    """A separately configured tokenizer exists in a folder or on the hub."""
     why = tokenizer_failure(path) if path else None
     if why:
         yield Problem(path=field, message=why)
 
 
 def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Each model that this run loads is there."""
+    """Each model that this run loads exists."""
     tokenizer = run.trainer.tokenizer_path
     yield from missing_tokenizer("trainer.tokenizer_path", tokenizer)
     looked_at: list[tuple[str | None, bool]] = []
@@ -54,7 +54,7 @@ def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Prob
 
 
 def ranks_that_share_sequences_share_their_heads(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Each rank that shares sequences has as many of the attention heads of a model."""
+    """All ranks that share sequences have the same number of attention heads of a model."""
     for model in models_of(run):
         section = getattr(run.trainer, model)
         if run.trainer.strategy != "megatron":
@@ -62,7 +62,7 @@ def ranks_that_share_sequences_share_their_heads(run: SkyRLTrainConfig) -> Itera
 
 
 def ranks_that_cut_matrices_get_equal_parts(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Each rank that cuts matrices has as many heads and features of a model as the others."""
+    """All ranks that cut matrices have the same number of heads and features of a model."""
     for model in models_of(run):
         section = getattr(run.trainer, model)
         yield from _unequal_parts(f"trainer.{model}.", section, section.model.path, grid_of(run, model).ranks)
@@ -105,7 +105,7 @@ def _unequal_parts(prefix: str, degrees: _Degrees, path: str | None, ranks: int)
 
 
 def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron's ranks have equally many heads, features and experts each, its pipeline stages equally many layers."""
+    """Megatron's ranks have equal numbers of heads, features and experts, and its pipeline stages of layers."""
     if run.trainer.strategy != "megatron":
         return
     for model in models_of(run):
@@ -131,7 +131,7 @@ def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Prob
 
 
 def ranks_that_spread_experts_get_as_many(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Each rank that spreads experts has as many of a layer's as the others."""
+    """All ranks that spread experts have the same number of a layer's experts."""
     for model in models_of(run):
         section = getattr(run.trainer, model)
         files, size = readable_files(section.model.path), section.expert_parallel_size
@@ -186,7 +186,7 @@ def the_policy_can_chat(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def no_template(field: str, files: ModelFiles, setting: str) -> Problem:
-    """The problem of a model that no chat can be written for."""
+    """The problem of a model without a chat template."""
     return Problem(
         path=field,
         message=f"the tokenizer of {files.tokenizer_folder} has no chat template, so prompts cannot be written for it",
@@ -210,7 +210,7 @@ def _answers_that_do_not_fit(run: SkyRLTrainConfig, positions: int | None) -> It
 
 
 def the_model_is_there(run: SupervisedConfig) -> Iterator[Problem]:
-    """The model is there, and has as many positions as the longest row."""
+    """The model exists, and has positions for the longest row."""
     yield from missing_tokenizer("tokenizer_path", run.tokenizer_path)
     yield from missing_model("model.path", run.model, run.tokenizer_path)
     files = readable_files(run.model.path, run.tokenizer_path)
@@ -220,14 +220,14 @@ def the_model_is_there(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def ranks_share_the_model_evenly(run: SupervisedConfig) -> Iterator[Problem]:
-    """Each rank that shares rows or matrices has as many heads and features of the model as the others."""
+    """All ranks that share rows or matrices have the same number of heads and features of the model."""
     ranks = MODEL.ranks(run)
     yield from _unshared_heads("", run, run.model.path, ranks)
     yield from _unequal_parts("", run, run.model.path, ranks)
 
 
 def readable_files(path: str | None, tokenizer: str | None = None) -> ModelFiles | None:
-    """The model's files, with those of another tokenizer; None where another check reports what is wrong with them."""
+    """The model's files, with those of a separate tokenizer; None if another check reports a problem with them."""
     try:
         files = model_files(path, tokenizer) if path else None
     except (OSError, RuntimeError, ValueError):
@@ -236,7 +236,7 @@ def readable_files(path: str | None, tokenizer: str | None = None) -> ModelFiles
 
 
 def _unreadable(files: ModelFiles) -> str | None:
-    """A sentence on what is wrong with the files beside the weights."""
+    """A sentence about the problem with the files beside the weights; None if they can be read."""
     parts = (
         (files.folder, "config.json", lambda: files.config),
         (files.tokenizer_folder, "tokenizer_config.json", lambda: files.special_tokens),

@@ -1,4 +1,4 @@
-"""The models of a policy-gradient run: the policy, and where the algorithm has them a reference and a critic."""
+"""The models of a policy-gradient run: the policy, and a reference and a critic if the algorithm has them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PolicyGradientModels(BaseExp):
 
     @property
     def changing(self) -> dict[str, ScorerGroup[ModelWorker]]:
-        """The models that a checkpoint holds: those that learn, and the reference where it is refreshed."""
+        """The models that a checkpoint holds: those that learn, and the reference if it is refreshed."""
         models: dict[str, ScorerGroup[ModelWorker]] = {**self.learners}
         if self.reference and self.cfg.trainer.update_ref_every_epoch:
             models["ref"] = self.reference
@@ -89,7 +89,7 @@ class PolicyGradientModels(BaseExp):
         return kind(ranks, objective, token_budget(trainer), replicas=replicas)
 
     async def refresh_reference(self) -> None:
-        """The reference, if there is one, becomes the policy as it is now; an adapter is merged into what it gets."""
+        """Replace the reference, if there is one, with the current policy, into which an adapter is merged."""
         if self.reference is None:
             return
         with TemporaryDirectory(prefix=".reference_", dir=self.folder.path) as scratch:  # all ranks see this folder

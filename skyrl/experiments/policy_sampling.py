@@ -1,6 +1,6 @@
-"""Sampling from the policy, put together: prompts, engines, environments, agents and the endpoint, without learners.
+"""The parts that sample from a policy: prompts, engines, environments, agents and the endpoint, without learners.
 
-Evaluation and generation alone need no more (`standalone.py`); `ppo.py` adds the models that learn, and the loop.
+Evaluation and generation need nothing else (`standalone.py`); `ppo.py` adds the models that learn, and the loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class PolicySampling(BaseExp):
-    """An experiment that samples from a policy and rewards its answers; a subclass says what the samples are for."""
+    """An experiment that samples from a policy and rewards its answers; a subclass defines how the samples are used."""
 
     cfg: SkyRLTrainConfig
 
@@ -52,7 +52,7 @@ class PolicySampling(BaseExp):
         self.endpoint: Endpoint | None = None
         """The HTTP endpoint, while the run serves one."""
 
-    # Parts, kept once made. Override the method that makes one.
+    # The parts, cached once made. Override the method that makes one.
 
     @cached_property
     def train_dataset(self) -> PromptDataset:
@@ -68,7 +68,7 @@ class PolicySampling(BaseExp):
 
     @cached_property
     def engine_changes(self) -> EngineChanges | None:
-        """What adds and drains engines on request; None where none can be."""
+        """Adds and drains engines on request; None if the run's engines cannot change."""
         return None if self.recorded else engine_changes(self.cfg, self.client, self.processes, self.folder.path)
 
     @cached_property
@@ -101,7 +101,7 @@ class PolicySampling(BaseExp):
         return read_prompts(self.cfg, self.cfg.data.val_data, self.tokenizer) if evaluates(self.cfg) else None
 
     def get_inference_client(self) -> InferenceEngineClient:
-        """The engines that sample, each with weights of its own."""
+        """Client of the engines that sample, each with its own copy of the weights."""
         return InferenceEngineClient(
             self.get_engines(),
             self.tokenizer,
@@ -119,7 +119,7 @@ class PolicySampling(BaseExp):
         return self.start_engines(engine_makers(self.cfg))
 
     def start_engines(self, makers: Sequence[Callable[[], InferenceEngine]]) -> Sequence[InferenceEngine]:
-        """The engines that these make, in processes of the run."""
+        """The engines that `makers` make, in processes of the run."""
         return [RemoteEngine(handle) for handle in self.processes.start("engine", makers).handles]
 
     def get_generator(self) -> SkyRLGymGenerator:
@@ -139,7 +139,7 @@ class PolicySampling(BaseExp):
         return generator
 
     def get_agent(self) -> AgentRunner | None:
-        """The agent that plays the episodes, where one does."""
+        """The agent that plays the episodes; None if the run has none."""
         if not self.cfg.environment.agent.plays:
             return None
         environment, model = self.cfg.environment, served_policy(self.cfg).names[0]
@@ -165,7 +165,7 @@ class PolicySampling(BaseExp):
         return text
 
     def check_inputs(self) -> Mapping[str, object] | None:
-        """Prompts and models; the sandbox that answers are judged in, if there is one."""
+        """Check prompts and models. Returns the sandbox in which answers are judged, if any."""
         if self.recorded:  # it was checked when it was recorded
             return None
         return self.check_prompts(self.train_dataset, self.eval_dataset)
@@ -173,8 +173,8 @@ class PolicySampling(BaseExp):
     def check_prompts(
         self, train: PromptDataset | None, evaluation: PromptDataset | None
     ) -> Mapping[str, object] | None:
-        """Check these prompts together with the model. Returns the sandbox that answers are judged in, if there is one,
-        for the run's record.
+        """Check these prompts together with the model. Returns the sandbox in which answers are judged, if any, for the
+        run's record.
         """
         sandbox = sandbox_in_force(self.cfg, train, evaluation)
         check_data(self.cfg, train, evaluation)
@@ -184,7 +184,7 @@ class PolicySampling(BaseExp):
         return sandbox
 
     def open_endpoint(self) -> None:
-        """Serve the policy over HTTP, where this run does."""
+        """Serve the policy over HTTP, if this run does."""
         address = None if self.recorded else self.get_endpoint_address()
         if address is not None:
             from skyrl.endpoint.server import Endpoint
@@ -198,15 +198,15 @@ class PolicySampling(BaseExp):
                 notice(f"The policy is served at {self.endpoint.url}/v1")
 
     def get_endpoint_address(self) -> Address | None:
-        """The address of the endpoint; None where this run serves nobody."""
+        """The address of the endpoint; None if this run serves no clients and no agents."""
         return address_of_clients(self.cfg) or self.address_of_agents
 
     @property
     def address_of_agents(self) -> Address | None:
-        """An address of this machine that answers the run's agents alone; None where no agent plays."""
+        """An address of this machine that serves only the run's agents; None if no agent plays."""
         return Address(doors=Doors(open_to_clients=False)) if self.cfg.environment.agent.plays else None
 
     async def close_endpoint(self) -> None:
-        """Serve no more; called before the engines are closed."""
+        """Stop serving the policy; called before the engines are closed."""
         if self.endpoint is not None:
             await self.endpoint.close()

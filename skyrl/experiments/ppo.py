@@ -1,4 +1,4 @@
-"""A training run, put together: each collaborator is built from its own part of the configuration.
+"""Policy-gradient training runs: each collaborator is built from its own part of the configuration.
 
 Subclass `BasePPOExp` and override one `get_...` to bring your own collaborator; override `get_config_cls` for a
 configuration with fields of your own.
@@ -77,7 +77,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         """The root class that files and arguments are read into."""
         return SkyRLTrainConfig
 
-    # What a run is made of, kept once made. Override the method that makes it.
+    # The parts of a run, cached once made. Override the method that makes one.
 
     @cached_property
     def rollouts(self) -> Rollouts:
@@ -85,8 +85,8 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
 
     @cached_property
     def total_steps(self) -> int:
-        """Batches in all epochs, at most `max_training_steps` and what `max_training_prompts` fills; those of the
-        recording, where there is one; those that are made up, where they are asked for.
+        """Number of batches in all epochs, at most `max_training_steps` and what `max_training_prompts` fills; that of
+        the recording or of made-up steps for runs that use these.
         """
         if self.cfg.trainer.num_dummy_steps:
             return self.cfg.trainer.num_dummy_steps
@@ -147,7 +147,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         return self.folder.samples.sink(self.decode, self.cfg.trainer.samples_per_step_kept)
 
     def get_sinks(self) -> list[Sink]:
-        """Receivers of what a step computes: the samples for people, and dumps and recording where there are some."""
+        """Receivers of the results of a step: the samples for people, and dumps and a recording if configured."""
         form = self.cfg.trainer.recording
         recording = [] if form == "off" else [self.folder.recording(compress=form == "jsonl.gz")]
         dumps = [BatchDump(self.exports / "dumped_data")] if self.cfg.trainer.dump_data_batch else []
@@ -223,7 +223,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         )
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
-        """The loop: when a step is taken, and what comes before and after it."""
+        """The training loop around the trainer, with the hooks that run before and after a step."""
         evaluation, sync = self.get_evaluation(), self.get_weight_sync(self.rollouts)
         trainer = self.get_trainer(self.rollouts, sync)
         newest = run_before(partial(self._ready_to_sample, sync, newest=True))
@@ -246,8 +246,8 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         )
 
     async def _ready_to_sample(self, sync: WeightSync | NoEngines, *, newest: bool = False) -> None:
-        """The engines are at work, as many as are asked for. They get the weights if they have none (a checkpoint was
-        saved meanwhile, for example), and with `newest` if they have older ones.
+        """Handle requests to change the engines, and make the engines ready. They get the weights if they have none
+        (for example because a checkpoint was saved meanwhile), and with `newest` if they have older ones.
         """
         if self.engine_changes is not None:
             await self.engine_changes.handle_requests()
@@ -259,7 +259,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
     def _outliving_engines(
         self, method: Callable[P, Awaitable[R]], sync: WeightSync | NoEngines
     ) -> Callable[P, Awaitable[R]]:
-        """`method`, which samples and goes on when its last engine died and was started again."""
+        """`method`, which samples, made to continue after its last engine died and was restarted."""
         if not isinstance(sync, WeightSync):
             return method
 
@@ -271,22 +271,22 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         return Revival(self.client, bring).around(method)
 
     async def _samples_written(self) -> None:
-        """The samples of one step at a time wait to be written, so that a slow disk costs time and no memory."""
+        """Wait until the samples of the last step are written, so that a slow disk costs time and no memory."""
         with self.clock.measure("write_samples"):
             await self.folder.samples.finished()
 
     async def prepare(self) -> None:
-        """The devices are free for the engines, which start when the loop is put together. The endpoint listens."""
+        """Free the devices for the engines, which start when the loop is built, and open the endpoint."""
         await self.time_sharing.for_engines()
         self.open_endpoint()
 
     def begin_recording(self) -> None:
-        """Raises `RunError` if the recording cannot be written."""
+        """Start the recording, if the run makes one. Raises `RunError` if it cannot be written."""
         if self.cfg.trainer.recording != "off":
             self.folder.recording().begin({"total_steps": self.total_steps, "made_with": made_with()})
 
     async def close(self) -> None:
-        """Let go of the rollouts and of the engines, once training is over."""
+        """Close the rollouts, the endpoint and the engines after training."""
         await self.rollouts.close()
         await self.close_endpoint()
         if not self.recorded:
@@ -294,7 +294,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         self.sample_sink.write_uncomputed()
 
     async def finish(self) -> None:
-        """Write the trained model, and draw the curve of rewards; of made-up samples, say that they fit."""
+        """Write the trained model and draw the reward curve; for made-up samples, report that they fit."""
         if self.cfg.trainer.num_dummy_steps:
             notice(verdict(self.cfg, self.folder.metrics.read()))
             return

@@ -56,7 +56,7 @@ Names = str | tuple[str, ...]
 
 
 def missing_packages(wanted: Iterable[tuple[str, str, str]]) -> Iterator[Problem]:
-    """Problems of packages that are not installed, given (the path that asks for it, the package, the extra)."""
+    """Problems of packages that are not installed, given (the path that requires it, the package, the extra)."""
     for field, package, extra in wanted:
         if importlib.util.find_spec(package) is None:
             message = f"needs the package {package}, which is not installed"
@@ -66,7 +66,7 @@ def missing_packages(wanted: Iterable[tuple[str, str, str]]) -> Iterator[Problem
 
 
 def missing_data(field: str, sources: Iterable[str]) -> Iterator[Problem]:
-    """A source is a file that is there, a folder, or a name that the hub has."""
+    """Each source is an existing file or folder, or a name on the hub."""
     for source in sources:
         try:
             why = _missing(source)
@@ -85,7 +85,7 @@ def _missing(source: str) -> str | None:
 
 
 def missing_checkpoint(field: str, path: str, hint: str = "") -> Iterator[Problem]:
-    """A checkpoint on a disk is there."""
+    """A checkpoint on a disk exists."""
     if "://" in path:
         return
     why = no_path(path) or (None if Path(path).expanduser().is_dir() else f"there is no folder {path}")
@@ -94,7 +94,7 @@ def missing_checkpoint(field: str, path: str, hint: str = "") -> Iterator[Proble
 
 
 def no_path(path: str) -> str | None:
-    """Why the file system will not even look at the path, such as the home of a user who does not exist."""
+    """Reason why the file system rejects the path, such as the home of a user who does not exist; None if valid."""
     try:
         Path(path).expanduser().exists()
     except (OSError, RuntimeError, ValueError) as error:
@@ -103,7 +103,7 @@ def no_path(path: str) -> str | None:
 
 
 def trackers_can_be_had(path: str, trainer: TrainerConfig, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """The packages of the trackers are installed, and their keys are there; `path` is that of `logger`."""
+    """The packages of the trackers are installed, and their keys are set; `path` is that of `logger`."""
     settings = trainer.trackers
     own = settings.python
     if own is not None and not (Path(own).expanduser().is_file() and os.access(Path(own).expanduser(), os.X_OK)):
@@ -146,7 +146,7 @@ def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
-    """The check that services which want a key find one among these variables."""
+    """The check that services that need a key find one in these variables."""
 
     def services_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield from the_judge_has_its_key(run)
@@ -162,7 +162,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
             yield Problem(path=path, message="OpenAI, the judge's service, wants a key, and there is none", hint=hint)
 
     def the_endpoint_has_its_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
-        """An endpoint that other machines reach answers whoever brings its token."""
+        """An endpoint that other machines can reach requires a token."""
         engine = run.generator.inference_engine
         is_open = engine.enable_http_endpoint and not environ.get(TOKEN_VARIABLE)
         if is_open and not is_loopback(engine.http_endpoint_host):
@@ -176,7 +176,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
 
 
 def a_compiler_is_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
-    """The check that `torch.compile` finds a C++ compiler, which it calls for a CPU: CXX among these variables, or one
+    """The check that `torch.compile` finds the C++ compiler that it needs on a CPU: CXX among these variables, or one
     of the usual names.
     """
 
@@ -194,7 +194,7 @@ def a_compiler_is_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
 
 
 def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
-    """The path that asks for it, the package, and the extra that brings it."""
+    """For each package: the path that requires it, the package, and the extra that installs it."""
     yield "trainer.policy.model.path", "torch", "train"
     yield "trainer.policy.model.path", "transformers", "train"
     if on_ray(run):
@@ -211,7 +211,7 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
 
 
 def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Each source is there. Recorded samples need no prompts."""
+    """Each source exists. Recorded samples need no prompts."""
     if not samples(run):
         return
     yield from missing_data("data.train_data", run.data.train_data)
@@ -220,7 +220,7 @@ def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The environment or reward function of the configuration exists, where it is used."""
+    """The environment or reward function of the configuration exists, if it is used."""
     try:
         if run.environment.env_class is not None and samples(run):
             find_env(run.environment.env_class)
@@ -234,13 +234,13 @@ def the_task_can_be_imported(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def the_checkpoint_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A checkpoint that is named is there."""
+    """The checkpoint to resume from exists, if the configuration names one."""
     if path := run.trainer.resume_path:
         yield from missing_checkpoint("trainer.resume_path", path)
 
 
 def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A recording that is to be trained on is there."""
+    """The recording to train on exists."""
     path = run.trainer.rollouts_from
     if path is None:
         return
@@ -293,12 +293,12 @@ def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def the_trackers_are_there(run: SupervisedConfig) -> Iterator[Problem]:
-    """What metrics are to go to is installed, and has the key that it wants."""
+    """The packages of the trackers are installed, and their keys are set."""
     yield from trackers_can_be_had("logger", run.trainer, os.environ)
 
 
 def the_rows_are_there(run: SupervisedConfig) -> Iterator[Problem]:
-    """Each source is there, and its first row can be read."""
+    """Each source exists, and its first row can be read."""
     for field, sources in (("train_datasets", run.train_datasets), ("eval_datasets", run.eval_datasets)):
         missing = list(missing_data(field, sources))
         problems = missing or list(unreadable_rows(field, sources, skip=run.bad_rows == "skip"))
@@ -315,7 +315,7 @@ def the_template_is_there(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def the_named_checkpoint_exists(run: SupervisedConfig) -> Iterator[Problem]:
-    """A checkpoint that is named is there."""
+    """The checkpoint to resume from exists, if the configuration names one."""
     if run.resume_from not in ("", "latest"):
         yield from missing_checkpoint("resume_from", run.resume_from, "latest, empty, or a checkpoint")
 

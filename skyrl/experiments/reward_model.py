@@ -1,4 +1,4 @@
-"""Reward models, put together: pairs, a value head, and an export that transformers loads."""
+"""Training runs of reward models: pairs, a value head, and an export that transformers loads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from skyrl.training.supervised_evaluation import SupervisedEvaluation, preferenc
 
 
 class RewardModelExp(SupervisedExp):
-    """A model of which of two chats is better. Its learner is a critic: a body under a head that says one number."""
+    """Trains a model of which of two chats is better. Its learner is a critic: a body with a head for one number."""
 
     role: ClassVar[str] = "critic"
     cfg: RewardModelConfig

@@ -1,4 +1,4 @@
-"""Builds what a policy's samples come from, from the configuration: its prompts and batches of rollouts."""
+"""Builds a policy's prompts and rollouts from the configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def read_prompts(
 
 
 def steps_that_prompts_fill(run: SkyRLTrainConfig, prompts: int) -> int:
-    """Batches in all epochs of so many prompts, at most `max_training_steps` and what `max_training_prompts` fills."""
+    """Number of batches in all epochs, at most `max_training_steps` and what `max_training_prompts` fills. `prompts` is
+    the number of prompts in an epoch.
+    """
     trainer = run.trainer
     steps, _ = batches(prompts, trainer.train_batch_size, trainer.epochs, run.data.epoch_tail)
     limits = [trainer.max_training_steps]
@@ -55,7 +57,7 @@ def sampled_rollouts(
     total_steps: int,
     waits: Callable[[], Sequence[str]],
 ) -> Rollouts:
-    """Batches sampled by `generator`: when the trainer asks for them, or ahead of it where the run is asynchronous.
+    """Batches sampled by `generator`: when the trainer asks for them, or ahead of it if the run is asynchronous.
 
     `waits` names what the process is waiting for, which a stalled stream reports.
     """

@@ -13,11 +13,10 @@ from skyrl.tree import required
 
 
 def served_policy(run: SkyRLTrainConfig, *, name: str | None = None, adapters: Sequence[str] = ()) -> ServedPolicy:
-    """Names and limits of the policy; `name` is another name of it, beside `served_model_name` and its path. `adapters`
-    are the names of those that the engines have, too.
+    """Names and limits of the policy. `name` is another name of it, besides `served_model_name` and its path;
+    `adapters` are the names of further adapters in the engines.
 
-    As many answers are sampled or wait as the engines take at twice their `max_num_seqs`; a request beyond that is
-    refused with 429.
+    At most twice the engines' `max_num_seqs` answers are sampled or wait; a request beyond that is refused with 429.
     """
     engine = run.generator.inference_engine
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
@@ -32,7 +31,7 @@ def served_policy(run: SkyRLTrainConfig, *, name: str | None = None, adapters: S
 
 
 def address_of_clients(run: SkyRLTrainConfig) -> Address | None:
-    """The address that clients of the run's endpoint use; None where the run serves nobody."""
+    """The address that clients of the run's endpoint use; None if the run has no endpoint for clients."""
     engine = run.generator.inference_engine
     if not engine.enable_http_endpoint:
         return None

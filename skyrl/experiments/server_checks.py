@@ -1,4 +1,4 @@
-"""Checks of runs whose engines are servers that run already; `skyrl doctor` asks them without importing torch."""
+"""Checks of runs whose engines are servers that run already. `skyrl doctor` runs them without importing torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENGINE = "generator.inference_engine"
 
 
 def training_gives_servers_its_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Samples of a model that stands still are no samples of the one that learns."""
+    """Servers get the trained weights: samples of a model that never changes are not those of the policy."""
     engine = run.generator.inference_engine
     if not samples(run) or starts_engines(run):
         return

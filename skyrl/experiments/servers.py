@@ -1,4 +1,4 @@
-"""Engines over servers that run already, from the configuration. They belong to this process: nothing is started."""
+"""Builds engines over servers that run already. The engines live in this process: nothing is started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENGINE = "generator.inference_engine"
 
 
 def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[InferenceEngine]:
-    """One engine for each server. Without `takes_weights` its own are sampled from."""
+    """One engine for each server. Without `takes_weights`, the server samples with the weights that it has."""
     engine, deadlines = run.generator.inference_engine, server_deadlines(run)
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
     tokenizer = load_tokenizer(run.trainer.tokenizer_path or path, use_fast=not run.trainer.disable_fast_tokenizer)
@@ -45,7 +45,7 @@ def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[Infere
 
 
 def server_deadlines(run: SkyRLTrainConfig) -> ServerDeadlines:
-    """How long a server may take."""
+    """Deadlines of calls to a server."""
     placement = run.trainer.placement
     return ServerDeadlines(
         start=placement.start_timeout_seconds,
@@ -55,9 +55,10 @@ def server_deadlines(run: SkyRLTrainConfig) -> ServerDeadlines:
 
 
 def _addresses(engine: InferenceEngineConfig, seconds: float) -> tuple[str | None, list[str]]:
-    """The address of the router, if there is one, and those of the engines; names are looked up, and waited for.
+    """The address of the router, if there is one, and those of the engines. Names are looked up, waiting until they are
+    published.
 
-    Raises `UserError` where two of them lead to one engine, which would get the weights of both.
+    Raises `UserError` if two of them lead to the same engine, which would get the weights of both.
     """
     deadline = time.monotonic() + seconds
 
@@ -78,7 +79,7 @@ def _dialect(
 ) -> Dialect:
     token = None if engine.external_token is None else api_key(engine.external_token.name)
     samples = Connection(router or url, token=token, most=engine.max_num_seqs)
-    control = Connection(url, token=token, most=8)  # of its own: a command does not wait behind samples
+    control = Connection(url, token=token, most=8)  # a separate one: a command does not wait behind samples
     if kind_of_engine(engine) == "sglang":
         return SGLangServer(samples, control, deadlines, workers=workers)
     return VLLMServer(

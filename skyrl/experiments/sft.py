@@ -1,4 +1,4 @@
-"""Runs that learn from rows, put together: supervised fine-tuning here, reward models in `reward_model.py`.
+"""Training runs that learn from rows: supervised fine-tuning here, reward models in `reward_model.py`.
 
 As in `ppo.py`, each part is made by its `get_...` method when it is first needed, and then kept.
 """
@@ -43,10 +43,10 @@ from skyrl.training.supervised_batches import collate_supervised
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, likelihood
 
 SCORED_AT_A_TIME = 64
-"""Rows of an evaluation that are put into one batch, at least; micro-batches bound what is computed at a time."""
+"""Minimum number of rows in a batch of an evaluation; micro-batches bound what is computed at a time."""
 
 UNBOUNDED = 1 << 20
-"""Tokens of a row where neither the configuration nor the model has a bound."""
+"""Maximum number of tokens in a row if neither the configuration nor the model has a bound."""
 
 
 class SupervisedExp(BaseExp):
@@ -60,8 +60,8 @@ class SupervisedExp(BaseExp):
 
     @cached_property
     def train_dataset(self) -> Rows[Any]:
-        """The rows to train on, or made-up ones, where these are asked for. Raises `DataError` if they do not fill one
-        batch that has to be whole.
+        """The rows to train on, or made-up ones if configured. Raises `DataError` if they do not fill one batch, unless
+        batches may be short.
         """
         if self.cfg.num_dummy_steps:
             return self.made_up_rows(len(self.tokenizer))
@@ -78,8 +78,8 @@ class SupervisedExp(BaseExp):
 
     @cached_property
     def max_length(self) -> int:
-        """Longest row, in tokens. Raises `DataError` if it is more than the model has positions, and for made-up rows
-        without any bound.
+        """Maximum length of a row, in tokens. Raises `DataError` if it exceeds the positions of the model, and for
+        made-up rows without any bound.
         """
         positions = max_positions(self.model_path)
         if self.cfg.max_length is not None and positions is not None and self.cfg.max_length > positions:
@@ -100,8 +100,8 @@ class SupervisedExp(BaseExp):
 
     @cached_property
     def total_steps(self) -> int:
-        """Batches in all epochs, at most `num_steps`, and no more rows than `max_training_samples`; those that are made
-        up, where they are asked for.
+        """Number of batches in all epochs, at most `num_steps` and with at most `max_training_samples` rows, or the
+        number of made-up steps if these are configured.
         """
         if self.cfg.num_dummy_steps:
             return self.cfg.num_dummy_steps
@@ -117,7 +117,7 @@ class SupervisedExp(BaseExp):
         raise TypeError(f"{type(self).__name__} does not define load()")
 
     def made_up_rows(self, vocabulary: int) -> Rows[Any]:
-        """One batch of the longest rows, of tokens below `vocabulary`."""
+        """One batch of rows of the maximum length, with tokens below `vocabulary`."""
         raise TypeError(f"{type(self).__name__} does not define made_up_rows()")
 
     def get_learner(self) -> LearnerGroup[LearningWorker]:
@@ -125,7 +125,7 @@ class SupervisedExp(BaseExp):
         raise TypeError(f"{type(self).__name__} does not define get_learner()")
 
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
-        """Rows as a batch."""
+        """Combine rows into a batch."""
         raise TypeError(f"{type(self).__name__} does not define collate()")
 
     def get_evaluation(self) -> SupervisedEvaluation | None:
@@ -140,7 +140,7 @@ class SupervisedExp(BaseExp):
         return InOrder(len(rows)) if cfg.sampler == "sequential" else None
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
-        """The loop: a batch of rows, an optimizer step, and what comes before and after it."""
+        """The training loop: a batch of rows, an optimizer step, and the hooks before and after it."""
         cfg, rows, evaluation = self.cfg, self.train_dataset, self.get_evaluation()
         cursor: PromptCursor[Any] = PromptCursor(
             rows.rows,
@@ -182,7 +182,7 @@ class SupervisedExp(BaseExp):
         )
 
     def get_tokenizer(self) -> ChatTokenizer:
-        """The model's, with the configured chat template."""
+        """The model's tokenizer, with the configured chat template."""
         return chat_tokenizer(self.cfg)
 
     def get_export(self, folder: Path) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
@@ -195,14 +195,14 @@ class SupervisedExp(BaseExp):
         return new_turn_end(self.cfg, self.tokenizer)
 
     async def finish(self) -> None:
-        """Write the trained model; of made-up rows, say that they fit."""
+        """Write the trained model; for made-up rows, report that they fit."""
         if self.cfg.num_dummy_steps:
             notice(verdict(self.cfg, self.max_length, self.folder.metrics.read()))
             return
         await super().finish()
 
     def check_inputs(self) -> None:
-        """The model knows every token; rows that are left out are reported. Raises `DataError`, `ModelError`."""
+        """Check that the model knows every token; report rows that are left out. Raises `DataError`, `ModelError`."""
         refuse_small_vocabulary(self.model_path, self.tokenizer)
         report_unread_variables("chat_template_kwargs", self.tokenizer, self.cfg.chat_template_kwargs)
         for name, dataset in {"training": self.train_dataset, **self.eval_datasets}.items():
@@ -223,7 +223,7 @@ class SupervisedExp(BaseExp):
         self._report_tail()
 
     def _report_tail(self) -> None:
-        """Report the rows that no batch has."""
+        """Report the rows that no batch contains."""
         cfg, rows = self.cfg, len(self.train_dataset)
         _, left_out = batches(rows, cfg.batch_size, cfg.num_epochs, cfg.epoch_tail)
         rest = rows % cfg.batch_size
@@ -255,7 +255,7 @@ class SupervisedExp(BaseExp):
         return self.ranks_of(self.role, MODEL.ranks(self.cfg), self.replicas)
 
     def budget(self) -> TokenBudget:
-        """Bound of micro-batches in tokens. What belongs together stays together."""
+        """Bound of micro-batches in tokens; rows of a group stay together."""
         limit = self.cfg.max_tokens_per_microbatch
         return TokenBudget(tokens=limit if limit > 0 else None, keep_groups=True)
 

@@ -1,6 +1,6 @@
-"""Engines, prompts and environments of a run without its learners: for evaluation and generation alone.
+"""Engines, prompts and environments of a run without its learners, for evaluation and generation.
 
-The policy is the model at `trainer.policy.model.path`, whole, as the engines themselves load it.
+The policy is the complete model at `trainer.policy.model.path`, which the engines load themselves.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class StandaloneSampling(PolicySampling):
     """
 
     def __init__(self, cfg: SkyRLTrainConfig, *, adapters: Mapping[str, str] = FrozenDict()) -> None:
-        """`adapters` are folders with adapters as PEFT stores them, of other policies on the same base, by the name
-        that requests to the engines call them.
+        """`adapters` are folders with adapters in PEFT's format, of other policies on the same base, by the name that
+        requests to the engines use.
         """
         super().__init__(cfg)
         self._adapters = adapters
@@ -54,13 +54,13 @@ class StandaloneSampling(PolicySampling):
         return start_processes(self.cfg, layout_of_engines(sizes_of(self.cfg)) if on_ray(self.cfg) else None)
 
     def get_engines(self) -> Sequence[InferenceEngine]:
-        """The engines; servers that run already are sampled from with the weights that they have."""
+        """The engines. Servers that run already sample with the weights that they have."""
         if not starts_engines(self.cfg):
             return server_engines(self.cfg, takes_weights=False)
         return self.start_engines(engine_makers(self.cfg, self._adapters))
 
     def check_inputs(self) -> Mapping[str, object] | None:
-        """The evaluation prompts and the model; the sandbox that answers are judged in, if there is one."""
+        """Check the evaluation prompts and the model. Returns the sandbox in which answers are judged, if any."""
         return self.check_prompts(None, self.eval_dataset)
 
     def sample(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
@@ -73,7 +73,7 @@ class StandaloneSampling(PolicySampling):
                     found: R = run(self._with_engines(work))
                 return found
         except Stopped:
-            raise self.shutdown.stopped("Nothing was finished: the same command begins anew.") from None
+            raise self.shutdown.stopped("Nothing was finished: the same command starts from scratch.") from None
 
     async def _with_engines(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         client = self.client
@@ -86,12 +86,12 @@ class StandaloneSampling(PolicySampling):
             await client.close()
 
     def get_endpoint_address(self) -> Address | None:
-        """Agents are served; clients of a training run are not."""
+        """The address for agents: unlike a training run, this serves no clients."""
         return self.address_of_agents
 
 
 def the_prompts_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Each source of evaluation prompts is there."""
+    """Each source of evaluation prompts exists."""
     if not run.data.val_data:
         yield Problem(path="data.val_data", message="is empty: name the prompts to sample answers to")
     yield from missing_data("data.val_data", run.data.val_data)

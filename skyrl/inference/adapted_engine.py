@@ -1,8 +1,7 @@
-"""Several policies on one base: the torch engine with stored adapters (LoRA), each chosen by the name that a request
-carries.
+"""Several policies on one base model: the torch engine with stored LoRA adapters, selected by the name in a request.
 
-Every adapter has a scheduler and a cache of its own; the base weights are in memory once, also where they are prepared
-for a device. Adapters are computed beside them, as `skyrl.models.low_rank` does, and stay what they are.
+Every adapter has its own scheduler and cache. The base weights, and their prepared form, are in memory once. Adapters
+are computed beside them, as in `skyrl.models.low_rank`, and never change.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ Model = TypeVar("Model", bound=Any)
 
 
 class AdaptedEngine:
-    """An `InferenceEngine` over one for the base and one for each adapter, by name."""
+    """An `InferenceEngine` that combines one engine for the base model and one for each adapter, by name."""
 
     def __init__(self, base: InferenceEngine, adapted: Mapping[str, InferenceEngine]) -> None:
         self._base, self._adapted = base, dict(adapted)
 
     @property
     def weight_version(self) -> int:
-        """Always 0: the weights are those that the engine started with."""
+        """Always 0: the engine keeps the weights that it started with."""
         return self._base.weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """One completion per key, in order, drawn by the adapter that the request names. Raises `UserError` for one
-        that is not there.
+        """One completion per key, in order, drawn by the adapter that the request names. Raises `UserError` for an
+        unknown adapter.
         """
         if request.adapter is None:
             return await self._base.generate(request)
@@ -54,25 +53,25 @@ class AdaptedEngine:
         await asyncio.gather(*(engine.resume() for engine in self._engines))
 
     async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
-        """Raises `WeightSyncError`: adapters are for the weights that they were trained on."""
+        """Raises `WeightSyncError`: the adapters fit only the weights on which they were trained."""
         raise WeightSyncError("an engine with several adapters keeps the weights that these are for")
 
     async def load(self) -> EngineLoad | None:
-        """Samples that wait for places in a batch."""
+        """Load of all engines: the number of samples that wait for places in a batch."""
         loads = await asyncio.gather(*(engine.load() for engine in self._engines))
         return EngineLoad(waiting=sum(load.waiting for load in loads if load is not None))
 
     async def sleep(self) -> bool:
-        """Moves the model to the memory of the host, where the weights survive."""
+        """Moves the models to host memory, where the weights are kept."""
         return any([await engine.sleep() for engine in self._engines])
 
     async def wake(self) -> None:
-        """Moves the model back to where it computes."""
+        """Moves the models back to their device."""
         for engine in self._engines:
             await engine.wake()
 
     async def close(self) -> None:
-        """Finishes what is running and refuses what comes later."""
+        """Finishes running requests and refuses later ones."""
         await asyncio.gather(*(engine.close() for engine in self._engines))
 
     @property
@@ -81,8 +80,8 @@ class AdaptedEngine:
 
 
 def with_stored_adapter(model: Model, name: str, folder: str) -> Model:
-    """A model that computes with the adapter in this folder beside the weights of `model`, which are its own
-    parameters, too. Raises `ModelError` for a folder that holds none that fits.
+    """A copy of `model` with the adapter in this folder, which shares the parameters of `model`. Raises `ModelError` if
+    the folder holds no adapter that fits.
     """
     where, place = f"adapter {name}", Path(folder).expanduser()
     settings = stored_settings(place, where)

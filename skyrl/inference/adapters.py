@@ -1,7 +1,7 @@
-"""An adapter (LoRA) as it travels to an engine on its own, for engines that hold the weights that it is for.
+"""LoRA adapters that are sent without the base weights, to engines that already hold these.
 
-It is a set of weights like any other: announced, compared with digests, versioned. Names are those that PEFT stores
-adapters by: `base_model.model.<module>.lora_A.weight`, (rank, in), and `lora_B`, (out, rank).
+An adapter is a set of weights like any other: announced, compared with digests, versioned. Names are PEFT's:
+`base_model.model.<module>.lora_A.weight`, (rank, in), and `lora_B`, (out, rank).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Adapter:
 
 
 def refuse_foreign(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> None:
-    """Raises `WeightSyncError` unless every tensor is half of an update of one of these layers, (out, in), and none is
-    missing.
+    """Raises `WeightSyncError` unless every tensor is half of an update of one of these layers, (out, in), and both
+    halves of each update are present.
     """
     if problems := misfits(adapter, layers):
         raise WeightSyncError(f"the adapter sent does not fit, the old one is kept: {problems}")
 
 
 def misfits(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> str:
-    """Why the adapter is not one of these layers, (out, in); empty where it is."""
+    """Reasons why the adapter does not fit these layers, (out, in); empty if it does."""
     problems, parts = [], set()
     for info in adapter.weights:
         match = _NAME.fullmatch(info.name)
@@ -78,9 +78,9 @@ def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
-    """The model computes with this adapter from now on, beside its own weights, once all of it is there.
+    """Make the model compute with this adapter beside its own weights, after all of it has arrived.
 
-    Raises `WeightSyncError`, with the old adapter in place, when it does not fit or something is lost on the way.
+    Raises `WeightSyncError`, with the old adapter in place, if it does not fit or a tensor is lost in transit.
     """
     refuse_foreign(adapter, linear_layers(model))
     received = received_tensors(adapter)
@@ -94,7 +94,7 @@ def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
 
 
 def received_tensors(adapter: Adapter) -> dict[str, Tensor]:
-    """Every tensor by name, kept. Raises `WeightSyncError` where one is lost or changed on its way."""
+    """Copies of all tensors, by name. Raises `WeightSyncError` if one is lost or changed in transit."""
     with adapter.open() as tensors:
         received = {name: tensor.detach().clone() for name, tensor in tensors}
     missing = [info.name for info in adapter.weights if info.name not in received]
@@ -104,7 +104,7 @@ def received_tensors(adapter: Adapter) -> dict[str, Tensor]:
 
 
 def write_adapter(adapter: Adapter, folder: Path) -> None:
-    """Writes the adapter as PEFT stores it, which inference servers read. Raises as `received_tensors`."""
+    """Writes the adapter in PEFT's format, which inference servers read. Raises as `received_tensors`."""
     tensors = received_tensors(adapter)
     matches = [match for match in map(_NAME.fullmatch, tensors) if match is not None]
     settings = {
@@ -123,5 +123,5 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
 
 
 def shared(tensors: Sequence[tuple[str, Tensor]], *, rank: int, alpha: float) -> Adapter:
-    """An adapter of this very process: nothing travels."""
+    """An adapter whose tensors are in this process: nothing is sent."""
     return Adapter(tensors=Shared(tuple(tensors)), rank=rank, alpha=alpha)

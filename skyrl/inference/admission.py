@@ -1,4 +1,4 @@
-"""Which engine gets a request, and when: the queue in front of the engines in service.
+"""Decides which engine gets a request, and when: the queue in front of the engines in service.
 
 request --> queue, first come, first served --> engine with its prefix cached, or with the fewest samples
 """
@@ -22,22 +22,22 @@ _log = logging.getLogger(__name__)
 
 @define(eq=False)
 class Served:
-    """An engine in service, and what it is doing."""
+    """An engine in service, its concurrency limit and its current work."""
 
     number: int
     engine: InferenceEngine
     limit: ConcurrencyLimit
     samples: int = 0
-    """Samples that the engine is drawing now."""
+    """Number of samples that the engine is drawing now."""
 
     answers: int = 0
-    """Samples that it has drawn since it was last asked for its load."""
+    """Number of samples that the engine has drawn since it was last asked for its load."""
 
     asking: asyncio.Task[None] | None = None
     """The latest request for its load."""
 
     calls: set[asyncio.Future[tuple[Completion, ...]]] = Factory(set)
-    """Calls that draw the engine's samples."""
+    """Calls in progress, which draw the engine's samples."""
 
 
 class Admission:
@@ -57,7 +57,7 @@ class Admission:
 
     @property
     def queued(self) -> int:
-        """Samples that wait for an engine."""
+        """Number of samples that wait for an engine."""
         return sum(len(request.keys) for request, waiting in self._waiting if not waiting.done())
 
     def enter(self, number: int, engine: InferenceEngine) -> Served:
@@ -67,7 +67,7 @@ class Admission:
         return served
 
     def leave(self, served: Served) -> None:
-        """Take an engine out of service; it keeps the requests that it has."""
+        """Take an engine out of service; it keeps the requests that it was given."""
         self.serving = [each for each in self.serving if each is not served]
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Admission:
         self._open = False
 
     def open(self) -> None:
-        """Admit what waits, and what comes."""
+        """Admit waiting and later requests."""
         self._open = True
         self._admit()
 
@@ -92,21 +92,23 @@ class Admission:
             raise
 
     def drawn(self, request: GenerationRequest, served: Served) -> None:
-        """The engine has drawn all samples of the request: later turns go there, and its load may be asked for."""
+        """Record that the engine has drawn all samples of the request: later turns go to this engine. May ask the
+        engine for its load.
+        """
         self._conversations.drawn(request, served)
         self._ask_for_load(served, len(request.keys))
 
     def ended(self, request: GenerationRequest, served: Served) -> None:
-        """The engine no longer has the request, whether it was drawn or not."""
+        """Record that the engine no longer has the request, whether it was drawn or not."""
         served.samples -= len(request.keys)
         self._admit()
 
     def forget_prefixes(self) -> None:
-        """The engines have dropped what they cached."""
+        """Forget which prefixes are cached, because the engines have dropped their caches."""
         self._prefixes.clear()
 
     async def stop_asking(self) -> None:
-        """Ask no engine for its load any more."""
+        """Stop asking engines for their load."""
         asking = [served.asking for served in self.serving if served.asking is not None]
         for each in asking:
             each.cancel()
@@ -127,8 +129,8 @@ class Admission:
                 waiting.set_result(served)
 
     def _with_room(self, request: GenerationRequest) -> Served | None:
-        """An engine that has the beginning of the request cached, else the one with the fewest samples for its limit,
-        if the request fits; an idle engine takes any request.
+        """An engine that has a prefix of the request cached, else the one with the fewest samples relative to its
+        limit, if the request fits; an idle engine takes any request.
         """
         if not self.serving:
             return None
@@ -142,13 +144,13 @@ class Admission:
         return least if fits or least.samples == 0 else None
 
     def _with_prefix(self, request: GenerationRequest) -> Iterator[Served]:
-        """Engines in service that have the beginning of the request cached: that of the conversation, then others."""
+        """Engines in service that have a prefix of the request cached: that of the conversation, then others."""
         before = self._conversations.engine_of(request)
         holders = sorted(self._prefixes.engines_of(request.prompt_ids), key=lambda each: each.samples)
         return (each for each in (before, *holders) if each is not None and each in self.serving)
 
     def _ask_for_load(self, served: Served, answers: int) -> None:
-        """Ask an engine for its load after every `limit.floor` answers. One engine alone is not asked: its samples have
+        """Ask an engine for its load after every `limit.floor` answers. A single engine is not asked: its samples have
         nowhere else to go.
         """
         served.answers += answers
@@ -162,7 +164,7 @@ class Admission:
         try:
             load = await served.engine.load()
         except (ProcessError, WeightSyncError):
-            return  # its requests will say why
+            return  # its requests raise the cause
         if load is None:
             return
         before = served.limit.value

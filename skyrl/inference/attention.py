@@ -1,8 +1,8 @@
 """Attention of one new token per row, with grouped query heads folded into the query length.
 
 transformers' SDPA path repeats every key and value head for its group of query heads as soon as there is a mask: a copy
-of the whole cache, in each layer, for each token. With a single query position the heads of a group can instead stand
-where query positions stand, which is the same sum without the copy (1.7 times the decode speed at 64 rows of a
+of the whole cache, in each layer, for each token. With a single query position, the heads of a group can instead take
+the place of query positions, which computes the same sum without the copy (1.7 times the decode speed at 64 rows of a
 3M-parameter Qwen2).
 """
 
@@ -21,7 +21,7 @@ GROUPED_QUERY = "skyrl_grouped_query"
 
 
 def register() -> None:
-    """Makes the attention known to transformers; masks are built as for SDPA."""
+    """Registers the attention with transformers; masks are built as for SDPA."""
     AttentionInterface.register(GROUPED_QUERY, grouped_query_attention)
     AttentionMaskInterface.register(GROUPED_QUERY, sdpa_mask)
 
@@ -29,7 +29,7 @@ def register() -> None:
 def grouped_query_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Equal to transformers' `sdpa_attention_forward`, which also takes every case but a plain decode step.
+    """Computes the same as transformers' `sdpa_attention_forward`, which is called for all but a plain decode step.
 
     Shapes: query (R, heads, 1, D), key and value (R, kv_heads, L, D), mask (R, 1, 1, L) -> (R, 1, heads, D). Query head
     h reads key head h // (heads / kv_heads).

@@ -1,8 +1,8 @@
 """A Hugging Face causal language model as the engine uses it: prompts to keys and values, then one token per row.
 
-Models that `FusedDecoder` supports are computed by it, if their attention is `sdpa`; this module knows how transformers
-wants its masks, positions and caches for all others. Any causal LM will do whose only state is keys and values; models
-with a recurrent state (Mamba, linear attention) are refused.
+`FusedDecoder` computes the models that it supports, if their attention is `sdpa`; for all others this module gives
+transformers the masks, positions and caches that it expects. Any causal LM whose only state is keys and values is
+supported; models with a recurrent state (Mamba, linear attention) are refused.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _KEYS_AND_VALUES = (DynamicLayer, DynamicSlidingWindowLayer)
 """Layer types that transformers plans for models whose only state is keys and values."""
 
 _COMMON = 64
-"""Tokens of a beginning that several prompts have in common, from which on it is computed for itself."""
+"""Smallest number of tokens of a common prefix that is computed separately, once for all prompts."""
 
 _PREFILL_TOKENS = 4096
-"""Largest prefill in one forward pass, in tokens, padding included; a longer prompt goes alone."""
+"""Largest prefill in one forward pass, in tokens, padding included; a longer prompt is computed alone."""
 
 
 class CausalLM:
-    """The model behind two functions. Call them under `torch.inference_mode()`."""
+    """A model behind `prefill` and `decode`, which must be called under `torch.inference_mode()`."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class CausalLM:
         base: CausalLM | None = None,
     ) -> None:
         """`kept_bytes` bounds the memory of keys and values that outlive their sequence; only models that
-        `FusedDecoder` supports continue from them. Without `keeps_answers` these are common beginnings alone. With
-        `int8` projections compute in eight bits. `records_experts` records which experts each token is routed to.
-        `base` is the model without low-rank updates, whose parameters this one's are: prepared weights are shared, too.
-        Raises `ModelError` for a model that cannot be sampled from, or has no experts to record.
+        `FusedDecoder` supports continue from them. Without `keeps_answers`, only common prefixes are kept. With `int8`,
+        projections compute in eight bits. `records_experts` records the experts to which each token is routed. `base`
+        is the same model without low-rank updates, with which this one shares parameters and prepared weights. Raises
+        `ModelError` for a model that cannot be sampled from, or has no experts to record.
         """
         layers = DynamicCache(config=model.config).layers
         foreign = {type(layer).__name__ for layer in layers if type(layer) not in _KEYS_AND_VALUES}
@@ -88,18 +88,18 @@ class CausalLM:
         self.kept = KeptPrefixes(kept_bytes if fused else 0, keeps_answers=keeps_answers)
 
     def refresh(self) -> None:
-        """Gives back the memory of prepared weights and kept keys. To be called when the model's weights were replaced
-        or moved: they are prepared again, as they are then, for the next token.
+        """Frees prepared weights and kept keys and values. Must be called after the model's weights were replaced or
+        moved; they are prepared again for the next token.
         """
         self.kept.clear()
         if self._fused is not None:
             self._fused.refresh()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Each prompt as if it were alone, in order; several share a forward pass.
+        """Computes prompts independently of each other, in order; several share a forward pass.
 
-        What is kept of a prompt's beginning is not computed again, and a long beginning that all of them have in common
-        is computed once.
+        A kept prefix of a prompt is not computed again, and a long prefix that all prompts have in common is computed
+        once.
         """
         self._keep_common(prompts)
         found = [self.kept.find(prompt) for prompt in prompts]
@@ -114,7 +114,7 @@ class CausalLM:
         return self._prefill_together(prompts) if self._fused is None else self._fused.prefill(prompts, kept)
 
     def _keep_common(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Computes and keeps the beginning that all prompts have in common, where it is long and not kept yet."""
+        """Computes and keeps the prefix that all prompts have in common, if it is long and not kept yet."""
         if self.kept.most_bytes == 0 or len(prompts) < 2:
             return
         listed = [tuple(prompt) for prompt in prompts]
@@ -125,7 +125,7 @@ class CausalLM:
             self.kept.keep(tuple(prompts[0][:length]), prefix.layers)
 
     def decode(self, cache: RowCache, starts: Tensor, *, ragged: bool) -> Tensor:
-        """Logits (R, V) after the tokens in column `end` of the cache, whose keys and values it adds there.
+        """Logits (R, V) after the tokens in column `end` of the cache, whose keys and values are added there.
 
         `starts` (R,) is each row's first column; `ragged` says whether they differ.
         """
@@ -152,7 +152,9 @@ class CausalLM:
         return own[:, None, None, :] if self._own_mask else own
 
     def _prefill_together(self, prompts: Sequence[Sequence[int]]) -> Iterator[Prefix]:
-        """Padded on the right, where causal attention does not look: no mask, and what padding gave is left out."""
+        """Computes prompts padded on the right, where causal attention does not look: no mask is needed, and results at
+        padding are dropped.
+        """
         lengths = [len(prompt) for prompt in prompts]
         ids = torch.tensor([[*prompt, *[0] * (max(lengths) - len(prompt))] for prompt in prompts], device=self.device)
         ends = sorted(set(lengths))
@@ -170,8 +172,8 @@ class CausalLM:
 
 
 def _by_length(lengths: Sequence[int], kept: Sequence[Kept | None], *, padded: bool) -> Iterator[list[int]]:
-    """Indices of prompts, by what is new in them, that are computed together within the token budget; `padded` to one
-    length.
+    """Groups of prompt indices, sorted by number of new tokens, that fit the token budget of one forward pass. With
+    `padded`, the prompts of a group are padded to one length and have similar lengths.
     """
     new = [length - (0 if past is None else len(past.ids)) for length, past in zip(lengths, kept, strict=True)]
     bucket: list[int] = []

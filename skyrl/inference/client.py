@@ -2,10 +2,10 @@
 
     generate --> wait for capacity --> engine with the prefix, or with the fewest samples --> another one if it fails
 
-An engine that dies, or that can no longer prove which weights it holds, leaves service; the run continues with those
-that remain, and ends with the cause when none does. Where engines are started again, a new one takes its place with the
-next weights: it gets them by the same transport as the others, and nothing is sampled from it before the canary has.
-Requests wait for the new one where it was the last (`bereft`).
+An engine that dies, or that can no longer prove which weights it holds, leaves service; the run continues with the
+remaining ones, and ends with the cause if there are none. If engines are restarted, a new one joins with the next
+weights: it receives them by the same transport as the others, and the canary is the first to sample from it. If the
+lost engine was the last one, requests wait for the new one (`bereft`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from skyrl.inference.restarts import EngineRestarts
 T = TypeVar("T")
 
 _LOST = (ProcessError, WeightSyncError)
-"""Exceptions after which this engine is never used again."""
+"""Exceptions after which an engine is never used again."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ class EngineState:
 
     number: int
     state: str
-    """serving, starting, waiting for weights, or lost: it died, and may be started again."""
+    """`serving`, `starting`, `waiting for weights`, or `lost`: the engine died, and may be restarted."""
 
     samples: int = 0
-    """Samples that it is drawing."""
+    """Number of samples that the engine is drawing."""
 
     weight_version: int | None = None
-    """Version of the weights that it samples from; None while it does not serve."""
+    """Version of the weights that the engine samples from; None while it does not serve."""
 
 
 class InferenceEngineClient:
@@ -63,8 +63,8 @@ class InferenceEngineClient:
         in_flight: InFlight = "finish",
         restarts: EngineRestarts | None = None,
     ) -> None:
-        """`in_flight` says what a pause does with samples that are being drawn; `restarts` starts engines again that
-        were lost, None: they stay out of service.
+        """`in_flight` is the policy of a pause for samples that are being drawn. `restarts` restarts lost engines; if
+        it is None, they stay out of service.
         """
         assert engines, "an inference client needs at least one engine"
         self.tokenizer, self.model_path = tokenizer, model_path
@@ -76,11 +76,11 @@ class InferenceEngineClient:
         self._none_left = asyncio.Event()
         self._last_loss: RunError | None = None
         self.holds_weights = True
-        """False from the moment an engine gives up its weights to sleep until weights are loaded again."""
+        """False from the moment an engine discards its weights to sleep until weights are loaded again."""
 
     @property
     def engines(self) -> tuple[InferenceEngine, ...]:
-        """Every engine since the start of the run, the lost ones too, without those that were drained."""
+        """Every engine since the start of the run, including lost ones, without drained ones."""
         return self._all
 
     @property
@@ -89,7 +89,7 @@ class InferenceEngineClient:
 
     @property
     def in_service(self) -> tuple[InferenceEngine, ...]:
-        """The engines that take work, in order: those that weights have to reach."""
+        """The engines that take work, in order. Weights have to reach all of them."""
         return tuple(served.engine for served in self._serving)
 
     @property
@@ -102,24 +102,24 @@ class InferenceEngineClient:
 
     @property
     def running(self) -> int:
-        """Samples that engines have been given and not returned."""
+        """Number of samples that engines were given and have not returned."""
         return sum(served.samples for served in self._serving)
 
     async def waiting(self) -> int:
-        """Samples that wait, here for an engine or inside one."""
+        """Number of samples that wait, here for an engine or inside one."""
         loads = await asyncio.gather(*(engine.load() for engine in self.in_service))
         return self._admission.queued + sum(load.waiting for load in loads if load is not None)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """How many engines serve, how many are out of service, and how many were started again since the start."""
+        """Numbers of engines in service and out of service, and of restarts since the start of the run."""
         serving = len(self._serving)
         found = {"inference/engines_in_service": float(serving), "inference/engines_lost": len(self._numbers) - serving}
         return found if self._restarts is None else found | {"inference/engine_restarts": self._restarts.succeeded}
 
     @property
     def states(self) -> list[EngineState]:
-        """The engines that are there or are being started, in order of numbers."""
+        """States of the engines that exist or are being started, in order of their numbers."""
         starts = self._restarts
         starting, ready = (starts.starting, starts.waiting) if starts is not None else ((), ())
         found = {number: EngineState(number=number, state="lost") for number in self._numbers}
@@ -149,7 +149,7 @@ class InferenceEngineClient:
 
     async def drain(self, number: int) -> None:
         """Take an engine out of service for good: it finishes its samples, and is closed. The others take all requests
-        from now on. An engine that is lost already is no longer counted.
+        from now on. An engine that is already lost is no longer counted.
         """
         self._numbers.discard(number)
         found = [each for each in self._serving if each.number == number]
@@ -165,13 +165,13 @@ class InferenceEngineClient:
         self._all = tuple(engine for engine in self._all if engine is not served.engine)
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """Draw all samples of a request from one engine: the one that drew the turn before or has the beginning of the
-        prompt cached, unless it is overloaded; else the one with the fewest samples for its limit.
+        """Draw all samples of a request from one engine: the one that drew the previous turn or has a prefix of the
+        prompt cached, unless it is overloaded; else the one with the fewest samples relative to its limit.
 
         An engine is given at most `max_num_seqs` samples at a time, and fewer while it reports that it queues them or
-        that its cache is full; the rest wait here, where any engine that becomes free can take them. When an engine is
-        lost, its requests, those paused inside it included, are drawn again elsewhere from the same keys, so that the
-        draws are the same. Raises the last engine's error when none is left.
+        that its cache is full; the rest wait here for any engine that becomes free. If an engine is lost, its requests,
+        including those paused inside it, are drawn again elsewhere from the same keys, so that the draws are the same.
+        Raises the last engine's error if none is left.
         """
         while True:
             served = await self._admission.admitted(request)
@@ -194,8 +194,8 @@ class InferenceEngineClient:
         await self._everywhere(lambda engine: engine.pause(self._in_flight))
 
     async def bereft(self) -> None:
-        """Returns when no engine is in service and one is there to take its place: it needs the weights now. Raises
-        what killed the last one if none will come.
+        """Returns when no engine is in service and a new one is ready, which needs the weights now. Raises the error
+        that killed the last engine if no new one will start.
         """
         await self._none_left.wait()
         await self._one_is_ready()
@@ -206,8 +206,8 @@ class InferenceEngineClient:
             raise self._last_loss
 
     async def admit_started(self) -> bool:
-        """Take engines that have started into service. Returns whether there were any. Where none serves, the first one
-        is waited for. Called while paused, before weights are loaded: they hold those that the run started from.
+        """Take engines that have started into service. Returns whether there were any. If none serves, waits for the
+        first one. Called while paused, before weights are loaded: new engines hold those that the run started from.
         """
         are_new = await self._admit_ready()
         while not self._serving:
@@ -235,11 +235,11 @@ class InferenceEngineClient:
     async def load_weights(
         self, incoming_sets: Sequence[IncomingWeights], version: int, abort: Callable[[str], None] | None = None
     ) -> None:
-        """Give each engine in service its set of weights, in the order of `in_service`. Where the engines meet to
-        receive them, `abort` ends the waiting of the others for one that died.
+        """Give each engine in service its set of weights, in the order of `in_service`. If the engines receive them as
+        a group, `abort` stops the others from waiting for one that died.
 
-        Where some engines take the weights, one that does not is lost. Where none does, the first error is raised, that
-        of a process that ended before all others, and every engine holds its old weights or refuses work.
+        If only some engines take the weights, the others are lost. If none does, raises the first error, preferably
+        that of a process that ended, and every engine holds its old weights or refuses work.
         """
         self._refuse_where_none_serves()
         serving = list(self._serving)
@@ -267,9 +267,9 @@ class InferenceEngineClient:
     async def inspect(self, look: Callable[[Sequence[InferenceEngine]], Awaitable[T]]) -> T:
         """Await `look` on the engines in service, which take its requests and no others; returns its result.
 
-        Called while paused, and leaves everything paused: what `look` raises comes before the first token, or, where
-        samples are in flight, before any of them is finished and handed over. If an engine is lost meanwhile, `look` is
-        repeated with the others.
+        Called while paused, and leaves everything paused: an error of `look` is raised before the first token is
+        sampled or, if samples are in flight, before any of them is finished and returned. If an engine is lost
+        meanwhile, `look` is repeated with the others.
         """
         while True:
             await self._everywhere(lambda engine: engine.resume())
@@ -282,10 +282,10 @@ class InferenceEngineClient:
             finally:
                 await self._everywhere(lambda engine: engine.pause(self._in_flight))
             if self.in_service == serving or not self._serving:
-                raise failed  # of something else, of one that lives, or of the last one
+                raise failed  # the error of another process, of an engine that still serves, or of the last one
 
     async def sleep(self) -> None:
-        """Every engine gives back what memory it can. Called while paused."""
+        """Let every engine free the memory that it can. Called while paused."""
 
         async def sleep(engine: InferenceEngine) -> None:
             if await engine.sleep():
@@ -294,11 +294,11 @@ class InferenceEngineClient:
         await self._everywhere(sleep)
 
     async def wake(self) -> None:
-        """Every engine takes its memory again."""
+        """Let every engine allocate its memory again."""
         await self._everywhere(lambda engine: engine.wake())
 
     async def close(self) -> None:
-        """Closes every engine, the lost ones too. Raises the first error of one that was in service."""
+        """Closes every engine, including lost ones. Raises the first error of one that was in service."""
         if self._restarts is not None:
             await self._restarts.close()
         await self._admission.stop_asking()
@@ -324,13 +324,13 @@ class InferenceEngineClient:
         return call
 
     def _refuse_where_none_serves(self) -> None:
-        """Raises what killed the last engine, where it died between two calls."""
+        """Raises the error that killed the last engine, if no engine is in service."""
         if not self._serving:
             assert self._last_loss is not None, "an engine was lost"
             raise self._last_loss
 
     async def _everywhere(self, call: Callable[[InferenceEngine], Awaitable[None]]) -> None:
-        """Waits for every engine in service. A dead one is lost; any other error is raised, the first there was."""
+        """Calls every engine in service and waits for all. A dead one is lost; of other errors the first is raised."""
         serving = list(self._serving)
         outcomes = await asyncio.gather(*(call(served.engine) for served in serving), return_exceptions=True)
         for served, outcome in zip(serving, outcomes, strict=True):
@@ -340,8 +340,8 @@ class InferenceEngineClient:
                 raise outcome
 
     def _lose(self, served: Served, cause: RunError) -> None:
-        """Take the engine out of service and report it once. Raises the cause if it was the last one and no other will
-        come.
+        """Take the engine out of service and log it once. Raises the cause if it was the last one and none can replace
+        it.
         """
         if served not in self._serving:
             return
@@ -363,7 +363,7 @@ class InferenceEngineClient:
 async def _outcomes(
     calls: Sequence[Coroutine[object, object, None]], abort: Callable[[str], None] | None
 ) -> list[BaseException | None]:
-    """The error of each call, or None. When a process ends, `abort` ends the other calls, which are awaited."""
+    """The error of each call, or None. If a process ends, `abort` ends the other calls, which are still awaited."""
     told = abort is None
 
     async def outcome(call: Coroutine[object, object, None]) -> None:

@@ -1,8 +1,8 @@
 """The rows in flight: jobs join, every step adds one token to each row, finished rows leave.
 
-Read `advance` first. Rows join and leave at any step (continuous batching). That changes no random number, and logits
-only by the rounding of a matrix product of another size. A step does no work per row in Python, except for rows with
-stop strings and those whose tokens are reported as they are drawn.
+Read `advance` first. Rows join and leave at any step (continuous batching). This changes no random number, and changes
+logits only by the rounding of matrix products of another size. A step does no work per row in Python, except for rows
+with stop strings and rows whose tokens are reported as they are drawn.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DecodeBatch:
         """Lets jobs leave and join, then decodes until one is done, or nothing is left, or `interrupted()`.
 
         Returns the jobs that are done; those that leave are forgotten. Raises `NonFiniteError` for logits that are not
-        finite, and whatever the model raises: the batch is then lost.
+        finite, and any error of the model; the batch must then be discarded.
         """
         if leaving:
             self._keep([place for place, row in enumerate(self.rows) if row.job not in leaving])
@@ -55,7 +55,7 @@ class DecodeBatch:
         return done
 
     def interrupt(self) -> None:
-        """Gives every row's tokens so far back to its job, and forgets the rows."""
+        """Returns every row's tokens so far to its job, and drops the rows."""
         for place, row in enumerate(self.rows):
             row.job.begun[row.index] = self._completion(place, eos=False, stopped=False)
         self._keep([])
@@ -85,7 +85,9 @@ class DecodeBatch:
         self._report(joined)
 
     def _remember_begun(self, joined: int) -> None:
-        """Restore what is known of the tokens of interrupted rows, which came back with the prompt."""
+        """Restore log-probabilities, versions and experts of the tokens that interrupted rows had drawn. The tokens
+        themselves were prefilled with the prompt.
+        """
         for place, row in enumerate(self.rows[joined:], start=joined):
             begun = row.job.begun.pop(row.index, None)
             if begun is not None:
@@ -99,7 +101,7 @@ class DecodeBatch:
                     )
 
     def _step(self) -> None:
-        """One more token for every row."""
+        """Decode one more token for every row."""
         self._reserve(0, before=0, ahead=0)
         logits = self._model.decode(self._cache, self._tensors.starts, ragged=self._ragged)
         self._cache.window.end += 1
@@ -107,7 +109,7 @@ class DecodeBatch:
         self._report(0)
 
     def _report(self, joined: int) -> None:
-        """Hand the newest token of the rows from `joined` on to those who asked for it."""
+        """Report the newest token of the rows from `joined` on to jobs with an `on_tokens` callback."""
         places = [place for place in self._reported if place >= joined]
         if not places:
             return
@@ -138,18 +140,20 @@ class DecodeBatch:
         cache.versions[joined : len(self.rows), 0, end] = self._weight_version
 
     def _penalised(self, logits: Tensor, joined: int, rows: RowTensors) -> Tensor:
-        """Repetition: of prompt and completion so far; frequency: of the completion alone."""
+        """Applies the repetition penalty, which counts prompt and completion so far, and the frequency penalty, which
+        counts the completion alone.
+        """
         begin, end = min(row.start for row in self.rows[joined:]), self._cache.window.end
         ids = self._cache.tokens[joined : len(self.rows), 0, begin:end]
         columns = torch.arange(begin, end, device=ids.device)
         seen = torch.where(
             columns >= rows.starts.unsqueeze(1), ids, ids[:, -1:]
-        )  # what is not its own repeats the newest
+        )  # columns before a row's start repeat its newest token
         logits = penalised(logits, seen, rows.settings.repetition_penalty)
         return less_frequent(logits, seen, columns >= rows.firsts.unsqueeze(1), rows.settings.frequency_penalty)
 
     def _retire(self) -> list[Job]:
-        """Turns finished rows into completions and drops them; returns the jobs that this finished."""
+        """Turns finished rows into completions and drops them; returns the jobs that are then done."""
         end = self._cache.window.end
         newest, logprobs = (stored[: len(self.rows), 0, end] for stored in (self._cache.tokens, self._cache.logprobs))
         finite, ended, stopped = (
@@ -208,7 +212,7 @@ class DecodeBatch:
         )
 
     def _routed_experts(self, place: int) -> RoutedExperts | None:
-        """Experts of all tokens of a row but the newest, where they are recorded."""
+        """Experts of all tokens of a row but the newest; None if they are not recorded."""
         cache, choices = self._cache, self._model.choices
         if choices is None or cache.experts is None:
             return None
@@ -232,8 +236,8 @@ class DecodeBatch:
         self._describe_rows(self._tensors.at(order))
 
     def _describe_rows(self, tensors: RowTensors | None = None) -> None:
-        """Recompute all that is derived from the list of rows; called whenever it, or a row's column, changed.
-        `tensors`: those of the rows, where they are known.
+        """Recompute everything that is derived from the list of rows; called whenever the list or a row's column
+        changes. `tensors` are the tensors of the rows, if they are known.
         """
         starts = {row.start for row in self.rows}
         self._tensors = tensors or RowTensors.of(self.rows, self._model.device, self._eos_ids)

@@ -21,9 +21,9 @@ _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 
 
 def sample_seed(key: SampleKey) -> int:
-    """A signed 64-bit number: BLAKE2b of the key's fields as a JSON list, which no two different keys share.
+    """Seed of a sample, a signed 64-bit number: BLAKE2b of the key's fields as a JSON list, which is unique to the key.
 
-    The occurrence is the last field, and left out where it is 0: seeds are those of versions that did not count it.
+    The occurrence is the last field, and omitted if it is 0, so that seeds equal those of versions without this field.
     """
     fields = attrs.astuple(key)
     text = json.dumps(fields if key.occurrence else fields[:-1], separators=(",", ":"))

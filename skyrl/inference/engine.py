@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class SampleKey:
-    """Names one sample of one run, so that its random numbers are its own.
+    """Identifies one sample of one run, so that it has its own random numbers.
 
-    The seed of a sample is a hash of these, never a position in a stream that other samples share: the same sample
-    draws the same numbers in any batch, on any number of engines, and after a resume.
+    The seed of a sample is a hash of these fields, never a position in a stream that other samples share: the same
+    sample draws the same numbers in any batch, on any number of engines, and after a resume.
     """
 
     run_seed: int
@@ -38,7 +38,8 @@ class SampleKey:
     """`train` or `eval`: an evaluation must not reuse the draws of training."""
 
     occurrence: int = 0
-    """How often its prompt came before in the same batch: the groups of a repeated prompt are different samples."""
+    """Number of earlier occurrences of the prompt in the same batch: groups of a repeated prompt are different samples.
+    """
 
 
 @frozen(kw_only=True)
@@ -46,64 +47,64 @@ class NewTokens:
     """Tokens that an engine has drawn for one sample of a request that is still being answered."""
 
     index: int
-    """Place of the sample in `GenerationRequest.keys`."""
+    """Index of the sample in `GenerationRequest.keys`."""
 
     start: int
-    """Number of tokens that the sample had before these."""
+    """Number of tokens of the sample before these."""
 
     token_ids: tuple[int, ...]
 
 
 @frozen(kw_only=True)
 class GenerationRequest:
-    """One prompt and the samples wanted of it: the prompt is prefilled once for all of them."""
+    """One prompt and the samples requested from it. The prompt is prefilled once for all of them."""
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     keys: tuple[SampleKey, ...]
-    """One for each sample wanted; their number is n."""
+    """One key for each requested sample; their number is n."""
 
     adapter: str | None = None
-    """Name of the adapter that the samples are drawn by; None: the policy's own weights. Only engines that were started
-    with adapters know any."""
+    """Name of the adapter that draws the samples; None for the policy's own weights. Only engines that were started
+    with adapters accept a name."""
 
     on_tokens: Callable[[NewTokens], None] | None = field(default=None, eq=False, repr=False)
-    """Called with tokens as they are drawn, in order for each sample, from any thread; it returns at once. When samples
-    are drawn again, by another engine or because an answer did not get through, `start` begins again at 0."""
+    """Called with tokens as they are drawn, in order for each sample, from any thread; it must return at once. If
+    samples are drawn again, by another engine or because an answer was lost, `start` begins at 0 again."""
 
 
 @frozen(kw_only=True)
 class Completion:
-    """One sample. `token_ids`, `weight_versions` and, where they are asked for, `logprobs` have the same length."""
+    """One sample. `token_ids`, `weight_versions` and, if requested, `logprobs` have the same length."""
 
     token_ids: tuple[int, ...]
-    """Sampled tokens; the last one is the end-of-sequence token when that is what ended it."""
+    """Sampled tokens; the last one is the end-of-sequence token if that ended the sample."""
 
     text: str
-    """`token_ids` decoded without special tokens; ends with the stop string if that is what ended it."""
+    """`token_ids` decoded without special tokens; ends with the stop string if that ended the sample."""
 
     logprobs: tuple[float, ...]
-    """Natural-log probability of each token under the distribution it was drawn from, before top-p, top-k and min-p cut
-    it. It is the tempered softmax that the learner scores with, unless penalties or `min_new_tokens` change the logits;
-    then it is the softmax of the changed ones, without the tokens that cannot be drawn. Empty where
+    """Natural-log probability of each token under the distribution from which it was drawn, before top-p, top-k and
+    min-p cut it. This is the tempered softmax with which the learner scores, unless penalties or `min_new_tokens`
+    change the logits; then it is the softmax of the changed ones, without the tokens that cannot be drawn. Empty if
     `SamplingParams.logprobs` is None."""
 
     weight_versions: tuple[int, ...]
     stop_reason: StopReason
     routed_experts: RoutedExperts | None = None
-    """Experts of the prompt's tokens and of all that were drawn but the last, which the engine did not compute. None
-    where it does not return them (`enable_return_routed_experts`), and for an answer without a token."""
+    """Experts of the prompt's tokens and of all drawn tokens but the last, which the engine did not compute. None if
+    the engine does not return them (`enable_return_routed_experts`), and for an answer without tokens."""
 
 
 @frozen(kw_only=True)
 class EngineLoad:
-    """How busy an engine says that it is, with the requests of everybody who uses it."""
+    """Load that an engine reports, including the requests of all its other users."""
 
     waiting: int
-    """Requests that it has taken and does not compute."""
+    """Number of requests that the engine has accepted and is not computing."""
 
     cache_use: float | None = None
-    """Share of its cache of keys and values that is in use, 0 to 1; None where it has none of fixed size."""
+    """Share of the key-value cache that is in use, 0 to 1; None if the engine has no cache of fixed size."""
 
 
 def temperature_of(sampling: SamplingParams) -> float:
@@ -112,14 +113,12 @@ def temperature_of(sampling: SamplingParams) -> float:
 
 
 def asked_logprobs(sampling: SamplingParams, logprobs: tuple[float, ...]) -> tuple[float, ...]:
-    """The log-probabilities that a completion carries: these, or none where none are asked for."""
+    """The log-probabilities of a completion: the given ones, or none if the request does not ask for them."""
     return () if sampling.logprobs is None else logprobs
 
 
 def longest_completion(sampling: SamplingParams, prompt_length: int, max_model_len: int) -> int:
-    """The longest possible completion in tokens; 0 where the prompt alone fills the model, or all that is allowed of
-    it.
-    """
+    """The longest possible completion in tokens; 0 if the prompt alone reaches `max_model_len` or `max_tokens`."""
     longest = max_model_len if sampling.max_tokens is None else min(max_model_len, sampling.max_tokens)
     return max(0, min(sampling.max_generate_length, longest - prompt_length))
 
@@ -132,8 +131,8 @@ def refuse_adapter(request: GenerationRequest) -> None:
 
 InFlight = Literal["finish", "recompute", "keep"]
 """Policy for samples in flight when an engine pauses. finish: they are completed first. recompute: they stop between
-two tokens and continue after `resume`, from keys and values computed anew by the weights of then. keep: they continue
-from the keys and values that they have, whatever weights computed those."""
+two tokens and continue after `resume`, from keys and values that are recomputed with the weights of that time. keep:
+they continue from their existing keys and values, whatever weights computed those."""
 
 
 class InferenceEngine(Protocol):
@@ -143,7 +142,7 @@ class InferenceEngine(Protocol):
         """One completion per key, in order of `request.keys`. Calls may run concurrently and are batched together."""
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
-        """Take no new work and return when nothing is running; see `InFlight` for what was."""
+        """Take no new work and return when nothing is running; see `InFlight` for running samples."""
 
     async def resume(self) -> None:
         """Take work again."""
@@ -153,22 +152,22 @@ class InferenceEngine(Protocol):
         `version`.
 
         Called while paused. Names are those of the Hugging Face state dict without tied duplicates. Raises
-        `WeightSyncError` when a name is missing, unknown, or has another shape, or when bytes were changed on the way.
-        The engine then keeps the old weights, or, if it had started to replace them, refuses all work from then on.
+        `WeightSyncError` if a name is missing or unknown, a shape differs, or bytes were changed in transit. The engine
+        then keeps the old weights or, if it had started to replace them, refuses all work from then on.
         """
 
     async def load(self) -> EngineLoad | None:
-        """How busy it is now; None where it does not tell."""
+        """Current load of the engine; None if it does not report its load."""
 
     async def sleep(self) -> bool:
-        """Give back what memory of the device can be had back. Called while paused. Are the weights gone with it?"""
+        """Free the device memory that can be freed. Called while paused. Returns whether the weights were discarded."""
 
     async def wake(self) -> None:
-        """Take the memory again. Weights that were given up come with the next `load_weights`."""
+        """Allocate the memory again. Discarded weights are restored by the next `load_weights`."""
 
     async def close(self) -> None:
-        """Finish what is running and refuse what comes later."""
+        """Finish running requests and refuse later ones."""
 
     @property
     def weight_version(self) -> int:
-        """Version of the weights it samples from."""
+        """Version of the weights that the engine samples from."""

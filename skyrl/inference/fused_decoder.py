@@ -1,13 +1,13 @@
-"""The forward pass of Llama, Qwen2 and Qwen3 over prepared weights, without a module call on the way.
+"""The forward pass of Llama, Qwen2 and Qwen3 over prepared weights, without module calls.
 
-Per layer: query, key and value come from one projection, the rotation turns queries and keys together, and what a
-token costs in Python is about a dozen calls. Prompts are computed back to back in one row of tokens, so that nothing
-is padded; only the last token of each goes through the end of the last layer and the head.
+Per layer, one projection computes query, key and value, one rotation turns queries and keys together, and a token needs
+about a dozen calls in Python. Prompts are computed back to back in one row of tokens, so that nothing is padded; only
+the last token of each goes through the end of the last layer and the head.
 
-`supports` names the models; for every other one `causal_lm.py` calls transformers.
+`supports` selects the models; for every other one `causal_lm.py` calls transformers.
 
-Shapes: T tokens of all sequences, H hidden size, D head size, V vocabulary. Rows that oneDNN computes are filled up
-with zeros to few numbers of rows (`projections.filled`); keys, values and logits are those of real tokens.
+Shapes: T tokens of all sequences, H hidden size, D head size, V vocabulary. For oneDNN, T is padded with zero rows to
+one of a few sizes (`projections.filled`); keys, values and logits are those of real tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONSTANT_ROTATIONS = ("default", "linear", "llama3", "yarn")
 
 @frozen(kw_only=True, eq=False)
 class Prefix:
-    """A prompt of P tokens, computed."""
+    """The keys, values and logits of a prompt of P tokens."""
 
     layers: Layers
 
@@ -44,7 +44,7 @@ class Prefix:
     """Logits after the last token of the prefix, (V,)."""
 
     experts: Tensor | None = None
-    """Experts of each token, (P, layers, K) int16, where they are recorded."""
+    """Experts of each token, (P, layers, K) int16; None if they are not recorded."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -64,13 +64,13 @@ class _Layer:
 
 @frozen(kw_only=True, eq=False)
 class _Span:
-    """Sequences of equal length that stand side by side: tokens [begin, begin + count * length)."""
+    """Adjacent sequences of equal length: tokens [begin, begin + count * length)."""
 
     begin: int
     count: int
     length: int
     past: Layers = ()
-    """Keys and values that a single sequence continues from."""
+    """Keys and values from which a single sequence continues."""
 
 
 class FusedDecoder:
@@ -81,9 +81,9 @@ class FusedDecoder:
 
     def __init__(self, model: PreTrainedModel, *, int8: bool = False, base: FusedDecoder | None = None) -> None:
         """With `int8`, the projections of the layers compute in eight bits, the head and attention in the model's type.
-        `base` computes with the same weights without low-rank updates: what it has prepared of them is used.
+        `base` computes with the same weights without low-rank updates; its prepared weights are shared.
 
-        Raises `ModelError` where that cannot be computed.
+        Raises `ModelError` if the device cannot compute `int8`.
         """
         if int8:
             refuse_without_kernels(model.device)
@@ -98,7 +98,7 @@ class FusedDecoder:
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
-        """Whether the model is one whose forward pass this is; subclasses may compute something else."""
+        """Whether this class computes the model's forward pass. Subclasses of the supported models may differ."""
         if type(model) not in _FAMILIES:
             return False
         config: Any = model.config
@@ -107,13 +107,13 @@ class FusedDecoder:
         return plain_layers and config.hidden_act == "silu" and rotary.rope_type in _CONSTANT_ROTATIONS
 
     def refresh(self) -> None:
-        """Gives back the prepared weights; the model's own are prepared again for the next token."""
+        """Frees the prepared weights; they are prepared again from the model's own for the next token."""
         self._layers = []
         self._head = None
 
     @torch.no_grad()
     def _prepare(self) -> Projection:
-        """Prepares the weights that the model has now, where it is now, unless they are; the head."""
+        """Prepares the model's current weights on its current device, unless that is done. Returns the head."""
         with self._preparing:
             if self._head is None:
                 inner, head = self._model.model, None if self._base is None else self._base._prepare()
@@ -125,9 +125,10 @@ class FusedDecoder:
             return self._head
 
     def prefill(self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None]) -> Iterator[Prefix]:
-        """Each prompt as if it were alone, in order, in one forward pass; neighbours of equal length share a kernel.
+        """Computes prompts independently of each other, in order, in one forward pass; adjacent ones of equal length
+        share a kernel.
 
-        `kept` are beginnings of the prompts that are computed already.
+        `kept` are prefixes of the prompts that are already computed.
         """
         self._prepare()
         device, pasts = self._norm.device, [0 if each is None else len(each.ids) for each in kept]
@@ -147,7 +148,7 @@ class FusedDecoder:
     def decode(self, cache: RowCache, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """Logits (R, V) after one more token per row, whose keys and values are added in column `end` of the cache.
 
-        Shapes: `ids` (R, 1), `positions` (R,), `mask` (R, 1, 1, L) bool, or None where every column belongs to every
+        Shapes: `ids` (R, 1), `positions` (R,), `mask` (R, 1, 1, L) bool, or None if every column belongs to every
         row.
         """
         self._prepare()
@@ -188,7 +189,7 @@ class FusedDecoder:
         return turned[:, : self._heads], turned[:, self._heads :], values
 
     def _rest(self, layer: _Layer, mixed: Tensor, x: Tensor) -> Tensor:
-        """What follows attention in a layer. Shapes: (T, heads * D), (T, H) -> (T, H)."""
+        """The part of a layer after attention. Shapes: (T, heads * D), (T, H) -> (T, H)."""
         x = layer.output.plus(mixed, x)
         return layer.down.plus(layer.gate_up(rms_norm(x, x.shape[-1:], layer.feed_forward_norm, self._epsilon)), x)
 
@@ -196,7 +197,7 @@ class FusedDecoder:
         return self._prepare()(rms_norm(x, x.shape[-1:], self._norm, self._epsilon))
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines, and sines with the sign of their half, (T, 1, D), filled (RoFormer, arXiv:2104.09864, eq. 34)."""
+        """Cosines, and sines with the sign of their half, (T, 1, D), padded (RoFormer, arXiv:2104.09864, eq. 34)."""
         angles = positions.unsqueeze(1) * self._rotary.inv_freq
         cosine, sine = angles.cos() * self._rotary.attention_scaling, angles.sin() * self._rotary.attention_scaling
         both = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
@@ -231,7 +232,7 @@ class FusedDecoder:
 
 
 def _spans(lengths: Sequence[int], kept: Sequence[Kept | None]) -> Iterator[_Span]:
-    """Neighbours of equal length together; a sequence that continues another one stands alone."""
+    """Groups adjacent sequences of equal length; a sequence that continues a kept prefix has its own span."""
     begin, waiting = 0, 0
     for place, (length, past) in enumerate(zip(lengths, kept, strict=True)):
         waiting += 1
@@ -243,7 +244,7 @@ def _spans(lengths: Sequence[int], kept: Sequence[Kept | None]) -> Iterator[_Spa
 
 
 def _continued(past: Layers, new: Layers) -> Layers:
-    """Keys and values of P and S tokens as those of P + S tokens."""
+    """Keys and values of P tokens, concatenated with those of the S tokens that follow."""
     return tuple(
         (torch.cat((first[0], second[0]), 1), torch.cat((first[1], second[1]), 1))
         for first, second in zip(past, new, strict=True)
@@ -264,9 +265,9 @@ def _attended(span: _Span, layer: int, queries: Tensor, keys: Tensor, values: Te
 
 
 def _after(past: tuple[Tensor, Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention of one sequence of S tokens behind P others: (1, heads, S, D) -> the same shape.
+    """Causal attention of one sequence of S tokens that follow P others: (1, heads, S, D) -> the same shape.
 
-    The query heads that share a key head stand one behind the other, as positions of one head.
+    The query heads that share a key head are concatenated, as positions of one head.
     """
     keys, values = (torch.cat((old, new[0]), 1)[None] for old, new in zip(past, (key, value), strict=True))
     _, heads, length, width = query.shape

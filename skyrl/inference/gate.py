@@ -1,4 +1,4 @@
-"""A gate that work passes: shut it, and know when nothing is inside any more."""
+"""A gate for work: it can be shut, and reports when no work is inside any more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Gate:
-    """Lets work in while it is open, and knows how much is inside. Used on one event loop."""
+    """Lets work in while it is open, and counts the work inside. Used on one event loop."""
 
     def __init__(self) -> None:
         self._inside = 0
@@ -25,11 +25,11 @@ class Gate:
             self._empty.set()
 
     async def shut(self, *, keep: bool = False) -> None:
-        """Admit no one from now on; return when no one is inside or, with `keep`, at once."""
+        """Admit no more work; return when no work is inside or, with `keep`, at once."""
         self._opened.clear()
         if not keep:
             await self._empty.wait()
 
     def open(self) -> None:
-        """Lets everybody in."""
+        """Admit waiting and later work."""
         self._opened.set()

@@ -3,11 +3,11 @@
     connection = Connection("https://10.0.0.5:8000", token="...", most=256)
     answer = await connection.post("/pause", query={"mode": "wait"}, seconds=60)
 
-A request that fails on its way, or that the server cannot take now (429, 502, 503, 504), is sent again: after a random
-part of 0.1 s, then of twice as long each time, at most 5 s ("full jitter", Brooker 2015), until its deadline. Redirects
-are not followed, and proxies of the environment are not used: only the configured address is asked, and only it sees
-the token. An answer that is streamed (server-sent events) is heard event by event; one that breaks off is asked for
-again, and heard from its beginning.
+A request that fails in transit, or that the server cannot take now (429, 502, 503, 504), is retried until its deadline
+or its last attempt. The pauses are random parts of 0.1 s, then of twice as long each time, up to 5 s ("full jitter",
+Brooker 2015). Redirects are not followed, and proxies of the environment are not used: requests go only to the
+configured address, and only it sees the token. A streamed answer (server-sent events) is passed on event by event; a
+stream that breaks off is requested again, from its beginning.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ import httpx
 from skyrl.errors import ProcessError, ServerRefusal
 
 CONNECT_SECONDS = 10.0
-"""Time for one connection to be made."""
+"""Time limit for opening a connection, in seconds."""
 
 BODY_SECONDS = 60.0
-"""Time for the body of an answer to come, after its head."""
+"""Time limit for the body of an answer, after its head, in seconds."""
 
 LONGEST_ANSWER = 64 << 20
-"""Bytes that are read of an answer."""
+"""Largest answer that is read, in bytes."""
 
 ATTEMPTS = 6
-"""Times that one request is sent, at most."""
+"""Largest number of attempts for one request."""
 
 MOST_ATTEMPTS = 10**6
-"""Attempts of a request that its deadline alone ends."""
+"""Number of attempts for a request that only its deadline ends."""
 
 _REMEDY = "If it is not starting, start it, or correct generator.inference_engine.external_server_urls"
 
 Listener = Callable[[object], None]
-"""Takes the events of one streamed answer, each decoded from JSON."""
+"""Callback for the events of one streamed answer, each decoded from JSON."""
 
 _BUSY = frozenset({429, 502, 503, 504})
-"""Statuses of a server that may take the same request later."""
+"""Status codes of a server that may accept the same request later."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
@@ -67,8 +67,8 @@ class Connection:
     """Requests to one server. Used on one event loop."""
 
     def __init__(self, url: str, *, token: str | None = None, most: int = 64, starting: bool = False) -> None:
-        """`url` has no path; `token` is sent as a bearer token; `most` connections are open at once. `starting`:
-        whoever made this has just started the server.
+        """`url` has no path; `token` is sent as a bearer token; at most `most` connections are open at once. `starting`
+        means that the caller has just started the server.
         """
         self.url = url.rstrip("/")
         self._token, self._most = token, most
@@ -76,12 +76,12 @@ class Connection:
         self._was_told, self._remedy = starting, "" if starting else f". {_REMEDY}"
 
     async def get(self, path: str, *, seconds: float, attempts: int = ATTEMPTS) -> object:
-        """The answer to GET. Raises as `post`."""
+        """The answer to a GET request. Raises as `post`."""
         return await self._ask(path, seconds, attempts, partial(self._once, "GET", path, None, {}, {}))
 
     async def first(self, path: str, *, seconds: float) -> object:
-        """The answer to the first GET, which a server that is starting gives later: why it is waited for is logged
-        once. Raises as `post`.
+        """The answer to the first GET request, which may have to wait until the server has started; the reason for
+        waiting is logged once. Raises as `post`.
         """
         once = partial(self._once, "GET", path, None, {}, {})
 
@@ -113,11 +113,10 @@ class Connection:
         attempts: int = ATTEMPTS,
         headers: Mapping[str, str] | None = None,
     ) -> object:
-        """The answer to a JSON object, within `seconds` for all attempts together: JSON, or text where the server does
-        not call it that; None where it has no body.
+        """The answer to a POST request with a JSON body, within `seconds` for all attempts together: decoded JSON, text
+        if the server does not declare it as JSON, or None if it has no body.
 
-        Raises `ServerRefusal` for a request that the server does not take, `ProcessError` where no answer that is JSON
-        came in time.
+        Raises `ServerRefusal` if the server refuses the request, `ProcessError` if no valid answer arrives in time.
         """
         return await self._ask(
             path, seconds, attempts, partial(self._once, "POST", path, body or {}, query or {}, headers or {})
@@ -132,16 +131,16 @@ class Connection:
         begin: Callable[[], Listener],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Pass the events of a streamed answer to a listener as they come; returns at its end (`[DONE]`). An answer
-        that comes in one piece is one event.
+        """Pass the events of a streamed answer to a listener as they arrive; returns at its end (`[DONE]`). An answer
+        that is not streamed is one event.
 
-        `begin` makes the listener of each attempt. `seconds` are those of the whole stream. Raises as `post`, and what
-        a listener raises.
+        `begin` creates the listener of each attempt. `seconds` limits the whole stream. Raises as `post`, and any error
+        of a listener.
         """
         await self._ask(path, seconds, ATTEMPTS, partial(self._events, path, body, headers or {}, begin))
 
     async def close(self) -> None:
-        """Closes every connection; what is under way fails."""
+        """Closes every connection; requests in progress fail."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -170,7 +169,7 @@ class Connection:
         query: Mapping[str, str],
         headers: Mapping[str, str],
     ) -> AsyncIterator[httpx.Response]:
-        """The head of an answer; what breaks on the way is a failure."""
+        """The head of an answer. Transport errors are raised as `_Failure`."""
         try:
             async with self._open().stream(
                 method, self.url + path, json=body, params=dict(query) or None, headers=dict(headers)
@@ -235,7 +234,7 @@ class Connection:
         if not content:
             return None
         if "json" not in response.headers.get("content-type", ""):
-            return content.decode("utf-8", "replace")  # a word for people; what wants more finds that it is none
+            return content.decode("utf-8", "replace")  # text for people; a caller that expects JSON checks the type
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:

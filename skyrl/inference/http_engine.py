@@ -1,10 +1,11 @@
-"""An `InferenceEngine` over a server that runs already, elsewhere, and that others may use as well.
+"""An `InferenceEngine` over a server that already runs elsewhere, and that others may use as well.
 
     GenerationRequest --> one HTTP request per sample --Dialect--> Drawn --checked--> Completion
 
-A server is believed in nothing: its answers are compared with what was asked, each token's weights with those that it
-was given, and its log-probabilities, by the canary, with the learner's. An answer that does not fit is asked for again,
-from the same seed; a server that keeps giving such answers, or none, leaves service with `ProcessError`.
+The server is not trusted: its answers are compared with the requests, the weight version of each token with the
+versions that it was given, and its log-probabilities, by the canary, with the learner's. An answer that does not match
+its request is requested again with the same seed; a server that keeps giving such answers, or none, leaves service with
+`ProcessError`.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from skyrl.tree import FrozenDict
 T = TypeVar("T")
 
 ATTEMPTS = 3
-"""Times that a sample is asked for while the answers do not fit."""
+"""Largest number of requests for one sample, while the answers do not match."""
 
 _log = logging.getLogger(__name__)
 
 
 @frozen(eq=False)
 class _Flight:
-    """A sample that a server is drawing, and the versions of the weights that it may be drawn by."""
+    """A sample that a server is drawing, and the versions of the weights that may draw it."""
 
     versions: set[int]
 
 
 class HttpEngine:
-    """An `InferenceEngine` over one server. Its calls belong to one event loop.
+    """An `InferenceEngine` over one server. All calls must be made on one event loop.
 
     Example: `HttpEngine(VLLMServer(connection, connection, ServerDeadlines()), model_path="Qwen/Qwen3-0.6B")`
     """
@@ -71,10 +72,10 @@ class HttpEngine:
         takes_weights: bool = True,
         served_model_name: str | None = None,
     ) -> None:
-        """`heartbeat`: seconds of silence, while samples are drawn, after which the server counts as hung. Without
-        `takes_weights` the server's own are sampled from, and stay: those of a model that it calls `model_path` or
-        `served_model_name`. `max_model_len` is in tokens; None is what the
-        model was made for, or what the server reports.
+        """`heartbeat` is the number of seconds of silence, while samples are drawn, after which the server counts as
+        hung. Without `takes_weights`, the server keeps its own weights, of a model that it calls `model_path` or
+        `served_model_name`. `max_model_len` is in tokens; None is the length that the model supports. A smaller limit
+        that the server reports takes precedence.
         """
         facts = model_facts(model_path, overrides=overrides)
         self._vocabulary, self._max_model_len = facts.vocabulary, max_model_len or facts.positions
@@ -91,13 +92,13 @@ class HttpEngine:
 
     @property
     def weight_version(self) -> int:
-        """0 until weights are loaded."""
+        """Version of the weights that the engine samples from; 0 until weights are loaded."""
         return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
 
-        Raises `ProcessError` when the server is silent, gone, or answers with what was not asked for.
+        Raises `ProcessError` if the server is silent, gone, or keeps giving answers that do not match the request.
         """
         refuse_adapter(request)
         self._refuse_if_out_of_service()
@@ -135,8 +136,8 @@ class HttpEngine:
     async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
         """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
 
-        Names and shapes are compared before the server hears of them, and so is the version that it held until now:
-        somebody else may have given it weights.
+        Names, shapes and the version that the server holds are checked before anything is sent: another client may have
+        given it weights.
         """
         if not self._paused:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
@@ -164,22 +165,22 @@ class HttpEngine:
         _log.info("weights of version %d at %s", version, self._server.url)
 
     async def load(self) -> EngineLoad | None:
-        """The load according to the server's metrics; None where it shows none, or cannot be asked now."""
+        """The load according to the server's metrics; None if it reports none, or cannot be reached now."""
         try:
             return await self._server.load()
         except (BadAnswer, ProcessError, UserError):
             return None  # a server that failed is noticed by the requests that it has
 
     async def sleep(self) -> bool:
-        """Gives back the memory of the server's GPU."""
+        """Frees memory of the server's GPU. Returns whether the weights were discarded."""
         return await self._server.sleep()
 
     async def wake(self) -> None:
-        """Takes the memory again."""
+        """Allocates the memory again."""
         await self._server.wake()
 
     async def close(self) -> None:
-        """Finishes what is running and refuses what waits or comes later. The server runs on."""
+        """Finishes running requests, and refuses waiting and later ones. The server keeps running."""
         if self._closed:
             return
         self._closed = True
@@ -189,7 +190,7 @@ class HttpEngine:
         except (ProcessError, UserError) as error:
             _log.warning("an inference server was left paused: %s", error)
         finally:
-            self._gate.open()  # whoever waits is told so
+            self._gate.open()  # waiting requests are refused
             await self._gate.shut()
             await self._server.close()
 
@@ -233,7 +234,7 @@ class HttpEngine:
             self._flights.discard(flight)
 
     async def _fitting(self, asked: Asked, session: str) -> Completion:
-        """The sample. Raises `ProcessError` where no attempt gave one that fits."""
+        """Draws the sample. Raises `ProcessError` if no attempt gives an answer that matches the request."""
         reason = ""
         for _ in range(ATTEMPTS):
             try:

@@ -1,10 +1,10 @@
-"""New weights on their way to an engine, as the process that holds the engine's model sees them.
+"""New weights for an engine, as seen by the process that holds the engine's model.
 
     learner --weight_sync--> IncomingWeights --> engine.load_weights(incoming, version)
 
 There is one kind of `IncomingWeights` for each transport. An engine reads `weights` first and refuses a set that
-does not fit before it changes anything; then it opens the set where its model lives, and takes tensor after tensor.
-Bytes are compared with the digest that was sent along before the engine sees them.
+does not fit before it changes anything; then it opens the set where its model lives, and receives tensor after tensor.
+Bytes are compared with the digest that was sent with them before the engine sees them.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class IncomingWeights(Protocol):
 
     @property
     def weights(self) -> Sequence[WeightInfo]:
-        """All that will come, in order."""
+        """Descriptions of all weights that will arrive, in order."""
 
     def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
         """Name and value of each weight, with its whole shape, as it is received, on the CPU or on the device that the
         transport delivers to.
 
-        A tensor is only valid until the next one is asked for. The iterator raises `WeightSyncError` for bytes that
-        differ from those sent, for a missing weight, and when the sender is gone.
+        A tensor is only valid until the next one is requested. The iterator raises `WeightSyncError` for bytes that
+        differ from those sent, for a missing weight, and if the sender is gone.
         """
 
 
 @attrs.frozen
 class Shared:
-    """Weights of this very process: nothing travels."""
+    """Weights in the memory of this process: nothing is sent."""
 
     tensors: tuple[tuple[str, Tensor], ...]
 
@@ -92,7 +92,7 @@ class Folder:
 
 
 DeltaFiles = Mapping[str, Mapping[str, str]]
-"""File name -> the weights that are current in it -> their digests. A weight is current in one file."""
+"""File name -> name of each weight that is current in it -> its digest. A weight is current in exactly one file."""
 
 _HELD: dict[str, dict[str, tuple[str, Tensor]]] = {}
 """Folder -> weight -> digest and value, as this process last received it: the base that a delta is applied to."""
@@ -102,8 +102,8 @@ _HELD: dict[str, dict[str, tuple[str, Tensor]]] = {}
 class Delta:
     """Weights in files of a shared folder, or of an object store, to which each version adds those that changed.
 
-    A weight whose digest is that of the version which this process holds is taken from memory, any other one is read:
-    a process that holds another base, or none, reads all of them.
+    A weight that this process holds with the same digest is taken from memory; any other one is read. A process that
+    holds no base reads all of them.
     """
 
     path: str = field(validator=instance_of(str))
@@ -120,7 +120,7 @@ class Delta:
         for file, digests in self.files.items():
             wanted: dict[str, str] = {}
             for name, digest in digests.items():
-                found = held.pop(name, None)  # what turns out to be damaged is not held any longer
+                found = held.pop(name, None)  # held again after it was verified
                 if found is None or found[0] != digest:
                     wanted[name] = digest
                     continue
@@ -172,10 +172,10 @@ class Broadcast:
 
 @frozen(kw_only=True)
 class Native:
-    """Weights that vLLM's own weight-transfer engines take, from GPU to GPU; `vllm_native.py` receives them."""
+    """Weights that vLLM's own transfer engines send from GPU to GPU; `vllm_native.py` receives them."""
 
     group: TransferGroup
-    """The group in which learner and workers agree on what comes next, with the rank of this engine's first worker."""
+    """The transfer group in which the learner announces each step, with the rank of this engine's first worker."""
 
     backend: str = field(validator=instance_of(str))
     """`nccl`, `ipc`, or another name that is registered with vLLM's `WeightTransferEngineFactory`."""
@@ -191,15 +191,16 @@ class Native:
 
 @frozen(kw_only=True)
 class UpdateGroup:
-    """Weights that the workers of a server of SGLang take from a group which the learner leads; `sglang_server.py` asks
-    them to.
+    """Weights that the workers of an SGLang server receive from a process group that the learner leads;
+    `sglang_server.py` sends the requests.
     """
 
     group: TransferGroup
-    """The group in which the learner says what comes next, with the rank of whoever asks this server."""
+    """The transfer group in which the learner announces each step, with the rank of the process that sends requests to
+    this server."""
 
     workers: int
-    """Processes of the server that take weights."""
+    """Number of the server's processes that receive weights."""
 
     weights: tuple[WeightInfo, ...]
 
@@ -214,7 +215,7 @@ _KINDS: dict[str, type[RemoteWeights]] = {"folder": Folder, "delta": Delta, "bro
 
 
 def as_plain(incoming: RemoteWeights) -> dict[str, Any]:
-    """The set as JSON-able data, for a wire that must not carry pickles; `from_plain` rebuilds it."""
+    """The set as JSON-compatible data, for connections that must not carry pickles; `from_plain` rebuilds it."""
     (kind,) = [name for name, kind_class in _KINDS.items() if isinstance(incoming, kind_class)]
     return {"kind": kind, **attrs.asdict(incoming)}
 
@@ -236,21 +237,21 @@ def from_plain(plain: Mapping[str, Any]) -> RemoteWeights:
 
 
 def _file_name(name: object) -> str:
-    """The name of a file as it came. Raises `ValueError` for one that leaves the folder."""
+    """Validates the received name of a file. Raises `ValueError` for one that leaves the folder."""
     if not isinstance(name, str) or not name or Path(name).name != name:
         raise ValueError(f"no name of a file: {name!r}")
     return name
 
 
 def _texts(digests: Mapping[str, object]) -> dict[str, str]:
-    """Digests by name as they came. Raises `ValueError` for anything but texts."""
+    """Validates received digests by name. Raises `ValueError` unless all of them are strings."""
     if not all(isinstance(each, str) for pair in digests.items() for each in pair):
         raise ValueError("digests of weights are texts")
     return {name: str(each) for name, each in digests.items()}
 
 
 def _info(name: object, shape: Sequence[object], dtype: object) -> WeightInfo:
-    """The description of a weight as it came. Raises `TypeError` or `ValueError`."""
+    """Validates the received description of a weight. Raises `TypeError` or `ValueError`."""
     sizes = tuple(size for size in shape if type(size) is int and size >= 0)
     if not isinstance(name, str) or len(sizes) != len(shape):
         raise ValueError(f"no name and shape: {name!r}, {shape!r}")
@@ -260,7 +261,7 @@ def _info(name: object, shape: Sequence[object], dtype: object) -> WeightInfo:
 
 
 def _digests(message: bytes) -> dict[str, str]:
-    """Digests by name of the weights that come next, as a sender writes them. Raises `WeightSyncError`."""
+    """Decodes a sender's message with the digests, by name, of the weights that follow. Raises `WeightSyncError`."""
     try:
         digests = json.loads(message)
     except (ValueError, RecursionError) as error:
@@ -271,7 +272,7 @@ def _digests(message: bytes) -> dict[str, str]:
 
 
 def for_worker(incoming: IncomingWeights, worker: int) -> IncomingWeights:
-    """The set as the n-th worker of an engine opens it: every member of a group has a rank of its own."""
+    """The set as worker number `worker` of an engine opens it: every member of a group has its own rank."""
     if isinstance(incoming, Broadcast | Native):
         return attrs.evolve(incoming, group=incoming.group.moved(worker))
     return incoming
@@ -283,13 +284,13 @@ def weight_info(name: str, tensor: Tensor) -> WeightInfo:
 
 
 def digest(tensor: Tensor) -> str:
-    """xxh3-128 of the bytes of a tensor of any shape: finds what was changed by accident, not by an attacker."""
+    """xxh3-128 of the bytes of a tensor of any shape. It detects accidental changes, not attacks."""
     return xxhash.xxh3_128_hexdigest(as_bytes(tensor).numpy().data)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a tensor of any shape as flat uint8, (bytes,), on the CPU; a copy only where it is elsewhere or has
-    gaps.
+    """The bytes of a tensor of any shape as flat uint8, (bytes,), on the CPU; a copy only if the tensor is on another
+    device or not contiguous.
     """
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
 
@@ -297,9 +298,10 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def verified(
     arriving: Iterator[tuple[str, Tensor, str]], announced: Sequence[WeightInfo]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor, of any shape, of each (name, tensor, digest as sent), once it is what was announced and sent.
+    """Name and tensor, of any shape, of each arriving (name, tensor, digest as sent), after it was compared with its
+    announcement and its digest.
 
-    Raises `WeightSyncError`, also at the end if something did not come.
+    Raises `WeightSyncError`, also at the end if a weight did not arrive.
     """
     missing = {info.name: info for info in announced}
     for name, tensor, sent in arriving:

@@ -1,8 +1,8 @@
 """Keys and values of finished sequences, from which later prompts continue: the next turn of a conversation computes
-what is new in it, and prompts with a common beginning compute that once.
+only its new tokens, and prompts with a common prefix compute it once.
 
-Sequences are found by their tokens, in blocks; the least recently used are dropped where the memory is spent. All of
-them belong to one version of the weights: `clear` comes with the next.
+Sequences are found by their tokens, in blocks; the least recently used are dropped when the memory limit is exceeded.
+All of them belong to one version of the weights: `clear` is called with the next.
 """
 
 from __future__ import annotations
@@ -17,54 +17,55 @@ Layers = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values per layer, (kv_heads, P, head_dim) each, of P tokens."""
 
 MOST_BYTES = 1 << 30
-"""Memory of the device that is spent on kept keys and values."""
+"""Default limit of the device memory for kept keys and values, in bytes."""
 
 _BLOCK = 8
-"""Tokens of a block; shorter common beginnings are not looked for."""
+"""Number of tokens in a block; shorter common prefixes are not found."""
 
 Ids = tuple[int, ...]
 
 
 @frozen(kw_only=True, eq=False)
 class Kept:
-    """A sequence of P tokens, computed."""
+    """A sequence of P tokens with its keys and values."""
 
     ids: Ids
     layers: Layers
 
     @property
     def size(self) -> int:
-        """Bytes of all keys and values."""
+        """Size of all keys and values in bytes."""
         return sum(tensor.nbytes for layer in self.layers for tensor in layer)
 
     def shortened(self, length: int) -> Kept:
-        """Its first tokens; the memory stays that of the whole."""
+        """The first `length` tokens of the sequence. They are views: the memory of the whole stays in use."""
         layers = tuple((keys[:, :length], values[:, :length]) for keys, values in self.layers)
         return Kept(ids=self.ids[:length], layers=layers)
 
 
 @define(eq=False)
 class KeptPrefixes:
-    """Sequences by their beginnings. One thread at a time may use it."""
+    """Kept sequences, found by their prefixes. Only one thread at a time may use it."""
 
     most_bytes: int = MOST_BYTES
-    """Bound of the memory of all keys and values, in bytes; 0 keeps nothing."""
+    """Limit of the memory of all keys and values, in bytes; 0 keeps nothing."""
 
     keeps_answers: bool = True
-    """Whether finished sequences are kept, for the next turn of their conversations. Common beginnings always are."""
+    """Whether finished sequences are kept, for the next turn of their conversations. Common prefixes are always kept.
+    """
 
     reused: int = 0
-    """Tokens of prompts that did not have to be computed, since `clear`."""
+    """Number of prompt tokens that did not have to be computed since `clear`."""
 
     size: int = field(default=0, init=False)
-    """Bytes that are kept now."""
+    """Current size of all keys and values, in bytes."""
 
     _sequences: OrderedDict[Ids, Kept] = field(factory=OrderedDict, init=False)
     _blocks: dict[int, Ids] = field(factory=dict, init=False)
-    """The newest sequence that begins with blocks of this hash."""
+    """Hash of leading blocks -> the newest sequence that begins with them."""
 
     def find(self, prompt: Sequence[int]) -> Kept | None:
-        """The longest kept beginning of the prompt, its last token left out: its logits have to be computed."""
+        """The longest kept prefix of the prompt, without the prompt's last token, whose logits must be computed."""
         ids = tuple(prompt[:-1])
         for block in reversed(list(_hashes(ids))):
             kept = self._sequences.get(self._blocks.get(block, ()))
@@ -75,7 +76,7 @@ class KeptPrefixes:
         return None
 
     def keep(self, ids: Ids, layers: Layers) -> None:
-        """Keeps a copy of a sequence; the least recently used are dropped where the memory is spent."""
+        """Keeps a copy of a sequence. The least recently used ones are dropped if the memory limit is exceeded."""
         size = sum(tensor.nbytes for layer in layers for tensor in layer)
         if len(ids) < _BLOCK or size > self.most_bytes or ids in self._sequences:
             return
@@ -87,13 +88,13 @@ class KeptPrefixes:
             self._drop_oldest()
 
     def clear(self) -> None:
-        """Drops everything: the weights are others now, or the memory is needed."""
+        """Drops everything, because the weights have changed or the memory is needed."""
         self._sequences.clear()
         self._blocks.clear()
         self.size = self.reused = 0
 
     def summary(self) -> str:
-        """Memory that is used and tokens that were not computed again, in words for a log."""
+        """Memory in use and number of reused tokens, as text for a log."""
         return f"{self.size / 1e6:.0f} MB of keys and values were kept, {self.reused} prompt tokens not computed again"
 
     def _drop_oldest(self) -> None:
@@ -105,7 +106,7 @@ class KeptPrefixes:
 
 
 def _hashes(ids: Ids) -> Iterator[int]:
-    """Hashes of the beginnings that end with a block, the shortest first."""
+    """Hashes of the prefixes that end with a block, the shortest first."""
     value = 0
     for end in range(_BLOCK, len(ids) + 1, _BLOCK):
         value = hash((value, ids[end - _BLOCK : end]))
@@ -113,7 +114,7 @@ def _hashes(ids: Ids) -> Iterator[int]:
 
 
 def common_length(one: Ids, other: Ids) -> int:
-    """How many first tokens are the same."""
+    """Number of leading tokens that both sequences have in common."""
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:
         return shorter

@@ -7,7 +7,7 @@ Every row ends at the same column, however long it is, so that a new token is on
     row 1   p p p p p p p s s | s      s  sampled       column `end`: not yet in keys and values
     row 2   . . . . p p s s s | s      .  unused, masked
 
-Storage is larger than what is live and grows by doubling. A row that finished is overwritten by the last live one: the
+Storage is larger than its live part and grows by doubling. A finished row is overwritten by the last live one: the
 batch shrinks by copying single rows, never the whole cache.
 """
 
@@ -44,7 +44,7 @@ class RowLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Does nothing: the storage came with the first prompt. Shapes: both (rows, kv_heads, 1, head_dim)."""
+        """Does nothing: the first prompt allocates the storage. Shapes: both (rows, kv_heads, 1, head_dim)."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add keys and values of the new token, (rows, kv_heads, 1, head_dim) each, and return those of all live
@@ -70,17 +70,17 @@ class RowCache(Cache):
 
     def __init__(self, device: torch.device | str) -> None:
         self._layers: list[RowLayer] = []
-        super().__init__(layers=cast(Any, self._layers))  # the same list: what is added here, transformers sees
+        super().__init__(layers=cast(Any, self._layers))  # the same list, so that transformers sees what is added
         self.window = Window()
         self.tokens = torch.zeros((0, 1, 0), dtype=torch.int64, device=device)
         """(row capacity, 1, column capacity): prompt and sampled ids."""
         self.logprobs = torch.zeros((0, 1, 0), dtype=torch.float32, device=device)
-        """Same shape: log-probabilities of the sampled ids."""
+        """Log-probabilities of the sampled ids, in the shape of `tokens`."""
         self.versions = torch.zeros((0, 1, 0), dtype=torch.int64, device=device)
-        """Same shape: versions of the weights that sampled them."""
+        """Versions of the weights that sampled the ids, in the shape of `tokens`."""
         self.experts: Tensor | None = None
-        """(row capacity, 1, column capacity, layers, K) int16: experts of the tokens that were computed, where they are
-        recorded."""
+        """(row capacity, 1, column capacity, layers, K) int16: experts of the tokens that were computed; None if they
+        are not recorded."""
 
     @property
     def row_layers(self) -> Sequence[RowLayer]:
@@ -91,8 +91,8 @@ class RowCache(Cache):
         """Reserve storage for `rows` more rows, for `before` columns left of `end`, and for the next token of every
         row.
 
-        `ahead` is an upper bound of the columns needed from `end` on: storage never grows beyond them. Returns by how
-        much the live columns moved to the right (to the left where negative).
+        `ahead` is an upper bound of the columns needed from `end` on: storage never grows beyond them. Returns the
+        number of columns by which live columns moved to the right (to the left if negative).
         """
         window, (row_room, _, column_room) = self.window, self.tokens.shape
         needed = window.rows + rows
@@ -117,7 +117,7 @@ class RowCache(Cache):
         copies: int,
         experts: Tensor | None = None,
     ) -> int:
-        """Appends `copies` rows that hold the same prompt, in space reserved before; returns their first column.
+        """Appends `copies` rows that hold the same prompt, in reserved space; returns their first column.
 
         `layers`: keys and values of the prompt, (kv_heads, len(ids), head_dim) each; `experts` (len(ids), layers, K).
         """
@@ -137,13 +137,13 @@ class RowCache(Cache):
         return columns.start
 
     def computed(self, row: int, start: int) -> tuple[tuple[int, ...], tuple[tuple[Tensor, Tensor], ...]]:
-        """Tokens of a row whose keys and values are there, and those, (kv_heads, tokens, head_dim) each; views."""
+        """Tokens of a row that were computed, and views of their keys and values, (kv_heads, tokens, head_dim) each."""
         columns = slice(start, self.window.end)
         layers = tuple((layer.keys[row, :, columns], layer.values[row, :, columns]) for layer in self._layers)
         return tuple(self.tokens[row, 0, columns].tolist()), layers
 
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drops all rows but these (ascending); returns the old row that now stands at each place."""
+        """Drops all rows except `rows` (ascending). Returns the previous index of the row at each index."""
         kept, tail = set(rows), [row for row in rows if row >= len(rows)]
         order = [place if place in kept else tail.pop() for place in range(len(rows))]
         moves = [(place, row) for place, row in enumerate(order) if place != row]
@@ -171,7 +171,7 @@ class RowCache(Cache):
 
 
 def _moved(old: Tensor, window: Window, size: tuple[int, int], shift: int) -> Tensor:
-    """Storage of `size` (rows, columns) with the live part of `old`, its columns `shift` further right.
+    """Storage of `size` (rows, columns) with the live part of `old`, moved right by `shift` columns.
 
     The rest is zero, not uninitialised: a masked column still takes part as 0 * value, which garbage can make NaN.
     """

@@ -1,9 +1,9 @@
-"""Linear layers of a prepared forward pass: weights as the fastest kernel of the device wants them.
+"""Linear layers of a prepared forward pass, with weights in the layout of the device's fastest kernel.
 
 On a CPU, weights are packed once for oneDNN, which then also adds the residual and applies the gate while it writes the
 product: 2.2 times `torch.nn.functional.linear` in float32 on AMD's Zen 5, where MKL computes with half the width of
-the vector units, and 1.2 to 1.6 times in bfloat16. Elsewhere, weights that are fused into one matrix stay the memory
-of the model's own parameters. Weights and activations in eight bits are in `quantized.py`.
+the vector units, and 1.2 to 1.6 times in bfloat16. Elsewhere, weights are fused into one matrix, of which the model's
+parameters become views. Weights and activations in eight bits are in `quantized.py`.
 
 Shapes: x (T, in), weight (out, in), bias (out,).
 """
@@ -21,7 +21,7 @@ from skyrl.models import low_rank, onednn
 _PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _ROWS = 64
-"""Number of rows for which oneDNN chooses the layout of packed weights; another number of rows may still be used."""
+"""Number of rows for which oneDNN chooses the layout of packed weights; other numbers of rows work as well."""
 
 
 class Projection(Protocol):
@@ -45,7 +45,7 @@ class GateUp(Protocol):
 
 
 class Packed:
-    """A projection whose weight oneDNN holds in a layout of its own: a copy, to be made anew after weights change."""
+    """A projection whose weight oneDNN holds in its own layout: a copy, which must be rebuilt after weights change."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = onednn.packed(weight, _ROWS)
@@ -71,7 +71,7 @@ class Packed:
 
 
 class PackedGateUp:
-    """Gate and up projection, packed each for itself: activation and product are computed by the matrix kernels."""
+    """Gate and up projection, packed separately: activation and product are computed by the matrix kernels."""
 
     def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
         self._gate, self._up = Packed(gate.weight, gate.bias), Packed(up.weight, up.bias)
@@ -84,7 +84,7 @@ class PackedGateUp:
 
 
 class Dense:
-    """A projection by torch's own linear function, for every device."""
+    """A projection with torch's own linear function, for every device."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
@@ -112,7 +112,7 @@ class DenseGateUp:
 
 
 class Adapted:
-    """A projection, and the low-rank updates of its layers beside it: the base weight stays as it is."""
+    """A projection plus the low-rank updates of its layers: the base weight is not changed."""
 
     def __init__(self, base: Projection, layers: Sequence[nn.Linear]) -> None:
         self._base, self._layers = base, tuple(layers)
@@ -126,7 +126,7 @@ class Adapted:
 
 
 class AdaptedGateUp:
-    """Gate and up projection with low-rank updates, each for itself."""
+    """Gate and up projection, each with its own low-rank updates."""
 
     def __init__(self, base: GateUp, gate: nn.Linear, up: nn.Linear) -> None:
         self._base, self._layers = base, ((gate,), (up,))
@@ -150,13 +150,13 @@ def packs(weight: Tensor) -> bool:
 
 
 def filled(rows: Tensor) -> Tensor:
-    """The rows (T, ...) with zeros behind them where packed weights want it: oneDNN compiles a kernel for each T."""
+    """The rows (T, ...), padded with zero rows if their weights are packed: oneDNN compiles a kernel for each T."""
     return onednn.filled(rows) if packs(rows) else rows
 
 
 def projection(*layers: nn.Linear, base: Projection | None = None) -> Projection:
-    """One projection whose outputs are those of the layers, one after the other, low-rank updates included. `base` is
-    that of layers with the same weights and no update, where it is prepared already.
+    """One projection with the concatenated outputs of the layers, low-rank updates included. `base` is an already
+    prepared projection of layers with the same weights and no update.
     """
     found = _prepared(layers) if base is None else base
     return Adapted(found, layers) if any(low_rank.of_layers(layers)) else found
@@ -167,7 +167,7 @@ def _prepared(layers: Sequence[nn.Linear]) -> Projection:
 
 
 def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """A copy of the layers' weights and biases, one after the other: (sum of out, in) and (sum of out,)."""
+    """A copy of the layers' weights and biases, concatenated: (sum of out, in) and (sum of out,)."""
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
     return torch.cat([layer.weight for layer in layers]), bias
 
@@ -179,7 +179,7 @@ def gate_up(gate: nn.Linear, up: nn.Linear, *, base: GateUp | None = None) -> Ga
 
 
 def _fused(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of all layers as one tensor each, which the layers' own parameters become views of."""
+    """Weight and bias of all layers as one tensor each, of which the layers' own parameters become views."""
     if len(layers) == 1:
         return layers[0].weight, layers[0].bias
     biases = [] if layers[0].bias is None else [layer.bias for layer in layers]

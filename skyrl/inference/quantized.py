@@ -2,7 +2,7 @@
 
 A token's scale comes from that token alone, so a sample does not depend on what is computed beside it, as it would with
 one scale for a whole batch. This is the W8A8 of LLM.int8() (arXiv:2208.07339, section 2.1, vector-wise quantization)
-without its outlier columns. The product of integers is exact; rounding its two sides changes it by about 1 %.
+without its outlier columns. The product of integers is exact; rounding its operands changes it by about 1 %.
 
 oneDNN multiplies unsigned activations with signed weights: activations are stored as x / scale + 128, in 1..255.
 
@@ -18,14 +18,14 @@ from skyrl.errors import ModelError
 from skyrl.inference.projections import joined
 
 _LEVELS, _ZERO = 127, 128
-"""Largest integer of a side, and what stands for 0 in unsigned activations."""
+"""Largest integer of an operand, and the zero point of unsigned activations."""
 
 _ROWS = 64
 """Number of rows for which oneDNN chooses the layout of the weights."""
 
 
 class Quantized:
-    """A projection of the layers, one after the other, in eight bits; made anew after weights change."""
+    """The concatenated projections of the layers in eight bits; must be rebuilt after weights change."""
 
     def __init__(self, *layers: nn.Linear) -> None:
         weight, bias = joined(layers)
@@ -74,15 +74,15 @@ class QuantizedGateUp:
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers of -127..127 as float32, and the scale (T, 1) that they are multiples of; each row has its own."""
+    """Integers in -127..127 as float32, and the scale (T, 1) of each row, in whose units they are."""
     scales = rows.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny * _LEVELS) / _LEVELS
     return (rows / scales).round_(), scales
 
 
 def refuse_without_kernels(device: torch.device) -> None:
-    """Raises `ModelError` where products of eight bits cannot be computed, or not exactly.
+    """Raises `ModelError` if products of eight bits cannot be computed, or not exactly.
 
-    A processor without VNNI adds pairs of products in sixteen bits, where large ones are cut off.
+    A processor without VNNI adds pairs of products in sixteen bits, where large sums are cut off.
     """
     reason = ""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
@@ -94,7 +94,7 @@ def refuse_without_kernels(device: torch.device) -> None:
 
 
 def _is_exact() -> bool:
-    """Whether a sum of the largest products comes out whole: 64 * 127 * 127 of ones."""
+    """Whether a sum of the largest products is exact: 64 * 127 * 127, for rows and weights of ones."""
     layer = nn.Linear(64, 16, bias=False, device="cpu", dtype=torch.float32)
     nn.init.ones_(layer.weight)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""An engine that lives where its handle leads, seen as any other engine."""
+"""An engine in another process, used through a handle like any other engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skyrl.processes.handles import Handle
 
 
 class RemoteEngine:
-    """`InferenceEngine` over a handle. Raises `ProcessError` from every method when the process is gone."""
+    """An `InferenceEngine` over a handle. Every method raises `ProcessError` if the process is gone."""
 
     def __init__(self, handle: Handle[InferenceEngine]) -> None:
         self._handle = handle
@@ -24,11 +24,11 @@ class RemoteEngine:
 
     @property
     def weight_version(self) -> int:
-        """The version last adopted through this object; 0 until then."""
+        """The version of the weights that was last adopted through this object; 0 until then."""
         return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
-        """One completion per key, in order. A callback does not reach another process: tokens are fetched for it."""
+        """One completion per key, in order. A callback cannot reach another process: tokens are fetched for it."""
         if request.on_tokens is None:
             return await self._handle.call(InferenceEngine.generate, request)
         name = secrets.token_hex(16)
@@ -37,7 +37,7 @@ class RemoteEngine:
         drawing, hearing = asyncio.ensure_future(call), asyncio.ensure_future(self._hear(name, request.on_tokens))
         try:
             await asyncio.wait((drawing, hearing))
-            return drawing.result()  # where the process is gone, it says so
+            return drawing.result()  # raises if the process is gone
         finally:
             for task in (drawing, hearing):
                 task.cancel()
@@ -61,7 +61,7 @@ class RemoteEngine:
         except ProcessLost as error:
             if error.process == self._handle.name:
                 raise
-            raise WeightSyncError(f"{self._handle.name} got no weights: {error}") from error  # who shared the transfer
+            raise WeightSyncError(f"{self._handle.name} got no weights: {error}") from error  # another member ended
         self._weight_version = version
 
     async def load(self) -> EngineLoad | None:

@@ -26,7 +26,7 @@ class EngineRestarts:
         backoff: float,
         sleep: Callable[[float], Awaitable[object]] | None = None,
     ) -> None:
-        """`start` makes the engine of a given number, with the weights that a run starts from, or raises `RunError`.
+        """`start` starts the engine of a given number, with the weights that a run starts from, or raises `RunError`.
 
         Each engine is restarted at most `most` times in a run: after `backoff` seconds at first, then after twice as
         long each time.
@@ -38,7 +38,7 @@ class EngineRestarts:
         self.starting: set[int] = set()
         """Numbers of engines that are being started."""
         self.succeeded = 0
-        """Restarts so far that gave an engine."""
+        """Number of successful restarts so far."""
         self._not_started: list[tuple[int, str]] = []
 
     def died(self, number: int) -> None:
@@ -46,11 +46,11 @@ class EngineRestarts:
         self._in_the_background(number, self.again(number))
 
     def may_replace(self, number: int) -> bool:
-        """Whether there may be an engine again if this one dies: itself, or another one that is being started."""
+        """Whether an engine may come into service if this one dies: itself, or another that is being started."""
         return bool(self._tries[number] < self._most or self._tasks or self._ready)
 
     async def one_is_ready(self) -> bool:
-        """Returns true once an engine can be taken; false where none is being started any more."""
+        """Returns True once an engine can be taken, or False if none is being started any more."""
         while not self._ready:
             if not self._tasks:
                 return False
@@ -58,7 +58,7 @@ class EngineRestarts:
         return True
 
     def add(self, number: int) -> None:
-        """Start a new engine; it is tried once."""
+        """Start a new engine; a failed start is not repeated."""
         self._in_the_background(number, self._first(number))
 
     def _in_the_background(self, number: int, start: Coroutine[None, None, None]) -> None:
@@ -104,7 +104,7 @@ class EngineRestarts:
         return tuple(number for number, _ in self._ready)
 
     def take(self) -> list[tuple[int, InferenceEngine]]:
-        """Number and engine of each that is ready; they are the caller's from now on."""
+        """Number and engine of each one that is ready. The caller owns them from now on."""
         taken, self._ready = self._ready, []
         return taken
 

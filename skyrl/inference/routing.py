@@ -1,8 +1,8 @@
-"""Where the beginning of a prompt is cached, and how many samples an engine is given at a time.
+"""Records which engines have a prompt's prefix cached, and limits the samples that an engine is given at a time.
 
-A request goes to the engine that drew the turn before, or whose cache holds at least half of the prompt, unless that
-engine is overloaded. Any other request goes to the engine with the fewest samples in flight for its limit, which
-follows the engine's own reports of its load.
+A request goes to the engine that drew the previous turn, or whose cache holds at least half of the prompt, unless that
+engine is overloaded. Any other request goes to the engine with the fewest samples in flight relative to its limit,
+which follows the engine's own reports of its load.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from skyrl.inference.engine import EngineLoad
 E = TypeVar("E")
 
 _BLOCK = 16
-"""Tokens of a block, which is the unit of vLLM's prefix cache on a GPU. Shorter beginnings are not looked for."""
+"""Number of tokens in a block, the unit of vLLM's prefix cache on a GPU. Shorter prefixes are not found."""
 
 MOST_BLOCKS = 200_000
-"""Blocks of prompts that are remembered; the least recently used are forgotten."""
+"""Number of blocks of prompts that are remembered; the least recently used are forgotten."""
 
 _LEAST_SHARE = 0.5
-"""Share of a prompt that has to be cached for its place to matter."""
+"""Share of a prompt that must be cached for an engine to be preferred."""
 
 _MOST_AHEAD, _MOST_RATIO = 16, 1.25
-"""An engine is overloaded when it has more samples than the first number, and than the second times the mean."""
+"""An engine is overloaded if it has more samples than the first number, and more than the second times the mean."""
 
 _FLOOR_SHARE = 16
 """The lowest limit of an engine is the highest one divided by this."""
@@ -37,7 +37,7 @@ _FULL = 0.95
 
 
 class PrefixRoutes(Generic[E]):
-    """The engines that have the beginnings of prompts cached, under their present weights."""
+    """The engines that have prefixes of prompts cached, under their current weights."""
 
     def __init__(self, most: int = MOST_BLOCKS) -> None:
         self._blocks: OrderedDict[int, dict[E, None]] = OrderedDict()
@@ -52,7 +52,7 @@ class PrefixRoutes(Generic[E]):
             self._blocks.popitem(last=False)
 
     def engines_of(self, prompt_ids: Sequence[int]) -> tuple[E, ...]:
-        """Engines whose cache holds the longest beginning, where that is at least half of the prompt."""
+        """Engines whose cache holds the longest prefix, if that is at least half of the prompt."""
         found: tuple[E, ...] = ()
         length = 0
         for block in _blocks(prompt_ids):
@@ -63,12 +63,12 @@ class PrefixRoutes(Generic[E]):
         return found if length >= _LEAST_SHARE * len(prompt_ids) else ()
 
     def clear(self) -> None:
-        """The engines have dropped what they cached."""
+        """Forget all prefixes, because the engines have dropped their caches."""
         self._blocks.clear()
 
 
 def _blocks(ids: Sequence[int]) -> Iterator[int]:
-    """Hashes of the beginnings that end with a block, the shortest first."""
+    """Hashes of the prefixes that end with a block, the shortest first."""
     value = 0
     for end in range(_BLOCK, len(ids) + 1, _BLOCK):
         value = hash((value, tuple(ids[end - _BLOCK : end])))
@@ -82,26 +82,26 @@ def is_overloaded(samples: int, mean: float) -> bool:
 
 @define
 class ConcurrencyLimit:
-    """Samples that an engine is given at a time: as many as it runs at once, between a floor and a ceiling.
+    """Number of samples that an engine is given at a time: those that it runs at once, between a floor and a ceiling.
 
-    Multiplicative decrease where the engine queues requests or its cache is nearly full, additive increase where the
-    limit binds (AIMD, Chiu and Jain 1989). The rest waits in the client for the next free engine.
+    Multiplicative decrease if the engine queues requests or its cache is nearly full, additive increase if the limit
+    binds (AIMD, Chiu and Jain 1989). Other samples wait in the client for the next free engine.
     """
 
     ceiling: int
     value: int = field(init=False)
-    """The limit now, in samples."""
+    """The current limit, in samples."""
 
     _queued: int = field(default=0, init=False)
-    """Requests that waited at the last report. Only those that wait at two reports in a row count: a request that has
-    just arrived waits for the next engine step, too."""
+    """Number of requests that waited at the last report. Only those that wait at two reports in a row count, because a
+    request that has just arrived waits for the next engine step, too."""
 
     def __attrs_post_init__(self) -> None:
         self.value = self.ceiling
 
     @property
     def floor(self) -> int:
-        """The lowest limit."""
+        """The lowest limit, in samples."""
         return max(1, self.ceiling // _FLOOR_SHARE)
 
     def adapt(self, load: EngineLoad, in_flight: int) -> None:

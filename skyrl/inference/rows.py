@@ -20,7 +20,7 @@ from skyrl.inference.stop_strings import tail_length
 
 @define(eq=False, kw_only=True)
 class Job:
-    """Samples of one prompt that join a batch together and are handed back together."""
+    """Samples of one prompt that join a batch together and are returned together."""
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -29,16 +29,16 @@ class Job:
     """Longest completion in tokens, at least 1: the smaller of what was requested and what the model can hold."""
 
     first_index: int = 0
-    """Place of the job's first sample in its request."""
+    """Index of the job's first sample in its request."""
 
     on_tokens: Callable[[NewTokens], None] | None = None
-    """See `GenerationRequest.on_tokens`."""
+    """Callback for new tokens, see `GenerationRequest.on_tokens`."""
 
     completions: dict[int, Completion] = field(factory=dict)
     """Finished samples by their index in `keys`."""
 
     begun: dict[int, Completion] = field(factory=dict)
-    """Tokens that the job's interrupted samples had drawn."""
+    """Tokens that the job's interrupted samples had drawn, by their index in `keys`."""
 
     @property
     def done(self) -> bool:
@@ -46,11 +46,13 @@ class Job:
 
     @property
     def unfinished(self) -> list[int]:
-        """Indices of the samples that are still to be drawn, or to be finished."""
+        """Indices of the samples that are not finished."""
         return [index for index in range(len(self.keys)) if index not in self.completions]
 
     def starts(self) -> list[tuple[tuple[int, ...], list[int]]]:
-        """Token sequences to continue, each with the samples that continue it: the prompt for those that are new."""
+        """Token sequences to continue, each with its samples' indices. New samples share the prompt; each interrupted
+        one continues its own tokens.
+        """
         new = [index for index in self.unfinished if index not in self.begun]
         later = [(self.prompt_ids + part.token_ids, [index]) for index, part in self.begun.items()]
         return ([(self.prompt_ids, new)] if new else []) + later
@@ -58,7 +60,7 @@ class Job:
 
 @define(eq=False, kw_only=True)
 class Row:
-    """One sample in flight. Columns are those of the cache."""
+    """One sample in flight. Columns refer to the cache."""
 
     job: Job
     index: int
@@ -72,7 +74,7 @@ class Row:
     """Version of the weights that computed the prompt's keys and values."""
 
     tail: int = field(init=False)
-    """How many newest tokens are searched for stop strings; 0 without stop strings."""
+    """Number of newest tokens that are searched for stop strings; 0 without stop strings."""
 
     def __attrs_post_init__(self) -> None:
         self.tail = tail_length(self.job.sampling.stop) if self.job.sampling.stop else 0
@@ -97,19 +99,19 @@ class RowTensors:
     starts: Tensor
     firsts: Tensor
     leasts: Tensor
-    """Columns before which no row may end."""
+    """Column of each row before which the row may not end."""
 
     lasts: Tensor
     seeds: Tensor
     ends: Tensor
-    """(R, K): the tokens that end each row; a row that has fewer repeats one, or -1 where it has none."""
+    """(R, K): the tokens that end each row; a row with fewer repeats its first one, a row without any has -1."""
 
     any_least: bool
     settings: RowSettings
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> RowTensors:
-        """`eos_ids` end every row."""
+        """Builds the tensors of the given rows. `eos_ids` end every row."""
 
         def column(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
@@ -141,7 +143,7 @@ def _at(rows: T, chosen: Tensor) -> T:
 
 
 def _ends(rows: Sequence[Row], device: torch.device, eos_ids: Sequence[int]) -> Tensor:
-    """(R, K), as in `RowTensors`."""
+    """Tokens that end each row, (R, K), see `RowTensors.ends`."""
     each = [[*eos_ids, *(row.job.sampling.stop_token_ids or ())] for row in rows]
     width = max(map(len, each), default=0)
     padded = [ends + (ends[:1] or [-1]) * (width - len(ends)) for ends in each]

@@ -2,11 +2,10 @@
 
     logits --penalised--> --tempered--> scores --cut--> --draw--> token;   log-probability = log softmax(scores)[token]
 
-The log-probability is that of `scores`, before top-k, top-p and min-p cut them: what a learner computes again when it
-knows the temperature. (Penalties, and that a completion may not end yet, are part of `scores`, too, and those
-it cannot know.) The draw inverts the
-cumulative distribution at a number that belongs to the sample (see `draws.py`); the running sum is in float64 and each
-row's own, so that a row's token depends on its logits and its number alone.
+The log-probability is that of `scores`, before top-k, top-p and min-p cut them: a learner that knows the temperature
+can compute it again. (`scores` also contain penalties and `min_new_tokens`, which a learner cannot know.) The draw
+inverts the cumulative distribution at a number that belongs to the sample (see `draws.py`). Each row has its own
+running sum in float64, so that its token depends only on its logits and its number.
 
 Shapes: R rows, V tokens in the vocabulary.
 """
@@ -25,7 +24,7 @@ from skyrl.inference.engine import temperature_of
 
 @frozen(kw_only=True, eq=False)
 class RowSettings:
-    """The sampling settings of R rows as tensors of shape (R,), and which of them do anything."""
+    """The sampling settings of R rows as tensors of shape (R,), and flags for settings that have an effect."""
 
     temperature: Tensor
     top_k: Tensor
@@ -41,7 +40,7 @@ class RowSettings:
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device | str) -> RowSettings:
-        """Greedy rows have temperature 0; their log-probabilities are reported at temperature 1."""
+        """Builds the tensors. Greedy rows have temperature 0; their log-probabilities are reported at temperature 1."""
 
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float32, device=device)
@@ -64,8 +63,8 @@ class RowSettings:
 def choose(logits: Tensor, settings: RowSettings, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """One token per row and its natural-log probability. Shapes: (R, V), (R,) -> (R,) int64, (R,) float32.
 
-    `logits` are penalised already. A row whose logits hold NaN or +infinity gets some token and a log-probability
-    that is not finite: the caller looks at that, and nothing else has to be checked.
+    `logits` are already penalised. A row whose logits hold NaN or +infinity gets an arbitrary token and a non-finite
+    log-probability, which is all that the caller has to check.
     """
     scores = tempered(logits, settings)
     tokens = draw(cut(scores, settings) if settings.any_cut else scores, uniform)
@@ -87,17 +86,17 @@ def penalised(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
 
 
 def less_frequent(logits: Tensor, drawn: Tensor, counted: Tensor, penalty: Tensor) -> Tensor:
-    """Logits less the penalty for each time that their token was drawn, as OpenAI's API and vLLM count it.
+    """Logits minus the penalty for each time that their token was drawn, as in OpenAI's API and vLLM.
 
-    Shapes: (R, V), `drawn` (R, S) token ids, `counted` (R, S) bool: those of the completion, `penalty` (R,).
+    Shapes: (R, V), `drawn` (R, S) token ids, `counted` (R, S) bool, True in the completion, `penalty` (R,).
     """
     return logits.scatter_add(1, drawn, -penalty.unsqueeze(1) * counted.float())
 
 
 def not_ending(logits: Tensor, ends: Tensor, early: Tensor) -> Tensor:
-    """Logits of which those that end a completion are -infinity in the rows where it is too `early`.
+    """Logits with -infinity for the tokens that end a completion, in rows where it is too `early` to end.
 
-    Shapes: (R, V), `ends` (R, K) token ids or, where a row has none, -1; `early` (R,) bool.
+    Shapes: (R, V), `ends` (R, K) token ids, or -1 for a row that has none; `early` (R,) bool.
     """
     columns = ends.clamp(min=0)
     forbidden = early.unsqueeze(1) & (ends >= 0)
@@ -134,9 +133,9 @@ def cut(scores: Tensor, settings: RowSettings) -> Tensor:
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
     """The first token whose cumulative probability exceeds `uniform`: (R, V), (R,) in [0, 1) -> (R,) int64.
 
-    A token of probability zero adds nothing to the sum and is therefore never the first to exceed anything. In a large
-    vocabulary the block of tokens is found first and the token inside it second: with one running sum over all of it, a
-    draw among 152 thousand tokens takes 1.5 times as long on an H200.
+    A token of probability zero adds nothing to the sum and is therefore never drawn. In a large vocabulary the block of
+    tokens is found first and the token inside it second: with one running sum over the whole vocabulary, a draw among
+    152 thousand tokens takes 1.5 times as long on an H200.
     """
     probabilities, vocabulary = scores.softmax(-1), scores.shape[-1]
     if vocabulary <= _LARGE:
@@ -156,17 +155,17 @@ def draw(scores: Tensor, uniform: Tensor) -> Tensor:
 
 
 _BLOCK = 512
-"""Tokens of a block of a large vocabulary."""
+"""Number of tokens in a block of a large vocabulary."""
 
 _LARGE = 16 * _BLOCK
-"""Tokens of the largest vocabulary that is summed as one."""
+"""Number of tokens in the largest vocabulary that is summed as one."""
 
 _LARGEST_SHARE = 1.0 - 2.0**-52
-"""Times any sum, it is less than the sum."""
+"""Largest share of a block's sum at which a token is searched: the product stays below the sum despite rounding."""
 
 
 def _running(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Running sums, and the point in them that `uniform` is: (R, N), (R,) -> (R, N) and (R, 1), float64."""
+    """Running sums, and the target value in them for `uniform`: (R, N), (R,) -> (R, N) and (R, 1), float64."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     return cumulative, uniform.unsqueeze(1) * cumulative[:, -1:]
 

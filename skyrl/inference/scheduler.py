@@ -21,7 +21,9 @@ class Scheduler:
     """Runs jobs to completion. Belongs to one event loop at a time."""
 
     def __init__(self, new_batch: Callable[[], DecodeBatch], *, max_rows: int, one_job_at_a_time: bool) -> None:
-        """`max_rows`: most samples in flight; no job may have more. `one_job_at_a_time`: jobs never share a batch."""
+        """`max_rows` is the largest number of samples in flight, and in a job. With `one_job_at_a_time`, jobs never
+        share a batch.
+        """
         self._new_batch, self._max_rows, self._alone = new_batch, max_rows, one_job_at_a_time
         self._batch = new_batch()
         self._waiting: deque[Job] = deque()
@@ -34,16 +36,16 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Paused, and nothing is running."""
+        """Whether the scheduler is paused and nothing is running."""
         return self._paused and (self._runner is None or self._runner.done())
 
     @property
     def waiting(self) -> int:
-        """Samples of jobs that have not joined the batch."""
+        """Number of samples in jobs that have not joined the batch."""
         return sum(len(job.keys) for job in self._waiting)
 
     async def complete(self, jobs: Sequence[Job]) -> None:
-        """Returns when every job is done; raises what stopped the batch that one of them was in."""
+        """Returns when every job is done. Raises the error that stopped the batch of one of them."""
         if self._closed:
             raise RunError("this inference engine was closed")
         loop = asyncio.get_running_loop()
@@ -59,7 +61,7 @@ class Scheduler:
             self._abandoned.update(job for job in jobs if not job.done)
 
     async def pause(self, *, freeze: bool = False) -> None:
-        """Lets no waiting job join and returns when nothing is running: jobs are done, or, with `freeze`, stand still
+        """Lets no waiting job join and returns when nothing is running: jobs are done or, with `freeze`, stopped
         between two tokens.
         """
         self._paused, self._frozen = True, freeze
@@ -72,20 +74,20 @@ class Scheduler:
         self._start()
 
     def requeue(self) -> None:
-        """Puts frozen jobs back in front of those that wait, with the tokens they have. Only while idle."""
+        """Puts frozen jobs, with their tokens so far, back in front of the waiting ones. Call it only while idle."""
         self._batch.interrupt()
         self._waiting.extendleft(reversed(self._running))
         self._running = []
 
     def weights_are(self, version: int) -> None:
-        """Starts from an empty batch, unless jobs are frozen in it. Only while idle."""
+        """Adopts new weights: starts from an empty batch, unless jobs are frozen in it. Call it only while idle."""
         if self._running:
             self._batch.weights_are(version)
         else:
             self._batch = self._new_batch()
 
     async def close(self) -> None:
-        """Finishes what is running, fails what is waiting, and ends the thread."""
+        """Finishes running jobs, fails waiting ones, and ends the thread."""
         self._closed, self._frozen = True, False
         self._start()
         await self.pause()
@@ -125,7 +127,7 @@ class Scheduler:
             done = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._advance, batch, leaving, joining
             )
-        except Exception as error:  # noqa: BLE001 - whatever it was, those who wait have to hear of it
+        except Exception as error:  # noqa: BLE001 - any error must reach the waiting callers
             self._start_over(error)
             return
         self._running = [job for job in self._running if not job.done]
@@ -148,14 +150,14 @@ class Scheduler:
         return rows == 0 if self._alone else rows + len(self._waiting[0].unfinished) <= self._max_rows
 
     def _advance(self, batch: DecodeBatch, leaving: set[Job], joining: Sequence[Job]) -> list[Job]:
-        """Advance the batch by one step; runs on the decoding thread."""
+        """Advance the batch until a job is done or decoding is interrupted; runs on the decoding thread."""
         try:
             return batch.advance(leaving, joining, lambda: self._interrupts(batch))
-        except StopIteration as error:  # a future refuses to carry one, and whoever awaits it would wait for ever
+        except StopIteration as error:  # a future refuses to carry one, so its caller would wait forever
             raise RuntimeError("StopIteration was raised while decoding") from error
 
     def _interrupts(self, batch: DecodeBatch) -> bool:
-        """Whether decoding has to stop for a moment; asked from its thread before every step."""
+        """Whether decoding must be interrupted; called on the decoding thread before every step."""
         return bool(self._abandoned) or self._frozen or self._fits(0) or self._batch is not batch
 
     def _leaving(self) -> set[Job]:

@@ -1,7 +1,7 @@
-"""Answers of inference servers, checked field by field: a server of others may send anything.
+"""Checks the answers of inference servers field by field: a server that others operate may send anything.
 
-`Drawn` is what every protocol's answer becomes. `completion` compares it with what was asked; what does not fit raises
-`BadAnswer`, and no token of it is used.
+The answer of every protocol is converted to `Drawn`. `completion` compares it with the request; a mismatch raises
+`BadAnswer`, and none of its tokens are used.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from skyrl.inference import stop_strings
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, SampleKey, asked_logprobs
 
 LEAST_LOGPROB = -9000.0
-"""vLLM writes -9999 for NaN and for minus infinity, which JSON has no words for."""
+"""Smallest valid log-probability: vLLM writes -9999 for NaN and minus infinity, which JSON cannot represent."""
 
 _ROUNDING = 1e-3
-"""A log-probability may be above 0 by so much: a softmax in bfloat16 rounds."""
+"""Largest valid log-probability, above 0 because a softmax in bfloat16 rounds."""
 
 
 class BadAnswer(Exception):
-    """An answer that is not one to what was asked; the message continues "the inference server ... answers"."""
+    """An answer that does not match its request; the message continues "the inference server ... answers"."""
 
 
 @frozen(kw_only=True)
@@ -36,22 +36,22 @@ class Drawn:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: str
-    """`stop` or `length`; anything else is a sample that was not finished."""
+    """`stop` or `length`; any other value means that the sample was not finished."""
 
     stopped_by: int | str | None
-    """Stop string or token id that ended it, where the server says so."""
+    """Stop string or token id that ended the sample, if the server reports it."""
 
     versions: tuple[str, ...] | None
-    """Version of the weights that drew each token, as the server names it; None where it does not report any."""
+    """Version of the weights that drew each token, as the server names it; None if it does not report any."""
 
 
 @frozen(kw_only=True)
 class Asked:
-    """A sample as it was asked for, which its answer is compared with."""
+    """A requested sample, with which the answer is compared."""
 
     request: GenerationRequest
     index: int
-    """Place of the sample among those of the request."""
+    """Index of the sample in the request's keys."""
 
     limit: int
     """Longest possible completion in tokens."""
@@ -60,11 +60,11 @@ class Asked:
     """Number of token ids of the model."""
 
     ends: frozenset[int]
-    """Ids that end a sample."""
+    """Token ids that end a sample."""
 
     versions: Collection[int]
-    """Versions of the weights that the server held while it worked on the sample; empty where it has its own, which
-    count as version 0."""
+    """Versions of the weights that the server held while it worked on the sample; empty if it keeps its own weights,
+    which count as version 0."""
 
     @property
     def key(self) -> SampleKey:
@@ -73,10 +73,10 @@ class Asked:
 
 
 def completion(drawn: Drawn, asked: Asked, tokenizer: ChatTokenizer) -> Completion:
-    """The sample, once it is what was asked for.
+    """Converts a server's sample, after comparing it with the request.
 
-    Raises `BadAnswer`, `NonFiniteError` for log-probabilities that are none, and `WeightSyncError` for tokens drawn by
-    other weights than those that the server was given.
+    Raises `BadAnswer` for a mismatch, `NonFiniteError` for non-finite log-probabilities, and `WeightSyncError` for
+    tokens drawn by weights that the server was not given.
     """
     sampling = asked.request.sampling
     _refuse_shape(drawn, asked)
@@ -175,7 +175,7 @@ def numbers(value: object) -> tuple[float, ...]:
 
 def versions_of_spans(value: object, count: int) -> tuple[str, ...] | None:
     """The version of each of `count` tokens, from a list of objects `version`, `start` and `end` (excluded); None for
-    null. Raises `BadAnswer` for spans that do not follow each other.
+    null. Raises `BadAnswer` for spans that are not contiguous.
     """
     if value is None:
         return None
@@ -191,8 +191,8 @@ def versions_of_spans(value: object, count: int) -> tuple[str, ...] | None:
 
 
 def load_of_metrics(text: object, *, waiting: str, cache_use: str) -> EngineLoad | None:
-    """The load that a server shows in Prometheus' text format under these names, one line for each copy of its weights;
-    None where it shows none. Raises `BadAnswer` for a value that is no number.
+    """The load in a server's metrics, in Prometheus' text format under the given names, one line for each copy of its
+    weights; None if they are absent. Raises `BadAnswer` for a value that is not a finite number.
     """
     queues, uses = (_samples_of(text, name) for name in (waiting, cache_use))
     return EngineLoad(waiting=int(sum(queues)), cache_use=max(uses, default=None)) if queues else None
@@ -211,7 +211,7 @@ def _samples_of(text: object, name: str) -> list[float]:
 
 
 def version_number(value: object) -> int:
-    """The version of weights, which servers keep as text. Raises `WeightSyncError` for one that no run has set."""
+    """The version of weights, which servers keep as text. Raises `WeightSyncError` for text that no run has set."""
     text = str(value)
     if not text.isdecimal():
         raise WeightSyncError(f"the server names its weights {_shown(value)}, which is no version of this run's")
@@ -219,7 +219,7 @@ def version_number(value: object) -> int:
 
 
 def refuse_other_prompt(came: object, sent: Iterable[int]) -> None:
-    """Raises `BadAnswer` if a server reports another prompt than it was sent."""
+    """Raises `BadAnswer` if a server reports a prompt other than the one it was sent."""
     if came is not None and ids(came) != tuple(sent):
         raise BadAnswer("with another prompt than it was sent")
 

@@ -1,4 +1,4 @@
-"""Signs of life of an inference server while it works on requests, however long those take."""
+"""Checks that an inference server gives signs of life while it works on requests, however long those take."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ T = TypeVar("T")
 
 
 class Pulse:
-    """Ends every guarded call when the server gives no sign of life. Used on one event loop."""
+    """Ends every guarded call if the server gives no sign of life. Used on one event loop."""
 
     def __init__(self, name: str, sign: Callable[[float], Awaitable[object]], *, seconds: float) -> None:
-        """`sign` asks the server, once, and has so many seconds for it; it is asked four times in `seconds`."""
+        """`sign` asks the server for a sign of life, within the number of seconds that it is given: `seconds`. It is
+        called at intervals of a quarter of `seconds`.
+        """
         self._name, self._sign, self._seconds = name, sign, seconds
         self._calls = 0
         self._watch: asyncio.Task[None] | None = None
 
     async def guard(self, call: Coroutine[Any, Any, T]) -> T:
-        """The call's result. Raises `ProcessError` when the server was silent meanwhile."""
+        """The call's result. Raises `ProcessError` if the server gives no sign of life meanwhile."""
         self._calls += 1
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._ask_again_and_again())
@@ -35,7 +37,7 @@ class Pulse:
             self._calls -= 1
             if not self._calls:
                 self._watch.cancel()
-                self._watch = None  # it ends only later, and would take a call that begins meanwhile with it
+                self._watch = None  # the cancelled task ends only later, and would end a call that begins meanwhile
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -45,7 +47,7 @@ class Pulse:
             try:
                 await self._sign(self._seconds)
             except ServerRefusal:
-                continue  # it answers
+                continue  # a refusal is a sign of life
             except ProcessError as error:
                 raise ProcessError(
                     f"the inference server {self._name} gave no sign of life for {self._seconds:g} s: {error}"

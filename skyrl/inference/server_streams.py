@@ -1,4 +1,4 @@
-"""Streamed answers of inference servers: their tokens are reported as they come, and the whole is read like any answer.
+"""Streamed answers of inference servers: tokens are reported as they arrive, and the whole is read like any answer.
 
 Connection.hear --event--> VLLM's: parts, joined | SGLang's: each holds all so far --tokens--> on_tokens
 """
@@ -33,7 +33,7 @@ async def answered(
     *,
     seconds: float,
 ) -> object:
-    """The answer to a request for one sample; streamed where somebody listens to its tokens. Raises `BadAnswer`."""
+    """The answer to a request for one sample; streamed if it has an `on_tokens` callback. Raises `BadAnswer`."""
     headers = {"X-Session-ID": session}
     if asked.request.on_tokens is None:
         return await connection.post(path, body, seconds=seconds, headers=headers)
@@ -54,7 +54,7 @@ class _Reported:
         self._asked, self.count = asked, 0
 
     def report(self, new: Sequence[int]) -> None:
-        """Raises `BadAnswer` for tokens that the model does not have, and for more than were asked for."""
+        """Report new tokens. Raises `BadAnswer` for tokens that the model does not have, and for more than `limit`."""
         asked, listen = self._asked, self._asked.request.on_tokens
         strange = [token for token in new if not 0 <= token < asked.vocabulary]
         if strange:
@@ -67,7 +67,7 @@ class _Reported:
 
 
 class Parts:
-    """An answer in parts, as vLLM streams it: lists continue, and values replace those before them."""
+    """An answer in parts, as vLLM streams it: lists are continued, and other values replace earlier ones."""
 
     def __init__(self, asked: Asked) -> None:
         self.whole: dict[str, Any] = {}
@@ -80,7 +80,7 @@ class Parts:
         if not isinstance(choices, list) or len(choices) > 1:
             raise BadAnswer("with a part that has not one choice")
         _continue(self.whole, given)
-        for choice in choices:  # none in a part that counts tokens
+        for choice in choices:  # a part with token counts has none
             part = mapping(choice, "a choice")
             self._reported.report(ids(part.get("token_ids") or []))
             _continue(self._choice, part)
@@ -88,7 +88,7 @@ class Parts:
 
 
 class Growing:
-    """An answer of SGLang, which streams all of it so far with every event."""
+    """An answer of SGLang, which repeats all of it so far in every event."""
 
     def __init__(self, asked: Asked) -> None:
         self.whole: dict[str, Any] = {}
@@ -97,7 +97,7 @@ class Growing:
     def add(self, event: object) -> None:
         self.whole = dict(mapping(event, "a part of an answer"))
         if self.whole.get("output_ids") is None:
-            return  # an older server names its tokens with their log-probabilities alone
+            return  # an older server reports its tokens only with their log-probabilities
         so_far = ids(self.whole["output_ids"])
         counted = mapping(self.whole.get("meta_info"), "meta_info").get("completion_tokens")
         if counted is not None and counted != len(so_far):
@@ -106,7 +106,7 @@ class Growing:
 
 
 def _continue(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
-    """Add a part to what came before it."""
+    """Add a part to the answer before it."""
     for name, value in part.items():
         before = whole.get(name)
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""SGLang started by the run: a server on this machine, used through SGLang's native routes. Untried on a GPU.
+"""SGLang started by the run: a server on this machine, used through SGLang's native routes. Not tested on a GPU.
 
     SGLangEngine --python -m sglang.launch_server--> server on loopback <--SGLangServer-- HttpEngine
 
-The server ends with the process of the engine. Start with `launch_command` for which setting becomes which option.
+The server ends with the process of the engine. See `launch_command` for the option that each setting becomes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from skyrl.tree import FrozenDict
 
 
 class SGLangEngine(HttpEngine):
-    """An `InferenceEngine` over a server that it starts. Its calls belong to one event loop.
+    """An `InferenceEngine` over a server that it starts. All calls must be made on one event loop.
 
     Example: `SGLangEngine(run.generator.inference_engine, model_path="Qwen/Qwen3-0.6B", device="cuda", log=folder)`
     """
@@ -53,7 +53,7 @@ class SGLangEngine(HttpEngine):
         """Returns while the server is loading; the first call waits for it. `device` is `cpu` or `cuda`. The server
         prints to a file in the folder `log`. Arguments as for `VLLMEngine`.
 
-        Raises `ConfigError` for settings that SGLang cannot be given.
+        Raises `ConfigError` for settings that SGLang does not support.
         """
         within = deadlines or ServerDeadlines()
         with socket.socket() as free:
@@ -83,12 +83,12 @@ class SGLangEngine(HttpEngine):
         self._process = start_tied(command, self._log, {})
 
     async def close(self) -> None:
-        """Finishes what is running, refuses what waits or comes later, and ends the server."""
+        """Finishes running requests, refuses waiting and later ones, and ends the server."""
         await super().close()
         await asyncio.to_thread(_ended, self._process)
 
     async def _connect(self) -> None:
-        """Raises `ProcessError` for a server that ends before it answers."""
+        """Waits for the server to start. Raises `ProcessError` if it ends before it answers."""
         if self._connected or self._closed:
             return
         connecting = asyncio.ensure_future(super()._connect())
@@ -151,7 +151,7 @@ def launch_command(
 
 
 def _option(name: str, value: object) -> Iterator[str]:
-    """The words of one option: none where it is off, its name alone where it is a switch that is on."""
+    """The words of one option: none if it is off, only its name if it is a switch that is on."""
     if value is None or value is False:
         return
     yield f"--{name.replace('_', '-')}"
@@ -170,7 +170,7 @@ def _plain(value: object) -> object:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
-    """Returns when the server and its children are gone."""
+    """End the server by closing its standard input; returns when it and its children are gone."""
     assert process.stdin is not None
     process.stdin.close()
     process.wait()

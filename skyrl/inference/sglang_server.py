@@ -1,7 +1,7 @@
-"""The native routes of SGLang's server (0.5), as its documentation has them. Untried on a GPU.
+"""The native routes of SGLang's server (0.5), as documented. Not tested on a GPU.
 
-SGLang reports the log-probabilities of the tempered distribution before any cut, as the learner computes them, and
-names the version of its weights in `meta_info`.
+SGLang reports the log-probabilities of the tempered distribution before any cut, as the learner computes them, and the
+version of its weights in `meta_info`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ class SGLangServer:
     def __init__(
         self, samples: Connection, control: Connection, deadlines: ServerDeadlines, *, workers: int | None = None
     ) -> None:
-        """`workers` of the server join a group to get weights; None: they come as files."""
+        """`workers` is the number of the server's workers that join a group to receive weights; None if weights come as
+        files.
+        """
         self._samples, self._control, self._deadlines = samples, control, deadlines
         self._workers = workers
         self.url = control.url
         self._mode = _PAUSE_MODES["finish"]
         self._run, self._adapter = secrets.token_hex(4), ""
-        """Beginning of the names of this run's adapters, and the name of the one that samples are drawn by."""
+        """Part of the names of this run's adapters, and the name of the adapter that draws samples."""
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         info = mapping(await self._get_first("/model_info", "/get_model_info"), "its model")
@@ -122,7 +124,7 @@ class SGLangServer:
         return "" if answer.get("success") is True else str(answer.get("message"))
 
     async def _join_and_receive(self, incoming: UpdateGroup, version: int, in_flight: InFlight) -> str:
-        """Has the server's workers join the learner's group and take what it sends."""
+        """Has the server's workers join the learner's group and receive its weights. Returns as `load_weights`."""
         try:
             await asyncio.to_thread(self._asked_by_the_learner, incoming, in_flight, asyncio.get_running_loop())
             await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
@@ -133,7 +135,7 @@ class SGLangServer:
     def _asked_by_the_learner(
         self, incoming: UpdateGroup, in_flight: InFlight, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Hands the learner's requests on to the server, on a thread: the learner's store has no asynchronous calls."""
+        """Forwards the learner's requests to the server, on a thread: the learner's store has no asynchronous calls."""
         name, meeting = incoming.group.name, incoming.group
 
         def post(path: str, body: Mapping[str, object]) -> None:
@@ -155,7 +157,7 @@ class SGLangServer:
                         post("/destroy_weights_update_group", {})
 
     async def _refuse_other_size(self) -> None:
-        """Raises `UserError` where another number of workers would come to the group than is waited for."""
+        """Raises `UserError` if the server has another number of workers than the transfer group expects."""
         if self._workers is None:
             return
         size = mapping(await self._get_first("/server_info", "/get_server_info"), "its settings").get("tp_size")
@@ -205,7 +207,7 @@ class SGLangServer:
         await asyncio.gather(self._samples.close(), self._control.close())
 
     async def _get_first(self, path: str, older: str) -> object:
-        """The answer of a route, or of the name that it had before."""
+        """The answer of the route `path`, or of its older name if the server does not have it."""
         try:
             return await self._control.first(path, seconds=self._deadlines.start)
         except ServerRefusal as error:
@@ -266,8 +268,8 @@ def _drawn(answer: object, asked: Asked) -> Drawn:
 
 
 def _versions(meta: Mapping[str, object], count: int, asked: Asked) -> tuple[str, ...] | None:
-    """Newer servers report spans of tokens; older ones the version at the end, which is that of all tokens where the
-    weights have not changed.
+    """Version of the weights that drew each token; None if it is unknown. Newer servers report spans of tokens, older
+    ones the version at the end, which is that of all tokens if the weights have not changed.
     """
     if meta.get("weight_versions") is not None:
         return versions_of_spans(meta["weight_versions"], count)

@@ -1,4 +1,4 @@
-"""Stop strings: looking for them in the text of the newest tokens, and cutting the final text behind them.
+"""Stop strings: finds them in the text of the newest tokens, and cuts the final text after them.
 
 Special tokens count as text here, so that `<|im_end|>` can be a stop string although `Completion.text` leaves it out.
 """
@@ -11,10 +11,10 @@ from skyrl.chats.tokenizer import ChatTokenizer
 
 
 def tail_length(stops: Sequence[str]) -> int:
-    """How many of the newest tokens can touch a stop string that the last of them completed.
+    """Number of newest tokens that can overlap a stop string completed by the last of them.
 
-    A token is at least one byte of text; eight more keep the artefacts of decoding from the middle (half a character,
-    a stripped leading space) away from the part that is searched.
+    A token is at least one byte of text; eight more tokens keep artefacts of decoding from the middle (half a
+    character, a stripped leading space) away from the part that is searched.
     """
     return max(len(stop.encode()) for stop in stops) + 8
 
@@ -22,9 +22,9 @@ def tail_length(stops: Sequence[str]) -> int:
 def completed(
     tokenizer: ChatTokenizer, newest: Sequence[int], stops: Sequence[str], *, others_stand: bool = False
 ) -> bool:
-    """Whether the text of the newest tokens holds a stop string. The caller asks after every token.
+    """Whether the text of the newest tokens holds a stop string. Called after every token.
 
-    `others_stand`: stop strings that earlier tokens completed ended nothing, so that it has to be a new one.
+    With `others_stand`, stop strings that earlier tokens completed are ignored: the last token must complete one.
     """
     text = tokenizer.decode(newest, skip_special_tokens=False)
     if not any(stop in text for stop in stops):
@@ -33,9 +33,9 @@ def completed(
 
 
 def text_of(tokenizer: ChatTokenizer, token_ids: Sequence[int], stopped_by: Sequence[str], *, least: int = 0) -> str:
-    """The completion without special tokens; where one of `stopped_by` ended it, that is its end.
+    """The completion without special tokens. If one of `stopped_by` ended it, the text ends with that stop string.
 
-    What was completed by the first `least` tokens ended nothing.
+    Stop strings completed by the first `least` tokens are ignored.
     """
     text: str = tokenizer.decode(token_ids, skip_special_tokens=True)
     if not stopped_by:
@@ -54,7 +54,7 @@ def _first_end(text: str, stops: Sequence[str], after: int) -> int | None:
 
 
 def _length(tokenizer: ChatTokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> int:
-    """Characters of these tokens, without half a character at their end."""
+    """Number of characters of these tokens, without an incomplete character at their end."""
     if not token_ids:
         return 0
     text: str = tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

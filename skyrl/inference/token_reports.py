@@ -1,8 +1,9 @@
-"""Tokens of an engine behind a handle, as they are drawn: the caller asks for them while it waits for the answer.
+"""Reports the tokens of an engine in another process as they are drawn: the caller fetches them while it waits for the
+answer.
 
     open_report --> draw_and_report, beside it: new_tokens, new_tokens, ... None
 
-These functions are called on the engine, in its process. `RemoteEngine` calls them.
+`RemoteEngine` calls these functions on the engine, in the engine's process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngin
 
 
 class TokenReport:
-    """Tokens of one request that were drawn and not fetched yet. Belongs to one event loop; any thread may add."""
+    """Tokens of one request that were drawn and not fetched yet. Used on one event loop; any thread may call `add`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -29,8 +30,8 @@ class TokenReport:
             self._loop.call_soon_threadsafe(self._append, new)
 
     def end(self) -> None:
-        """No more tokens come."""
-        self._loop.call_soon_threadsafe(self._end)  # behind those that were reported before
+        """Mark the report as complete: no more tokens follow."""
+        self._loop.call_soon_threadsafe(self._end)  # after the tokens that were already reported
 
     async def fetch(self) -> list[NewTokens] | None:
         """Tokens since the last call, once there are any; None at the end."""
@@ -50,11 +51,11 @@ class TokenReport:
 
 
 _REPORTS: dict[str, TokenReport] = {}
-"""Reports of this process that are open, by name."""
+"""Open reports of this process, by name."""
 
 
 async def open_report(engine: InferenceEngine, name: str) -> None:
-    """Make the report of a request that is about to be drawn. `name` is unique."""
+    """Open the report of a request that is about to be drawn. `name` is unique."""
     _REPORTS[name] = TokenReport()
 
 
@@ -64,7 +65,7 @@ async def draw_and_report(engine: InferenceEngine, request: GenerationRequest, n
     try:
         return await engine.generate(evolve(request, on_tokens=report.add))
     except asyncio.CancelledError:
-        _REPORTS.pop(name, None)  # nobody fetches the rest
+        _REPORTS.pop(name, None)  # the rest is not fetched any more
         raise
     finally:
         report.end()

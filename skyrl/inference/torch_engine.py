@@ -2,15 +2,15 @@
 
     GenerationRequest --> Job --Scheduler--> DecodeBatch --> Completion
 
-All calls of `generate` share one decoding batch. Whatever is ready joins it between two steps, and a request is
-answered as soon as its own samples are finished. Start in `decode_batch.py` for how tokens are made.
+All calls of `generate` share one decoding batch. Requests join it between two steps, and a request is answered as soon
+as its own samples are finished. See `decode_batch.py` for the decoding loop.
 
-**Deterministic mode.** A row of a matrix product differs in its last bits (about 1e-6) between products of another
-size, because the kernels split the sum differently; over a few tokens that can turn a draw. So where results have to
-be equal bit for bit, every request is decoded in a batch of its own: prompt length, batch size, the steps at which
-rows leave, all shapes then follow from the request alone, and with counter-based draws so do tokens and
-log-probabilities, whatever else is in flight. It costs the larger batch. (A batch padded to a fixed size would promise
-less: elementwise kernels round the last few elements of a tensor differently, so a row's place in it would count.)
+**Deterministic mode.** The last bits (about 1e-6) of a row of a matrix product depend on the size of the product,
+because kernels split the sum differently; over a few tokens that can change a draw. If results have to be equal bit for
+bit, every request is therefore decoded in a batch of its own: prompt length, batch size, the steps at which rows leave,
+all shapes then follow from the request alone, and with counter-based draws so do tokens and log-probabilities, whatever
+else is in flight. The cost is that requests do not share a larger batch. (Padding the batch to a fixed size would not
+suffice: elementwise kernels round the last few elements of a tensor differently, so a row's position would matter.)
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class TorchEngine:
-    """An `InferenceEngine` over a transformers causal language model that nothing else uses.
+    """An `InferenceEngine` over a transformers causal language model, which it must be the only one to use.
 
     Example: `TorchEngine(AutoModelForCausalLM.from_pretrained(path), tokenizer, max_num_seqs=64)`
     """
@@ -74,15 +74,15 @@ class TorchEngine:
         returns_experts: bool = False,
         base: TorchEngine | None = None,
     ) -> None:
-        """Raises `ModelError` for a model that it cannot sample from.
-
-        At most `max_num_seqs` samples are decoded together. `max_model_len` is in tokens, prompt and completion
+        """At most `max_num_seqs` samples are decoded together. `max_model_len` is in tokens, prompt and completion
         together; None is the model's `max_position_embeddings`. `prefix_bytes` bounds the memory of the keys and values
         of finished sequences, from which later prompts continue; 0, and deterministic mode, compute every prompt whole.
-        Without `several_turns` no prompt continues an answer, and only common beginnings of prompts are kept. With
-        `int8` the layers' projections compute in eight bits, and all else in the model's type. With `returns_experts`
-        completions say which experts their tokens met. `base` is an engine over the model without low-rank updates,
-        whose parameters this one's are: they are in memory once.
+        Without `several_turns`, no prompt continues an answer, and only common prefixes of prompts are kept. With
+        `int8`, the layers' projections compute in eight bits, and everything else in the model's type. With
+        `returns_experts`, completions report the experts of their tokens. `base` is an engine over the same model
+        without low-rank updates, with which this one shares the parameters in memory.
+
+        Raises `ModelError` for a model that cannot be sampled from.
         """
         self._model: CausalLM = CausalLM(
             model,
@@ -102,14 +102,14 @@ class TorchEngine:
 
     @property
     def weight_version(self) -> int:
-        """0 until weights are loaded."""
+        """Version of the weights that the engine samples from; 0 until weights are loaded."""
         return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order.
 
-        Raises `RunError` for a prompt that is empty or longer than the model. When a forward pass fails or its logits
-        are not finite, every request in that batch raises it, and the engine continues with the next batch.
+        Raises `RunError` for a prompt that is empty or longer than `max_model_len`. If a forward pass fails or its
+        logits are not finite, every request in that batch raises the error, and the engine continues with the next.
         """
         refuse_adapter(request)
         limit = self._longest_completion(request)
@@ -134,8 +134,8 @@ class TorchEngine:
     async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
         """Copy the weights into the model and adopt `version`; see `InferenceEngine.load_weights`.
 
-        Keys and values of finished sequences are dropped. Those of samples that a pause keeps stay, and are not kept
-        for later prompts.
+        Keys and values of finished sequences are dropped. Samples that a pause keeps retain theirs, which later prompts
+        do not reuse.
         """
         if not self._scheduler.idle:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
@@ -146,22 +146,22 @@ class TorchEngine:
         self._scheduler.weights_are(version)
 
     async def load(self) -> EngineLoad | None:
-        """Samples that wait for places in the batch."""
+        """Load of the engine: the number of samples that wait for places in the batch."""
         return EngineLoad(waiting=self._scheduler.waiting)
 
     async def sleep(self) -> bool:
-        """Moves the model to the memory of the host, where the weights survive."""
+        """Moves the model to host memory, where the weights are kept."""
         self._model.refresh()
         await self._move(torch.device("cpu"))
         return False
 
     async def wake(self) -> None:
-        """Moves the model back to where it computes."""
+        """Moves the model back to its device."""
         await self._move(self._device)
         self._model.refresh()
 
     async def close(self) -> None:
-        """Finishes what is running; requests that still wait raise `RunError`, and so do later ones."""
+        """Finishes running requests; waiting and later ones raise `RunError`."""
         await self._scheduler.close()
 
     async def _move(self, device: torch.device) -> None:
@@ -175,14 +175,14 @@ class TorchEngine:
             apply_adapter(self._model.model, incoming)
         else:
             replace_weights(self._model.model, incoming)
-            attach(self._model.model, {})  # whole weights have every update in them
+            attach(self._model.model, {})  # complete weights include every low-rank update
         self._model.refresh()
 
     def _new_batch(self) -> DecodeBatch:
         return DecodeBatch(self._model, self._tokenizer, eos_ids=self._eos_ids, weight_version=self._weight_version)
 
     def _longest_completion(self, request: GenerationRequest) -> int:
-        """The longest possible completion in tokens; 0 when the prompt alone fills the model."""
+        """The longest possible completion in tokens; 0 if the prompt alone reaches the limit."""
         name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
         length = len(request.prompt_ids)
         if request.sampling.additional_kwargs:
@@ -195,7 +195,7 @@ class TorchEngine:
         return longest_completion(request.sampling, length, self._max_model_len)
 
     def _jobs(self, request: GenerationRequest, limit: int) -> list[Job]:
-        """One job, or several where more samples are wanted than are decoded together."""
+        """One job, or several if more samples are requested than are decoded together."""
         starts = range(0, len(request.keys), self._max_num_seqs)
         return [
             Job(
@@ -227,13 +227,13 @@ def load_torch_engine(
     returns_experts: bool = False,
     adapters: Mapping[str, str] = FrozenDict(),
 ) -> InferenceEngine:
-    """The engine over the model at `path` (folder or hub name), with weights of its own, stored or drawn from
-    `init_seed`, and `overrides` of its transformers configuration. `tokenizer_path` names a tokenizer other than the
-    model's. `adapters` are folders with adapters as PEFT stores them, by the name that requests call them. Raises
-    `ModelError`.
+    """An engine over its own copy of the model at `path` (folder or hub name), with weights that are stored or drawn
+    from `init_seed`. `overrides` replace values of the model's transformers configuration. `tokenizer_path` names a
+    tokenizer other than the model's. `adapters` maps the names in requests to folders with adapters in PEFT's format.
+    Raises `ModelError`.
 
-    `dtype` as torch names it (`float32`), where `int8` is bfloat16 with projections in eight bits; `attention` as
-    transformers does (`sdpa`), `device` is `cpu` or `cuda`.
+    `dtype` is torch's name of the type (`float32`), or `int8` for bfloat16 with projections in eight bits. `attention`
+    is transformers' name (`sdpa`), `device` is `cpu` or `cuda`.
     """
     held = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
     model = load_causal_lm(
@@ -260,7 +260,7 @@ def load_torch_engine(
 
 
 def _positions(model: PreTrainedModel) -> int:
-    """How many tokens the model was made for."""
+    """Largest number of tokens in a sequence of this model. Raises `ModelError` if its configuration has none."""
     positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None:
         raise ModelError(f"{type(model).__name__} does not say how many positions it has: give max_model_len")

@@ -1,8 +1,8 @@
 """A group of processes that forms once to broadcast bytes from rank 0 to all others, and then dissolves.
 
-Every member registers at a store that the run's driver holds. The group is made only when all are there, so that none
-waits in a collective for a process that will never come. A member that cannot take part writes the reason to the same
-store, which ends the others' waiting at once.
+Every member registers at a store that the run's driver holds. The group is formed only when all have registered, so
+that none waits in a collective for a process that will never join. A member that cannot take part writes the reason to
+the same store, which ends the others' waiting at once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from skyrl.processes.addresses import connecting_seconds
 _POLL_SECONDS = 0.01
 
 _CONNECT_SECONDS = 30.0
-"""Seconds for the members to connect after all have registered; a member that ended in between is not waited for
-longer."""
+"""Number of seconds for the members to connect after all have registered: the longest wait for a member that ended in
+between."""
 
 _ABORTED = "called off"
 
 _IDLE: defaultdict[tuple[str, int], list[TCPStore]] = defaultdict(list)
 """Idle connections to stores, by host and port. They are kept because torch resolves names for each new connection,
-which takes five seconds where a resolver loses a packet. Concurrent groups use one each, because a member that waits
+which takes five seconds if a resolver loses a packet. Concurrent groups use one each, because a member that waits
 for a key occupies its connection."""
 
 
@@ -49,16 +49,16 @@ class TransferGroup:
     """Port of the driver's `TCPStore`."""
 
     name: str = field(validator=instance_of(str))
-    """No two meetings of a run have the same name."""
+    """Name of the group, unique in a run."""
 
     rank: int = field(validator=instance_of(int))
     size: int = field(validator=instance_of(int))
     timeout: float = field(validator=instance_of((float, int)))
-    """Seconds that a member waits for the others: for all to come, and for each message."""
+    """Number of seconds that a member waits for the others: for all to register, and for each message."""
 
     @contextmanager
     def join(self) -> Iterator[Channel]:
-        """The channel, once every member is there. Raises `WeightSyncError` if one is not, or calls the meeting off."""
+        """Yields the channel once every member has joined. Raises `WeightSyncError` if one does not, or aborts."""
         with self.rendezvous() as store:
             channel = Channel(self._make_group(store), self.timeout)
             try:
@@ -68,9 +68,9 @@ class TransferGroup:
 
     @contextmanager
     def rendezvous(self, card: str = "") -> Iterator[Store]:
-        """The store, once every member is there; they find this one's `card` in it. Raises as `join`.
+        """Yields the store once every member has registered. The others find this one's `card` in it. Raises as `join`.
 
-        Whatever goes wrong in the body ends the waiting of the others.
+        An error in the body ends the waiting of the others.
         """
         try:
             tcp = self._connection()
@@ -94,21 +94,21 @@ class TransferGroup:
             raise WeightSyncError(f"the weights did not get through ({why})") from error
 
     def moved(self, places: int) -> TransferGroup:
-        """The meeting as seen from so many ranks further on: that of a worker of the engine that was given this one."""
+        """The same group as seen by the member whose rank is higher by `places`, like a later worker of an engine."""
         return attrs.evolve(self, rank=self.rank + places)
 
     def store(self) -> Store:
-        """A connection to the meeting's part of the driver's store."""
+        """A connection to the group's part of the driver's store."""
         return PrefixStore(self.name, self._connection())
 
     def abort(self, why: str) -> None:
-        """End the waiting of every member; harmless where the store is gone."""
+        """End the waiting of every member; harmless if the store is gone."""
         with contextlib.suppress(RuntimeError):
             self.store().set(_ABORTED, why)
 
     @property
     def _who(self) -> str:
-        """This member, in messages."""
+        """Description of this member for messages."""
         return f"rank {self.rank} of {self.size} on {socket.gethostname()}"
 
     def _connection(self) -> TCPStore:
@@ -116,7 +116,7 @@ class TransferGroup:
         with contextlib.suppress(IndexError):
             while True:
                 tcp = _IDLE[self.host, self.port].pop()
-                with contextlib.suppress(RuntimeError):  # it was cut meanwhile
+                with contextlib.suppress(RuntimeError):  # the connection was cut meanwhile
                     tcp.set_timeout(patience)
                     tcp.check([_ABORTED])
                     return tcp
@@ -137,13 +137,13 @@ class TransferGroup:
 
 
 def present(rank: int) -> str:
-    """The key under which a member signs in."""
+    """The key under which a member registers."""
     return f"present {rank}"
 
 
 def wait_for(store: Store, keys: Sequence[str], timeout: float, absent: Callable[[Sequence[str]], str]) -> None:
-    """Returns when all keys are there. Raises `WeightSyncError` when the meeting is called off, or after `timeout`
-    seconds, with what `absent` says of the keys that are not.
+    """Returns when all keys exist. Raises `WeightSyncError` if a member aborts, or after `timeout` seconds, with the
+    message that `absent` makes of the missing keys.
     """
     deadline = time.monotonic() + timeout
     while not store.check(list(keys)):
@@ -159,7 +159,7 @@ class Channel:
     """Bytes from rank 0 to all other ranks, one message after the other."""
 
     def __init__(self, group: Any, timeout: float) -> None:
-        """`timeout`: seconds that each message is waited for."""
+        """`timeout` is the number of seconds to wait for each message."""
         self._group = group
         self._options = BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
@@ -174,7 +174,7 @@ class Channel:
             self._broadcast(content)
 
     def receive_bytes(self) -> Tensor:
-        """The next message, flat uint8 of shape (bytes,) in memory of its own. Every rank but 0."""
+        """The next message, flat uint8 of shape (bytes,) in newly allocated memory. Every rank but 0."""
         size = torch.zeros(1, dtype=torch.int64)
         self._broadcast(size)
         content = torch.empty(int(size), dtype=torch.uint8)

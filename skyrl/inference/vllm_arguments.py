@@ -1,5 +1,4 @@
-"""Translates our settings to vLLM's arguments: under which name each is passed on, and which are refused with the
-reason.
+"""Translates settings to vLLM's arguments: the name under which each is passed on, and the reasons for refusing some.
 
 Start with `engine_arguments`. Nothing here imports vLLM, so that every field can be examined without it.
 """
@@ -18,13 +17,13 @@ from skyrl.tree import FrozenDict
 from skyrl.tree.names import nearest
 
 SMALLEST_CPU_CACHE = 64 * 2**20
-"""Least bytes of keys and values of an engine on a CPU, unless configured otherwise."""
+"""Smallest default size of the key-value cache of an engine on a CPU, in bytes."""
 
 _SEQUENCES_ON_CPU = 32
-"""Sequences of full length that fit the default cache of an engine on a CPU."""
+"""Number of sequences of full length that fit the default cache of an engine on a CPU."""
 
 _CPU_BLOCK = 128
-"""Tokens in one block of vLLM's cache on a CPU."""
+"""Number of tokens in one block of vLLM's cache on a CPU."""
 
 
 def engine_arguments(
@@ -45,9 +44,8 @@ def engine_arguments(
 
     `device` is `cpu` or `cuda`; `max_model_len` is in tokens, prompt and completion together; `known` are the names of
     the arguments that the installed vLLM has; `overrides` are values of the model's own configuration. Without
-    `stored_weights` vLLM fills the model with numbers of its own, until it is sent weights. It takes as many adapters
-    as there are `lora_ranks`. Raises `ConfigError` with
-    everything that it cannot be given.
+    `stored_weights`, vLLM fills the model with dummy weights until it receives others. There is room for one adapter of
+    each of `lora_ranks`. Raises `ConfigError`, which lists all settings that vLLM does not support.
     """
     problems = [*_refused(config, device, max_model_len), *_unsuitable(model, device), *_extra_refused(config, known)]
     problems += _other_model(config, overrides)
@@ -77,7 +75,7 @@ def engine_arguments(
     if config.served_model_name is not None:
         arguments["served_model_name"] = config.served_model_name
     if device == "cpu":
-        # vLLM sets a seeded generator back after each piece of a prompt, and dies of it on a CPU, whose has no offset
+        # after each chunk of a prompt vLLM resets a seeded generator, which fails on a CPU: its generator has no offset
         arguments["enable_chunked_prefill"] &= config.max_num_batched_tokens < max_model_len
         arguments["kv_cache_memory_bytes"] = _cpu_cache(config, model, arguments["dtype"], max_model_len)
     else:
@@ -90,7 +88,7 @@ def engine_arguments(
 def _of_adapters(config: InferenceEngineConfig, ranks: Sequence[int], device: str) -> dict[str, Any]:
     return {
         "enable_lora": True,
-        # on a CPU, vLLM computes samples without an adapter with that in its last place, which has to be empty
+        # on a CPU, vLLM computes samples without an adapter with the one in its last slot, which has to be empty
         "max_loras": len(ranks) + (device == "cpu"),
         "max_lora_rank": _room_for(max(ranks)),
         "fully_sharded_loras": config.fully_sharded_loras,
@@ -98,7 +96,7 @@ def _of_adapters(config: InferenceEngineConfig, ranks: Sequence[int], device: st
 
 
 def _room_for(rank: int) -> int:
-    """The smallest largest rank that vLLM can be started with."""
+    """The smallest `max_lora_rank` of vLLM that has room for this rank. Raises `ConfigError` if there is none."""
     for most in (1, 8, 16, 32, 64, 128, 256, 320, 512):
         if rank <= most:
             return most
@@ -111,7 +109,9 @@ def _room_for(rank: int) -> int:
 
 
 def _other_model(config: InferenceEngineConfig, overrides: Mapping[str, Any]) -> Iterator[Problem]:
-    """Values that the learner's model does not have. A table of rotary embeddings was compared before."""
+    """Problems with overrides that the learner's model does not have. The table of rotary embeddings is not compared
+    here, because it was compared before.
+    """
     for name, value in (config.engine_init_kwargs.get("hf_overrides") or {}).items():
         if name in overrides and name != "rope_parameters" and _thawed(value) != overrides[name]:
             yield _problem(
@@ -122,10 +122,12 @@ def _other_model(config: InferenceEngineConfig, overrides: Mapping[str, Any]) ->
 
 
 def _cpu_cache(config: InferenceEngineConfig, model: ModelFacts, dtype: str, max_model_len: int) -> int:
-    """Bytes: vLLM's own default is 90 % of the machine's memory, which a run that also trains does not have."""
+    """Size of the key-value cache in bytes. vLLM's default is 90 % of the machine's memory, too much for a run that
+    also trains.
+    """
     bytes_per_token = model.kv_numbers_per_token * (4 if dtype == "float32" else 2)
     longest = -(-max_model_len // _CPU_BLOCK) * _CPU_BLOCK
-    # one block more: vLLM keeps the first for itself
+    # one more block: vLLM reserves the first for itself
     sequences = min(config.max_num_seqs, _SEQUENCES_ON_CPU)
     return max(SMALLEST_CPU_CACHE, bytes_per_token * (longest * sequences + _CPU_BLOCK))
 
@@ -222,7 +224,7 @@ def _problem(field: str, message: str, hint: str) -> Problem:
 
 
 def _thawed(value: object) -> object:
-    """Plain dicts and lists, which vLLM expects."""
+    """Converts mappings and tuples to the plain dicts and lists that vLLM expects."""
     if isinstance(value, Mapping):
         return {key: _thawed(item) for key, item in value.items()}
     return [_thawed(item) for item in value] if isinstance(value, tuple) else value

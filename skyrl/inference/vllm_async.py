@@ -1,4 +1,4 @@
-"""vLLM's `AsyncLLM`: continuous batching in an engine process, which may die or hang without taking us along."""
+"""vLLM's `AsyncLLM`: continuous batching in an engine process, which may die or hang without ending this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skyrl.inference.vllm_backend import ADAPTER, Heard, Output, adapter_request
 T = TypeVar("T")
 
 _ALIVE_SECONDS = 120.0
-"""Seconds without an answer, while samples are drawn, after which an engine process counts as hung."""
+"""Number of seconds without an answer, while samples are drawn, after which an engine process counts as hung."""
 
 
 class AsyncBackend:
@@ -124,7 +124,7 @@ class AsyncBackend:
         return answer
 
     async def _alive(self, call: Awaitable[T]) -> T:
-        """The call's result; what vLLM raises when its process is gone becomes `ProcessError`."""
+        """The call's result. vLLM's errors become `ProcessError` if its process is gone, `RunError` for one request."""
         kinds = importlib.import_module("vllm.v1.engine.exceptions")
         try:
             return await call
@@ -148,7 +148,7 @@ class AsyncBackend:
 
     @property
     def _mode(self) -> str:
-        """vLLM's word for what becomes of running requests; with `keep` it holds their tokens."""
+        """vLLM's name of the policy for running requests; with `keep` it holds their tokens."""
         return "wait" if self._in_flight == "finish" else "keep"
 
     def _cause(self) -> str:
@@ -157,7 +157,7 @@ class AsyncBackend:
 
 
 class _Statistics:
-    """vLLM's `StatLoggerBase`: notes the load of one copy of the weights after each of its steps."""
+    """vLLM's `StatLoggerBase`: records the load of each copy of the weights after each of its steps."""
 
     def __init__(self, loads: dict[int, EngineLoad], index: int) -> None:
         self._loads, self._index = loads, index
@@ -169,13 +169,13 @@ class _Statistics:
             )
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Does nothing."""
 
     def log(self) -> None:
-        """Nothing to say."""
+        """Does nothing."""
 
     def record_sleep_state(self, *_: object) -> None:
-        """A sleeping engine is asked for nothing."""
+        """Does nothing: a sleeping engine gets no requests."""
 
 
 def _ending(child: BaseProcess) -> str:

@@ -1,7 +1,7 @@
-"""One face for vLLM's two engines, `vllm_async.py` and `vllm_stepped.py`.
+"""One interface for vLLM's two engines, `vllm_async.py` and `vllm_stepped.py`.
 
-Either lives on the event loop that it was made on, and is called from there alone; see `vllm_engine.py`. vLLM is
-imported by name, late: this module costs nothing where it is not used.
+Each must be called only from the event loop on which it was created; see `vllm_engine.py`. vLLM is imported by name and
+only when it is used, so that importing this module costs nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Output(Protocol):
 
     token_ids: Sequence[int]
     logprobs: Any
-    """Its flat log-probabilities, those of the drawn tokens alone."""
+    """vLLM's flat log-probabilities, of the drawn tokens only."""
 
     finish_reason: str | None
     stop_reason: int | str | None
@@ -37,7 +37,7 @@ class Backend(Protocol):
     """One vLLM engine. After any of its calls raised `ProcessError`, it is dead, and every other call raises it too."""
 
     shares_memory: bool
-    """Workers are this process: weights need not travel."""
+    """Whether the workers run in this process, so that weights need not be sent."""
 
     async def generate(
         self,
@@ -47,56 +47,56 @@ class Backend(Protocol):
         heard: Heard | None = None,
         adapter: object = None,
     ) -> Output:
-        """vLLM's finished `CompletionOutput`. Giving up the call gives up the sample. `heard` is called with all tokens
-        so far whenever there are more. `adapter` is what draws it, where that is not the one that was adopted.
+        """vLLM's finished `CompletionOutput`. Cancelling the call cancels the sample. `heard` is called with all tokens
+        so far whenever there are more. `adapter` draws the sample instead of the adopted one.
         """
 
     async def pause(self, in_flight: InFlight) -> None:
-        """Stop the scheduler. No request is running, unless `in_flight` says what becomes of those that are."""
+        """Stop the scheduler. If `in_flight` is `finish`, no request is running."""
 
     async def resume(self) -> None:
         """Restart the scheduler."""
 
     def load(self) -> EngineLoad | None:
-        """How busy the scheduler was after its last step; None where that is not known here."""
+        """Load of the scheduler after its last step; None if it is unknown in this process."""
 
     async def call_workers(self, method: str, *args: object) -> list[Any]:
         """The results of calling `method` on every worker."""
 
     async def adopt_adapter(self, folder: str) -> None:
-        """Draw samples from now on by the adapter that is stored there as PEFT stores it, in place of any before."""
+        """Draw samples from now on with the adapter in `folder`, in PEFT's format, which replaces any earlier one."""
 
     async def load_adapter(self, adapter: object) -> None:
-        """Load one more adapter, by which samples are drawn that name it."""
+        """Load one more adapter, for requests that name it."""
 
     async def forget(self, version: int) -> bool:
-        """Drops every cache of computed prompts, but for what the last pause keeps, and names the weights; False where
-        a cache was still in use.
+        """Drop every cache of computed prompts, except for what the last pause keeps, and set the version of the
+        weights. Returns False if a cache was still in use.
         """
 
     async def sleep(self) -> None:
-        """Gives back the memory of weights and cache."""
+        """Free the memory of weights and cache."""
 
     async def wake(self) -> None:
-        """Takes it again."""
+        """Allocate the memory of weights and cache again."""
 
     def close(self) -> None:
-        """Ends it, with the processes it has."""
+        """End the engine and its processes."""
 
 
 ADAPTER = 1
-"""Number of the adapter that an engine adopts, its policy's. Others have higher ones."""
+"""Number of the adapter that an engine adopts for its policy. Other adapters have higher numbers."""
 
 
 def adapter_request(folder: str, name: str = "skyrl", number: int = ADAPTER) -> object:
-    """vLLM's `LoRARequest` of an adapter."""
+    """vLLM's `LoRARequest` for the adapter in a folder."""
     kind = importlib.import_module("vllm.lora.request").LoRARequest
     return kind(lora_name=name, lora_int_id=number, lora_path=folder)
 
 
 def request_maker(vllm: ModuleType) -> Callable[[Sequence[int], Mapping[str, Any], bool], tuple[Any, Any]]:
-    """Makes vLLM's prompt and sampling parameters. Only the finished answer comes back or, where the request is
-    `streamed`, all tokens so far after each step.
+    """Returns a function that makes vLLM's prompt and sampling parameters. vLLM answers with the finished sample only
+    or, if the request is `streamed`, with all tokens so far after each step.
     """
     tokens_input = importlib.import_module("vllm.inputs").tokens_input
     kinds = importlib.import_module("vllm.sampling_params").RequestOutputKind
@@ -109,7 +109,7 @@ def request_maker(vllm: ModuleType) -> Callable[[Sequence[int], Mapping[str, Any
 
 
 def reporter(on_tokens: Callable[[NewTokens], None], index: int) -> Heard:
-    """Reports the new ones among all tokens so far of the sample at place `index`."""
+    """Returns a callback that takes all tokens so far of the sample at `index`, and reports the new ones."""
     count = 0
 
     def heard(token_ids: Sequence[int]) -> None:

@@ -1,10 +1,10 @@
-"""The vLLM engine: an `InferenceEngine` over `vllm.AsyncLLM` (processes of its own) or `vllm.LLMEngine` (this one).
+"""The vLLM engine: an `InferenceEngine` over `vllm.AsyncLLM` (separate processes) or `vllm.LLMEngine` (this process).
 
     GenerationRequest --> one vLLM request per sample --Backend--> Completion
 
-vLLM's asynchronous engine belongs to one event loop, so each engine has a loop of its own on a thread of its own:
-callers may come from any loop, and nothing that vLLM does delays theirs. What vLLM is given is in `vllm_arguments.py`
-and `vllm_sampling.py`; what happens inside its workers in `vllm_worker.py`.
+vLLM's asynchronous engine belongs to one event loop, so each engine has its own loop on its own thread: calls may come
+from any loop, which vLLM does not delay. vLLM's arguments are in `vllm_arguments.py` and `vllm_sampling.py`, the code
+that runs inside its workers is in `vllm_worker.py`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _MESSAGE_CHARACTERS = 1000
-"""Characters kept of vLLM's message when it does not start: it lists every wrong setting, and may print whole
+"""Number of characters kept of vLLM's message if it does not start: it lists every wrong setting, and may print whole
 configurations."""
 
 
 class VLLMEngine:
-    """An `InferenceEngine` that starts vLLM, `async_engine` and every other field of its configuration respected.
+    """An `InferenceEngine` that starts vLLM with `async_engine` and all other fields of its configuration.
 
     Example: `VLLMEngine(run.generator.inference_engine, model_path="Qwen/Qwen3-0.6B", device="cuda", seed=0)`
     """
@@ -71,20 +71,20 @@ class VLLMEngine:
         lora_rank: int = 0,
         adapters: Mapping[str, str] = FrozenDict(),
     ) -> None:
-        """Returns when the model is loaded. `device` is `cpu` or `cuda`; `tokenizer` is loaded if it is not given,
-        from `tokenizer_path` where that is another than the model's.
-        `overrides` replace values of the model's own configuration. Without `stored_weights` none are read: those that
-        `load_weights` brings are the first that mean anything. With `lora_rank` adapters of that rank are taken, too.
-        `adapters` are folders with adapters as PEFT stores them, by the name that requests call them.
+        """Returns when the model is loaded. `device` is `cpu` or `cuda`. If `tokenizer` is None, it is loaded from
+        `tokenizer_path`, or from the model. `overrides` replace values of the model's own configuration. Without
+        `stored_weights`, no weights are read, and the first ones come with `load_weights`. With `lora_rank`, trained
+        adapters of that rank are accepted, too. `adapters` maps the names in requests to folders with adapters in
+        PEFT's format.
 
-        `max_model_len` is in tokens, prompt and completion together; None is what the model was made for. Raises
-        `ConfigError` for settings that vLLM cannot be given, `ModelError` for the model, `UserError` where vLLM is not
+        `max_model_len` is in tokens, prompt and completion together; None is the length that the model supports. Raises
+        `ConfigError` for settings that vLLM does not support, `ModelError` for the model, `UserError` if vLLM is not
         installed or refuses to start.
         """
         trusted = bool(config.engine_init_kwargs.get("trust_remote_code", False))
         facts = model_facts(model_path, trust_remote_code=trusted, overrides=overrides)
         self._max_model_len = max_model_len or facts.positions or _no_positions(model_path)
-        # it must not serve two threads
+        # a tokenizer must not serve two threads
         self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(tokenizer_path or model_path))
         self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
         self._expected = expected_weights(model_path, trust_remote_code=trusted, overrides=overrides)
@@ -117,13 +117,13 @@ class VLLMEngine:
 
     @property
     def weight_version(self) -> int:
-        """0 until weights are loaded."""
+        """Version of the weights that the engine samples from; 0 until weights are loaded."""
         return self._weight_version
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
 
-        Raises `ProcessError` when vLLM is dead, whenever that happens. A call that is given up leaves the batch.
+        Raises `ProcessError` if vLLM is dead or dies meanwhile. A cancelled call leaves the batch.
         """
         limit = self._longest_completion(request)
         if limit == 0:
@@ -142,8 +142,8 @@ class VLLMEngine:
     async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
         """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
 
-        Names and shapes are compared before vLLM hears of it. It replaces layer by layer, so that whatever fails later
-        puts this engine out of service.
+        Names and shapes are checked first. vLLM then replaces layer by layer, so that any later failure puts this
+        engine out of service.
         """
         if not self._paused:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
@@ -158,20 +158,20 @@ class VLLMEngine:
         await self._on_loop(self._replace(self._reload(incoming), version))
 
     async def load(self) -> EngineLoad | None:
-        """Requests that vLLM's scheduler does not run, and the use of its cache, as of its last step."""
+        """Number of requests that vLLM's scheduler does not run, and its cache use, after its last step."""
         return self._backend.load()
 
     async def sleep(self) -> bool:
-        """Gives back the GPU memory of weights and cache, which are gone. vLLM ignores it on a CPU."""
+        """Frees the GPU memory of weights and cache, which are discarded. vLLM ignores this on a CPU."""
         await self._on_loop(self._backend.sleep())
         return self._device == "cuda"
 
     async def wake(self) -> None:
-        """Takes the memory again; what is in it is nothing until the next `load_weights`."""
+        """Allocates the memory again; its content is undefined until the next `load_weights`."""
         await self._on_loop(self._backend.wake())
 
     async def close(self) -> None:
-        """Finishes what is running, refuses what waits or comes later, ends vLLM's processes. Safe to call twice."""
+        """Finishes running requests, refuses waiting and later ones, and ends vLLM's processes. Safe to call twice."""
         if self._thread.is_alive():
             await self._on_loop(self._close())
             await asyncio.to_thread(self._end)
@@ -217,13 +217,13 @@ class VLLMEngine:
         self._gate.open()
 
     async def _reload(self, incoming: IncomingWeights) -> str:
-        """Replaces the weights in vLLM's workers; empty, or why that stopped halfway."""
+        """Replaces the weights in vLLM's workers. Returns an empty string, or the reason why that stopped halfway."""
         plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
         outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
         return "; ".join(sorted({outcome for outcome in outcomes if outcome}))
 
     async def _adopt(self, adapter: Adapter) -> str:
-        """Samples come from this adapter beside the weights; its tensors are compared with their digests first."""
+        """Draws samples with this adapter beside the weights, after its tensors were compared with their digests."""
         with TemporaryDirectory() as folder:
             await asyncio.to_thread(write_adapter, adapter, Path(folder))
             await self._backend.adopt_adapter(folder)
@@ -234,7 +234,7 @@ class VLLMEngine:
             problem = await replacing
             if not problem and not await self._backend.forget(version):
                 problem = "vLLM could not drop what it had computed with the old weights"
-        except Exception as error:  # noqa: BLE001 - whatever it was, the model is in pieces
+        except Exception as error:  # noqa: BLE001 - after any error the weights are incomplete
             problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         if problem:
             self._broken = (
@@ -247,8 +247,8 @@ class VLLMEngine:
     async def _close(self) -> None:
         self._closed = True
         with suppress(ProcessError):
-            await self._backend.resume()  # samples that stand still are finished
-        self._gate.open()  # whoever waits is told so
+            await self._backend.resume()  # paused samples are finished
+        self._gate.open()  # waiting requests are refused
         await self._gate.shut()
         await asyncio.to_thread(self._backend.close)
 
@@ -268,7 +268,7 @@ class VLLMEngine:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _longest_completion(self, request: GenerationRequest) -> int:
-        """The longest possible completion in tokens; 0 when the prompt alone fills the model."""
+        """The longest possible completion in tokens; 0 if the prompt alone reaches the limit."""
         name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
         length = len(request.prompt_ids)
         check_sampling(request.sampling)
@@ -284,8 +284,8 @@ class VLLMEngine:
 async def _start(
     config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str]
 ) -> tuple[Backend, dict[str, object]]:
-    """Start vLLM with the adapters in these folders, and its requests of them by name; runs on the event loop that the
-    engine lives on.
+    """Start vLLM and load the adapters in these folders. Returns the backend, and vLLM's requests for the adapters by
+    name. Runs on the engine's event loop.
     """
     make: Callable[[], Backend] = (
         (lambda: AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats))
@@ -310,13 +310,13 @@ async def _start(
 
 
 def _ranks(adapters: Mapping[str, str], trained: int) -> list[int]:
-    """Ranks of the stored adapters, and that of the one that is trained if it is above 0. Raises `ModelError`."""
+    """Ranks of the stored adapters, and `trained`, that of the trained one, if it is above 0. Raises `ModelError`."""
     stored = [stored_settings(Path(folder), f"adapter {name}").rank for name, folder in adapters.items()]
     return stored + [trained] * bool(trained)
 
 
 async def _loaded(backend: Backend, folders: Mapping[str, str]) -> dict[str, object]:
-    """vLLM's requests of the adapters in these folders, by name, once it has loaded them. Raises `ModelError`."""
+    """Loads the adapters in these folders. Returns vLLM's requests for them, by name. Raises `ModelError`."""
     loaded = {}
     for number, (name, folder) in enumerate(folders.items(), ADAPTER + 1):
         loaded[name] = adapter_request(folder, name, number)

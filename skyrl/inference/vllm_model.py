@@ -20,22 +20,22 @@ from skyrl.models.paths import local_folder
 from skyrl.tree import FrozenDict
 
 HEAD_SIZES_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head dimensions that the attention of vLLM 0.32 is built for on a CPU. Another one fails at the first request."""
+"""Head dimensions that the attention of vLLM 0.32 supports on a CPU. Any other fails at the first request."""
 
 
 @frozen(kw_only=True)
 class ModelFacts:
-    """Read from a model's configuration; no weight was looked at."""
+    """Facts from a model's configuration; its weights are not read."""
 
     head_dim: int
     kv_numbers_per_token: int
-    """Numbers that one token adds to the cache: keys and values of all layers."""
+    """Number of values that one token adds to the cache: keys and values of all layers."""
 
     positions: int | None
-    """Tokens that a sequence may have; None if the model names no bound."""
+    """Largest number of tokens in a sequence; None if the configuration has no limit."""
 
     eos_ids: tuple[int, ...]
-    """Every id that ends a completion, without the tokenizer's."""
+    """Every id that ends a completion, except for the tokenizer's."""
 
     vocabulary: int
     """Number of token ids."""
@@ -56,17 +56,17 @@ class ExpectedWeights:
 
     @property
     def has_experts(self) -> bool:
-        """Whether some tensors hold the matrices of all experts of a layer, which files have one by one."""
+        """Whether some tensors hold the matrices of all experts of a layer, which files store one by one."""
         return any(map(is_experts, self.infos))
 
     tied: dict[str, str]
-    """Second names of tied weights, and the first: `lm_head.weight` of a tied head, usually."""
+    """Second name -> first name of each tied weight. A second name is usually the `lm_head.weight` of a tied head."""
 
 
 def model_facts(
     path: str, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] = FrozenDict()
 ) -> ModelFacts:
-    """The sizes of a model. Raises `ModelError` where its configuration cannot be read."""
+    """The facts of the model at `path`. Raises `ModelError` if its configuration cannot be read."""
     config = with_overrides(_config(path, trust_remote_code), overrides)
     text = config.get_text_config()
     heads = text.num_attention_heads
@@ -82,7 +82,7 @@ def model_facts(
 
 
 def overridden(path: str, overrides: Mapping[str, Any], *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """Values of the model's configuration that `overrides` change, as vLLM takes them. Raises `ModelError`."""
+    """Values of the model's configuration that `overrides` change, in vLLM's form. Raises `ModelError`."""
     return changed_values(_config(path, trust_remote_code), overrides) if overrides else {}
 
 
@@ -141,7 +141,7 @@ def _config(path: str, trust_remote_code: bool) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(_source(path), trust_remote_code=trust_remote_code)
     except ModelError:
         raise
-    except Exception as error:  # transformers, its hub client and models of others each raise types of their own
+    except Exception as error:  # transformers, its hub client and third-party models raise different types
         raise model_error("configuration of", path, error) from error
     return config
 

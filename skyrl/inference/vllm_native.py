@@ -1,10 +1,10 @@
-"""The receiving end of vLLM's own weight transfer, inside a vLLM worker: it does what the learner's sender asks.
+"""The receiving end of vLLM's own weight transfer, inside a vLLM worker: it executes the requests of the sender.
 
-    init -> start -> update, once or often -> compare -> finish -> end     (`skyrl.weight_sync.native` asks)
+    init -> start -> update, once or more -> compare -> finish -> end     (requests of `skyrl.weight_sync.native`)
 
-Between update and finish, digests of what reached the model's `load_weights` are compared with those of what was sent.
-They prove that the right bytes came to the GPU under the right names. That the layers compute with them, in fused and
-packed form, is what the canary proves.
+Between update and finish, the digests of the tensors that reached the model's `load_weights` are compared with the
+sender's. They prove that the right bytes reached the GPU under the right names. The canary proves that the layers
+compute with them, in fused and packed form.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Weights = Iterator[tuple[str, Tensor]]
 
 
 def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights], Weights]) -> None:
-    """Does all that the sender asks of this worker, the one at `place` in its engine.
+    """Executes all of the sender's requests on this worker, the one at `place` in its engine.
 
-    `expand` adds second names of tied weights. Raises `WeightSyncError` when what came is not what was sent, and when
-    the sender or another worker gave up.
+    `expand` adds second names of tied weights. Raises `WeightSyncError` if weights differ from those that were sent, or
+    if the sender or another worker gave up.
     """
     _equip(worker, incoming.backend)
     received: dict[str, Tensor] = {}
@@ -40,7 +40,7 @@ def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights
         for kind, content in vllm_requests.requests(store, rank=group.rank, timeout=group.timeout):
             match kind:
                 case "init":
-                    if "rank_offset" in content:  # vLLM counts workers from here, and knows of one engine only
+                    if "rank_offset" in content:  # vLLM adds the worker's rank to it, and knows only one engine
                         content["rank_offset"] = incoming.group.rank
                     worker.init_weight_transfer_engine(content)
                 case "start":
@@ -57,9 +57,9 @@ def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights
 
 
 def group_holder(worker: Any) -> str:
-    """Class of the worker's transfer engine where it holds a group with a sender; otherwise empty.
+    """Class name of the worker's transfer engine if that holds a group with a sender; otherwise empty.
 
-    A group is left behind by a run that died during a transfer, and held by programs that form one for all transfers.
+    A run that died during a transfer leaves a group behind, and some programs keep one group for all transfers.
     """
     engine = worker.weight_transfer_engine
     return "" if getattr(engine, "model_update_group", None) is None else type(engine).__name__
@@ -76,7 +76,7 @@ def _equip(worker: Any, backend: str) -> None:
 
 @contextmanager
 def _watched(model: Any, received: dict[str, Tensor], expand: Callable[[Weights], Weights]) -> Iterator[None]:
-    """While the model loads weights, the digest of each goes to `received`, and tied ones come under all names."""
+    """While the model loads weights, adds their digests to `received`, and passes tied ones under all their names."""
     load = model.load_weights
 
     def digested(weights: Weights) -> Weights:
@@ -90,11 +90,11 @@ def _watched(model: Any, received: dict[str, Tensor], expand: Callable[[Weights]
     try:
         yield
     finally:
-        del model.load_weights  # the class has its own
+        del model.load_weights  # uncovers the method of the class
 
 
 def refuse_changed(sent: Mapping[str, str], received: Mapping[str, str]) -> None:
-    """Raises `WeightSyncError` unless every weight that was sent came, as it was sent."""
+    """Raises `WeightSyncError` unless exactly the weights that were sent arrived, unchanged."""
     problems = [f"{name} did not arrive" for name in sent if name not in received]
     problems += [f"{name} came, which was not sent" for name in received if name not in sent]
     problems += [
@@ -108,11 +108,11 @@ def refuse_changed(sent: Mapping[str, str], received: Mapping[str, str]) -> None
 
 
 _TENSOR, _SIZE, _STORAGE, _DTYPE = 0, 1, 4, 5
-"""Places in the arguments of torch's `rebuild_cuda_tensor` that JSON has no word for, besides bytes."""
+"""Indices of arguments of torch's `rebuild_cuda_tensor` that JSON cannot represent, besides bytes."""
 
 
 def plain_handle(arguments: Sequence[Any]) -> list[Any]:
-    """The arguments of torch's `rebuild_cuda_tensor`, for a tensor of bytes, as JSON-able data."""
+    """The arguments of torch's `rebuild_cuda_tensor`, for a tensor of bytes, as JSON-compatible data."""
     known = (arguments[_TENSOR], arguments[_STORAGE], arguments[_DTYPE])
     assert known == (torch.Tensor, TypedStorage, torch.uint8), f"a handle of {known}"
     plain: list[Any] = []
@@ -127,8 +127,8 @@ def plain_handle(arguments: Sequence[Any]) -> list[Any]:
 
 
 def handle(plain: Sequence[Any]) -> tuple[Any, ...]:
-    """Rebuild the handle that `plain_handle` described. Classes are those of a tensor of bytes, whatever the sender
-    claims.
+    """Rebuild the handle that `plain_handle` described. Its classes are always those of a tensor of bytes, whatever the
+    sender claims.
     """
     arguments = [base64.b64decode(value["bytes"]) if isinstance(value, dict) else value for value in plain]
     arguments[_TENSOR], arguments[_STORAGE], arguments[_DTYPE] = torch.Tensor, TypedStorage, torch.uint8
@@ -137,7 +137,7 @@ def handle(plain: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def with_handles(content: dict[str, Any]) -> dict[str, Any]:
-    """An update as vLLM's workers take it: CUDA IPC handles are themselves again."""
+    """An update as vLLM's workers take it, with rebuilt CUDA IPC handles."""
     if "ipc_handles" not in content:
         return content
     return content | {"ipc_handles": {gpu: handle(plain) for gpu, plain in content["ipc_handles"].items()}}

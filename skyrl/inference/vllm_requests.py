@@ -1,8 +1,7 @@
-"""Requests from the learner to the vLLM workers that it sends weights to, one after the other, through the group's
-store.
+"""Requests from the learner to the processes that receive its weights, one after the other, through the group's store.
 
 vLLM's weight-transfer engines leave it to their user how init, start, update and finish reach the workers. Here they
-are JSON in the driver's store, the handles of CUDA IPC too: nothing that is received is unpickled.
+are JSON in the driver's store, including the handles of CUDA IPC: nothing that is received is unpickled.
 """
 
 from __future__ import annotations
@@ -16,19 +15,21 @@ from torch._C._distributed_c10d import Store
 from skyrl.inference.transfer_group import wait_for
 
 END = "end"
-"""The last request of a sender."""
+"""Kind of the last request of a sender."""
 
 
 class Requests:
-    """The sender's end."""
+    """The sender's end of the requests."""
 
     def __init__(self, store: Store, *, receivers: Sequence[int], timeout: float) -> None:
-        """`receivers` are ranks of the meeting; `timeout` is in seconds, for each request."""
+        """`receivers` are ranks of the transfer group; `timeout`, in seconds, applies to each request."""
         self._store, self._timeout = store, timeout
         self._receivers, self._number = tuple(receivers), 0
 
     def ask(self, kind: str, content: Mapping[str, Any]) -> None:
-        """Returns when every receiver has done it. Raises `WeightSyncError` when one could not, or does not answer."""
+        """Send a request and wait until every receiver has executed it. Raises `WeightSyncError` if one cannot, or does
+        not answer.
+        """
         key = _key(self._number)
         self._number += 1
         self._store.set(key, json.dumps({"kind": kind, "content": content}))
@@ -42,9 +43,9 @@ class Requests:
 
 
 def requests(store: Store, *, rank: int, timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Kind and content of each request, up to `END`; the one before counts as done when the next is asked for.
+    """Kind and content of each request, up to `END`. A request counts as done when the iterator is advanced.
 
-    Raises `WeightSyncError` when the sender has called the meeting off, or asks nothing for `timeout` seconds.
+    Raises `WeightSyncError` if a member aborts, or if no request arrives for `timeout` seconds.
     """
     number = 0
     while True:

@@ -1,6 +1,6 @@
-"""Our sampling settings as vLLM's, one request for each sample, and vLLM's answers as completions.
+"""Translates sampling settings to vLLM's, one request for each sample, and vLLM's answers to completions.
 
-Token ids go in and come out; text is made here from the ids that came, as the torch engine makes it.
+vLLM receives and returns token ids. Text is decoded from them here, in the same way as by the torch engine.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from skyrl.tree.names import nearest
 ADDITIONAL = BACKENDS["vllm"].sampling_arguments
 
 OF_OUR_OWN = {"min_tokens": "min_new_tokens", "frequency_penalty": "frequency_penalty"}
-"""Sampling arguments of vLLM that have a field of their own here, and which."""
+"""Sampling argument of vLLM -> the field of `SamplingParams` that sets it."""
 
 SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 2.0
-"""vLLM raises a temperature between 0 and the first to it without a word, and refuses one beyond the second."""
+"""vLLM silently raises a temperature between 0 and the first to the first, and refuses one above the second."""
 
 
 def check_sampling(sampling: SamplingParams) -> None:
-    """Raises `UserError` for what vLLM would refuse, or would do otherwise than written."""
+    """Raises `UserError` for settings that vLLM would refuse, or would silently change."""
     temperature = temperature_of(sampling)
     if temperature > LARGEST_TEMPERATURE or 0 < temperature < SMALLEST_TEMPERATURE:
         raise UserError(
@@ -72,7 +72,7 @@ def sampling_arguments(
         "seed": sample_seed(key) & (2**63 - 1),  # -1 would mean none to vLLM
         "stop": list(sampling.stop or ()),
         "stop_token_ids": sorted(ends),
-        "logprobs": None if sampling.logprobs is None else 0,  # that of the drawn token alone
+        "logprobs": None if sampling.logprobs is None else 0,  # only that of the drawn token
         "flat_logprobs": True,
         "detokenize": bool(sampling.stop) or "bad_words" in more,
         "skip_special_tokens": False,  # `<|im_end|>` can be a stop text
@@ -83,7 +83,7 @@ def sampling_arguments(
 def completion(
     output: Output, key: SampleKey, sampling: SamplingParams, tokenizer: ChatTokenizer, *, prompt_tokens: int
 ) -> Completion:
-    """Convert vLLM's finished `CompletionOutput` after a prompt of so many tokens. Raises `NonFiniteError` for
+    """Convert vLLM's finished `CompletionOutput` after a prompt of `prompt_tokens` tokens. Raises `NonFiniteError` for
     non-finite log-probabilities.
     """
     ids = tuple(output.token_ids)
@@ -110,7 +110,7 @@ def completion(
 
 
 def _routed_experts(chosen: NDArray[Any] | None, tokens: int) -> RoutedExperts | None:
-    """vLLM's array (at least `tokens`, layers, K), which has a row for the last token as well where it was computed."""
+    """Packs vLLM's array (at least `tokens`, layers, K), without its row for the last token, if that was computed."""
     if chosen is None:
         return None
     return packed_choices(chosen[:tokens], experts=1 << 8 * chosen.dtype.itemsize)

@@ -1,13 +1,13 @@
-"""The routes of vLLM's own server (0.32), and of any server that keeps them.
+"""The routes of vLLM's own server (0.32), and of any compatible server.
 
-Samples come from `/inference/v1/generate` (`--enable-scale-out`), which reports the weights of each token, or, where
-the server lacks it, from `/v1/completions`. Weights, pauses and versions need `VLLM_SERVER_DEV_MODE=1`. A server with
+Samples come from `/inference/v1/generate` (`--enable-scale-out`), which reports the weights of each token, or from
+`/v1/completions` if the server lacks it. Weights, pauses and versions need `VLLM_SERVER_DEV_MODE=1`. A server with
 
     --worker-extension-cls skyrl.inference.vllm_worker.WeightReceiver --logprobs-mode processed_logits
 
-receives weights as vLLM engines of a run do, each tensor compared with its digest, and reports the log-probabilities of
-the tempered distribution. Another one reloads files, and its log-probabilities fit at temperature 1 alone; the canary
-finds what does not fit.
+receives weights as vLLM engines of a run do, with each tensor compared with its digest, and reports the
+log-probabilities of the tempered distribution. Any other server reloads files, and its log-probabilities are the
+learner's only at temperature 1; the canary detects a difference.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from skyrl.inference.vllm_sampling import check_sampling, sampling_arguments
 _GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 
 _LACKING = (403, 404, 405, 501)
-"""Statuses of a route that a server does not have or does not open."""
+"""Status codes of a route that a server does not have or does not allow."""
 
 _NOT_IN_COMPLETIONS = ("detokenize", "flat_logprobs")
 
@@ -65,9 +65,9 @@ class VLLMServer:
         workers: int | None = None,
         overrides_group: bool = True,
     ) -> None:
-        """`model` is the name that requests carry; empty for the first one that the server lists. `workers` join a
-        group to get weights; None: they come as files. `overrides_group`: the server gives up the group through which
-        others sent it weights; False: such a server is refused.
+        """`model` is the name that requests carry; empty for the first one that the server lists. `workers` is the
+        number of workers that join a group to receive weights; None if weights come as files. With `overrides_group`,
+        the server leaves a group through which others sent it weights; without it, such a server is refused.
         """
         self._samples, self._control, self._deadlines = samples, control, deadlines
         self.url = control.url
@@ -76,8 +76,8 @@ class VLLMServer:
         self._has_extension = False
         self._mode = "wait"
         self._run, self._adapter = secrets.token_hex(4), ""
-        """Beginning of the names of this run's adapters, and the name of the one that samples are drawn by. One that is
-        loaded in place of another would be read again with every step."""
+        """Part of the names of this run's adapters, and the name of the adapter that draws samples. Each has a new
+        name, because vLLM would read an adapter that is loaded in place of another again with every step."""
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         start = self._deadlines.start
@@ -201,7 +201,7 @@ class VLLMServer:
         return True
 
     async def _prepared(self) -> bool:
-        """Whether the workers have our extension, which makes their log-probabilities ours."""
+        """Prepares the workers to report tempered log-probabilities. Returns False if they lack the extension."""
         try:
             await self._post("/collective_rpc", {"method": "skyrl_prepare"}, attempts=1)
         except ProcessError as error:
@@ -211,8 +211,8 @@ class VLLMServer:
         return True
 
     async def _leave_update_group(self) -> None:
-        """The server is in no group through which others send it weights. Raises `UserError` where it has to stay in
-        one. Without our extension it does not say whether it is in one.
+        """Makes the server leave a group through which others send it weights. Raises `UserError` if `overrides_group`
+        is off and it is in one; a server without the extension does not report that.
         """
         if self._overrides_group:
             await self._post("/shutdown_weight_transfer_engine")
@@ -226,7 +226,7 @@ class VLLMServer:
                 )
 
     async def _refuse_other_size(self) -> None:
-        """Raises `UserError` where another number of workers would come to the group than is waited for."""
+        """Raises `UserError` if the server has another number of workers than the transfer group expects."""
         if self._workers is None:
             return
         answer = mapping(await self._control.get("/get_world_size", seconds=self._deadlines.call), "its size")
@@ -249,7 +249,9 @@ class VLLMServer:
         return await self._post("/collective_rpc", call, attempts=1)
 
     async def _forget(self, version: int, in_flight: InFlight) -> str:
-        """Drops what was computed from the old weights, and names the new ones."""
+        """Drops what was computed from the old weights, and sets the version of the new ones. Returns an empty string,
+        or the reason why that stopped halfway.
+        """
         if in_flight != "keep":
             running = str(in_flight == "recompute").lower()
             answer = await self._post("/reset_prefix_cache", query={"reset_running_requests": running})
@@ -303,8 +305,8 @@ def _of_completions(answer: object, asked: Asked) -> Drawn:
 
 
 def _write_second_names(incoming: Folder, expected: ExpectedWeights) -> None:
-    """Adds a file with the second names of tied weights: vLLM on a CPU computes a head that does not come with the old
-    one's packed copy.
+    """Adds a file with the second names of tied weights: on a CPU, vLLM would compute a head that is not among the
+    files with the packed copy of the old one.
     """
     wanted: dict[str, list[str]] = {}
     for second, name in expected.tied.items():

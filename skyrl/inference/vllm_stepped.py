@@ -43,7 +43,7 @@ class SteppedBackend:
             raise ProcessError(self._dead)
         self._engine.add_request(
             request_id, prompt, params, lora_request=adapter or self._adapter
-        )  # a request that it refuses leaves it as it was
+        )  # a refused request does not change the engine
         future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
         self._futures[request_id] = future
         if heard is not None:
@@ -59,14 +59,14 @@ class SteppedBackend:
             self._heard.pop(request_id, None)
 
     async def pause(self, in_flight: InFlight) -> None:
-        self._in_flight, self._resting = in_flight, True  # the engine rests when it is not stepped
+        self._in_flight, self._resting = in_flight, True  # the engine is paused when it is not stepped
 
     async def resume(self) -> None:
         self._resting = False
         self._step()
 
     def load(self) -> EngineLoad | None:
-        core = getattr(self._engine.engine_core, "engine_core", None)  # of this process
+        core = getattr(self._engine.engine_core, "engine_core", None)  # exists only if the core is in this process
         if core is None or self._dead:
             return None
         _, waiting = core.scheduler.get_request_counts()
@@ -104,13 +104,13 @@ class SteppedBackend:
         self._engine.engine_core.shutdown()
 
     def _step(self) -> None:
-        """Sees to it that the engine is stepped, unless it rests or has nothing to do."""
+        """Makes sure that the engine is being stepped, unless it is paused or has nothing to do."""
         if not self._resting and (self._stepping is None or self._stepping.done()):
             self._stepping = asyncio.create_task(self._step_until_idle())
 
     async def _step_until_idle(self) -> None:
         while not self._resting and not self._dead and self._engine.has_unfinished_requests():
-            await asyncio.sleep(0)  # whoever is ready joins, whoever gave up leaves
+            await asyncio.sleep(0)  # ready requests join, cancelled ones leave
             if self._resting:
                 return
             try:

@@ -1,7 +1,8 @@
-"""The part of an engine that runs inside vLLM's workers: it receives weights and makes log-probabilities the learner's.
+"""The part of an engine that runs inside vLLM's workers: it receives weights, and makes the workers report the
+log-probabilities that the learner computes.
 
 vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`), so `self` is a worker there; this module is
-imported in vLLM's processes. Calls come by name through `collective_rpc`, with nothing but plain data as arguments.
+imported in vLLM's processes. Calls come by name through `collective_rpc`, with only plain data as arguments.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from skyrl.inference.vllm_environment import end_with_host
 from skyrl.models.expert_names import stored_names
 
 _GREEDY = 1e-5
-"""Temperatures below this are greedy to vLLM."""
+"""Temperature below which vLLM samples greedily."""
 
 _IN_CHECKPOINTS, _ALONE = "model.language_model.", "model."
-"""Starts of the names of a language model's weights in a multimodal checkpoint, and in a checkpoint of its own."""
+"""Prefixes of the names of a language model's weights in a multimodal checkpoint, and in its own checkpoint."""
 
 end_with_host()
 
 
 class WeightReceiver:
-    """Methods that our workers add to vLLM's. Each name begins with `skyrl`, to avoid clashes."""
+    """Methods that are added to vLLM's workers. Their names begin with `skyrl`, to avoid clashes."""
 
     model_config: Any
     model_runner: Any
@@ -37,23 +38,24 @@ class WeightReceiver:
     reload_weights: Any
 
     def skyrl_prepare(self) -> None:
-        """Log-probabilities from now on are those of the tempered distribution, before anything is cut."""
+        """Makes the worker report log-probabilities of the tempered distribution, before top-k, top-p and min-p."""
         sampler = self.model_runner.sampler
         if not hasattr(sampler, "topk_topp_sampler"):
             raise RuntimeError("skyrl needs vLLM's first model runner: leave VLLM_USE_V2_MODEL_RUNNER unset")
-        if not getattr(sampler, "skyrl_prepared", False):  # a server is prepared by every run that uses it
+        if not getattr(sampler, "skyrl_prepared", False):  # every run that uses a server prepares it
             report_tempered_logprobs(sampler)
             know_names_of_the_text(self.model_runner.get_model())
             sampler.skyrl_prepared = True
 
     def skyrl_update_group(self) -> str:
-        """Class name of the transfer engine that this worker receives weights through; empty without one."""
+        """Class name of the transfer engine through which others send weights to this worker; empty without one."""
         return vllm_native.group_holder(self)
 
     def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:
-        """Replaces all weights by those that arrive; empty, or why that stopped halfway.
+        """Replaces all weights by those that arrive. Returns an empty string, or the reason why that stopped halfway.
 
-        `incoming` comes as plain data, and as itself only from this process. `tied` holds second names of tied weights.
+        `incoming` is plain data, or the set itself if it comes from this process. `tied` maps the second name of each
+        tied weight to its first.
         """
         received = from_plain(incoming) if isinstance(incoming, Mapping) else incoming
         place = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
@@ -76,13 +78,13 @@ class WeightReceiver:
         return stored_names(under_all_names(weights, tied, incoming), self.model_config.hf_text_config.model_type)
 
     def _skyrl_renew_heads(self) -> None:
-        """A tied head computes with a packed copy of the embedding on a CPU, which reloading leaves as it was."""
+        """Rebuilds the packed copy of the embedding with which a tied head computes on a CPU: reloading does not."""
         for module in self.model_runner.get_model().modules():
             if any(base.__name__ == "ParallelLMHead" for base in type(module).__mro__):
                 module.quant_method.process_weights_after_loading(module)
 
     def _skyrl_renew_experts(self) -> None:
-        """Experts compute with packed weights on a CPU, where vLLM packs them when it starts and never again."""
+        """Rebuilds the packed weights with which experts compute on a CPU: vLLM packs them only when it starts."""
         for module in self.model_runner.get_model().modules():
             kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
             if kernel is not None and next(module.parameters()).device.type == "cpu":
@@ -90,9 +92,10 @@ class WeightReceiver:
 
 
 def know_names_of_the_text(model: torch.nn.Module) -> None:
-    """Lets a multimodal model of vLLM's take the weights and adapters of its language model under their own names.
+    """Makes a multimodal model of vLLM accept weights and adapters of its language model under their own names.
 
-    A checkpoint has them below `model.language_model.`; a learner, which is the language model alone, below `model.`.
+    A multimodal checkpoint has them below `model.language_model.`; a learner, which is the language model alone, below
+    `model.`.
     """
     mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
     inside = getattr(mapper, "orig_to_new_prefix", {}).get(_IN_CHECKPOINTS)
@@ -104,10 +107,10 @@ def know_names_of_the_text(model: torch.nn.Module) -> None:
 def under_all_names(
     weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], incoming: IncomingWeights
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each weight with its whole shape, a tied one under its second names too: vLLM would leave a head that does not
-    come as it is.
+    """Each weight with its whole shape, a tied one under its second names too: vLLM would not update a head that is not
+    among them.
 
-    vLLM holds a layer's tensors until all of them are there, longer than the incoming set keeps them.
+    Tensors are copied, because vLLM holds those of a layer until all have arrived, longer than the incoming set does.
     """
     names: dict[str, list[str]] = {}
     for second, first in tied.items():
@@ -120,15 +123,17 @@ def under_all_names(
 
 
 def report_tempered_logprobs(sampler: Any) -> None:
-    """Makes a vLLM sampler return log softmax(logits / temperature), penalties included, top-p, top-k and min-p not.
+    """Makes a vLLM sampler return log softmax(logits / temperature), with penalties, before top-p, top-k and min-p.
 
-    vLLM has either the logits before the temperature or those after the cut. Greedy rows are reported at temperature 1.
+    vLLM itself offers only logits before the temperature or after the cut. Greedy rows are reported at temperature 1.
     """
     draw = sampler.sample
 
     def sample(logits: Tensor, metadata: Any, logprobs_mode_override: str | None = None) -> tuple[Tensor, Any]:
         wanted = metadata.max_num_logprobs is not None
-        scores = tempered_logprobs(logits, metadata.temperature) if wanted else None  # before `draw`, which overwrites
+        scores = (
+            tempered_logprobs(logits, metadata.temperature) if wanted else None
+        )  # before `draw`, which overwrites logits
         tokens, processed = draw(logits, metadata, logprobs_mode_override)
         return tokens, processed if scores is None else scores
 
@@ -136,7 +141,7 @@ def report_tempered_logprobs(sampler: Any) -> None:
 
 
 def tempered_logprobs(logits: Tensor, temperature: Tensor | None) -> Tensor:
-    """Shapes: (R, V), (R,) or None where all rows are greedy -> (R, V), float32, in nats."""
+    """log softmax(logits / temperature): (R, V), (R,) or None if all rows are greedy -> (R, V), float32, in nats."""
     if temperature is None:
         return logits.log_softmax(-1, dtype=torch.float32)
     divisor = torch.where(temperature < _GREEDY, 1.0, temperature)

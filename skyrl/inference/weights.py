@@ -1,4 +1,4 @@
-"""New weights for a model in place: everything is checked before anything is copied."""
+"""Replaces a model's weights in place: everything is checked before anything is copied."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from skyrl.inference.incoming_weights import IncomingWeights, Shared, WeightInfo
 
 
 def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
-    """Copies a complete set of weights into `model`, cast to its types, once all of it is there.
+    """Copies a complete set of weights into `model`, cast to its types, after all of it has arrived.
 
     Names are those of `model.state_dict()`. A tied tensor may come under any of its names, or under several if they
-    agree. Raises `WeightSyncError`, with the old weights untouched, when a name is missing, unknown or there twice, a
-    shape differs, or something is lost or changed on the way.
+    agree. Raises `WeightSyncError`, with the old weights untouched, if a name is missing, unknown or sent twice, a
+    shape differs, or a tensor is lost or changed in transit.
     """
     held: dict[str, Tensor] = model.state_dict(keep_vars=True)
     tied = _names_of_each(held)
@@ -30,12 +30,12 @@ def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
 
 
 def _kept(tensor: Tensor, incoming: IncomingWeights) -> Tensor:
-    """The tensor for longer than until the next one comes. Those of this process stay where they are."""
+    """The tensor, or a copy if it is only valid until the next one arrives. Tensors of this process are not copied."""
     return tensor if isinstance(incoming, Shared) else tensor.clone()
 
 
 def _names_of_each(held: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
-    """Every tensor's names; a tied one has several."""
+    """All names of each tensor; a tied one has several."""
     names: dict[int, list[str]] = {}
     for name, tensor in held.items():
         names.setdefault(id(tensor), []).append(name)
@@ -59,7 +59,7 @@ def _missing(tied: Iterable[tuple[str, ...]], sent: Container[str]) -> Iterable[
 
 
 def _contradictions(tied: Iterable[tuple[str, ...]], received: Mapping[str, Tensor]) -> Iterable[str]:
-    """Tied weights that came under several names, with different values."""
+    """Problems of tied weights that arrived under several names, with different values."""
     for names in tied:
         first, *others = (name for name in names if name in received)
         for other in others:

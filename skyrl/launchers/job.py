@@ -17,26 +17,26 @@ from skyrl.errors import UserError
 RECORD = "launch.json"
 STATE = "state.json"
 STOP = "stop"
-"""File whose presence says that the launch is to end, and not to go back to the queue."""
+"""File whose presence means that the launch must end and not be requeued."""
 
 LOGS = "logs"
 TASKS = "tasks"
-"""Folder with a folder for each task of an array, by its number."""
+"""Folder that contains a folder for each task of an array, named by its number."""
 
 Target = Literal["local", "ray", "slurm"]
 
 
 @attrs.frozen(kw_only=True)
 class Machines:
-    """Nodes and GPUs that a run takes."""
+    """Nodes and GPUs that a run uses."""
 
     nodes: int = 1
     per_node: int = 1
-    """GPUs of each node; slots where `device` is cpu."""
+    """GPUs per node; slots if `device` is cpu."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     on_ray: bool = False
-    """Whether the run starts processes on Ray, which then has to run on every node."""
+    """Whether the run starts processes on Ray, which must then run on every node."""
 
     address_field: str = "trainer.placement.ray_address"
     """Path of the field that names the Ray cluster to join."""
@@ -44,18 +44,18 @@ class Machines:
 
 @attrs.frozen(kw_only=True)
 class Array:
-    """Several runs of one launch, which differ in their configuration alone."""
+    """Several runs of one launch, which differ only in their configuration."""
 
     tasks: tuple[int, ...]
-    """Numbers of the runs. Each has a folder of its number in the folder `tasks` of the launch, with a `run.toml`."""
+    """Numbers of the runs. Each has a folder with its number and a `run.toml` in the folder `tasks` of the launch."""
 
     at_once: int = 1
-    """Tasks that may run at the same time."""
+    """Largest number of tasks that may run at the same time."""
 
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """A command to be started."""
+    """A run to be started."""
 
     name: str
     folder: Path
@@ -65,7 +65,7 @@ class Job:
     """Folder that the command runs in, absolute."""
 
     words: tuple[str, ...] = ()
-    """Arguments after `run` that follow the configuration."""
+    """Arguments of `run` after the configuration file."""
 
     machines: Machines = Machines()
     array: Array | None = None
@@ -96,13 +96,13 @@ class Launch:
     """Seconds since 1970."""
 
     def write(self) -> None:
-        """Store it in its folder."""
+        """Store the record in the launch's folder."""
         plain = {**attrs.asdict(self), "folder": str(self.folder), "submitted": self.submitted or time.time()}
         (self.folder / RECORD).write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Launch:
-        """The launch of this folder. Raises `UserError` if it is none."""
+        """The launch of this folder. Raises `UserError` if the folder is not a launch."""
         try:
             plain = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             known = {each.name for each in attrs.fields(cls)}
@@ -123,7 +123,7 @@ class Launch:
         return found if isinstance(found, dict) else {}
 
     def ask_to_stop(self) -> None:
-        """Leave word that the launch is to end, for whatever would start it again."""
+        """Mark the launch as ending, so that it is not started again."""
         (self.folder / STOP).touch()
 
 
@@ -131,17 +131,17 @@ class Launcher(Protocol):
     """Starts, shows and stops launches of one target. Every method raises `UserError` or `ProcessError`."""
 
     def start(self, job: Job) -> Launch:
-        """Start it; its record is written."""
+        """Start the job and write its record."""
 
     def state(self, launch: Launch) -> str:
-        """One word or two, such as `running`, `finished`, `waiting (Priority)`."""
+        """The state in one or two words, such as `running`, `finished`, `waiting (Priority)`."""
 
     def stop(self, launch: Launch, *, now: bool) -> str:
-        """Ask the run to save and to end, or end it at once; a sentence on what was done."""
+        """Ask the run to save and to end, or end it at once. Returns a sentence on what was done."""
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Make a folder for a launch, `NAME`, or `NAME-2` and so on where that is taken. Raises `UserError`."""
+    """Make a folder for a launch: `NAME`, or `NAME-2` and so on if that is taken. Raises `UserError`."""
     plain = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or "run"
     number = 1
     while True:
@@ -162,7 +162,7 @@ def launches(parent: Path) -> Iterator[Launch]:
 
 
 def write_state(folder: Path, **content: object) -> None:
-    """Replace `state.json` in one step."""
+    """Replace `state.json` atomically."""
     scratch = folder / f"{STATE}.{os.getpid()}"
     scratch.write_text(json.dumps({**content, "at": time.time()}) + "\n", encoding="utf-8")
     scratch.replace(folder / STATE)

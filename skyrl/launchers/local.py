@@ -25,7 +25,7 @@ class LocalLauncher:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, job: Job) -> Launch:
-        """Start it in a session of its own, with its output in the launch's folder. Raises `UserError`."""
+        """Start the job in a new session, with its output in the launch's folder. Raises `UserError`."""
         if job.after or job.array:
             raise UserError("runs on this machine start at once: --after needs the target slurm")
         script = job.folder / SCRIPT
@@ -54,7 +54,7 @@ class LocalLauncher:
     def state(self, launch: Launch) -> str:
         """The last report of the run, unless its process is gone."""
         if (process := self._processes.get(launch.id)) is not None:
-            process.poll()  # a child of this process that has ended stays until it is asked about
+            process.poll()  # an ended child stays a zombie until it is polled
         reported = str(launch.state().get("state", "starting"))
         if reported in ("starting", "running") and not _is_alive(launch):
             return "failed (its process is gone)"
@@ -72,7 +72,7 @@ class LocalLauncher:
 
 
 def local_script(job: Job, cluster: ClusterConfig, python: str) -> str:
-    """Script of bash that runs it."""
+    """The bash script that runs the job."""
     lines = ["#!/bin/bash", "set -eo pipefail", f"cd {shlex.quote(str(job.cwd))}", "export PYTHONUNBUFFERED=1"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in cluster.variables.items()]
     lines += cluster.prologue
@@ -82,7 +82,7 @@ def local_script(job: Job, cluster: ClusterConfig, python: str) -> str:
 
 
 def began(pid: int) -> str:
-    """Start time of a process in the kernel's ticks, by which it is told from a later one of the same number."""
+    """Start time of a process in kernel ticks, which distinguishes it from a later process with the same pid."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -1,7 +1,8 @@
 """One node of a Slurm job: the run on the first, and Ray on all of them if the run needs it.
 
-The first node publishes the address of Ray's head under a name of this start of the job, in the folder of the launch.
-The others join it, and end when the name is gone: at the end of the run, or some seconds after the first node is lost.
+The first node publishes the address of Ray's head in the launch's folder, under a name specific to this start of the
+job. The others join it, and end when the name is gone: at the end of the run, or some seconds after the first node is
+lost.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 @attrs.frozen(kw_only=True)
 class Node:
-    """This node's part in a job."""
+    """The role of this node in a job."""
 
     folder: Path
-    """Folder of the launch, or of a task of its array, on a disk of all nodes."""
+    """Folder of the launch, or of a task of its array, on a disk that all nodes share."""
 
     rank: int = 0
     nodes: int = 1
     start: str = "0"
-    """Mark of this start of the job, which a job that was put back to the queue does not share with the one before."""
+    """Identifier of this start of the job; a requeued job gets a new one."""
 
     name: str = ""
-    """Name of the node where the scheduler has given it one."""
+    """Name that the scheduler gave the node, if any."""
 
     ask: Path | None = None
     """File whose appearance asks the run to save and stop."""
 
     @classmethod
     def of(cls, folder: Path, ask: Path | None, environ: Mapping[str, str]) -> Node:
-        """The node as Slurm describes it; the only one where there is no Slurm."""
+        """The node as described by Slurm's variables; without Slurm, the only node."""
         job, again = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_RESTART_COUNT", "0")
         return cls(
             folder=folder,
@@ -67,18 +68,18 @@ class Node:
 
     @property
     def names(self) -> NamesOnDisk:
-        """Names of this start."""
+        """Names that are published by this start of the job."""
         return NamesOnDisk(self.folder / _NAMES / self.start)
 
 
 @attrs.frozen(kw_only=True)
 class RayShare:
-    """Resources that a node brings into the Ray cluster of its job."""
+    """Resources that a node contributes to the Ray cluster of its job."""
 
     gpus: int = 0
     slots: int = 0
     interface: str = ""
-    """Network interface whose address is used; empty for that of the node."""
+    """Network interface whose address is used; if empty, the address of the node."""
 
 
 def run_alone(command: Sequence[str], node: Node, environ: Mapping[str, str]) -> int:
@@ -89,9 +90,9 @@ def run_alone(command: Sequence[str], node: Node, environ: Mapping[str, str]) ->
 def run_on_ray(
     command: Sequence[str], node: Node, share: RayShare, address_field: str, environ: Mapping[str, str]
 ) -> int:
-    """Run the command on a Ray cluster of this job's nodes. Returns its exit code, 0 on other nodes than the first.
+    """Run the command on a Ray cluster of this job's nodes. Returns its exit code, and 0 on all nodes except the first.
 
-    Raises `ProcessError` where Ray does not start, or its head is not there in time.
+    Raises `ProcessError` if Ray does not start, or its head does not appear in time.
     """
     environ = {**environ, **_ray_variables(_token_of(node))}
     own = _address(share.interface, node.name)
@@ -105,7 +106,7 @@ def run_on_ray(
                 return supervise([*command, f"{address_field}={address}"], node.folder, environ, node.ask)
     published = wait_for(node.names, HEAD, _START_SECONDS)
     address, _, folder = published.partition(" ")
-    scratch = _private_folder(Path(folder))  # Ray takes the path that it has on the head
+    scratch = _private_folder(Path(folder))  # Ray uses the same path as on the head
     with _ignoring_signals(), _ray(node, own, address, scratch, share, environ) as worker:
         while node.names.get(HEAD) == published:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -116,7 +117,7 @@ def run_on_ray(
 
 
 def _token_of(node: Node) -> Path:
-    """File with the token of this launch, readable by its user alone."""
+    """File with the token of this launch, readable only by its user."""
     holders = (each / _TOKEN for each in (node.folder, *node.folder.parents))
     found = next((each for each in holders if each.exists()), None)
     if found is None:
@@ -125,7 +126,7 @@ def _token_of(node: Node) -> Path:
 
 
 def make_token(folder: Path) -> None:
-    """Make the file with the token that every process of Ray brings, unless there is one."""
+    """Make the file with the token that authenticates every process of Ray, unless it exists."""
     if (folder / _TOKEN).exists():
         return
     with os.fdopen(os.open(folder / _TOKEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -138,7 +139,7 @@ def _ray_variables(token: Path) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement deals the GPUs
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement assigns the GPUs
     }
 
 
@@ -146,11 +147,11 @@ def _ray_variables(token: Path) -> dict[str, str]:
 def _ray(
     node: Node, own: str, head: str, scratch: Path, share: RayShare, environ: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Ray's processes on this node, which end with the block. `scratch` is removed then."""
+    """Runs Ray's processes on this node until the end of the block, and then removes `scratch`."""
     from skyrl.processes.ray_processes import OBJECT_STORE_BYTES
 
     port = head.rpartition(":")[2]
-    inside = str(scratch / "ray")  # which Ray opens to others
+    inside = str(scratch / "ray")  # which Ray makes accessible to others
     as_head = ["--head", "--port", port, "--include-dashboard=false", "--temp-dir", inside]
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
@@ -169,7 +170,7 @@ def _ray(
 
 
 def _private_folder(folder: Path) -> Path:
-    """Make it, for this user alone. Its path is short, since paths of sockets have at most 107 bytes."""
+    """Make a folder that only this user can access. Its path must be short: socket paths have at most 107 bytes."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
@@ -178,12 +179,12 @@ def _private_folder(folder: Path) -> Path:
 
 
 def _log(node: Node) -> Path:
-    """What Ray prints on this node."""
+    """File with the output of Ray on this node."""
     return node.folder / f"ray-{node.start}-{node.rank}.txt"
 
 
 def _wait_for_nodes(address: str, nodes: int, environ: Mapping[str, str]) -> None:
-    """Until every node of the job has joined: a run that does not fit on Ray is refused at once."""
+    """Wait until every node of the job has joined, because a run that does not fit on Ray is refused at once."""
     command = [sys.executable, "-m", "skyrl.processes.ray_nodes", address, str(nodes), str(_START_SECONDS)]
     done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -191,7 +192,7 @@ def _wait_for_nodes(address: str, nodes: int, environ: Mapping[str, str]) -> Non
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ask Ray to end, and end what is left of it."""
+    """Ask Ray to end, and kill its remaining processes."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(10)
@@ -215,7 +216,9 @@ def _wait_until_it_listens(address: str, head: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def _ignoring_signals() -> Iterator[None]:
-    """Ray stays on this node while the run on the first one saves; the scheduler's kill ends it at the latest."""
+    """Ignore signals to stop, so that Ray stays on this node while the run on the first node saves. If Ray does not end
+    by itself, the scheduler kills it.
+    """
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING}
     try:
         yield

@@ -1,4 +1,4 @@
-"""What launches have printed, as it grows."""
+"""Output of launches, read as it grows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EVERY = 1.0
 
 
 class Output:
-    """The output of one launch: files of its folder, or what Ray's dashboard gives."""
+    """The output of one launch: files of its folder, or the log of Ray's dashboard."""
 
     def __init__(self, launch: Launch, launcher: Launcher) -> None:
         self._launch, self._launcher = launch, launcher
@@ -32,7 +32,7 @@ class Output:
         return "".join(f"==> {file.name} <==\n{text}" if several else text for file, text in parts if text)
 
     def follow(self) -> Iterator[str]:
-        """The same, again and again until the launch has ended."""
+        """New output again and again, until the launch has ended."""
         waiting = threading.Event()
         while True:
             state = self._launcher.state(self._launch)

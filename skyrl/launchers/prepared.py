@@ -1,4 +1,4 @@
-"""A run made ready to be launched: checked here, and kept as a file that nothing changes until it starts."""
+"""A run prepared for launching: checked here, and stored as a file that does not change until the run starts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from skyrl.tree import get_at
 
 RUN_FILE = "run.toml"
 _SAVING_SECONDS = 60.0
-"""Seconds by which Slurm's signal may be late."""
+"""Number of seconds by which Slurm's signal may be late."""
 
 
 class Prepared:
-    """A run for one target. Raises `ConfigError` and `UserError` for what cannot run there."""
+    """A run for one target. Raises `ConfigError` and `UserError` if it cannot run there."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class Prepared:
         if self.is_taken_for_cuda:
             composed = compose(files, [*overrides, f"{written}=cuda"], strict=strict, environ=environ)
         self.run: Any = composed.config
-        """Resolved, as far as this machine can tell."""
+        """The configuration, resolved as far as this machine can tell."""
         self._warnings = composed.warnings
         self.text = kept_text(composed.written, composed.origins)
-        """The configuration file of the launch."""
+        """Text of the launch's configuration file."""
         self.machines = machines_of(self.run, cluster if target == "slurm" else ClusterConfig())
         self._refuse_what_cannot_be_saved()
 
@@ -66,10 +66,10 @@ class Prepared:
         if self.is_taken_for_cuda:
             yield f"{self._path('device')} = auto: taken as cuda, since the machines of the cluster are not this one."
         if self._target == "slurm" and not self._resumes():
-            yield "This run does not resume: put back to the queue, it would begin anew, so that it never is."
+            yield "This run does not resume, so it is never requeued: it would start from scratch."
 
     def job(self, name: str, folder: Path, after: tuple[str, ...] = ()) -> Job:
-        """The job, whose folder gets the configuration. Raises `UserError`."""
+        """The job; writes the configuration into its folder. Raises `UserError`."""
         try:
             (folder / RUN_FILE).write_text(self.text, encoding="utf-8")
         except OSError as error:
@@ -77,7 +77,7 @@ class Prepared:
         return self._job(name, folder, after)
 
     def shown(self, name: str, after: tuple[str, ...], python: str) -> str:
-        """The script that would be run, with a folder that would be made."""
+        """The script that would be run, with the folder that would be made."""
         job = self._job(name, (Path(self._cluster.folder) / name).absolute(), after)
         if self._target == "local":
             return local_script(job, self._cluster, python)
@@ -87,7 +87,7 @@ class Prepared:
 
     @property
     def cluster(self) -> ClusterConfig:
-        """The cluster; without requeues for a run that does not resume."""
+        """The cluster; requeues are turned off for a run that does not resume."""
         if self._resumes():
             return self._cluster
         return evolve(self._cluster, slurm=evolve(self._cluster.slurm, max_requeues=0))
@@ -96,7 +96,7 @@ class Prepared:
         return Job(name=name, folder=folder, cwd=Path.cwd(), machines=self.machines, after=after)
 
     def _resumes(self) -> bool:
-        """Does the same command resume from the last checkpoint?"""
+        """Whether the same command resumes from the last checkpoint."""
         mode = self._at("resume_mode") if hasattr(get_at(self.run, self._table), "resume_mode") else "latest"
         return mode == "latest"
 
@@ -121,7 +121,9 @@ class Prepared:
 
 
 def machines_of(run: RunConfig, cluster: ClusterConfig) -> Machines:
-    """Machines for a resolved run: as the cluster's description says, else as few as hold it. Raises `UserError`."""
+    """Machines for a resolved run: as the cluster's configuration says, else the fewest that hold it. Raises
+    `UserError`.
+    """
     slurm, kind = cluster.slurm, kind_of(run)
     need = need_of(run, slurm.gpus_per_node)
     per_node = slurm.gpus_per_node or need.per_node

@@ -1,4 +1,4 @@
-"""Runs as jobs of a Ray cluster that runs already."""
+"""Runs as jobs of a running Ray cluster."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _WORDS = {
 
 
 class RayLauncher:
-    """Submits runs to the cluster at `cluster.ray.address`, whose machines mount the folders of this one."""
+    """Submits runs to the cluster at `cluster.ray.address`, whose machines must mount the folders of this one."""
 
     def __init__(self, cluster: ClusterConfig, python: str, jobs: RayJobs | None = None) -> None:
         self._cluster, self._python, self._jobs = cluster, python, jobs
 
     def start(self, job: Job) -> Launch:
-        """Submit it. Raises `UserError` and `ProcessError`."""
+        """Submit the job. Raises `UserError` and `ProcessError`."""
         if job.after or job.array:
             raise UserError("jobs of Ray start at once: --after needs the target slurm")
         address = self._cluster.ray.address
@@ -48,7 +48,7 @@ class RayLauncher:
         return launch
 
     def command(self, job: Job) -> str:
-        """The line of a shell that Ray runs on its head."""
+        """The shell command that Ray runs on its head."""
         words = [self._cluster.python or self._python, "-m", "skyrl.cli", "launch", "node", "--folder", str(job.folder)]
         words += ["--", "run", str(job.folder / "run.toml"), *job.words]
         if job.machines.on_ray:
@@ -56,17 +56,17 @@ class RayLauncher:
         return f"cd {shlex.quote(str(job.cwd))} && exec {shlex.join(words)}"
 
     def state(self, launch: Launch) -> str:
-        """What Ray says of the job."""
+        """The state of the job according to Ray."""
         state = self._connected(launch.address).state(launch.id)
         reported = launch.state().get("state")
         return "stopped" if reported == "stopped" else _WORDS.get(state, state.lower())
 
     def logs(self, launch: Launch) -> str:
-        """Everything that the run has printed."""
+        """The whole output of the run."""
         return self._connected(launch.address).logs(launch.id)
 
     def stop(self, launch: Launch, *, now: bool) -> str:
-        """Let Ray send SIGTERM, and SIGKILL seconds later."""
+        """Make Ray send SIGTERM, then SIGKILL some seconds later."""
         launch.ask_to_stop()
         self._connected(launch.address).stop(launch.id)
         return f"{launch.name} was asked to save and end; Ray ends it after some seconds."

@@ -1,7 +1,7 @@
 """The script of a Slurm job.
 
-Every value of the configuration stands in it as one word of bash, or in a line that Slurm reads and bash does not. The
-only text that bash runs as it is written is `prologue`, which is there for that.
+Every value of the configuration is quoted as one bash word, or is in a line that Slurm reads and bash does not. The
+only text that bash runs unquoted is `prologue`, which is meant for that.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def script_of(job: Job, cluster: ClusterConfig, python: str) -> str:
 
 
 def _header(job: Job, slurm: SlurmConfig) -> Iterator[str]:
-    """Options of sbatch, one to a line."""
+    """Options of sbatch, one per line."""
     machines = job.machines
     yield f"--job-name={_quoted(job.name)}"
     yield from (
@@ -131,7 +131,7 @@ def _variables(cluster: ClusterConfig) -> Iterator[str]:
 
 
 def _arrays(job: Job, cluster: ClusterConfig, python: str) -> Iterator[str]:
-    """Words of the one command below."""
+    """Bash arrays with the words of the command that starts the nodes."""
     slurm, machines = cluster.slurm, job.machines
     srun = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", f"--cpus-per-task={slurm.cpus_per_gpu * machines.per_node}"]
     container, srun_container = _container(job, slurm)
@@ -147,7 +147,7 @@ def _arrays(job: Job, cluster: ClusterConfig, python: str) -> Iterator[str]:
 
 
 def _container(job: Job, slurm: SlurmConfig) -> tuple[list[str], list[str]]:
-    """Words before the command, and options of srun."""
+    """Words before the command that enter the container, and options of srun for it."""
     box = slurm.container
     mounts = [_mounted(each) for each in (*dict.fromkeys((str(job.cwd), str(job.folder))), *box.mounts)]
     if box.type == "apptainer":
@@ -169,7 +169,7 @@ def _words(*words: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A value in a line that sbatch reads: in double quotes where it is not a plain word."""
+    """A value in a line that sbatch reads, in double quotes unless it is a plain word."""
     if text and all(letter.isalnum() or letter in "._-/%+@:,=[]" for letter in text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -182,12 +182,12 @@ def _option(option: str) -> str:
 
 
 def _pattern(folder: Path, name: str) -> str:
-    """A file name for Slurm, which reads `%` as the beginning of a placeholder."""
+    """A file name for Slurm, with `%` escaped, which begins a placeholder."""
     return f"{str(folder).replace('%', '%%')}/{name}"
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:
-    """`0-3,7` of (0, 1, 2, 3, 7)."""
+    """The numbers as ranges, such as `0-3,7` for (0, 1, 2, 3, 7)."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:

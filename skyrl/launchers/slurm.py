@@ -1,4 +1,4 @@
-"""Jobs of Slurm, by its own commands: sbatch, squeue, scontrol, scancel."""
+"""Slurm jobs, controlled with Slurm's commands: sbatch, squeue, scontrol, scancel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WORDS = {
 
 
 def slurm_command(words: Sequence[str]) -> str:
-    """Output of a command of Slurm. Raises `UserError` where Slurm is missing, `ProcessError` where it refuses."""
+    """Output of a command of Slurm. Raises `UserError` if Slurm is missing, `ProcessError` if it refuses."""
     try:
         done = subprocess.run(list(words), capture_output=True, text=True, timeout=_SECONDS, check=False)
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def slurm_command(words: Sequence[str]) -> str:
 
 
 def _sentence(text: str, command: str) -> str:
-    """Output of a command of Slurm, in one line and without `sbatch: error:` before each part."""
+    """Output of a Slurm command in one line, without the prefix `sbatch: error:`."""
     lines = (line.strip().removeprefix(f"{command}: ").removeprefix("error: ") for line in text.splitlines())
     return "; ".join(line for line in lines if line)
 
@@ -83,7 +83,7 @@ class SlurmLauncher:
         return launch
 
     def state(self, launch: Launch) -> str:
-        """What Slurm says; of a job that it has forgotten, what the run last reported."""
+        """The state according to Slurm; for a job that Slurm has forgotten, the last report of the run."""
         try:
             rows = self._command(["squeue", "-h", "-o", "%T|%r", "-j", launch.id]).split("\n")
         except ProcessError as error:
@@ -97,7 +97,7 @@ class SlurmLauncher:
         return self._forgotten(launch)
 
     def stop(self, launch: Launch, *, now: bool) -> str:
-        """Ask the run to save and end; one that waits, or every one if `now`, is cancelled."""
+        """Ask the run to save and end. A waiting job, or any job if `now`, is cancelled."""
         state = self.state(launch)
         launch.ask_to_stop()
         if now or not state.startswith(("running", "starting", "ending")) or launch.tasks:

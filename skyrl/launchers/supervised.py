@@ -1,4 +1,4 @@
-"""A command that runs until it ends, with its state in a file: what every launcher starts."""
+"""Runs a command to its end and records its state in a file; every launcher starts runs this way."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def supervise(command: Sequence[str], folder: Path, environment: Mapping[str, str], ask: Path | None = None) -> int:
-    """Run it to its end and return its exit code; `folder` gets `state.json`.
+    """Run a command to its end and return its exit code; its state is written to `state.json` in `folder`.
 
-    With `ask` a scheduler delivers its signals to the command itself, and SIGTERM is sent to it when that file appears.
-    Without, the command has a session of its own, and the first signal to stop is passed on: a second one would end the
-    run before it has saved. SIGQUIT kills it.
+    With `ask`, a scheduler delivers its signals to the command itself, which also gets SIGTERM when the file `ask`
+    appears. Without it, only the first signal to stop is passed on to the command, which runs in a new session: a
+    second signal would end the run before it has saved. SIGQUIT kills it.
     """
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "began": time.time()}
     write_state(folder, state="starting", **facts)
@@ -43,19 +43,19 @@ def supervise(command: Sequence[str], folder: Path, environment: Mapping[str, st
 
 
 class _Receiver:
-    """Requests to stop, by signals and by the file; the first one is sent to the command."""
+    """Receives requests to stop, from signals and from the file; only the first is sent to the command."""
 
     def __init__(self, *, passes_on: bool) -> None:
         self._passes_on, self._pid, self._wanted = passes_on, 0, 0
 
     def starts(self, pid: int) -> None:
-        """The command runs as this process."""
+        """Set the process of the command, and send it a stop request that came before."""
         self._pid = pid
         if self._wanted:
             _send(pid, self._wanted)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Tell it to stop, if nobody has yet."""
+        """Send the command a signal to stop, unless it already got one."""
         if not self._wanted:
             self._wanted = number
             if self._pid:
@@ -63,7 +63,7 @@ class _Receiver:
 
     @contextlib.contextmanager
     def hearing(self) -> Iterator[None]:
-        """Within it the signals of this process are heard."""
+        """Context in which this object handles the signals of this process."""
         before = {number: signal.signal(number, self._heard) for number in (*_STOPPING, signal.SIGQUIT)}
         try:
             yield
@@ -79,12 +79,12 @@ class _Receiver:
         elif self._passes_on:
             self.stop(number)
         else:
-            self._wanted = self._wanted or number  # the command has heard it, too
+            self._wanted = self._wanted or number  # the command received it, too
 
 
 @contextlib.contextmanager
 def _watching(ask: Path | None, receiver: _Receiver) -> Iterator[None]:
-    """Within it the appearance of the file tells the command to stop."""
+    """Context in which the command is stopped when the file `ask` appears."""
     ended = threading.Event()
 
     def watch(file: Path) -> None:

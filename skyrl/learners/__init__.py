@@ -1,4 +1,4 @@
-"""Policy, critic and reference: models that score tokens and, but for the reference, learn, on one rank or on many.
+"""Policy, critic and reference: models that score tokens and, except for the reference, learn, on one or more ranks.
 
-Read `workers.py` first: it is the roles. `strategy.py` is what a way of spreading a model has to offer.
+Read `workers.py` first: it defines the roles. `strategy.py` is the protocol for spreading a model over ranks.
 """

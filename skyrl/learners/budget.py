@@ -1,4 +1,4 @@
-"""Micro-batches bounded by their tokens: which rows of each rank go through the model together."""
+"""Micro-batches bounded by a number of tokens: which rows of each rank go through the model together."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from skyrl.planning.micro_batches import Plan, equal_plans
 
 @attrs.frozen(kw_only=True)
 class TokenBudget:
-    """`trainer.max_tokens_per_microbatch`, and what is kept together under it."""
+    """`trainer.max_tokens_per_microbatch`, and the rows that stay in one micro-batch."""
 
     tokens: int | None = None
-    """None: micro-batches are counted in rows."""
+    """Bound on the tokens of a micro-batch. None: micro-batches have a fixed number of rows."""
 
     at_least: int = 1
-    """Least number of micro-batches; at most as many are made as there are rows."""
+    """Least number of micro-batches; there are never more of them than rows."""
 
     keep_groups: bool = True
-    """Neighbouring rows of one group stay together, and their prompt counts once: they share it."""
+    """Neighbouring rows of one group stay together, and the prompt that they share counts once."""
 
     def plan(self, shares: Sequence[TrainingBatch]) -> list[TrainingBatch]:
-        """The rows of each rank with the number of the micro-batch that each is in; all ranks have as many of them."""
+        """The rows of each rank, each with the number of its micro-batch; all ranks get equally many micro-batches."""
         if self.tokens is None:
             return list(shares)
         items = [_items(share, self.keep_groups) for share in shares]
@@ -56,9 +56,9 @@ def micro_batches(batch: TrainingBatch, rows: int) -> Iterator[tuple[Tensor, Tra
 
 
 def _items(batch: TrainingBatch, keep_groups: bool) -> list[tuple[tuple[int, ...], int]]:
-    """Rows that stay together, and the tokens that they cost."""
+    """Rows that stay together, and their number of tokens."""
     lengths = batch.lengths.tolist()
-    if not keep_groups or batch.answer_lengths is None or batch.trajectories is not None:  # steps have own prompts
+    if not keep_groups or batch.answer_lengths is None or batch.trajectories is not None:  # steps differ in prompts
         return [((row,), length) for row, length in enumerate(lengths)]
     answers, groups = batch.answer_lengths.tolist(), batch.groups.tolist()
     items = []

@@ -17,17 +17,17 @@ from torch.optim import Optimizer
 from skyrl.errors import UserError
 
 _KERNEL = "cpu_adam"
-"""DeepSpeed's name of the operator, and torch's of the folder that it is compiled in."""
+"""DeepSpeed's name of the operator, and the name of the folder in which torch compiles it."""
 
 _FAR_AWAY = 2**31
 """A step number that no run reaches."""
 
 
 def cpu_adamw(groups: list[dict[str, object]], *, lr: float, betas: tuple[float, float], eps: float) -> Optimizer:
-    """DeepSpeed's CPUAdam with decoupled weight decay, over `groups` of parameters. Its state is that of torch's AdamW.
+    """DeepSpeed's CPUAdam with decoupled weight decay, over `groups` of parameters, with the state of torch's AdamW.
 
-    The first process on a machine compiles the kernel, which takes a minute or two. Raises `UserError` where that
-    fails, as without a C++ compiler.
+    The first process on a machine compiles the kernel, which takes a minute or two. Raises `UserError` if that fails,
+    for example without a C++ compiler.
     """
     adam = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
     try:
@@ -46,8 +46,8 @@ def cpu_adamw(groups: list[dict[str, object]], *, lr: float, betas: tuple[float,
 
 @contextmanager
 def _compiling_alone() -> Iterator[None]:
-    """Let one process compile at a time. torch's own lock is a file, which a killed process leaves behind and on which
-    later ones would wait forever; it is removed while this lock is held.
+    """Let one process compile at a time. torch's own lock is a file; a killed process leaves it behind, and later
+    processes would wait for it forever. It is removed while this lock is held.
     """
     from torch.utils import cpp_extension
 
@@ -64,15 +64,17 @@ def _compiling_alone() -> Iterator[None]:
 
 
 def _count_by_integers(optimizer: Optimizer, *_: object) -> None:
-    """The kernel takes the number of the step as an integer; it is stored as torch's optimizers store it."""
+    """Make step counts integers, which the kernel expects; between steps they are tensors, as in torch's optimizers."""
     for slots in optimizer.state.values():
         if "step" in slots:
             slots["step"] = int(slots["step"])
 
 
 def _forget_the_powers(optimizer: Optimizer, *_: object) -> None:
-    """The kernel multiplies the powers of the betas on from one step to the next, or takes them anew where steps do not
-    follow each other, which differs in the last bit: they are taken anew always, so that a resumed run has the same.
+    """Make the kernel recompute the powers of the betas in every step, so that a resumed run has the same bits.
+
+    From one step to the next it would update them by a product, which differs from recomputing in the last bit; it
+    recomputes them only if the step does not follow the previous one.
     """
     nothing = [torch.zeros(1) for _ in range(4)]  # weight, gradient, and both means
     adam: Any = optimizer

@@ -1,4 +1,4 @@
-"""Every rank runs the whole model over rows of its own: what one process, FSDP2 and ZeRO have in common."""
+"""Data parallelism, common to one process, FSDP2 and ZeRO: every rank runs the whole model over its own rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class DataParallel(ABC):
-    """Runs micro-batches one after the other. A subclass says how weights are gathered and gradients are reduced."""
+    """Runs micro-batches one after the other. Subclasses define how weights are gathered and gradients are reduced."""
 
     model: Any
     """The module that is called for a forward pass."""
@@ -26,15 +26,15 @@ class DataParallel(ABC):
 
     @abstractmethod
     def computing(self) -> AbstractContextManager[Any]:
-        """Context of a forward pass: the type it computes in."""
+        """Context of a forward pass, which sets the type that it computes in."""
 
     @abstractmethod
     def scoring(self) -> AbstractContextManager[Any]:
-        """Context of passes without gradient; afterwards no gathered weights are left."""
+        """Context of passes without gradient; it frees gathered weights at its end."""
 
     @abstractmethod
     def zero_grad(self) -> None:
-        """Drop what was accumulated since the last step."""
+        """Drop the gradients accumulated since the last step."""
 
     @abstractmethod
     def backward(self, loss: Tensor, *, last: bool) -> None:

@@ -1,4 +1,4 @@
-"""Forward passes over the tokens of a batch, as padded rows or packed into one row: log-probabilities, values."""
+"""Forward passes that compute log-probabilities or values of a batch's tokens, in padded rows or one packed row."""
 
 from __future__ import annotations
 
@@ -37,37 +37,37 @@ class Outputs:
 
 @attrs.frozen(kw_only=True)
 class ForwardOptions:
-    """How a model may be read: what `probe_forward` found out, and what the configuration wants."""
+    """Options of forward passes, from the findings of `probe_forward` and from the configuration."""
 
     pack: bool
-    """Join the rows into one, without padding, each attending to itself alone."""
+    """Join the rows into one, without padding; each attends only to itself."""
 
     segmented: bool
-    """Whether the model's attention takes the segments of a packed row."""
+    """Whether the model's attention accepts the segments of a packed row."""
 
     lengths_given: bool
-    """Whether the model's attention takes the lengths of the rows of a packed row."""
+    """Whether the model's attention accepts the lengths of the rows in a packed row."""
 
     share_prompts: bool
-    """Lay neighbouring rows of one prompt behind one copy of it, where the attention takes segments."""
+    """Place neighbouring rows with one prompt behind a single copy of it, if the attention accepts segments."""
 
     plain_head: bool
     """Whether the model's logits are the product of hidden states and a matrix."""
 
     row_sharing: RowSharing | None = None
-    """The ranks that each compute a part of a packed row. None: a rank computes whole rows."""
+    """The ranks that each compute a part of a packed row. None: every rank computes whole rows."""
 
     routers: Routers | None = None
-    """The routers of the model's experts, where something is asked of them, and they are transformers'."""
+    """The routers of the model's experts, if they are transformers' and are measured or replayed."""
 
     routed: bool = False
-    """Whether something is asked of routers, so that they need to know which tokens they meet."""
+    """Whether routers are measured or replayed, so that they must know which tokens they route."""
 
     replays: bool = False
-    """Whether routers choose what the engine chose."""
+    """Whether routers replay the choices of the engine."""
 
     def layout(self, batch: TrainingBatch) -> RowLayout:
-        """How the rows go through the model."""
+        """The layout of the rows in the model's input."""
         if not self.pack:
             return padded(batch, routed=self.routed)
         row = packed(
@@ -80,8 +80,8 @@ class ForwardOptions:
         return row if self.row_sharing is None else own_stretch(row, self.row_sharing)
 
     def prepare(self, batch: TrainingBatch) -> MicroBatch:
-        """The rows with the way that they go through the model; `batch` is on the host. Raises `RunError` where experts
-        are to be replayed, and the engine named none.
+        """The rows with their layout; `batch` is on the host. Raises `RunError` if experts are to be replayed but the
+        engine returned none.
         """
         if self.replays and batch.routed_experts is None and batch.loss_mask.any():
             raise RunError(
@@ -92,7 +92,7 @@ class ForwardOptions:
         return MicroBatch(rows=attrs.evolve(batch, routed_experts=None).with_selected(), layout=layout)
 
     def answer(self, model: nn.Module, layout: RowLayout) -> Tensor:
-        """The model's output in the place of logits, at the columns that are kept."""
+        """The model's logits at the kept columns, or its output in place of them."""
         if self.routers is not None:
             self.routers.begin(layout.routed, measured=torch.is_grad_enabled())
         logits: Tensor = model(**layout.inputs, use_cache=False).logits
@@ -113,13 +113,13 @@ def compute_logprobs(
     measured: bool = True,
     compile_it: bool = False,
 ) -> Outputs:
-    """A policy's `ForwardFn`: log-probability of every token that `loss_mask` selects; and, while it learns, the
-    entropy
-    of the distribution that the token was drawn from, and how far, in nats, its log-probability is from the engine's.
+    """A policy's `ForwardFn`: log-probability of every token that `loss_mask` selects. While the policy learns, also
+    the entropy of the distribution that the token was drawn from, and the distance, in nats, between its
+    log-probability and the engine's.
 
-    `model` is a transformers causal language model. The entropy has a gradient only if that is asked for. `measured`
-    False leaves it and the distance out: nobody sampled the tokens. `compile_it` does what follows the logits by
-    `torch.compile`.
+    `model` is a transformers causal language model. The entropy has a gradient only with `entropy_gradient`. `measured`
+    False leaves out entropy and distance, for tokens that were not sampled. `compile_it` runs what follows the logits
+    through `torch.compile`.
     """
     batch, layout, learns = micro.rows, micro.layout, torch.is_grad_enabled() and measured
     targets = layout.own(batch.pick(batch.input_ids))
@@ -160,12 +160,12 @@ def compute_logprobs(
 
 
 def _columns(*found: Tensor | None) -> Tensor:
-    """(n,) each -> (n, columns)."""
+    """Stacks columns: (n,) each -> (n, columns)."""
     return torch.stack([each for each in found if each is not None], dim=1)
 
 
 def read_values(model: nn.Module, micro: MicroBatch, options: ForwardOptions) -> Outputs:
-    """A critic's `ForwardFn`: the value of the state in which each selected token was sampled, the token excluded.
+    """A critic's `ForwardFn`: the value of the state in which each selected token was sampled, without the token.
 
     `model` has one logit.
     """
@@ -184,10 +184,10 @@ def probe_forward(
     packing_field: str = "trainer.use_sample_packing",
     row_sharing: RowSharing | None = None,
 ) -> ForwardOptions:
-    """See for a few tokens that the model looks back only, and that packed rows do not see each other, also where the
-    ranks of `row_sharing` compute a part each; and how it may be read.
+    """Check on a few tokens that the model is causal and that packed rows do not see each other, also if each rank of
+    `row_sharing` computes a part of the row. Returns the options of its forward passes.
 
-    Neither is announced by a model, and both fail silently. Raises `ModelError`, which names `packing_field`.
+    A model declares neither property, and both fail silently. Raises `ModelError`, which names `packing_field`.
     """
     vocabulary = model.get_input_embeddings().num_embeddings
     ids = torch.arange(1, 15, device=device) * 7919 % vocabulary
@@ -213,7 +213,7 @@ def probe_forward(
 
 
 def _probe(ids: Tensor, lengths: tuple[int, ...]) -> TrainingBatch:
-    """Rows of these lengths on the host, all tokens but the first of each selected, and the one after the last."""
+    """Rows of these lengths on the host. All tokens of a row except the first are selected, and the one after it."""
     ids = ids.cpu()
     rows = torch.nn.utils.rnn.pad_sequence(list(ids.split(lengths)), batch_first=True)
     rows = torch.nn.functional.pad(rows, (0, 1))
@@ -236,6 +236,6 @@ def _logits(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    """Whether logits differ by more than rounding, which is small beside their spread, and less small in 16 bits."""
+    """Whether logits differ by more than rounding: a small part of their spread, larger in 16 bits than in 32."""
     bound = 1e-2 if one.dtype == torch.float32 else 0.25
     return bool((one.float() - other.float()).abs().max() > bound * other.float().std().clamp(min=1e-6))

@@ -1,7 +1,7 @@
-"""PyTorch's fully sharded data parallelism, its second version: weights, gradients and optimizer state over the ranks.
+"""PyTorch's fully sharded data parallelism, second version: weights, gradients and optimizer state sharded over ranks.
 
-With one rank nothing is sharded and nothing is wrapped. With several, rank 0 alone reads the weights: the others build
-the model without values and receive them one by one.
+With one rank nothing is sharded or wrapped. With several, only rank 0 reads the weights; the others build the model
+without values and receive the weights one by one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from skyrl.models.tensor_parallel import cut, refuse_uncuttable
 T = TypeVar("T")
 
 IN_FLIGHT_BYTES = 256 * 2**20
-"""Whole weights that are gathered while an earlier one is in use; small beside a model, large beside one matrix."""
+"""Bytes of whole weights that may be gathered ahead of the one in use: few for a model, many for one matrix."""
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -47,11 +47,11 @@ DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
 }
-"""Both spellings of the configuration -> type."""
+"""Name of a type in the configuration, long or short -> torch's type."""
 
 
 class Fsdp2(DataParallel):
-    """A model that is sharded over its ranks, or whole on the only one. See `Strategy` for what each method does."""
+    """A model that is sharded over its ranks, or whole on a single rank. See `Strategy` for what each method does."""
 
     def __init__(self, source: ModelSource, config: FSDPConfig, context: StrategyContext) -> None:
         self._ranks, self._device, self._mover = context.ranks, context.device, context.mover
@@ -83,7 +83,7 @@ class Fsdp2(DataParallel):
         return self.model
 
     def computing(self) -> AbstractContextManager[Any]:
-        """One rank: autocast. Several: the shards are gathered in the type that is computed in."""
+        """Autocast on a single rank; several ranks already gather their shards in the type of the computation."""
         enabled = not self._sharded and self._compute_dtype is not torch.float32
         return torch.autocast(self._device.type, self._compute_dtype, enabled=enabled)
 
@@ -94,8 +94,7 @@ class Fsdp2(DataParallel):
         self._rest()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of the sum of all ranks' `loss`, a scalar, which ranks of one tensor-parallel group have in
-        common.
+        """Add the gradient of the sum of all ranks' `loss`, a scalar that is the same within a tensor-parallel group.
 
         FSDP2 averages gradients over ranks; the factor makes the average a sum.
         """
@@ -121,7 +120,7 @@ class Fsdp2(DataParallel):
         return loss if self._loss_scale is None else loss * self._loss_scale.value
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
-        """This rank's part of every weight, of whatever shape, and of the optimizer's state if `optimizer`."""
+        """This rank's part of every weight, in any shape, and of the optimizer's state if `optimizer`."""
         for name, tensor in self._named_state():
             if optimizer or name.startswith("model."):
                 yield name, tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -131,12 +130,12 @@ class Fsdp2(DataParallel):
             self.optimizer.zero_grad(set_to_none=True)
 
     def named_shapes(self) -> dict[str, Tensor]:
-        """Every weight by name, tied ones once: tensors whose shape and type are those of the whole weight."""
+        """Every weight by name, tied ones once: tensors with the shape and type of the whole weight."""
         return dict(self._resting_weights())
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by name, in its whole shape, one at a time; the next ones are on their way by then. A weight
-        is rounded before it travels.
+        """Every weight by name, in its whole shape, one at a time, while the next ones are being gathered. Weights are
+        rounded before they are sent.
         """
         sent = ((name, _sent(weight, dtype)) for name, weight in self._resting_weights())
         for name, weight in ahead(sent, lambda named: named[1].nbytes, IN_FLIGHT_BYTES):
@@ -176,7 +175,7 @@ class Fsdp2(DataParallel):
         """Does nothing: no resource outlives the model."""
 
     def _shard(self, source: ModelSource, config: FSDPConfig, context: StrategyContext) -> nn.Module:
-        """The model without values, split over the ranks, and then filled from rank 0."""
+        """The model, built without values, split over the ranks, and filled with the weights of rank 0."""
         model: nn.Module = source.meta_model()
         self._mesh = self._ranks.mesh(self._device, shard_size=config.fsdp_size, tensor=self._tensor_parallel)
         if self._tensor_parallel > 1:
@@ -188,7 +187,7 @@ class Fsdp2(DataParallel):
         ties = tied_names(model)
         _shard_modules(model, config, self._fsdp_options(config))
         model.to_empty(device=HOST if self._rests_on_host else self._device)
-        for second, first in ties.items():  # materialising makes two of one
+        for second, first in ties.items():  # materialising unties them
             module, _, name = second.rpartition(".")
             setattr(model.get_submodule(module), name, model.get_parameter(first))
         self.model = model
@@ -199,7 +198,7 @@ class Fsdp2(DataParallel):
         return model
 
     def _spread_experts(self, model: nn.Module, config: FSDPConfig, context: StrategyContext) -> None:
-        """Each rank has some of the experts, sharded over the ranks that have the same."""
+        """Give each rank some of the experts, sharded over the ranks that have the same ones."""
         mesh = self._ranks.expert_mesh(self._device, self._expert_parallel)
         refuse_unspreadable(model, self._expert_parallel, self._ranks.size, context.expert_parallel_field)
         for experts in spread(model, mesh[EXPERT]):
@@ -216,7 +215,7 @@ class Fsdp2(DataParallel):
         }
 
     def _write_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Rank 0's `weights` into the shards of every rank, one whole weight at a time."""
+        """Write rank 0's `weights` into the shards of every rank, one whole weight at a time."""
         with torch.no_grad():
             for name, weight in self._resting_weights():
                 write_into(weight, whole(weights.get(name), weight, self._device, self._ranks))
@@ -244,14 +243,14 @@ class Fsdp2(DataParallel):
                     yield f"optimizer.{name}.{slot}", value
 
     def _rest(self) -> None:
-        """Free gathered weights, so that what is read and written next are the shards."""
+        """Free gathered weights, so that the next reads and writes go to the shards."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def _move(self, device: torch.device, *, model: bool, optimizer: bool) -> int:
         moved = 0
-        done: dict[int, Tensor] = {}  # a tied weight is met twice
+        done: dict[int, Tensor] = {}  # a tied weight occurs twice
 
         def move(tensor: Tensor) -> Tensor:
             nonlocal moved
@@ -271,7 +270,7 @@ class Fsdp2(DataParallel):
 
 
 def _shard_modules(model: nn.Module, config: FSDPConfig, options: dict[str, Any]) -> None:
-    """Each layer is a unit that is gathered and freed as one; what stands outside the layers is another."""
+    """Make each layer a unit that is gathered and freed as a whole, and everything outside the layers another one."""
     named = config.wrap_policy.get("transformer_layer_cls_to_wrap") or getattr(model, "_no_split_modules", None) or ()
     classes = {named} if isinstance(named, str) else set(named)
     layers = [module for module in model.modules() if type(module).__name__ in classes]
@@ -285,7 +284,7 @@ def _shard_modules(model: nn.Module, config: FSDPConfig, options: dict[str, Any]
 
 
 def _convert_buffers(model: nn.Module, precision: MixedPrecisionConfig) -> None:
-    """FSDP2 leaves buffers alone."""
+    """Convert floating-point buffers to the configured type, which FSDP2 does not do."""
     for name, buffer in list(model.named_buffers()):
         if buffer.is_floating_point():
             module, _, leaf = name.rpartition(".")
@@ -293,9 +292,10 @@ def _convert_buffers(model: nn.Module, precision: MixedPrecisionConfig) -> None:
 
 
 def _sent(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The weight, of any shape, in `dtype`; where it is sharded, its shards are on their way to all ranks, or have come
-    where gloo carries them: its collectives in the background corrupt the heap of a process that allocates meanwhile
-    (torch 2.13), which then dies some steps later.
+    """The weight, of any shape, in `dtype`; begins to gather it if it is sharded.
+
+    On a CPU the gathering is complete on return: gloo's background collectives corrupt the heap of a process that
+    allocates meanwhile (torch 2.13), which then crashes some steps later.
     """
     rounded = weight.detach() if dtype is None else weight.detach().to(dtype)
     if not isinstance(rounded, DTensor):
@@ -305,13 +305,13 @@ def _sent(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _arrived(weight: Tensor) -> Tensor:
-    """The whole weight, once all its shards have come."""
+    """The whole weight, after waiting for all its shards."""
     local = weight.to_local() if isinstance(weight, DTensor) else weight
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def ahead(items: Iterable[T], bytes_of: Callable[[T], int], limit: int) -> Iterator[T]:
-    """The items in order. Those after the one that is in use are taken already, as far as `limit` bytes go."""
+    """The items in order, taken from `items` ahead of their use as long as they need at most `limit` bytes together."""
     waiting: deque[T] = deque()
     held = 0
     for item in items:

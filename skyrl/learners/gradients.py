@@ -1,7 +1,7 @@
 """The norm of a gradient whose parts are on different meshes of ranks, and clipping by it.
 
-A parameter that is cut by tensor parallelism is on a mesh of two dimensions, any other one on the mesh of the ranks
-that shard it, and every rank of the other dimension has the same. torch takes gradients of one mesh at a time.
+A parameter that is cut by tensor parallelism is on a mesh of two dimensions. Any other parameter is on the mesh of the
+ranks that shard it, and is the same on all ranks of the other dimension. torch takes gradients of one mesh at a time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from skyrl.learners.ranks import EXPERT
 
 
 def mesh_of(tensor: Tensor) -> DeviceMesh | None:
-    """The ranks that a tensor is spread over; None for a plain one."""
+    """The mesh of ranks that a tensor is distributed over; None for a plain tensor."""
     return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
 def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale all gradients down to an L2 norm of `max_norm` together; their norm before, each number counted once.
+    """Clip the joint L2 norm of all gradients to `max_norm`. Returns the norm before, with each number counted once.
 
-    Where that is not finite, gradients stay as they are. Collective.
+    If that norm is not finite, gradients stay as they are. Collective.
     """
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -48,8 +48,8 @@ def _norm(gradients: list[Tensor]) -> Tensor:
 
 
 def sum_over(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
-    """Replace the gradient of each parameter, of which every rank of the group has the whole and a part of the
-    gradient, by the sum. Collective.
+    """Replace each gradient by its sum over the group, for parameters that every rank has whole and of whose gradient
+    each rank has one summand. Collective.
     """
     own = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not own:
@@ -61,7 +61,7 @@ def sum_over(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> No
 
 
 def is_on_experts(parameter: Tensor) -> bool:
-    """Whether it belongs to experts that are spread over ranks."""
+    """Whether the parameter belongs to experts that are spread over ranks."""
     mesh = mesh_of(parameter)
     return mesh is not None and EXPERT in (mesh.mesh_dim_names or ())
 

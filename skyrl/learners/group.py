@@ -1,8 +1,8 @@
-"""All ranks of a role as one learner: what the loop calls, wherever the ranks live.
+"""All ranks of a role as one learner, which the training loop calls wherever the ranks run.
 
 Rows are dealt in order and in equal numbers to the replicas of the model; the ranks of one replica get the same rows,
-and one of them reports. What has to be computed over the whole mini-batch, the weights of its tokens, is computed here,
-before; what is reported is merged here, after. So the number of ranks changes nothing.
+and one of them reports. Token weights, which depend on the whole mini-batch, are computed here before rows are dealt,
+and reports are merged here afterwards. The number of ranks therefore does not change the result.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class ScorerGroup(Generic[W_co]):
         replicas: Replicas | None = None,
         rows_of_an_item: int = 1,
     ) -> None:
-        """`budget` bounds micro-batches by tokens; it is the one that the workers have, and planned here for all.
+        """`budget` bounds micro-batches by tokens; it must equal the workers' budget, and is planned here for all.
 
-        `replicas` says which ranks compute on the same rows; by default each has rows of its own. The `Ranks` of the
-        workers have to come from the same. `rows_of_an_item`: see `deal`.
+        `replicas` says which ranks compute on the same rows; by default each rank has its own rows. The `Ranks` of the
+        workers must come from the same `replicas`. `rows_of_an_item`: see `deal`.
         """
         self.ranks = ranks
         self._rows_of_an_item = rows_of_an_item
@@ -54,7 +54,7 @@ class ScorerGroup(Generic[W_co]):
         self._replicas = replicas or Replicas(tuple(range(len(ranks))))
 
     async def score(self, batch: TrainingBatch) -> Tensor:
-        """(B, L) float32: row by row what one worker would say."""
+        """(B, L) float32: the scores of all rows, as a single worker would compute them."""
         results = self._reported(await self.ranks.deal(ModelWorker.score, self._shares(batch)))
         scored = torch.zeros(sum(len(rows) for rows in results), batch.input_ids.shape[1])
         start = 0
@@ -64,7 +64,7 @@ class ScorerGroup(Generic[W_co]):
         return scored[: len(batch)]
 
     def _shares(self, batch: TrainingBatch) -> list[TrainingBatch]:
-        """The rows of each rank: those of its replica."""
+        """The rows of each rank, which are the rows of its replica."""
         shares = self._budget.plan(deal(batch, self._replicas.count, rows_of_an_item=self._rows_of_an_item))
         return [shares[replica] for replica in self._replicas.of_rank]
 
@@ -73,11 +73,11 @@ class ScorerGroup(Generic[W_co]):
         return [results[rank] for rank in self._replicas.reporting]
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
-        """Every rank leaves its device. Bytes moved by all."""
+        """Every rank offloads its state from its device. Returns the bytes moved by all."""
         return sum(await self.ranks.call(ModelWorker.offload, model=model, optimizer=optimizer))
 
     async def onload(self, *, model: bool = True, optimizer: bool = True) -> int:
-        """Every rank comes back to its device. Bytes moved by all."""
+        """Every rank loads its state back onto its device. Returns the bytes moved by all."""
         return sum(await self.ranks.call(ModelWorker.onload, model=model, optimizer=optimizer))
 
     async def refuse_non_finite_state(self) -> None:
@@ -85,20 +85,20 @@ class ScorerGroup(Generic[W_co]):
         await self.ranks.call(ModelWorker.refuse_non_finite_state)
 
     async def stage(self) -> tuple[dict[str, Any], int]:
-        """Every rank copies its part of the state into host memory. The numbers that belong to it, and its bytes."""
+        """Every rank copies its part of the state into host memory. Returns the numbers to store with it, and bytes."""
         staged = await self.ranks.call(ModelWorker.stage)
         return staged[0][0], sum(size for _, size in staged)
 
     async def write_staged(self, storage: Storage, folder: str) -> list[StoredFile]:
-        """Every rank writes what it staged into the folder of a checkpoint, and may learn on meanwhile."""
+        """Every rank writes its staged state into the folder of a checkpoint, and may continue learning meanwhile."""
         return await self.ranks.call(ModelWorker.write_staged, storage, folder)
 
     async def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
-        """Become what was staged, by whatever strategy and number of ranks. Raises `ResumeError`."""
+        """Load a staged state, whatever strategy and number of ranks staged it. Raises `ResumeError`."""
         await self.ranks.call(ModelWorker.load_state, source, numbers)
 
     async def close(self) -> None:
-        """Every rank leaves the others."""
+        """Every rank leaves the process group."""
         await self.ranks.call(ModelWorker.close)
 
 
@@ -114,13 +114,13 @@ class LearnerGroup(ScorerGroup[L_co]):
         replicas: Replicas | None = None,
         rows_of_an_item: int = 1,
     ) -> None:
-        """`objective` is the one that the workers have: here it weighs whole mini-batches."""
+        """`objective` is the objective of the workers; here it weighs whole mini-batches."""
         super().__init__(ranks, budget, replicas=replicas, rows_of_an_item=rows_of_an_item)
         self.objective = objective
         self._metadata: dict[bool, list[tuple[str, tuple[int, ...], str]]] = {}
 
     async def update(self, batch: TrainingBatch) -> Metrics:
-        """One optimizer step over the mini-batch; the metrics are those of all its tokens."""
+        """One optimizer step over the mini-batch. Returns the metrics over all its tokens."""
         shares = self._shares(weighed(self.objective, batch))
         results = await self.ranks.deal(LearningWorker.update_share, shares)
         return merged(self._reported(results)).metrics()
@@ -130,8 +130,8 @@ class LearnerGroup(ScorerGroup[L_co]):
         await self.ranks.call(LearningWorker.profile, folder)
 
     async def metadata(self, *, adapter: bool = False) -> list[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and type of every weight, in the order in which they are streamed; with `adapter`, of the tensors
-        of the adapter alone. The ranks are asked once: training changes values only.
+        """Name, shape and type of every weight, in the order in which they are streamed; with `adapter`, only of the
+        adapter's tensors. The answer is cached: training changes only values.
         """
         if adapter not in self._metadata:
             self._metadata[adapter] = (await self.ranks.call(LearningWorker.metadata, adapter))[0]
@@ -145,11 +145,11 @@ class LearnerGroup(ScorerGroup[L_co]):
         adapter: bool = False,
         dtype: str | None = None,
     ) -> R:
-        """Call `consume`, which can be pickled, on the whole weights, one at a time, in the process of rank 0; returns
+        """Call `consume`, which can be pickled, on an iterator over the whole weights in the process of rank 0. Returns
         its result.
 
-        With `everywhere` it is given all of them on every rank; with `adapter`, those of the adapter alone. Each weight
-        has its whole shape. A consumer that rounds all weights to one type names it as `dtype`.
+        With `everywhere` it is called on every rank; with `adapter` it gets only the adapter's tensors. Each weight has
+        its whole shape. A consumer that rounds all weights to one type names it as `dtype`.
         """
         results = await self.ranks.call(
             LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter, dtype=dtype
@@ -158,8 +158,8 @@ class LearnerGroup(ScorerGroup[L_co]):
 
 
 def deal(batch: TrainingBatch, replicas: int, *, rows_of_an_item: int = 1) -> list[TrainingBatch]:
-    """Deal as many consecutive rows to each replica, those of an item (such as both of a pair) together. Where they do
-    not divide, the last item is repeated with no token selected: it changes no sum and no mean.
+    """Deal equal numbers of consecutive rows to the replicas; the rows of an item (such as a pair) stay together. If
+    the items do not divide evenly, the last is repeated with no token selected, which changes no sum and no mean.
     """
     missing = -(len(batch) // rows_of_an_item) % replicas
     if missing:
@@ -175,7 +175,7 @@ def _with_idle_items(batch: TrainingBatch, count: int, size: int) -> TrainingBat
         if name in present:
             present[name] = present[name].clone()
             present[name][rows:] = 0
-    if size > 1:  # items of their own, which may be in other micro-batches
+    if size > 1:  # separate items, which may be in other micro-batches
         first = int(batch.groups.max()) + 1
         present["groups"][rows:] = torch.arange(first, first + count).repeat_interleave(size)
     return attrs.evolve(batch, **present)

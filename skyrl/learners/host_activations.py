@@ -1,6 +1,6 @@
-"""Activations that wait for backward in host memory: the inputs of layers, which gradient checkpointing keeps.
+"""Offloading of activations to host memory until backward: the inputs of layers, which gradient checkpointing keeps.
 
-A copy to the host runs beside the computation, on a stream of its own; the copy back is queued where backward needs it.
+Copies to the host overlap with the computation, on a separate stream; the copy back is queued when backward needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 SMALLEST = 2**20
-"""Bytes below which a tensor stays where it is: a copy would take longer than it saves."""
+"""Bytes below which a tensor stays on its device, because a copy is not worth its time."""
 
 Kept = Tensor | tuple[Tensor, torch.device]
 """A tensor that stayed, or its copy on the host and the device that it belongs to."""
@@ -27,7 +27,7 @@ class HostActivations:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def attach(self, model: nn.Module) -> None:
-        """From now on, what the checkpointed layers of `model` keep waits on the host."""
+        """Offload from now on the inputs that the checkpointed layers of `model` keep."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         for module in model.modules():
@@ -36,11 +36,11 @@ class HostActivations:
                 layer._gradient_checkpointing_func = partial(self._around, layer._gradient_checkpointing_func)
 
     def wants(self, tensor: Tensor) -> bool:
-        """Is it an activation on a GPU that is worth the way? Weights are kept anyway."""
+        """Whether the tensor is an activation on a GPU and large enough to offload. Weights stay on the GPU anyway."""
         return tensor.device.type == "cuda" and not tensor.is_leaf and tensor.nbytes >= SMALLEST
 
     def send(self, tensor: Tensor) -> Tensor:
-        """A copy on the host, of the same shape, which is complete once the device's stream for it has come so far."""
+        """A copy on the host, of the same shape; it is complete once the device's copy stream has reached it."""
         if tensor.device not in self._streams:
             self._streams[tensor.device] = torch.cuda.Stream(tensor.device)
         stream = self._streams[tensor.device]
@@ -51,7 +51,7 @@ class HostActivations:
         return copy
 
     def fetch(self, copy: Tensor, device: torch.device) -> Tensor:
-        """The tensor, of the same shape, on the device again; the host does not wait."""
+        """The tensor, of the same shape, back on the device; the host does not wait for the copy."""
         torch.cuda.current_stream(device).wait_stream(self._streams[device])
         return copy.to(device, non_blocking=True)
 

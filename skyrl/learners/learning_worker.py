@@ -1,4 +1,4 @@
-"""One rank of a model that learns: what the policy and the critic have in common."""
+"""One rank of a model that learns, the common base of policy and critic."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class Objective(Protocol):
     """The objective that an update minimizes."""
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
-        """The whole mini-batch with the share of each of its tokens in the loss."""
+        """The whole mini-batch, with the share of each of its tokens in the loss."""
 
     def __call__(
         self, outputs: Tensor, batch: TrainingBatch, entropy: Tensor | None, /
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Loss of one micro-batch, a scalar with gradient; its parts, scalars without gradient that add up over
-        micro-batches; and by name numbers (N,) of tokens, sequences or pairs, whose mean over all micro-batches is
-        logged. All of it may stay on the device: it is read once, at the end of the optimizer step.
+        micro-batches; and metrics by name, numbers (N,) of tokens, sequences or pairs, whose mean over all
+        micro-batches is logged. All of it may stay on the device: it is read once, at the end of the optimizer step.
 
-        `outputs` and `entropy` are (B, L): what the model says of each selected token.
+        `outputs` and `entropy` are (B, L): the model's output and entropy at each selected token.
         """
 
 
@@ -67,7 +67,7 @@ def weighed(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
 
 
 def trace_folder(trainer: TrainerConfig, section: PolicyConfig | CriticConfig, rank: int) -> Path | None:
-    """The folder that this rank's updates are traced into from the start, under Megatron. None: they are not."""
+    """The folder that this rank's updates are traced into from the start, under Megatron. None: no traces."""
     if trainer.strategy != "megatron":
         return None
     traces = section.megatron_config.torch_profiler_config
@@ -75,7 +75,7 @@ def trace_folder(trainer: TrainerConfig, section: PolicyConfig | CriticConfig, r
 
 
 class LearningWorker(ModelWorker):
-    """A model that learns: scoring, optimizer steps, and its weights and state for others to copy."""
+    """A model that learns: scoring, optimizer steps, and export of its weights and state."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class LearningWorker(ModelWorker):
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._skipped = 0  # in a row
-        self._overflowed = False  # the last step was left out since its loss was scaled too far
+        self._overflowed = False  # the last step was skipped because the loss scale was too large
         self._router_costs = RouterCosts.of(section)
         self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=trainer.policy.record_memory)
         self._profiler.write_to(trace_folder(trainer, section, ranks.rank))
@@ -117,18 +117,18 @@ class LearningWorker(ModelWorker):
         self.schedule = learning_rate_schedule(self.optimizer, optimizer, num_training_steps, updates)
 
     async def update(self, batch: TrainingBatch) -> Metrics:
-        """One optimizer step over the mini-batch, in micro-batches whose number changes nothing but memory.
+        """One optimizer step over the mini-batch, in micro-batches whose number affects only memory.
 
-        A step whose loss or gradient is not finite is left out and counted in `skipped_updates`. Raises
-        `NonFiniteError` when more than `optimizer_config.max_skipped_updates` are left out in a row: the weights are
-        then as they were. Also where the learning rate is not finite, before the step, or a weight, after it.
+        A step whose loss or gradient is not finite is skipped and counted in `skipped_updates`. Raises `NonFiniteError`
+        if more than `optimizer_config.max_skipped_updates` steps in a row are skipped, which leaves the weights
+        unchanged, if the learning rate is not finite before the step, and if a weight is not finite after it.
         """
         [share] = self._budget.plan([weighed(self.objective, batch)])
         return (await self.update_share(share)).metrics()
 
     async def update_share(self, batch: TrainingBatch) -> RankMetrics:
-        """One optimizer step together with the other ranks: `batch` is the share of this rank's replica of a mini-batch
-        that was weighed. Raises as `update` does.
+        """One optimizer step together with the other ranks; `batch` is the share of this rank's replica in a weighed
+        mini-batch. Raises the errors of `update`.
         """
         with self._profiler.update():
             with dropping(self._dropping, self.device, self._dropout_seed()):
@@ -143,15 +143,15 @@ class LearningWorker(ModelWorker):
         return RankMetrics(sums=sums, moments=seen, loads=loads, shared=shared)
 
     def _dropout_seed(self) -> int:
-        """One for each optimizer step and rank; ranks that cut matrices among them compute on the same tokens."""
+        """A seed for each optimizer step and rank, equal on tensor-parallel ranks, which compute on the same tokens."""
         return hash((self._seed, self.schedule.last_epoch, self.ranks.rank // self._tensor_parallel))
 
     def profile(self, folder: Path | None) -> None:
-        """Write a trace of each update from now on into `folder`. None: no more."""
+        """Write a trace of each update from now on into `folder`. None stops tracing."""
         self._profiler.write_to(folder)
 
     def _accumulate(self, batch: TrainingBatch) -> tuple[Metrics, dict[str, Moments], Loads]:
-        """Gradients for the next step; the parts of the loss and what was measured on the way."""
+        """Accumulate gradients for the next step. Returns the parts of the loss and the measurements of the pass."""
         measured = Measurements()
 
         def loss_of(outputs: Outputs, micro: MicroBatch) -> Tensor:
@@ -175,7 +175,7 @@ class LearningWorker(ModelWorker):
         rows: TrainingBatch,
         measured: Measurements,
     ) -> Tensor:
-        """The loss of a micro-batch with its part of the routers' costs."""
+        """The loss of a micro-batch plus its share of the routers' costs."""
         assert rows.row_weights is not None
         measured.add_loads((loads.chosen * (rows.row_weights != 0)[:, None]).sum(1))
         loss = self._router_costs.added(loss, parts, loads, rows.row_weights)
@@ -184,7 +184,7 @@ class LearningWorker(ModelWorker):
         return loss
 
     def _add_router_work(self, work: RouterWork, measured: Measurements) -> None:
-        """What routers did whose costs the strategy has added to the loss itself."""
+        """Record the work of routers whose costs the strategy itself has added to the loss."""
         parts = dict(work.parts)
         if self._router_costs and measured.has("final_loss"):
             parts["final_loss"] = self._router_costs.total(parts)
@@ -202,7 +202,7 @@ class LearningWorker(ModelWorker):
         return learning_rate
 
     def _adapt_loss_scale(self, norm: float) -> Metrics:
-        """Choose the factor of the next loss, where there is one; the factor of this step, for the log."""
+        """Choose the scale of the next loss, if losses are scaled. Returns the scale of this step as a metric."""
         if self._loss_scale is None:
             return {}
         used = self._loss_scale.value
@@ -210,10 +210,10 @@ class LearningWorker(ModelWorker):
         return {"loss_scale": used}
 
     def _conclude(self, norm: float, sums: Metrics) -> None:
-        """Advance the schedule after a step, or count one that was left out since its gradient norm is not finite;
-        a loss that was scaled too far does not count.
+        """Advance the schedule after a step, or count a step that was skipped for a gradient norm that is not finite;
+        steps skipped because the loss scale was too large do not count.
 
-        Raises `NonFiniteError` for too many of these in a row, and for a weight that is not finite.
+        Raises `NonFiniteError` for too many skipped steps in a row, and for a weight that is not finite.
         """
         is_finite = math.isfinite(norm)
         if is_finite:
@@ -227,17 +227,17 @@ class LearningWorker(ModelWorker):
             self.schedule.step()
 
     def weights(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of every weight, tied ones once, under the names of the stored model; an adapter is merged
-        into the weights that it is for, in float32. Without one, they may be rounded to `dtype` already.
+        """Name and value of every weight, tied ones once, under the names of the stored model. An adapter is merged
+        into the weights that it adapts, in float32; without an adapter, weights are rounded to `dtype` if it is given.
 
-        Each weight has its whole shape. With several ranks all of them must go through it together, and a value holds
-        until the next is asked for.
+        Each weight has its whole shape. With several ranks, all of them must iterate together, and a value is valid
+        until the next is requested.
         """
         rounded = None if dtype is None or self._lora.rank else getattr(torch, dtype)
         return merged(self.strategy.gather(rounded), self._lora)
 
     def metadata(self, adapter: bool = False) -> list[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and type of every weight that `stream` gives, in its order; with `adapter`, of that alone."""
+        """Name, shape and type of every weight that `stream` yields, in order; with `adapter`, of the adapter only."""
         held = iter(self.strategy.named_shapes().items())
         shapes = adapter_alone(held) if adapter else merged_shapes(held)
         return [(name, tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in shapes]
@@ -250,11 +250,12 @@ class LearningWorker(ModelWorker):
         adapter: bool = False,
         dtype: str | None = None,
     ) -> R | None:
-        """Hand the whole weights, one at a time, to `consume` on rank 0, or on all; what it returns, None elsewhere.
+        """Call `consume` on an iterator over the whole weights, on rank 0 or, with `everywhere`, on all ranks. Returns
+        its result, and None elsewhere.
 
-        Each weight has its whole shape. With `adapter` it gets the tensors of the adapter alone, as PEFT names them.
-        A consumer that rounds all weights to one type names it as `dtype`, so that they travel between ranks in it.
-        All ranks take part in gathering each weight, to the last one, also where `consume` fails or stops early.
+        Each weight has its whole shape. With `adapter` it gets only the adapter's tensors, under PEFT's names. A
+        consumer that rounds all weights to one type names it as `dtype`, so that ranks send them in that type. All
+        ranks take part in gathering each weight, to the last one, even if `consume` fails or stops early.
         """
         weights = adapter_alone(self.strategy.gather()) if adapter else self.weights(dtype)
         try:

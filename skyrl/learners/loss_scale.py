@@ -16,8 +16,8 @@ _HALF = ("float16", "fp16")
 def loss_scale_of(
     trainer: TrainerConfig, section: PolicyConfig | CriticConfig | RefConfig, ranks: int
 ) -> LossScale | None:
-    """A new scale for a model whose gradients are in float16 on their way, None for any other. Of the strategies, FSDP
-    alone computes in float16.
+    """A new scale for a model whose gradients pass through float16, None for any other. Only the FSDP strategies
+    compute in float16.
     """
     precision = section.fsdp_config.mixed_precision
     if isinstance(section, RefConfig) or precision is None or trainer.strategy not in ("fsdp", "fsdp2"):
@@ -29,9 +29,9 @@ def loss_scale_of(
 class LossScale:
     """Factor of the loss (arXiv:1710.03740, section 3.2), which gradients are divided by before they are clipped.
 
-    It doubles after `loss_scale_window` steps in a row with finite gradients, and halves where gradients are not finite
-    for the `hysteresis`-th time since it last doubled and every time after that: Megatron's rules, whose settings AReaL
-    names. Every rank has the same, since the norm of the gradient is the same on all.
+    It doubles after `loss_scale_window` steps in a row with finite gradients. It halves when gradients are not finite
+    for the `hysteresis`-th time since it last doubled, and every time after that. These are Megatron's rules, under
+    AReaL's names of the settings. The scale is the same on every rank, because the norm of the gradient is.
     """
 
     def __init__(self, config: OptimizerConfig) -> None:
@@ -40,8 +40,8 @@ class LossScale:
         self._good_steps, self._patience = 0, config.hysteresis
 
     def adapt(self, *, finite: bool) -> bool:
-        """Choose the scale of the next step. Returns whether the scale may be the reason for a gradient that is not
-        finite: it can still fall.
+        """Choose the scale of the next step. Returns whether the scale may have caused a gradient that is not finite,
+        which is so as long as the scale can still decrease.
         """
         config = self._config
         if finite:
@@ -58,10 +58,10 @@ class LossScale:
         return could_fall
 
     def state(self) -> dict[str, float]:
-        """Numbers from which another scale continues."""
+        """The state of the scale, for `load`."""
         return {"value": self.value, "good_steps": self._good_steps, "patience": self._patience}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken."""
+        """Restore a state that `state()` returned."""
         self.value = float(state["value"])
         self._good_steps, self._patience = int(state["good_steps"]), int(state["patience"])

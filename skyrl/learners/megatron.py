@@ -1,8 +1,7 @@
-"""Megatron-core: tensor, pipeline and context parallelism with the distributed optimizer, behind the contract of FSDP2.
+"""Megatron-core: tensor, pipeline and context parallelism with the distributed optimizer, as a `Strategy`.
 
-The modules are built in `skyrl.models.megatron_gpt`, their weights are named and laid out by
-`skyrl.models.megatron_layout`, how state is read and written is in `megatron_state.py`. Importing this needs
-Megatron-core.
+`skyrl.models.megatron_gpt` builds the modules, `skyrl.models.megatron_layout` names and lays out their weights, and
+`megatron_state.py` reads and writes the state. Importing this module requires Megatron-core.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Megatron:
     """A model spread by Megatron-core. See `Strategy` for what each method does."""
 
     def __init__(self, source: ModelSource, config: MegatronConfig, context: StrategyContext) -> None:
-        """Raises `ModelError` for a model that has no converter, and for degrees or settings that do not fit it."""
+        """Raises `ModelError` for a model without a converter, and for degrees or settings that do not fit it."""
         self._settings = MegatronSettings.of(config, context.optimizer, context.compute_dtype)
         self._degrees = self._settings.degrees
         self._refuse_uneven(source, context)
@@ -95,7 +94,7 @@ class Megatron:
             field=f"{table}.transformer_config_kwargs",
         )
         if self._device.type == "cuda":
-            tensor_parallel.model_parallel_cuda_manual_seed(0)  # nothing is drawn, and the states must be there
+            tensor_parallel.model_parallel_cuda_manual_seed(0)  # required, though nothing is drawn
         head = getattr(self._meta, "head_name", None)
         self.model = MegatronDecoder(self._meta, sizes, megatron, self._device, is_critic=head is not None)
         self._watch: RouterWatch | None = None
@@ -112,7 +111,7 @@ class Megatron:
         self._outer: Any = None
         self.optimizer: torch.optim.Optimizer | None = None
         self._max_grad_norm = float("inf")
-        self._biases: dict[str, Tensor] = {}  # of experts, before the step
+        self._biases: dict[str, Tensor] = {}  # the experts' biases before the step
         if context.optimizer is None:
             self.model.requires_grad_(False)
         else:
@@ -126,7 +125,7 @@ class Megatron:
                 self._ddp, self._settings, context.optimizer, field=f"{table}.optimizer_config_kwargs"
             )
             self._buffers = BufferMemory(self._ddp)
-            # of which the learning rate is set; experts have another, which follows it
+            # the schedule sets the learning rate of this one; that of the experts follows it
             self.optimizer = self._outer.chained_optimizers[0].optimizer
             self._max_grad_norm = context.optimizer.max_grad_norm or float("inf")
             megatron.finalize_model_grads_func = finalize_model_grads
@@ -135,10 +134,10 @@ class Megatron:
         self._state.load_weights(source)
 
     def _mark(self, dense: Cut, experts: Cut, *, only_adapters: bool) -> None:
-        """Tell Megatron-core which parameters are parts, and which learn."""
+        """Tell Megatron-core which parameters are parts of a cut matrix, and which learn."""
         named: list[tuple[str, Any]] = list(self.model.named_parameters_of_all())
         for name, parameter in named:
-            # Megatron-core's mark of what the norm counts on every rank; it sets it only where it draws weights
+            # marks parameters that the norm counts on every rank; Megatron-core sets it only when it draws weights
             differs = len(dense.layouts) > 1 and dense.layouts[0].get(name) != dense.layouts[1].get(name)
             parameter.tensor_model_parallel = name in experts.own or differs
             if only_adapters:
@@ -146,7 +145,7 @@ class Megatron:
                 parameter.requires_grad = self._meta.get_parameter(first.weight).requires_grad
 
     def _cuts(self, sizes: DecoderSizes, value_head: str | None) -> tuple[Cut, Cut]:
-        """How ranks have the parameters among them: those that all data-parallel ranks have, and those on experts."""
+        """How ranks divide the parameters that all data-parallel ranks have, and the parameters of experts."""
         parts, degrees = self._degrees.tensor, self._degrees
         layouts = [layout_of(sizes, parts=parts, part=each, value_head=value_head) for each in range(parts)]
         among = parallel_state.get_expert_tensor_and_model_parallel_group()
@@ -168,7 +167,7 @@ class Megatron:
             )
 
     def _overlap(self, megatron: TransformerConfig, reducing: DistributedDataParallelConfig) -> None:
-        """Let sums of gradients and gathers of weights run beside computation, where that is configured."""
+        """Overlap gradient reductions and weight gathers with computation, if that is configured."""
         if reducing.overlap_grad_reduce:
             megatron.no_sync_func = self._ddp.no_sync
         if reducing.overlap_param_gather and self.model.is_last and self.model.head_parameter.requires_grad:
@@ -176,7 +175,7 @@ class Megatron:
             self.model.before_head = lambda: self._ddp.param_to_bucket_group[matrix].finish_param_sync()
 
     def _settle(self) -> None:
-        """Weights that data-parallel ranks have stepped and not gathered yet become whole."""
+        """Gather the weights that data-parallel ranks have updated but not gathered yet."""
         if self._ddp is not None and self._ddp.ddp_config.overlap_param_gather:
             self._ddp.start_param_sync(force_sync=True)
 
@@ -186,7 +185,7 @@ class Megatron:
         return module
 
     def probe(self, look: Callable[[Any], T]) -> T:
-        """`look(model)`, without gradient, where each call goes through all pipeline stages one after the other."""
+        """`look(model)`, without gradient; each call of the model runs all pipeline stages one after the other."""
         self._settle()
         self.model.relays = self._degrees.pipeline > 1
         self.model.eval()
@@ -219,7 +218,7 @@ class Megatron:
         loss_of: Callable[[T, MicroBatch], Tensor],
     ) -> RouterWork | None:
         """Accumulate the gradient of the sum of all losses, in the order of Megatron-core's schedule (1F1B)."""
-        # Megatron-core averages over micro-batches and over data-parallel ranks, those of context parallelism included
+        # Megatron-core averages over micro-batches and over data-parallel ranks, including context-parallel ranks
         factor = len(micro_batches) * parallel_state.get_data_parallel_world_size()
 
         def step(micro: MicroBatch) -> Tensor:
@@ -228,7 +227,7 @@ class Megatron:
             loss: Tensor = nan_unless_finite(loss_of(read(self.model, micro), micro)) * factor
             return loss
 
-        self.model.train()  # where alone Megatron-core recomputes; nothing is dropped
+        self.model.train()  # Megatron-core recomputes only in training mode; there is no dropout
         self._ddp.zero_grad_buffer()
         self._outer.zero_grad()
         self._biases = {name: bias.clone() for name, bias in self.model.expert_biases().items()}
@@ -248,13 +247,13 @@ class Megatron:
             data_iterator=iter(micro_batches),
             model=self.model.gpt if forward_only else self._ddp,
             num_microbatches=len(micro_batches),
-            seq_length=1,  # neither says anything: stages tell each other the shapes
+            seq_length=1,  # both are unused: stages send each other the shapes
             micro_batch_size=1,
             forward_only=forward_only,
         )
 
     def _begin(self, micro: MicroBatch) -> MicroBatch:
-        """The micro-batch on the device, after the model was told which tokens its routers will meet."""
+        """The micro-batch on the device, after announcing to the model which tokens its routers will see."""
         layout = micro.layout
         if layout.routed is not None:
             layout = evolve(layout, routed=self.model.own_tokens(layout.routed, layout.inputs["input_ids"].shape))
@@ -272,7 +271,7 @@ class Megatron:
         return self._state.parts(optimizer=optimizer)
 
     def step(self) -> float:
-        """Clip and step. Where the norm is not finite nothing is changed on any rank."""
+        """Clip, step and return the norm before clipping. If it is not finite, nothing changes on any rank."""
         self._outer.prepare_grads()
         norm = float(self._outer.get_grad_norm())
         if math.isfinite(norm):
@@ -283,7 +282,7 @@ class Megatron:
             for group in self._outer.param_groups:
                 group["lr"] = self.optimizer.param_groups[0]["lr"]
             self._outer.step_with_ready_grads()
-        else:  # Megatron-core has changed them with the gradients
+        else:  # preparing the gradients has changed the biases
             for name, bias in self.model.expert_biases().items():
                 bias.copy_(self._biases[name])
         if self._settings.empties_cache and self._device.type == "cuda":
@@ -329,7 +328,7 @@ class Megatron:
         return moved
 
     def _move_parameters(self, device: torch.device) -> int:
-        """Parameters that are no views of a buffer."""
+        """Move the parameters that are not views of a buffer. Returns the bytes moved."""
         in_buffers = self._settings.ddp is not None and self._settings.ddp["use_distributed_optimizer"]
         moved = 0
         for parameter in self.model.parameters():

@@ -1,4 +1,4 @@
-"""The memory of a model under Megatron that leaves a GPU for others: flat buffers, and the optimizer's state."""
+"""Offloading of a model under Megatron, to free its GPU: flat buffers, and the optimizer's state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skyrl.learners.moving import HOST, DeviceMover
 
 
 class BufferMemory:
-    """The flat buffers that parameters and gradients are views of. Their memory goes and comes back; views last."""
+    """The flat buffers behind parameters and gradients. Their memory can be freed and restored; views stay valid."""
 
     def __init__(self, ddp: Any) -> None:
         """`ddp` is Megatron-core's `DistributedDataParallel`."""
@@ -20,7 +20,7 @@ class BufferMemory:
         self._on_host: dict[int, Tensor] = {}
 
     def leave(self) -> int:
-        """Weights go to the host, gradients are dropped. Bytes that are free."""
+        """Move weights to the host and drop gradients. Returns the bytes freed."""
         freed = 0
         for buffer in self._buffers():
             for tensor, kept in ((buffer.param_data, True), (buffer.grad_data, False)):
@@ -33,7 +33,7 @@ class BufferMemory:
         return freed
 
     def come_back(self) -> int:
-        """Bytes that are taken."""
+        """Restore weights from the host, and gradients as zeros. Returns the bytes allocated."""
         taken = 0
         for buffer in self._buffers():
             for tensor in (buffer.param_data, buffer.grad_data):
@@ -51,7 +51,7 @@ class BufferMemory:
 
 
 def move_optimizer(outer: Any, device: torch.device, mover: DeviceMover) -> int:
-    """The optimizer's state, and master weights of its own, to `device`. Bytes moved."""
+    """Move the optimizer's state and its master weights to `device`. Returns the bytes moved."""
     moved = 0
     for inner in outer.chained_optimizers:
         for group in getattr(inner, "shard_fp32_from_float16_groups", ()):

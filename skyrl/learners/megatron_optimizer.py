@@ -1,4 +1,4 @@
-"""Megatron-core's optimizer out of our settings. Importing this needs Megatron-core."""
+"""Builds Megatron-core's optimizer from our settings. Importing this module requires Megatron-core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_megatron_optimizer(
     ddp: DistributedDataParallel, settings: MegatronSettings, optimizer: OptimizerConfig, *, field: str
 ) -> ChainedOptimizer:
     """Megatron-core's chain of optimizers over the parameters of `ddp` that learn, with our weight decay. Raises
-    `ModelError`, which names `field`, for what Megatron-core has no such field of.
+    `ModelError`, which names `field`, for settings that Megatron-core does not have.
     """
     try:
         ours = MegatronOptimizerConfig(**settings.optimizer or {})

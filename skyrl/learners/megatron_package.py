@@ -1,4 +1,4 @@
-"""Importing Megatron-core, and the groups of ranks that it keeps for a whole process."""
+"""Imports Megatron-core, and manages the groups of ranks that it keeps for the whole process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from skyrl.errors import ModelError, UserError
 
 
 def import_megatron(module: str, field: str = "trainer.strategy") -> ModuleType:
-    """A module of ours that needs Megatron-core. Raises `UserError`, which names `field`, if that is not installed."""
-    # of what it does without (Transformer Engine, Apex), of its own defaults, and of old names that it calls
+    """Import a module that requires Megatron-core. Raises `UserError`, which names `field`, if it is not installed."""
+    # warnings about missing packages (Transformer Engine, Apex), its own defaults, and deprecated calls
     warnings.filterwarnings("ignore", module=r"megatron\.")
     logging.getLogger("megatron").setLevel(logging.WARNING)  # it lists every parameter
     warnings.filterwarnings("ignore", message=r"`torch\.distributed", category=FutureWarning)
@@ -33,21 +33,21 @@ def import_megatron(module: str, field: str = "trainer.strategy") -> ModuleType:
 
 @frozen(kw_only=True)
 class Degrees:
-    """Ranks along each dimension of a model; the rest of them is data parallel."""
+    """Ranks along each dimension of a model; the remaining factor is data parallel."""
 
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
 
     expert: int = 1
-    """Ranks that have different experts; they are among the others."""
+    """Ranks that hold different experts; they are also counted in the other dimensions."""
 
     expert_tensor: int = 1
     """Ranks that cut the matrices of experts."""
 
     @classmethod
     def of(cls, config: MegatronConfig) -> Degrees:
-        """The degrees that are configured."""
+        """The configured degrees."""
         return cls(
             tensor=config.tensor_model_parallel_size,
             pipeline=config.pipeline_model_parallel_size,
@@ -58,12 +58,12 @@ class Degrees:
 
 
 _users: list[Degrees] = []
-"""Models of this process that are under Megatron: its groups of ranks are global, so that all have the same."""
+"""Degrees of this process's models under Megatron, all equal because its groups of ranks are global."""
 
 
 def join_groups(degrees: Degrees, timeout: float) -> None:
-    """Make Megatron-core's groups of the ranks of the default process group, once for all models of this process; each
-    is told of by `leave_groups`. Raises `ModelError` for degrees that differ from those of the other models.
+    """Make Megatron-core's groups of ranks from the default process group, once for all models of this process. Every
+    call needs a `leave_groups`. Raises `ModelError` for degrees that differ from the other models'.
     """
     parallel_state = importlib.import_module("megatron.core.parallel_state")
     if _users and _users[0] != degrees:
@@ -85,7 +85,7 @@ def join_groups(degrees: Degrees, timeout: float) -> None:
 
 
 def leave_groups(degrees: Degrees) -> None:
-    """Take back one `join_groups`; the last one forgets the groups."""
+    """Undo one `join_groups`; the last call destroys the groups."""
     _users.remove(degrees)
     if not _users:
         importlib.import_module("megatron.core.parallel_state").destroy_model_parallel()

@@ -1,7 +1,7 @@
 """Costs and metrics of the routers of a mixture of experts under Megatron-core.
 
-Every pipeline stage has routers of its own, and the last one alone has the loss: costs are added where their routers
-are, and what is logged of them comes together once, at the end of the step. Importing this needs Megatron-core.
+Every pipeline stage has its own routers, but only the last stage has the loss. Costs are therefore added on the stage
+of their router, and metrics are summed once, at the end of the step. Importing this module requires Megatron-core.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from skyrl.models.routers import RowLoads
 
 
 class RouterWatch:
-    """Sees the loads of the routers of a pipeline stage; see `skyrl.models.megatron_routers.Watch`."""
+    """Collects the loads of the routers of a pipeline stage; see `skyrl.models.megatron_routers.Watch`."""
 
     def __init__(self, costs: RouterCosts, mixture: Mixture, device: torch.device) -> None:
-        """`mixture` are the sizes of the whole model."""
+        """`mixture` describes the experts of the whole model, not only of this stage."""
         self._costs, self._mixture, self._device = costs, mixture, device
         self.begin(1.0)
 
     def begin(self, factor: float) -> None:
-        """Forget what was seen. `factor` is what Megatron-core divides the sum of all losses by."""
+        """Reset the sums. `factor` is the divisor that Megatron-core applies to the sum of all losses."""
         self._factor = factor
         self._parts = dict.fromkeys(self._costs.parts, torch.zeros((), device=self._device))
         shape = (len(self._mixture.layers), self._mixture.experts)
@@ -43,7 +43,7 @@ class RouterWatch:
         return nan_unless_finite(cost) * self._factor
 
     def work(self) -> RouterWork:
-        """Sum of what was seen over all ranks that have a copy of the model among them. Collective."""
+        """The collected sums over all ranks that together hold one copy of the model. Collective."""
         own = [each.double().reshape(1) for each in self._parts.values()]
         everything = torch.cat([*own, self._loads.flatten()])
         groups = (

@@ -1,4 +1,4 @@
-"""Our settings as Megatron-core's fields. Nothing here needs Megatron-core."""
+"""Translates our settings to Megatron-core's fields. Nothing here requires Megatron-core."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from skyrl.learners.megatron_package import Degrees
 
 @frozen(kw_only=True)
 class MegatronSettings:
-    """What one model is spread with."""
+    """Megatron-core's settings for one model."""
 
     degrees: Degrees
 
     transformer: Mapping[str, Any]
-    """Fields of `TransformerConfig`, besides those that follow from the model."""
+    """Fields of `TransformerConfig` that do not follow from the model."""
 
     experts: Mapping[str, object]
-    """Fields of `TransformerConfig` for a model with experts, besides the others."""
+    """Further fields of `TransformerConfig` for a model with experts."""
 
     joins_adapters: bool = True
-    """Linear layers that Megatron-core joins have one factor A of their adapters in common."""
+    """Whether linear layers that Megatron-core joins share the factor A of their adapters."""
 
     ddp: Mapping[str, Any] | None = None
-    """Fields of `DistributedDataParallelConfig`. None, as all below, of a model that never changes."""
+    """Fields of `DistributedDataParallelConfig`. None for a model that never changes, as for the fields below."""
 
     optimizer: Mapping[str, Any] | None = None
     """Fields of `OptimizerConfig`."""
 
     empties_cache: bool = False
-    """Cached GPU memory is given back after every step."""
+    """Whether cached GPU memory is released after every step."""
 
     @classmethod
     def of(cls, config: MegatronConfig, optimizer: OptimizerConfig | None, dtype: torch.dtype) -> MegatronSettings:
-        """Settings out of a model's table, computing in `dtype`."""
+        """Settings from a model's table of the configuration, for computing in `dtype`."""
         degrees = Degrees.of(config)
         transformer, experts = _transformer(config, degrees), _experts(config, degrees)
         if optimizer is None:
@@ -55,7 +55,9 @@ class MegatronSettings:
 
 
 def _transformer(config: MegatronConfig, degrees: Degrees) -> dict[str, Any]:
-    """Kernels that need Transformer Engine or Apex are off unless they are asked for. TOML says null as a word."""
+    """Fields for every model. Kernels that need Transformer Engine or Apex are off unless requested. The value "none"
+    stands for null, which TOML does not have.
+    """
     asked = {name: None if value == "none" else value for name, value in config.transformer_config_kwargs.items()}
     fusions = ("masked_softmax", "bias_activation", "bias_dropout", "gradient_accumulation")
     return {
@@ -80,7 +82,7 @@ def _experts(config: MegatronConfig, degrees: Degrees) -> dict[str, object]:
 
 
 def _is_distributed(optimizer: OptimizerConfig) -> bool:
-    """Whether data-parallel ranks have a part each of the optimizer's state. Megatron-core does so for Adam alone."""
+    """Whether the optimizer's state is sharded over data-parallel ranks. Megatron-core shards it only for Adam."""
     return optimizer.optimizer == "adamw"
 
 

@@ -1,8 +1,8 @@
-"""The weights and the optimizer's state out of Megatron-core's parameters and back, by the names of the stored model.
+"""Converts Megatron-core's parameters and optimizer state to the names of the stored model, and back.
 
-A parameter is a part of several stored weights joined, or of the experts of a layer; of its state each data-parallel
-rank has a stretch. What is written is put together one stored tensor at a time and cut into as many stretches as ranks
-have it. Importing this needs Megatron-core.
+A parameter is a part of several stored weights joined, or of the experts of a layer; each data-parallel rank has a
+stretch of its state. For writing, one stored tensor at a time is assembled and cut into equal stretches, one for each
+rank that has it. Importing this module requires Megatron-core.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from skyrl.models.megatron_layout import Block, Layout, block_of, fill, matrix_o
 from skyrl.models.naming import named_weights
 
 STEP = "step"
-"""The one part of an optimizer's state that is a number."""
+"""The only part of an optimizer's state that is a number."""
 
 BIASES = "router."
-"""Begins the stored names of what routers have learned outside the loss."""
+"""Prefix of the stored names of router biases, which are learned outside the loss."""
 
 
 @frozen(eq=False)
 class _Stretch:
-    """What this rank's optimizer has of a parameter: the numbers from `start` on, in the type that it computes in."""
+    """This rank's part of a parameter in the optimizer: the numbers from `start` on, in the optimizer's type."""
 
     start: int
     main: Tensor
     state: dict[str, Any]
 
     def of(self, whole: Tensor) -> Tensor:
-        """This rank's numbers of a tensor that is laid out as the parameter is."""
+        """This rank's numbers of a tensor with the layout of the parameter."""
         return whole.flatten()[self.start : self.start + self.main.numel()].view(self.main.shape)
 
 
 @frozen(kw_only=True, eq=False)
 class Cut:
-    """How ranks have parameters among them."""
+    """How the ranks of a group divide parameters."""
 
     layouts: Sequence[Layout]
     """Layouts of all ranks of the group, in their order."""
@@ -65,7 +65,7 @@ class Cut:
 
 
 class MegatronState:
-    """One model's weights and optimizer state. Methods are collective, but for `parts`."""
+    """One model's weights and optimizer state. All methods except `parts` are collective."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class MegatronState:
         ranks: Ranks,
         device: torch.device,
     ) -> None:
-        """`experts` has the parameters on experts, `dense` all others; `optimizer` is Megatron-core's chain, None of a
-        model that never changes.
+        """`experts` covers the parameters of experts, `dense` all others; `optimizer` is Megatron-core's chain, None
+        for a model that never changes.
         """
         self._model, self._optimizer, self._dense, self._experts = model, optimizer, dense, experts
         self._kind = meta_model.config.get_text_config().model_type
@@ -101,8 +101,8 @@ class MegatronState:
         return {name: stage for stage, names in reversed(list(enumerate(held))) for name in names}
 
     def load_weights(self, source: ModelSource) -> None:
-        """Write every parameter out of the stored model, of which each rank reads its own rows. A model that is drawn
-        is drawn whole on every rank.
+        """Fill every parameter from the stored model, of which each rank reads its own rows. A model with random
+        weights is drawn whole on every rank.
         """
         stored = source.stored
         drawn = dict(named_weights(source.load(HOST))) if stored is None else source.drawn()
@@ -147,7 +147,7 @@ class MegatronState:
             yield name, whole
 
     def tensor_shards(self) -> Iterator[TensorShard]:
-        """An equal stretch of each tensor of this stage for each of its ranks."""
+        """This rank's stretch of each tensor of its stage; the ranks of the stage have equal stretches."""
         stage = parallel_state.get_pipeline_model_parallel_rank()
         names = [name for name in self.shapes if self._stage_of[name] == stage]
         for name in names:
@@ -166,7 +166,7 @@ class MegatronState:
             yield TensorShard.whole(BIASES + name, bias)
 
     def load(self, source: TensorSource) -> None:
-        """Load the state; see `Strategy.load_state`. Every rank reads what it holds."""
+        """Load the state; see `Strategy.load_state`. Every rank reads only its own parts."""
         self._refuse_factors_that_differ(source)
         slots = slots_of(check_complete(source, self.shapes))
         for name, parameter in self._parameters.items():
@@ -182,11 +182,11 @@ class MegatronState:
         for name, bias in self._model.expert_biases().items():
             if BIASES + name in source.shapes:
                 bias.copy_(source.read(BIASES + name))
-            else:  # the state is of a learner that has none
+            else:  # the state comes from a learner without biases
                 bias.zero_()
 
     def _refuse_factors_that_differ(self, source: TensorSource) -> None:
-        """Raises `ResumeError` for adapters of joined layers that were not learned as one, where they are to be."""
+        """Raises `ResumeError` if the adapters of joined layers must share a factor A, and the stored ones differ."""
         for name, pieces in self._dense.own.items():
             if name.endswith(COMMON):
                 first, *others = [piece.weight for piece in pieces]
@@ -200,7 +200,7 @@ class MegatronState:
         return stretch.of(self._read(source, name, f"optimizer.{{}}.{slot}")).clone()
 
     def _read(self, source: TensorSource, name: str, pattern: str) -> Tensor:
-        """A parameter's numbers, or those of a part of its state, out of the stored tensors, in float32."""
+        """The numbers of a parameter, or of a part of its state, from the stored tensors, in float32."""
         local = torch.zeros(self._parameters[name].shape, device=self._device)
 
         def read(piece: Block) -> Tensor:
@@ -219,7 +219,7 @@ class MegatronState:
         return self._experts if name in self._experts.own else self._dense
 
     def _whole(self, weight: str, local: Tensor) -> Tensor:
-        """A stored tensor out of what each rank's parameter, or a part of its state, holds of it."""
+        """A whole stored tensor, assembled from the parameters, or their state, of all ranks that hold parts of it."""
         name = self._parameter_of[weight]
         whole = torch.empty(self.shapes[weight].shape, dtype=local.dtype, device=local.device)
         cut = self._cut(name)
@@ -243,23 +243,23 @@ class MegatronState:
 
     @property
     def _copies(self) -> int:
-        """Ranks of a stage."""
+        """Number of ranks of a stage."""
         return self._ranks.size // int(parallel_state.get_pipeline_model_parallel_world_size())
 
     @property
     def _number(self) -> int:
-        """Number of this rank among those of its stage: stages are furthest apart."""
+        """Index of this rank in its stage; the ranks of a stage are consecutive."""
         return self._ranks.rank % self._copies
 
     def _master(self, parameter: nn.Parameter) -> Tensor:
-        """A parameter in float32: what the optimizer has, where the model computes in another type."""
+        """A parameter in float32: the optimizer's master weight if the model computes in another type."""
         if parameter.dtype is torch.float32 or self._optimizer is None or not parameter.requires_grad:
             return parameter.detach().float()
         stretch = self._stretch(parameter)
         return self._joined(parameter, None if stretch is None else stretch.main.detach(), stretch)
 
     def _joined(self, parameter: nn.Parameter, own: Tensor | None, stretch: _Stretch | None) -> Tensor:
-        """A part of a parameter's state in the parameter's shape, out of the stretches of all data-parallel ranks."""
+        """A part of a parameter's state in the parameter's shape, joined from the stretches of data-parallel ranks."""
         if not self._is_distributed:
             assert own is not None
             return own.view(parameter.shape)
@@ -278,7 +278,7 @@ class MegatronState:
         return any(hasattr(inner, "model_param_gbuf_map") for inner in self._optimizer.chained_optimizers)
 
     def _stretch(self, parameter: nn.Parameter) -> _Stretch | None:
-        """The stretch of a parameter that this rank updates; None where it has no number of it, or it never changes."""
+        """The stretch of a parameter that this rank updates; None if it has none, or the parameter never changes."""
         learns = self._optimizer is not None and parameter.requires_grad
         for inner in self._optimizer.chained_optimizers if learns else ():
             if hasattr(inner, "model_param_gbuf_map"):
@@ -294,7 +294,7 @@ class MegatronState:
         return None
 
     def _slots_and_steps(self) -> tuple[list[str], float | None]:
-        """Names of the tensors in a parameter's state, and its number of steps: alike for all parameters that learn."""
+        """Names of the tensors in a parameter's state, and its number of steps; the same for all that learn."""
         own: tuple[list[str], float | None] = [], None
         for parameter in self._parameters.values():
             stretch = self._stretch(parameter)

@@ -1,4 +1,4 @@
-"""One rank of a model that is scored: what the policy, the critic and the reference have in common."""
+"""One rank of a model that scores batches, the common base of policy, critic and reference."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ModelWorker:
         optimizer: OptimizerConfig | None = None,
         mover: DeviceMover | None = None,
     ) -> None:
-        """`section` is the model's own part of the configuration, at `config_path` in the user's file; `read` says what
-        is scored; `role` is the model's name in a checkpoint.
+        """`section` is the model's own part of the configuration, at `config_path` in the user's file; `read` computes
+        the scores; `role` is the model's name in a checkpoint.
 
-        Raises `ModelError` if the model cannot be loaded or is not causal, `ConfigError` if something that `resolve()`
-        derives is unset, `ProcessError` if the ranks do not meet.
+        Raises `ModelError` if the model cannot be loaded or is not causal, `ConfigError` if a field that `resolve()`
+        derives is unset, `ProcessError` if the ranks cannot connect.
         """
         self.ranks, self._role, self._config_path, self._read = ranks, role, config_path, read
         self._staged: list[TensorShard] = []
@@ -105,11 +105,11 @@ class ModelWorker:
 
     @property
     def _title(self) -> str:
-        """What messages call it: its role, or the model where the run has no other."""
+        """The name of the model in messages: its role, or "model" if the run has only one."""
         return self._role if self._config_path else "model"
 
     async def score(self, batch: TrainingBatch) -> Tensor:
-        """(B, L) float32, without gradient: what the model says of each selected token, 0 elsewhere; (0, L) on a rank
+        """(B, L) float32, without gradient: the model's score of each selected token, 0 elsewhere; (0, L) on a rank
         that does not report. `batch` is the share of this rank's replica.
         """
         if batch.micro_batches is None:
@@ -124,11 +124,11 @@ class ModelWorker:
         return scored
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
-        """Give the device to others: weights, optimizer state, or both go to host memory. Bytes moved on this rank."""
+        """Move weights, optimizer state, or both to host memory. Returns the bytes moved on this rank."""
         return self.strategy.offload(model=model, optimizer=optimizer)
 
     async def onload(self, *, model: bool = True, optimizer: bool = True) -> int:
-        """Take it back. Bytes moved on this rank."""
+        """Move weights, optimizer state, or both back to the device. Returns the bytes moved on this rank."""
         return self.strategy.onload(model=model, optimizer=optimizer)
 
     def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
@@ -137,22 +137,22 @@ class ModelWorker:
         return [(name, tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in shapes.items()]
 
     def refuse_non_finite_state(self) -> None:
-        """Check the state before it is saved. Raises `NonFiniteError` that names a weight or a part of the optimizer's
-        state.
+        """Check the state before it is saved. Raises `NonFiniteError`, which names the weight or the part of the
+        optimizer's state that is not finite.
         """
         self._refuse_non_finite("before saving", optimizer=True)
 
     def stage(self) -> tuple[dict[str, Any], int]:
-        """Copy what this rank is to store into host memory, where it stays as it is until `write_staged`.
+        """Copy this rank's part of the state into host memory, where it stays unchanged until `write_staged`.
 
-        The numbers that belong to it, and how many bytes its tensors have.
+        Returns the numbers to store with it, and the bytes of its tensors.
         """
         self._staged = [shard.copied() for shard in self.strategy.tensor_shards()]
         return {}, sum(shard.numbers.nbytes for shard in self._staged)
 
     async def write_staged(self, storage: Storage, folder: str) -> StoredFile:
         """Write the staged state into the folder of a checkpoint, in a thread, while this rank continues. Raises
-        `RunError` if the storage does not take it.
+        `RunError` if writing fails.
         """
         staged, self._staged = self._staged, []
         name = file_of_rank(self._role, self.ranks.rank, self.ranks.size)
@@ -163,14 +163,14 @@ class ModelWorker:
             raise RunError(could_not_write(storage, f"{storage.where}/{folder}/{name}", error, need)) from error
 
     def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
-        """Become the model that was staged, bit for bit, whatever its strategy and however many its ranks were.
+        """Load a staged state, bit for bit, whatever strategy and number of ranks staged it.
 
-        Raises `ResumeError` on every rank if it is not of this model.
+        Raises `ResumeError` on every rank if the state belongs to another model.
         """
         self.strategy.load_state(source)
 
     def close(self) -> None:
-        """Leave the other ranks. Nothing but this may be called afterwards, and this once more does nothing."""
+        """Leave the process group. Only `close` may be called afterwards, and does nothing then."""
         if self._joined:
             self._joined = False
             self.strategy.close()
@@ -179,7 +179,7 @@ class ModelWorker:
     def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
         named = [(name, each.detach()) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
         sums = torch.stack([each.sum().float().to(named[0][1].device) for _, each in named])
-        if sums.isfinite().all():  # NaN and infinity last in a sum: one cheap pass and one look suffice
+        if sums.isfinite().all():  # NaN and infinity survive in a sum, so one cheap pass is enough
             return
         broken = next((name for name, each in named if not each.isfinite().all()), None)  # or only the sum overflowed
         if broken is not None:
@@ -189,8 +189,8 @@ class ModelWorker:
             )
 
     def _asks_routers(self, section: ModelSection) -> bool:
-        """Whether the model has routers that are watched or replayed. Raises `ModelError` if it has none, and they are
-        needed.
+        """Whether the model has routers that are measured or replayed. Raises `ModelError` if that is configured for a
+        model without routers.
         """
         costs, replays = RouterCosts.of(section), _replays(section)
         if known_routers(self.model):
@@ -211,7 +211,7 @@ class ModelWorker:
 
 
 def _replays(section: ModelSection) -> bool:
-    """Whether the model computes with the experts that the engine chose."""
+    """Whether the model replays the experts that the engine chose."""
     return not isinstance(section, CriticConfig) and section.moe_enable_routing_replay
 
 
@@ -233,7 +233,7 @@ def _context(
     optimizer: OptimizerConfig | None,
     mover: DeviceMover | None,
 ) -> StrategyContext:
-    """Surroundings of a strategy on these ranks; messages name fields at and above `config_path`."""
+    """The arguments of a strategy on these ranks; messages name fields at and above `config_path`."""
     table = table_above(config_path)
     sizes = strategy_named(trainer.strategy, trainer_field(table, "strategy")).sizes(section)
     return StrategyContext(

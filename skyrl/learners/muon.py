@@ -1,4 +1,4 @@
-"""Muon: the momentum of each matrix of the hidden layers is orthogonalized before it is applied; AdamW does the rest.
+"""Muon: the momentum of each hidden matrix is orthogonalized before it is applied; AdamW trains all other weights.
 
 The orthogonalization is torch's own (`torch.optim.Muon`): five iterations of Newton-Schulz in bfloat16, whatever the
 type of the weights.
@@ -18,7 +18,9 @@ from skyrl.learners.sharing import add_into
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
-    """Weights of `model` that Muon is for: matrices between the embeddings and the head. A critic's head is a row."""
+    """Weights of `model` that Muon trains: matrices between the embeddings and the head. A critic's head, a single row,
+    is not among them.
+    """
     head = getattr(model, "get_output_embeddings", lambda: None)()
     outer = [head, *(module for module in model.modules() if isinstance(module, nn.Embedding))]
     kept_apart = {parameter for module in outer if module is not None for parameter in module.parameters()}
@@ -28,10 +30,10 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
 class Muon(Optimizer):
     """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for the matrices and AdamW for all other weights.
 
-    With momentum m <- mu m + (1 - mu) g and its look ahead u = mu m + (1 - mu) g, a matrix of R rows and C columns
-    becomes (1 - lr wd) W - 0.2 lr sqrt(max(R, C)) NS(u). The factor gives the step the size that AdamW's has
-    (arXiv:2502.16982, eq. 4), so that one learning rate serves both. A sharded matrix is gathered, one at a time, for
-    NS alone: weights and momentum stay where they are.
+    With momentum m <- mu m + (1 - mu) g and its look-ahead u = mu m + (1 - mu) g, a matrix of R rows and C columns
+    becomes (1 - lr wd) W - 0.2 lr sqrt(max(R, C)) NS(u). The factor matches the size of AdamW's step
+    (arXiv:2502.16982, eq. 4), so that both can use one learning rate. Updates of sharded matrices are gathered, one at
+    a time, for NS only; weights and momentum stay sharded.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Muon(Optimizer):
         self._momentum, self._of_matrices = momentum, self.param_groups[: len(matrices)]
         self._adamw = torch.optim.AdamW(self.param_groups[len(matrices) :], lr=lr, **adam) if others else None
         if self._adamw is not None:
-            self._adamw.state = self.state  # one table, as every optimizer has; the groups are shared already
+            self._adamw.state = self.state  # one state dictionary for both; the groups are shared already
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # of overloads
@@ -79,7 +81,7 @@ class Muon(Optimizer):
 
 
 def _orthogonal_step(update: Tensor, lr: float) -> Tensor:
-    """The step that `torch.optim.Muon` takes from zeros by the gradient `update`, without momentum of its own."""
+    """The step that `torch.optim.Muon` takes from zero weights for the gradient `update`, with its momentum off."""
     step = nn.Parameter(torch.zeros_like(update))
     step.grad = update
     torch.optim.Muon(

@@ -1,4 +1,4 @@
-"""A critic that learns normalized returns, and whose values are in the units of the returns."""
+"""A critic that learns normalized returns and reports values in the units of the returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skyrl.learners.rank_metrics import Metrics
 from skyrl.learners.workers import CriticWorker
 
 VALUES = "critic_values_"
-"""How the metrics begin that are values of the critic."""
+"""Prefix of the metrics that are values of the critic."""
 
 
 class NormalizedCritic(LearnerGroup[CriticWorker]):
@@ -28,8 +28,8 @@ class NormalizedCritic(LearnerGroup[CriticWorker]):
     """Moments of the returns so far."""
 
     _scored_by = scale
-    """Moments by which the values of the batch that is learned were computed; `value_clip` compares what the model
-    itself predicted."""
+    """Moments with which the values of the current batch were computed, to recover the model's own predictions, which
+    `value_clip` compares."""
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) float32: the values of the selected tokens in the units of the returns, 0 elsewhere."""
@@ -37,7 +37,7 @@ class NormalizedCritic(LearnerGroup[CriticWorker]):
         return masked(self.scale.restored(await super().score(batch)), batch.loss_mask)
 
     async def update(self, batch: TrainingBatch) -> Metrics:
-        """One optimizer step towards the normalized returns of the mini-batch, which the moments know by then."""
+        """One optimizer step towards the normalized returns of the mini-batch, which the moments already include."""
         assert batch.returns is not None
         self.scale = self.scale.after(batch.returns[batch.loss_mask])
         targets = masked(self.scale.normalized(batch.returns), batch.loss_mask)
@@ -50,7 +50,7 @@ class NormalizedCritic(LearnerGroup[CriticWorker]):
         return {**numbers, "return_scale": attrs.asdict(self.scale)}, size
 
     async def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
-        """Become what was staged. A critic that was stored without moments starts with new ones."""
+        """Load a staged state. A critic that was stored without moments starts with new ones."""
         await super().load_state(source, numbers)
         stored = numbers.get("return_scale")
         self.scale = self._scored_by = ReturnScale() if stored is None else ReturnScale.of(stored)

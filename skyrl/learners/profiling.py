@@ -18,26 +18,26 @@ from torch.profiler import ProfilerActivity, profile
 from skyrl.errors import RunError
 
 MOST_ALLOCATIONS = 1_000_000
-"""Allocations that a snapshot remembers."""
+"""Largest number of allocations that a memory snapshot records."""
 
 
 class UpdateProfiler:
-    """Writes a Chrome trace of each optimizer step of one rank, as long as it is given a folder."""
+    """Writes a Chrome trace of each optimizer step of one rank while a folder is set."""
 
     def __init__(self, name: str, *, record_memory: bool = False) -> None:
-        """`name` is that of the process, such as `policy-0`; with `record_memory` files on memory stand beside it."""
+        """`name` is the name of the process, such as `policy-0`; `record_memory` also writes memory profiles."""
         self._name, self._record_memory = name, record_memory
         self._folder: Path | None = None
         self._count = 0
 
     def write_to(self, folder: Path | None) -> None:
-        """Trace the steps from now on into this folder. None: no more."""
+        """Trace the steps from now on into `folder`. None stops tracing."""
         self._folder, self._count = folder, 0
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """Around one optimizer step, whose work is done in this thread. Raises `RunError` if the trace cannot be
-        written.
+        """A context around one optimizer step, whose work is done in this thread. Raises `RunError` if the trace cannot
+        be written.
         """
         folder = self._folder
         if folder is None:
@@ -54,11 +54,11 @@ class UpdateProfiler:
                 raise RunError(f"the trace of an update cannot be written to {folder}: {error}") from error
             finally:
                 del trace
-                gc.collect()  # the trace refers to weights, which cannot leave the device meanwhile
+                gc.collect()  # the trace holds references to weights, which would keep them on the device
 
     @contextmanager
     def _allocations(self) -> Iterator[None]:
-        """Around what a snapshot of CUDA's memory has to remember."""
+        """A context whose CUDA allocations are recorded for a memory snapshot."""
         if not (self._record_memory and torch.cuda.is_available()):
             yield
             return

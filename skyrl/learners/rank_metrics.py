@@ -1,4 +1,4 @@
-"""One rank's part in the metrics of a mini-batch, so that all ranks together give exactly those of the mini-batch."""
+"""Metrics of one rank, in a form from which the exact metrics of the whole mini-batch can be merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyrl.learners.routing import Loads, load_metrics, summed
 Metrics = dict[str, float]
 
 SPREAD = frozenset({"rollout_train_logprobs_abs_diff", "critic_values", "is_ratio", "cispo/ratio", "behave_weight"})
-"""Numbers per token of which extremes and standard deviation are logged besides the mean."""
+"""Names of per-token metrics for which extremes and standard deviation are logged besides the mean."""
 
 
 @frozen
@@ -54,22 +54,22 @@ class Moments:
         )
 
     def spread(self) -> dict[str, float]:
-        """Mean, extremes and standard deviation, by name; all 0 of no numbers at all."""
+        """Mean, extremes and standard deviation, by name; all 0 if there are no numbers."""
         least, most = (self.smallest, self.largest) if self.count else (0.0, 0.0)
         return {"mean": self.mean, "max": most, "min": least, "std": self.std}
 
     @property
     def std(self) -> float:
-        """Standard deviation of the numbers themselves, not an estimate from a sample."""
+        """Population standard deviation, not an estimate from a sample."""
         return math.sqrt(self.deviation / self.count) if self.count else 0.0
 
 
 @frozen(kw_only=True)
 class RankMetrics:
-    """One rank's part in an optimizer step."""
+    """One rank's metrics of an optimizer step."""
 
     sums: Metrics
-    """Add up over micro-batches and ranks."""
+    """Metrics that add up over micro-batches and ranks."""
 
     moments: dict[str, Moments]
     """Moments of numbers per token."""
@@ -104,8 +104,8 @@ def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
 
 
 class Measurements:
-    """Measurements of the micro-batches of an optimizer step. They stay where they were computed until they are read,
-    in one transfer, so that the host does not wait for the device in between.
+    """Measurements of the micro-batches of an optimizer step. They stay on the device until they are read in one
+    transfer, so that the host does not wait for the device in between.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Measurements:
         self._loads: list[Tensor] = []  # their sum
 
     def add(self, parts: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> None:
-        """One micro-batch: parts of the loss, scalars, and numbers of tokens, tensors of any shape, by name."""
+        """Add one micro-batch: scalar parts of the loss, and per-token metrics, tensors of any shape, by name."""
         self._parts += [(name, value.detach().double().reshape(1)) for name, value in parts.items()]
         self._numbers += [(name, values.numel(), _moments(values)) for name, values in numbers.items()]
 
@@ -123,7 +123,7 @@ class Measurements:
         return any(each == name for each, _ in self._parts)
 
     def add_loads(self, loads: Tensor) -> None:
-        """Tokens of one micro-batch that chose each expert, (layers, E)."""
+        """Add the number of tokens of one micro-batch that chose each expert, (layers, E)."""
         self._loads = [sum(self._loads, loads.detach().double())]
 
     def read(self) -> tuple[Metrics, dict[str, Moments], Loads]:
@@ -140,7 +140,7 @@ class Measurements:
 
 
 def _moments(values: Tensor) -> Tensor:
-    """(4,) float64 of a tensor of any shape: mean, sum of squared deviations, largest and smallest; 0 of none."""
+    """(4,) float64 of a tensor of any shape: mean, sum of squared deviations, largest and smallest; 0 if empty."""
     exact = values.detach().double()
     if not values.numel():
         return exact.new_zeros(4)
@@ -149,7 +149,7 @@ def _moments(values: Tensor) -> Tensor:
 
 
 def on_the_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of any shapes and of one type, in host memory: what is elsewhere comes in one transfer."""
+    """Copies of tensors of any shapes and one type in host memory; tensors on a device come in one transfer."""
     if all(each.device.type == "cpu" for each in tensors):
         return list(tensors)
     flat = torch.cat([each.flatten() for each in tensors]).cpu()

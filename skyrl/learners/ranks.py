@@ -1,7 +1,7 @@
-"""Who computes together: the ranks of one role, and how they find each other.
+"""The ranks of one role, which compute together, and how they find each other.
 
-The driver makes a `Rendezvous`, which hosts a store on a socket of its own, and hands one `Ranks` to each process.
-`Ranks.join()` there makes the process group that everything collective in this room uses. One rank alone needs neither.
+The driver makes a `Rendezvous`, which hosts a store on its own socket, and hands one `Ranks` to each process.
+`Ranks.join()` there makes the process group for all collective operations of this package. A single rank needs neither.
 """
 
 from __future__ import annotations
@@ -29,37 +29,36 @@ REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 """Names of the dimensions of a device mesh, in its order."""
 
 EXPERT = "expert"
-"""Name of the last dimension of the mesh of experts, behind `shard`."""
+"""Name of the last dimension of the mesh of experts, after `shard`."""
 
 _members = 0
-"""Roles of this process that are in its process group."""
+"""Number of roles of this process that have joined its process group."""
 
 
 @frozen(kw_only=True)
 class Ranks:
-    """One process among the ranks of its role. Picklable: it travels to the process that it speaks of."""
+    """One process among the ranks of its role. Picklable, so that it can be sent to the process that it describes."""
 
     rank: int = 0
     size: int = 1
 
     reports: bool = True
-    """Returns the scores of its replica. False where another rank that computes on the same rows does."""
+    """Whether this rank returns the scores of its replica. False if another rank of the same rows does."""
 
     store: tuple[str, int] | None = None
-    """Host and port of the driver's store. None where there is one rank only."""
+    """Host and port of the driver's store. None for a single rank."""
 
     name: str = "policy"
     """Name of the role: roles share a store, each under its own prefix."""
 
     timeout: float = 600.0
-    """Seconds that a rank waits for the others, when they meet and in every collective operation."""
+    """Seconds that a rank waits for the others, when connecting and in every collective operation."""
 
     def join(self, device: torch.device) -> None:
         """Make this process a member of the default process group: gloo on a CPU, NCCL with gloo for CPU tensors on
-        CUDA. Where a role of this process has joined already, with the same rank among as many, the group is shared.
+        CUDA. Roles of one process share the group; they must have the same rank and number of ranks.
 
-        Returns when all ranks are there. Raises `ProcessError` when the store cannot be reached or a rank does not
-        come.
+        Returns when all ranks have joined. Raises `ProcessError` if the store cannot be reached or a rank is missing.
         """
         global _members
         if dist.is_initialized():
@@ -69,8 +68,8 @@ class Ranks:
         _members += 1
 
     def leave(self) -> None:
-        """Take back one `join`; the last one ends the process group. torch keeps what it worked out about distributed
-        tensors, with meshes of groups that are gone by then: an equal mesh of other groups would get those.
+        """Undo one `join`; the last call destroys the process group and clears torch's cache of sharding decisions,
+        whose entries refer to destroyed groups and would be reused for an equal mesh of new groups.
         """
         global _members
         _members -= 1
@@ -79,9 +78,9 @@ class Ranks:
             _clear_sharding_prop_cache()
 
     def mesh(self, device: torch.device, *, shard_size: int = -1, tensor: int = 1) -> DeviceMesh:
-        """Dimensions `replicate`, `shard` and `tensor`: `tensor` consecutive ranks cut matrices among them; the ranks
-        beyond share weights over `shard_size` (-1: all of them) and replicate them beyond that. `shard` is always
-        there, others where more than one rank is in them.
+        """Mesh with dimensions `replicate`, `shard` and `tensor`: `tensor` consecutive ranks cut matrices among them;
+        weights are sharded over `shard_size` such groups (-1: all of them), and replicated beyond that. `shard` always
+        exists, the other dimensions only if they have more than one rank.
 
         Raises ValueError if the sizes do not divide the number of ranks.
         """
@@ -94,18 +93,19 @@ class Ranks:
         return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
     def expert_mesh(self, device: torch.device, experts: int) -> DeviceMesh:
-        """Dimensions `shard` and `expert`: `experts` consecutive ranks hold different experts; those that hold the same
-        shard them. Raises ValueError if the size does not divide the number of ranks.
+        """Mesh with dimensions `shard` and `expert`: `experts` consecutive ranks hold different experts, which are
+        sharded over the ranks that hold the same ones. Raises ValueError if the size does not divide the number of
+        ranks.
         """
         copies = self._divided(experts, "expert_parallel_size")
         return init_device_mesh(device.type, (copies, experts), mesh_dim_names=(SHARD, EXPERT))
 
     def row_sharing(self, *, sequence: int = 1, context: int = 1, tensor: int = 1) -> RowSharing | None:
-        """The `context` x `sequence` ranks among which this one shares packed rows; None for one. Collective.
+        """The `context` x `sequence` ranks that share packed rows with this one; None if it is alone. Collective.
 
-        Of consecutive ranks, `tensor` have parts of the same matrices; of such groups, `sequence` exchange tokens for
-        heads; of such groups, `context` gather keys and values. Raises ValueError if the sizes do not divide the number
-        of ranks.
+        `tensor` consecutive ranks have parts of the same matrices; `sequence` consecutive groups of these exchange
+        tokens for heads; `context` consecutive groups of those gather keys and values. Raises ValueError if the sizes
+        do not divide the number of ranks.
         """
         together = sequence * context
         if together == 1:
@@ -124,7 +124,7 @@ class Ranks:
         return RowSharing(everyone=everyone, sequence=heads, context=keys)
 
     def _group(self, groups: Tensor) -> dist.ProcessGroup:
-        """The one of the groups, rows of ranks, that this rank is in."""
+        """The process group of this rank, where each row of `groups` lists the ranks of a group."""
         made = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=timedelta(seconds=self.timeout))
         group: dist.ProcessGroup = made[0]
         return group
@@ -166,7 +166,7 @@ class Ranks:
 
 
 class Rendezvous:
-    """The driver's side: a store that ranks meet at. It listens on loopback unless it is given another address."""
+    """A store, hosted by the driver, through which ranks connect. It listens on loopback by default."""
 
     def __init__(self, host: str = "127.0.0.1", *, timeout: float = 600.0) -> None:
         """`host` is an address of this machine that every rank can reach; `timeout` is in seconds, as in `Ranks`."""
@@ -183,9 +183,9 @@ class Rendezvous:
         )
 
     def ranks(self, name: str, size: int, replicas: Replicas | None = None) -> tuple[Ranks, ...]:
-        """The ranks of one role. Names are used once: a second group under the same name would meet the first.
+        """The ranks of one role. A name can be used once: a second group under the same name would join the first.
 
-        `replicas` says which of the ranks compute on the same rows; by default each has rows of its own.
+        `replicas` says which of the ranks compute on the same rows; by default each rank has its own rows.
         """
         reporting = range(size) if replicas is None else replicas.reporting
         return tuple(
@@ -201,7 +201,7 @@ class Rendezvous:
         )
 
     def close(self) -> None:
-        """Stop listening. Ranks that have met do without the store."""
+        """Stop listening. Connected ranks no longer need the store."""
         self._store = None
 
     def __enter__(self) -> Self:

@@ -28,8 +28,8 @@ class ReturnRegression:
         """Loss of one micro-batch (a scalar with gradient), its parts, sums over tokens, and for each selected token
         whether its value was clipped.
 
-        `values` (B, L) are the current critic's; the batch holds `returns`, and with clipping the old `values`. There
-        is no entropy of a value.
+        `values` (B, L) are the current critic's; the batch holds `returns`, and with clipping the old `values`.
+        `entropy` is ignored.
         """
         assert batch.returns is not None and batch.loss_weights is not None
         losses = value_loss(values, batch.values, batch.returns, clip=self.value_clip)

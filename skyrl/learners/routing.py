@@ -17,11 +17,11 @@ Loads = tuple[tuple[float, ...], ...]
 
 @frozen(kw_only=True)
 class RouterCosts:
-    """Costs of the routers in a loss: coefficient x mean over the rows of a mini-batch."""
+    """Router losses that are added to the loss, each as coefficient x mean over the rows of a mini-batch."""
 
     aux_coef: float = 0.0
     """Coefficient of the load-balancing loss (Switch Transformer, arXiv:2101.03961, eq. 4), taken row by row
-    (DeepSeek-V3, arXiv:2412.19437, eq. 17) with K in the place of 1 for even loads, as transformers scales it."""
+    (DeepSeek-V3, arXiv:2412.19437, eq. 17), scaled as in transformers to K for even loads, not 1."""
 
     z_coef: float = 0.0
     """Coefficient of the z-loss (ST-MoE, arXiv:2202.08906, eq. 5)."""
@@ -38,7 +38,7 @@ class RouterCosts:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of what `added` gives, the entropy of the routers first."""
+        """Names of the parts that `added` writes, the entropy of the routers first."""
         return ("router_entropy", *(f"router_{name}_loss" for name, coef in self._coefs if coef))
 
     @property
@@ -46,8 +46,8 @@ class RouterCosts:
         return ("aux", self.aux_coef), ("z", self.z_coef)
 
     def added(self, loss: Tensor, parts: dict[str, Tensor], loads: RowLoads, row_weights: Tensor) -> Tensor:
-        """The scalar loss of a micro-batch plus its share of the router losses. Adds them and the routers' entropy to
-        `parts`, by name. `row_weights` (B,) is the share of each row in the mini-batch.
+        """The scalar loss of a micro-batch plus its share of the router losses. Writes these losses and the routers'
+        entropy to `parts`, by name. `row_weights` (B,) is the share of each row in the mini-batch.
         """
         parts["router_entropy"] = (loads.entropy * row_weights).sum()
         for (name, coef), cost in zip(self._coefs, (loads.balance, loads.z), strict=True):
@@ -57,13 +57,13 @@ class RouterCosts:
         return loss
 
     def total(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Sum that the parts, by their names, add to the loss: a scalar."""
+        """Scalar sum that the named parts add to the loss."""
         return sum((coef * parts[f"router_{name}_loss"] for name, coef in self._coefs if coef), torch.zeros(()))
 
 
 @frozen(kw_only=True, eq=False)
 class RouterWork:
-    """What routers that are modules of a strategy's own did in an optimizer step, on the rows of a replica."""
+    """Losses and loads of a strategy's own routers in an optimizer step, on the rows of a replica."""
 
     parts: Mapping[str, Tensor]
     """Parts of the loss by the names of `RouterCosts.parts`, scalars without gradient."""

@@ -1,6 +1,6 @@
-"""How the rows of a batch go through a model: padded, packed into one row, or packed with one copy of each prompt.
+"""Layouts of the rows of a batch for a model: padded, packed into one row, or packed with one copy of each prompt.
 
-All say the same of every token, up to rounding, and cost different amounts of work.
+All layouts give the same result for every token, up to rounding, at different cost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RowLayout:
     """Inputs of a model, and the positions of the selected tokens in its output."""
 
     inputs: dict[str, Any]
-    """Keyword arguments of the model; `logits_to_keep` names the columns that anything is asked of."""
+    """Keyword arguments of the model; `logits_to_keep` names the columns whose output is needed."""
 
     chosen: Tensor
     """(n,) int64: places of the selected tokens that this rank reads, in row order, in the flattened rows x kept
@@ -38,15 +38,15 @@ class RowLayout:
     """The tokens as the routers of a mixture of experts see them. None: routers are neither measured nor replayed."""
 
     def pick(self, answer: Tensor) -> Tensor:
-        """(rows, kept columns, ...) -> (n, ...)."""
+        """The output at the tokens that this rank reads: (rows, kept columns, ...) -> (n, ...)."""
         return answer.flatten(0, 1)[self.chosen]
 
     def own(self, values: Tensor) -> Tensor:
-        """(N, ...) of all selected tokens -> (n, ...) of those that this rank reads."""
+        """(N, ...) of all selected tokens -> (n, ...) of the tokens that this rank reads."""
         return values if self.stretch is None else values[self.stretch.own]
 
     def join(self, found: Tensor) -> Tensor:
-        """(n, ...) of the selected tokens that this rank reads -> (N, ...) of all, which others have read."""
+        """(n, ...) of the tokens that this rank reads -> (N, ...) of all selected tokens, joined from all ranks."""
         return found if self.stretch is None else self.stretch.join(found)
 
     def to(self, device: torch.device) -> Self:
@@ -82,8 +82,8 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 @attrs.frozen(kw_only=True, eq=False)
 class MicroBatch:
-    """Rows that go through the model together, and how. Everything that depends on their lengths is found on the host,
-    before they go to a device: from there on the host waits for no device.
+    """Rows that go through the model together, with their layout. Everything that depends on their lengths is computed
+    on the host before they move to a device, so that the host never waits for the device afterwards.
     """
 
     rows: TrainingBatch
@@ -93,16 +93,16 @@ class MicroBatch:
         return len(self.rows)
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device."""
+        """The micro-batch on another device."""
         return attrs.evolve(self, rows=self.rows.to(device), layout=self.layout.to(device))
 
 
 def padded(batch: TrainingBatch, *, routed: bool = False) -> RowLayout:
-    """The batch as padded rows. Padding is on the right, where causal attention keeps it out of every real token: no
-    mask is needed.
+    """The batch as padded rows. Padding is on the right, where causal attention hides it from real tokens, so no mask
+    is needed.
 
-    A batch without selected tokens goes through the model all the same: other ranks wait for this one in every layer.
-    `routed` says where the tokens are, for routers.
+    A batch without selected tokens still goes through the model, because other ranks wait for this one in every layer.
+    `routed` adds the positions of tokens for routers.
     """
     used, tokens = batch.loss_mask.any(0), batch.input_ids.numel()
     first = int(used.int().argmax()) if used.any() else len(used)  # no column before it is ever selected
@@ -120,11 +120,11 @@ def packed(
 ) -> RowLayout:
     """One row without padding, in which positions start again with each sequence.
 
-    `segmented`: the model's attention takes `segments`. Where it does not, transformers isolates packed sequences by
-    their positions, and only when there is neither an attention mask nor a cache: with either, sequences see each other
-    and nothing warns. `lengths_given`: the kernels of FlashAttention are told the lengths, which every layer would
-    look for otherwise. `share_prompts` puts neighbouring rows of one prompt behind one copy of it; it needs segments.
-    `routed` says where the tokens are, for routers.
+    `segmented`: the model's attention accepts `segments`. Otherwise transformers isolates packed sequences by their
+    positions, but only without attention mask and cache; with either, sequences see each other without a warning.
+    `lengths_given` passes the lengths to FlashAttention's kernels, which every layer would have to find otherwise.
+    `share_prompts` puts neighbouring rows of one prompt behind one copy of it; it requires segments. `routed` adds the
+    positions of tokens for routers.
     """
     places = list(_units(batch, share_prompts and segmented))
     pieces = [piece for unit in places for piece in unit.pieces]
@@ -152,7 +152,7 @@ def packed(
 
 
 def _routed(batch: TrainingBatch, place_of: Tensor, tokens: int) -> RoutedTokens:
-    """The tokens of a batch, of which `place_of` (B, L) gives the number among the `tokens` of the model's input."""
+    """The tokens of a batch for routers; `place_of` (B, L) is each token's index among the `tokens` of the input."""
     columns = torch.arange(batch.input_ids.shape[1])
     rows, columns = (columns < batch.lengths.unsqueeze(1)).nonzero(as_tuple=True)
     places, replayed = place_of[rows, columns], None
@@ -163,7 +163,7 @@ def _routed(batch: TrainingBatch, place_of: Tensor, tokens: int) -> RoutedTokens
 
 
 def _lengths(batch: TrainingBatch) -> dict[str, Any]:
-    """Where each row begins in the packed one, (B + 1,) int32, and the longest, as transformers names both."""
+    """Start of each row in the packed row, (B + 1,) int32, and the largest length, under transformers' names."""
     bounds = torch.nn.functional.pad(batch.lengths.cumsum(0), (1, 0)).int()
     longest = int(batch.lengths.max())
     return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
@@ -171,7 +171,7 @@ def _lengths(batch: TrainingBatch) -> dict[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class _Unit:
-    """Rows that are laid out together: a prompt once, then what each row has after it."""
+    """Rows that are laid out together: their prompt once, then the rest of each row."""
 
     rows: tuple[int, ...]
     prompt: int
@@ -185,7 +185,7 @@ class _Unit:
             yield row, self.prompt, self.prompt + tokens
 
     def number(self, column_of: Tensor, offset: int) -> int:
-        """Write down where each of its tokens is, and return the column after the last."""
+        """Write the column of each of its tokens into `column_of`, and return the column after the last."""
         device = column_of.device
         for row in self.rows:
             column_of[row, : self.prompt] = torch.arange(offset, offset + self.prompt, device=device)
@@ -198,9 +198,7 @@ class _Unit:
 
 
 def _units(batch: TrainingBatch, share_prompts: bool) -> Iterator[_Unit]:
-    """Neighbouring rows of one group behind one prompt, where they have answers and the same prompt; else row by
-    row.
-    """
+    """Units of neighbouring rows of one group, if they have answers and the same prompt; else one unit per row."""
     lengths = batch.lengths.tolist()
     alone = [_Unit(rows=(row,), prompt=length, answers=()) for row, length in enumerate(lengths)]
     if not share_prompts or batch.answer_lengths is None:

@@ -1,4 +1,4 @@
-"""How a model is trained, whatever spreads it: the optimizer, its learning rate, and what backward computes again."""
+"""Training settings that all strategies share: optimizer, learning rate schedule and activation recomputation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from skyrl.learners.gradients import mesh_of
 from skyrl.learners.muon import Muon, hidden_matrices
 
 MATRIX = 2
-"""Fewest dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
+"""Least number of dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
@@ -44,8 +44,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def _decayed(parameters: list[nn.Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Groups of parameters by whether they decay, and by the mesh of ranks that they are on: torch updates a group in
-    one call, which takes tensors of one mesh.
+    """Groups of parameters by whether they decay and by their mesh of ranks: torch updates a group in one call, which
+    accepts tensors of one mesh only.
     """
     groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -59,10 +59,11 @@ def _decayed(parameters: list[nn.Parameter], config: OptimizerConfig) -> list[di
 
 @frozen(kw_only=True)
 class Shape:
-    """A learning rate as a part of its highest, over steps counted from 0.
+    """A learning rate schedule, as a fraction of the peak rate over steps counted from 0.
 
-    Warm-up is linear from `start` to 1 over `warmup` steps; what decays does so from 1 to `least` at `total`, over the
-    last `decay` steps. AReaL's schedules and Megatron's; cosine: arXiv:1608.03983, eq. 5, without restarts.
+    Warm-up is linear from `start` to 1 over `warmup` steps; decaying schedules fall from 1 to `least` at `total`, over
+    the last `decay` steps. These are AReaL's and Megatron's schedules; cosine: arXiv:1608.03983, eq. 5, without
+    restarts.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Shape:
     decay: int | None = None
 
     def __call__(self, step: float) -> float:
-        """The part of the rate at this step; after the last step it stays where it ended."""
+        """The fraction of the peak rate at this step; constant after the last step."""
         if step < self.warmup:
             return self.start + (1 - self.start) * step / self.warmup
         if self.name not in DECAYING:
@@ -92,7 +93,7 @@ def learning_rate_schedule(
     """A torch scheduler that is stepped once for each optimizer step.
 
     `num_training_steps` counts optimizer steps; `updates_per_step` of them are a training step. Raises ValueError if
-    the schedule ends somewhere and `num_training_steps` is None.
+    the schedule needs `num_training_steps` and it is None.
     """
     per = updates_per_step if config.schedule_unit == "training_step" else 1
     total = None if num_training_steps is None else -(-num_training_steps // per)
@@ -135,12 +136,12 @@ def _known(total: int | None, config: OptimizerConfig) -> int:
 
 
 def updates_per_training_step(trainer: TrainerConfig, mini_batch_size: int) -> int:
-    """Optimizer steps of a model in a training step."""
+    """Number of optimizer steps of a model in a training step."""
     return trainer.update_epochs_per_batch * max(1, trainer.train_batch_size // mini_batch_size)
 
 
 def move_schedule(schedule: LambdaLR, optimizer_steps: int) -> None:
-    """Continue after `optimizer_steps` steps, at the rate that this schedule has there."""
+    """Set the schedule to its position and rate after `optimizer_steps` steps."""
     schedule.last_epoch = optimizer_steps
     rates = [base * rate(optimizer_steps) for base, rate in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
     for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
@@ -150,8 +151,8 @@ def move_schedule(schedule: LambdaLR, optimizer_steps: int) -> None:
 def recompute_activations(model: Any, *, use_reentrant: bool) -> None:
     """Keep no activations inside a layer and compute them again in the backward pass (arXiv:1604.06174).
 
-    transformers does so in training mode only. Only the layers themselves enter it: what is inside them, dropout above
-    all, stays in evaluation mode, where a forward pass can be repeated.
+    transformers does so only in training mode. Only the layers themselves enter it; their submodules, dropout in
+    particular, stay in evaluation mode, in which a forward pass can be repeated.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -1,4 +1,4 @@
-"""The part of a packed row that one of the ranks that share it computes."""
+"""The part of a packed row that this rank computes, if several ranks share the row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skyrl.tree import joined
 def own_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
     """The part of a packed row, laid out with segments, that this rank computes.
 
-    All ranks have as many tokens. Padding behind the row's end is a segment of its own.
+    All ranks have the same number of tokens. Padding after the row's end is a separate segment.
     """
     tokens = row.inputs["input_ids"].shape[1]
     everyone, order = sharing.everyone, sharing.order(tokens)
@@ -49,7 +49,7 @@ def own_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
 
 
 def _own_tokens(row: RoutedTokens, order: Tensor, columns: Tensor, sharing: RowSharing) -> RoutedTokens:
-    """The tokens of a packed row at these columns (n,), of the `order` of all ranks."""
+    """The tokens of a packed row at this rank's columns (n,); `order` lists the columns of all ranks."""
     places = order.argsort()[row.places] - len(columns) * sharing.everyone.rank
     own = (places >= 0) & (places < len(columns))
     replayed = row.replayed
@@ -62,8 +62,8 @@ def _own_tokens(row: RoutedTokens, order: Tensor, columns: Tensor, sharing: RowS
 def refuse_unshareable(
     model: nn.Module, ranks: int, config_path: str, *, sequence: int, context: int, tensor: int
 ) -> None:
-    """Raises `ModelError` if `sequence` x `context` of the `ranks` cannot share a row of this transformers model, each
-    of whose heads `tensor` ranks have among them. It names a field below `config_path`.
+    """Raises `ModelError`, which names a field below `config_path`, if `sequence` x `context` of the `ranks` cannot
+    share a row of this transformers model, whose heads are divided among `tensor` ranks.
     """
     transformer: Any = model
     field = joined(config_path, f"{'sequence' if sequence > 1 else 'context'}_parallel_size")

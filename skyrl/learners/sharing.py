@@ -1,4 +1,4 @@
-"""Whole tensors and what a rank holds of them: from rank 0 to every rank, into files, and out of files."""
+"""Transfers between whole tensors and the parts that ranks hold: from rank 0 to all ranks, to files, and from files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skyrl.learners.ranks import TENSOR, Ranks
 
 
 def whole(tensor: Tensor | None, like: Tensor, device: torch.device, ranks: Ranks) -> Tensor:
-    """Rank 0's `tensor` on every rank, with the shape and type of `like`, on `device`; elsewhere `tensor` is None.
+    """Rank 0's `tensor` on every rank, with the shape and type of `like`, on `device`; other ranks pass None.
     Collective.
     """
     if ranks.size == 1:
@@ -44,14 +44,14 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _share_of(value: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, where `like` is spread over ranks."""
+    """This rank's part of a whole tensor if `like` is distributed over ranks, else the whole."""
     return value[own_region(like)] if isinstance(like, DTensor) else value
 
 
 def piece_of(name: str, tensor: Tensor, *, copy: int = 0) -> TensorShard | None:
-    """This rank's stored part of a tensor of any shape: its shard, or all of one that every rank has, on the first of
-    them. `copy` counts the ranks that have what this one has of a tensor that is not distributed among them. Collective
-    where a matrix is cut by columns.
+    """The part of a tensor of any shape that this rank stores: its shard, or on the first rank the whole of a tensor
+    that every rank has; None if another rank stores it. `copy` is this rank's index among ranks that hold the same part
+    of the tensor without being in its mesh. Collective if a matrix is cut by columns.
     """
     if not isinstance(tensor, DTensor):
         return TensorShard.whole(name, tensor) if copy == 0 and not _rank() else None
@@ -83,10 +83,10 @@ def read_into(target: Tensor, source: TensorSource, name: str) -> None:
 
 
 def own_region(tensor: DTensor) -> tuple[slice, ...]:
-    """What this rank holds of each dimension of a distributed tensor.
+    """The slice of each dimension of a distributed tensor that this rank holds.
 
-    The last dimension of its mesh cuts first: tensor parallelism rows or columns, then FSDP2 the rows of that. Both
-    cut as `torch.chunk` does.
+    The last dimension of its mesh cuts first: tensor parallelism cuts rows or columns, then FSDP2 cuts the rows of the
+    result. Both cut as `torch.chunk` does.
     """
     region = [slice(0, length) for length in tensor.shape]
     mesh = tensor.device_mesh
@@ -102,8 +102,8 @@ def own_region(tensor: DTensor) -> tuple[slice, ...]:
 
 
 def _rows(tensor: DTensor) -> tuple[int, Tensor]:
-    """The first of the whole rows that this rank stores, and their numbers: its own rows, or where it has columns of
-    them, a part of these rows, for which the ranks that have the other columns send theirs.
+    """The first of the whole rows that this rank stores, and their numbers. A rank that holds only some columns of its
+    rows stores a part of these rows, for which the ranks with the other columns send theirs.
     """
     region, own = own_region(tensor), tensor.to_local()
     if own.shape[1:] == tensor.shape[1:]:
@@ -114,9 +114,9 @@ def _rows(tensor: DTensor) -> tuple[int, Tensor]:
 
 
 def check_complete(source: TensorSource, wanted: Mapping[str, Tensor]) -> list[str]:
-    """Names of what there is. Raises `ResumeError` if it is not a state of this model.
+    """Names of all stored tensors. Raises `ResumeError` if the state belongs to another model.
 
-    `wanted` are the weights by name; their shapes are those of the whole tensors.
+    `wanted` are the weights by name; their shapes are the shapes of the whole tensors.
     """
     shapes = source.shapes
     for name, weight in wanted.items():
@@ -133,7 +133,7 @@ def check_complete(source: TensorSource, wanted: Mapping[str, Tensor]) -> list[s
 
 
 def slots_of(names: list[str]) -> dict[str, list[str]]:
-    """Parameter -> the optimizer's slots for it, out of names such as `optimizer.model.norm.weight.exp_avg`."""
+    """Parameter -> the optimizer's slots for it, from names such as `optimizer.model.norm.weight.exp_avg`."""
     slots: dict[str, list[str]] = {}
     for name in names:
         kind, _, rest = name.partition(".")

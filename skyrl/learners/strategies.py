@@ -1,4 +1,4 @@
-"""The strategies by the names that `trainer.strategy` has for them. A new one is an entry here."""
+"""The strategies, keyed by their names in `trainer.strategy`. A new strategy is added as an entry here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RowSizes:
 
     @classmethod
     def of(cls, section: ModelSection) -> RowSizes:
-        """Sizes of the model's own fields."""
+        """Sizes from the fields of the model's section."""
         return cls(
             sequence=section.sequence_parallel_size,
             context=section.context_parallel_size,
@@ -37,7 +37,7 @@ class RowSizes:
 
     @classmethod
     def of_megatron(cls, section: ModelSection) -> RowSizes:
-        """Sizes of Megatron's table."""
+        """Sizes from the table `megatron_config` of the model's section."""
         config = section.megatron_config
         return cls(context=config.context_parallel_size, tensor=config.tensor_model_parallel_size)
 
@@ -50,13 +50,13 @@ class StrategyKind:
     """Spreads a model over its ranks, as its section of the configuration says. Collective."""
 
     joins_alone: bool = False
-    """The only rank of a role needs a process group, too."""
+    """Whether the strategy needs a process group even for a single rank."""
 
     own_modules: bool = False
-    """It computes with modules of its own in the place of transformers'."""
+    """Whether the strategy replaces transformers' modules by its own."""
 
     recomputes: bool = False
-    """It has settings of its own for what backward computes again."""
+    """Whether the strategy has its own settings for activation recomputation."""
 
     sizes: Callable[[ModelSection], RowSizes] = RowSizes.of
     """Ranks that compute on the same rows."""

@@ -1,7 +1,8 @@
 """The protocol of strategies, which spread a model over ranks; `strategies.py` lists the built-in ones.
 
-Everything here is collective: all ranks call the same methods in the same order. State has one form under every
-strategy and any number of ranks: tensors by name, of which each rank stores what it holds and reads what it needs.
+Everything here is collective: all ranks call the same methods in the same order. State has the same form under every
+strategy and number of ranks: tensors by name, of which each rank stores the parts it holds and reads the parts it
+needs.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class ModelSource:
     """The same modules without values, on the meta device."""
 
     stored: StoredWeights | None = None
-    """The weights where they lie, for strategies that never have the whole model on one rank. None where they are not
-    stored: a model that is drawn."""
+    """The stored weights, for strategies that never have the whole model on one rank. None for a model with random
+    weights, which is not stored."""
 
     drawn: Callable[[], Mapping[str, Tensor]] = dict
-    """The weights that do not lie among `stored`, by name, in float32 on the host: adapters, and a new head."""
+    """The weights that `stored` does not contain, by name, in float32 on the host: adapters, and a new head."""
 
 
 @frozen(kw_only=True)
@@ -60,7 +61,7 @@ class StrategyContext:
     """Consecutive ranks that cut matrices among them."""
 
     tensor_parallel_field: str = "tensor_parallel_size"
-    """Path of the field that says so, for messages."""
+    """Path of the field with `tensor_parallel`, for messages."""
 
     section_field: str = ""
     """Path of the model's section of the configuration, for messages."""
@@ -69,16 +70,16 @@ class StrategyContext:
     """Consecutive ranks that hold different experts of every layer."""
 
     expert_parallel_field: str = "expert_parallel_size"
-    """Path of the field that says so, for messages."""
+    """Path of the field with `expert_parallel`, for messages."""
 
     strategy_field: str = "trainer.strategy"
     """Path of the field that names the strategy, for messages."""
 
     loss_scale: LossScale | None = None
-    """Factor of the loss for gradients in float16; None where they are in a type with the range of float32."""
+    """Factor of the loss for gradients in float16; None if their type has the range of float32."""
 
     router_costs: RouterCosts = field(factory=RouterCosts)
-    """Costs of the routers of a mixture of experts, for strategies that compute with modules of their own."""
+    """Router losses of a mixture of experts, for strategies that replace transformers' modules by their own."""
 
     mover: DeviceMover = field(factory=DeviceMover)
 
@@ -88,20 +89,20 @@ class Strategy(Protocol):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer, whose learning rate a schedule sets."""
+        """The optimizer, whose learning rate is set by a schedule."""
 
     @property
     def meta_model(self) -> nn.Module:
-        """The plain transformers model whose names and configuration an export has. Its values mean nothing."""
+        """The plain transformers model that gives an export its names and configuration. Its values are meaningless."""
 
     def probe(self, look: Callable[[Any], T]) -> T:
-        """`look(model)`, without gradient, in the type of the weights where computing in another one is a choice."""
+        """`look(model)`, without gradient, computed in the type of the weights if the strategy can choose."""
 
     def forward(self, micro_batches: Sequence[MicroBatch], read: Callable[[Any, MicroBatch], T]) -> list[T]:
-        """`read(model, micro_batch)` of each micro-batch, without gradient, in order; the micro-batches that `read`
-        gets are on the device. Afterwards no gathered weights are left.
+        """Returns `read(model, micro_batch)` for each micro-batch, in order, without gradient; `read` gets the
+        micro-batches on the device. Gathered weights are freed afterwards.
 
-        `model` is what a forward pass calls. The order of passes is the strategy's own, as a pipeline wants it. A rank
+        `model` is the module to call. The strategy chooses the order of passes, for example for a pipeline. A rank
         without outputs, such as one in the middle of a pipeline, returns an empty list.
         """
 
@@ -112,58 +113,58 @@ class Strategy(Protocol):
         loss_of: Callable[[T, MicroBatch], Tensor],
     ) -> RouterWork | None:
         """Accumulate for `step` the gradient of the sum of `loss_of(read(model, micro_batch), micro_batch)`, a scalar,
-        over the micro-batches of all ranks that have rows of their own. What was accumulated before is dropped.
+        over the micro-batches of all replicas. Earlier gradients are dropped.
 
-        `loss_of` is called once for each micro-batch on every rank that reports. Where a loss is not finite on any
-        rank, the gradient is not finite on all (`nan_unless_finite`).
+        `loss_of` is called once for each micro-batch on every rank that reports. If a loss is not finite on any rank,
+        the gradient is not finite on all of them (`nan_unless_finite`).
 
-        Returns what routers did that are modules of the strategy's own, and whose costs it has added; None where there
-        are none, and `loss_of` sees those of transformers.
+        Returns the losses and loads of the strategy's own routers, whose losses it has added; None if it has none, and
+        `loss_of` adds the losses of transformers' routers.
         """
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
-        """This rank's part of every weight, of whatever shape, and of the optimizer's state if `optimizer`; not
+        """This rank's part of every weight, in any shape, and of the optimizer's state if `optimizer`; not
         collective.
         """
 
     def step(self) -> float:
         """Clip, let the optimizer step, and return the L2 norm of the whole gradient before clipping.
 
-        Where that is not finite nothing is changed on any rank.
+        If the norm is not finite, nothing changes on any rank.
         """
 
     def named_shapes(self) -> dict[str, Tensor]:
-        """Every weight by name, tied ones once: tensors whose shape and type are those of the whole weight."""
+        """Every weight by name, tied ones once: tensors with the shape and type of the whole weight."""
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by name, in its whole shape, one at a time; the model's own tensors where nothing is sharded or
-        rounded. Weights are in float32, or rounded to `dtype`, if possible before they travel between ranks.
+        """Every weight by name, in its whole shape, one at a time; the model's own tensors if nothing is sharded or
+        rounded. Weights are in float32, or rounded to `dtype`, if possible before ranks send them to each other.
         """
 
     def tensor_shards(self) -> Iterator[TensorShard]:
-        """`model.<name>` and `optimizer.<name>.<slot>`: what this rank is to store. Those of all ranks are the whole
-        state, each number once. A piece holds until the next is asked for.
+        """The pieces that this rank stores, named `model.<name>` and `optimizer.<name>.<slot>`. The pieces of all ranks
+        together are the whole state, each number once. A piece is valid until the next is requested.
         """
 
     def load_state(self, source: TensorSource) -> None:
-        """Become what the pieces of all ranks were; every rank reads what it holds. Raises `ResumeError` on every
-        rank.
+        """Load the state that the pieces of all ranks form; every rank reads the parts it holds. Raises `ResumeError`
+        on every rank.
         """
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
-        """Leave the device: gradients are dropped, the named parts go to host memory. Bytes moved on this rank."""
+        """Drop gradients and move the named parts to host memory. Returns the bytes moved on this rank."""
 
     def onload(self, *, model: bool, optimizer: bool) -> int:
-        """Come back to the device. Bytes moved on this rank."""
+        """Move the named parts back to the device. Returns the bytes moved on this rank."""
 
     def close(self) -> None:
-        """Let go of what outlives the model."""
+        """Release resources that would outlive the model."""
 
 
 def nan_unless_finite(loss: Tensor) -> Tensor:
-    """The loss, a scalar; where it is not finite, NaN with a gradient of NaN, so that all ranks skip the step.
+    """The scalar loss; if it is not finite, NaN with a gradient of NaN, so that all ranks skip the step.
 
-    A token whose ratio is held at its bound may have an infinite loss and a gradient of 0: the norm alone would let
-    the step pass.
+    A token whose ratio is clamped may have an infinite loss and a gradient of 0, which the gradient norm alone would
+    not reveal.
     """
     return loss * torch.where(loss.isfinite(), 1.0, torch.nan)

@@ -1,4 +1,4 @@
-"""Which of a row's selected tokens a rank reads, where several ranks compute a stretch of the row each."""
+"""The selected tokens of a row that a rank reads, if several ranks each compute a stretch of the row."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Stretch:
     group: SequenceGroup
 
     own: Tensor
-    """(n,) int64: their numbers among the N."""
+    """(n,) int64: indices of these tokens among the N."""
 
     most: int
     """The largest n of any rank, at least 1."""
 
     places: Tensor
-    """(N,) int64: place of each selected token in (ranks x most,), the numbers of all ranks one after the other."""
+    """(N,) int64: index of each selected token in (ranks x most,), where the values of all ranks are concatenated."""
 
     @classmethod
     def of(cls, readers: Tensor, group: SequenceGroup) -> Self:
-        """The stretch of this rank, where `readers` (N,) int64 is the rank that reads each selected token."""
+        """The stretch of this rank; `readers` (N,) int64 is the rank that reads each selected token."""
         of_rank = torch.nn.functional.one_hot(readers, group.size)  # (N, ranks)
         number = of_rank.cumsum(0).gather(1, readers.unsqueeze(1)).squeeze(1) - 1  # among those of the same rank
         most = max(int(of_rank.sum(0).max()), 1)
@@ -37,10 +37,10 @@ class Stretch:
         return cls(group=group, own=own, most=most, places=readers * most + number)
 
     def join(self, found: Tensor) -> Tensor:
-        """(n, ...) of this rank's tokens -> (N, ...) of all. Every rank comes here, also with n = 0."""
+        """(n, ...) of this rank's tokens -> (N, ...) of all. Collective: every rank must call it, also with n = 0."""
         missing = found.new_zeros((self.most - len(found), *found.shape[1:]))
         return self.group.gather(torch.cat([found, missing]))[self.places]
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device; the host does not wait for it."""
+        """The stretch on another device; the host does not wait for the copy."""
         return attrs.evolve(self, own=to_device(self.own, device), places=to_device(self.places, device))

@@ -1,4 +1,4 @@
-"""Objectives of supervised runs: the cross entropy of assistants' messages, and the order of pairs."""
+"""Objectives of supervised runs: cross entropy of assistant messages, and Bradley-Terry on preference pairs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skyrl.batch import TrainingBatch
 @attrs.frozen(kw_only=True)
 class CrossEntropy:
     """-sum_t w_t log pi(token t) / sum_t w_t over the whole batch, where w_t is the weight of token t: 0 or 1 by the
-    mask, unless the data give others. Every learned token counts the same, however long its row is.
+    mask, unless the data set other weights. A token's share does not depend on the length of its row.
     """
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
@@ -25,9 +25,9 @@ class CrossEntropy:
     def __call__(
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Loss of one micro-batch (a scalar with gradient), and the same as its part of the whole, in nats.
+        """Loss of one micro-batch (a scalar with gradient), and the same number as its part of the whole, in nats.
 
-        `logprobs` (B, L). Nothing is asked of the entropy.
+        `logprobs` (B, L). `entropy` is ignored.
         """
         assert batch.loss_weights is not None
         loss = -(logprobs * batch.loss_weights).sum()
@@ -39,10 +39,10 @@ class BradleyTerry:
     """-mean over pairs of log sigmoid(s_chosen - s_rejected - m).
 
     Bradley and Terry 1952, as in arXiv:2203.02155, eq. 1. m is the margin of the pair, 0 or more (Llama 2,
-    arXiv:2307.09288, eq. 2), which stands as a reward in the chosen row.
+    arXiv:2307.09288, eq. 2), which is stored as the reward of the chosen row.
 
     Rows 2i and 2i + 1 are the chosen and the rejected chat of a pair, and stay in one micro-batch. One token of each
-    row is selected, and the value in its place is the score of all before it.
+    row is selected, and the value at its position is the score of all tokens before it.
     """
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
@@ -52,10 +52,9 @@ class BradleyTerry:
     def __call__(
         self, values: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Loss of one micro-batch, its part of the whole, and for each pair whether the better one has more, by how
-        much, and what both have.
+        """Loss of one micro-batch, its part of the whole, and for each pair the accuracy, the margin and both scores.
 
-        `values` (B, L), 0 outside of the selected tokens. There is no entropy of a value.
+        `values` (B, L), 0 outside of the selected tokens. `entropy` is ignored.
         """
         assert batch.loss_weights is not None
         chosen, rejected = pair_scores(values)
@@ -72,14 +71,14 @@ class BradleyTerry:
 
 
 def _of_pairs(numbers: Tensor, batch: TrainingBatch) -> Tensor:
-    """(B / 2,) -> (N,): the number of each pair, once for either row; of pairs that fill up a rank, which have no
-    selected token, none.
+    """(B / 2,) -> (N,): the number of each pair, once for each of its rows. Pairs without selected tokens, which only
+    fill up a rank, are left out.
     """
     return batch.pick(numbers.repeat_interleave(2)[:, None].expand(batch.loss_mask.shape))
 
 
 def pair_scores(values: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, L) values, one of each row not 0 -> (B / 2,) scores of chosen and of rejected chats."""
+    """Scores (B / 2,) of the chosen and of the rejected chats, from values (B, L) with one nonzero entry per row."""
     if len(values) % 2:
         raise ValueError(f"{len(values)} rows are not whole pairs")
     scores = values.sum(1)

@@ -1,8 +1,8 @@
-"""The roles: a policy and a critic that learn, a reference that is only scored. One object is one rank of one role.
+"""The roles: a policy and a critic that learn, and a reference that only scores. One object is one rank of one role.
 
-Each worker is built from its own configuration: it knows nothing of how batches were generated. `fsdp2.py` and
-`zero.py` spread the model; `group.py` is how a driver speaks to all ranks of a role as to one learner. Methods that
-compute are collective: all ranks are called, each with as many rows as the others.
+Each worker is built from its own configuration and does not know how batches were generated. The strategies, such as
+`fsdp2.py` and `zero.py`, spread the model; `group.py` lets a driver call all ranks of a role as one learner. Methods
+that compute are collective: all ranks are called, each with the same number of rows.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from skyrl.models.value_head import ValueModel
 from skyrl.tree import joined, required
 
 ALONE = Ranks()
-"""The ranks of a role that has one process."""
+"""The ranks of a role with a single process."""
 
 
 class RefWorker(ModelWorker):
-    """A model that does not learn and scores what the policy wrote: pi_ref of the KL penalty."""
+    """A model that does not learn and scores the policy's tokens: pi_ref of the KL penalty."""
 
     def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: DeviceMover | None = None) -> None:
         """Loads `trainer.ref.model`; its adapter, if it has one, is merged into its weights."""
@@ -71,8 +71,8 @@ class PolicyWorker(LearningWorker):
     ) -> None:
         """Loads `trainer.policy.model` with a new optimizer.
 
-        `num_training_steps` counts optimizer steps; only schedules that end somewhere (linear, cosine, ...) need it.
-        Messages name fields below `config_path`, the table of this model in the user's file; empty: the whole file.
+        `num_training_steps` counts optimizer steps; only schedules with an end (linear, cosine, ...) need it. Messages
+        name fields below `config_path`, the table of this model in the user's file; empty stands for the whole file.
         """
         policy = trainer.policy
         super().__init__(
@@ -94,7 +94,7 @@ class PolicyWorker(LearningWorker):
 
 
 class SFTWorker(PolicyWorker):
-    """The model that learns given text: of its tokens only log-probabilities are measured."""
+    """The model that learns from given text; only the log-probabilities of its tokens are measured."""
 
     @staticmethod
     def _reading(trainer: TrainerConfig) -> ForwardFn:
@@ -115,7 +115,9 @@ class CriticWorker(LearningWorker):
         mover: DeviceMover | None = None,
         config_path: str = "trainer.critic",
     ) -> None:
-        """Loads `trainer.critic.model` under a new value head, drawn from `trainer.seed`; otherwise as the policy."""
+        """Loads `trainer.critic.model` with a new value head, drawn from `trainer.seed`. See `PolicyWorker` for the
+        arguments.
+        """
         critic = trainer.critic
         body = _causal_lm(trainer, "critic", config_path)
         head = partial(ValueModel, prefix=trainer.algorithm.value_head_prefix, seed=trainer.seed)

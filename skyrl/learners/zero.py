@@ -1,7 +1,7 @@
 """DeepSpeed's Zero Redundancy Optimizer (arXiv:1910.02054), stages 0 to 3, behind the same contract as FSDP2.
 
-DeepSpeed is imported when the first model is made. Its engine gets torch's optimizer and our schedule; what it is told
-otherwise is in `zero_config.py`, how its state is read and written in `zero_state.py`.
+DeepSpeed is imported when the first model is made. Its engine gets torch's optimizer and our schedule; `zero_config.py`
+makes its other settings, and `zero_state.py` reads and writes its state.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Zero(DataParallel):
     """A model under a DeepSpeed engine. See `Strategy` for what each method does."""
 
     def __init__(self, source: ModelSource, config: DeepSpeedConfig, context: StrategyContext) -> None:
-        """Every rank reads the weights: the engine starts from whole models, or from parts that are cut out of whole
-        ones in the host's memory. Raises `UserError` without DeepSpeed, `ModelError` for a model that cannot be cut.
+        """Every rank reads the weights: the engine starts from whole models, or from parts that are cut from whole
+        models in host memory. Raises `UserError` without DeepSpeed, `ModelError` for a model that cannot be cut.
         """
         deepspeed = import_deepspeed(context.device, context.strategy_field)
         self._ranks, self._device = context.ranks, context.device
@@ -48,7 +48,7 @@ class Zero(DataParallel):
         self._stage = zero.stage
         offloads_weights = zero.offload_param.device != "none" and self._stage == 3
         self._offloads = offloads_weights or zero.offload_optimizer.device != "none"
-        has_engine = context.optimizer is not None or self._stage == 3  # below stage 3 it only spreads the learning
+        has_engine = context.optimizer is not None or self._stage == 3  # below stage 3 it only shards training
         self._autocast_dtype = torch.float32 if has_engine and self._stage else context.compute_dtype
         self._unit: ParallelUnit | None = None
         cuts: dict[str, Cut] = {}
@@ -73,8 +73,8 @@ class Zero(DataParallel):
                 device=context.device,
             )
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of DeepSpeed about torch
-                _take_groups(self._unit)  # those of another model of this process would stay
+                warnings.simplefilter("ignore")  # DeepSpeed's warnings about torch
+                _take_groups(self._unit)  # replaces the groups of another model of this process
                 self._engine, *_ = deepspeed.initialize(
                     model=model, optimizer=self.optimizer, config=settings, mpu=self._unit
                 )
@@ -122,8 +122,7 @@ class Zero(DataParallel):
         self._engine.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of the sum of all ranks' `loss`, a scalar, which ranks of one tensor-parallel group have in
-        common.
+        """Add the gradient of the sum of all ranks' `loss`, a scalar that is the same within a tensor-parallel group.
 
         DeepSpeed averages gradients over ranks; the factor makes the average a sum.
         """
@@ -132,7 +131,7 @@ class Zero(DataParallel):
         self._engine.backward(loss * self._replicas, scale_wrt_gas=False)
 
     def step(self) -> float:
-        """The engine itself leaves out a step whose gradient is not finite, on all ranks; in stage 0 it would not."""
+        """Step, unless the gradient is not finite. The engine itself skips such a step, on all ranks, above stage 0."""
         if self._stage == 0:
             parameters = [parameter for parameter in self._module.parameters() if parameter.grad is not None]
             norm = self._norm(parameters)
@@ -146,7 +145,7 @@ class Zero(DataParallel):
         return float("nan") if self._engine.optimizer.overflow else float(self._engine.get_global_grad_norm())
 
     def _norm(self, parameters: list[nn.Parameter]) -> Tensor:
-        """Norm of all gradients, of which each rank has a part where matrices are cut."""
+        """Norm of all gradients over the ranks that hold parts of cut matrices."""
         named = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
         if self._unit is None:
             return get_total_norm([gradient for _, gradient in named])
@@ -157,7 +156,7 @@ class Zero(DataParallel):
         return squares.sum().sqrt()
 
     def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
-        """This rank's part of every weight, of whatever shape, and of the optimizer's state if `optimizer`."""
+        """This rank's part of every weight, in any shape, and of the optimizer's state if `optimizer`."""
         for name, parameter in self._module.named_parameters():
             yield f"model.{name}", getattr(parameter, "ds_tensor", parameter.detach())  # the former in stage 3
         if optimizer and self.optimizer is not None:
@@ -166,7 +165,7 @@ class Zero(DataParallel):
                 yield from ((f"optimizer.{number}.{slot}", value) for slot, value in tensors)
 
     def named_shapes(self) -> dict[str, Tensor]:
-        """Every weight by name, tied ones once: tensors whose shape and type are those of the whole weight."""
+        """Every weight by name, tied ones once: tensors with the shape and type of the whole weight."""
         return self._held.named_shapes()
 
     def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -183,7 +182,7 @@ class Zero(DataParallel):
         return self._with_memory_counted(lambda: self._leave(model=model, optimizer=optimizer))
 
     def onload(self, *, model: bool, optimizer: bool) -> int:
-        """DeepSpeed brings back all that it moved."""
+        """Move everything that DeepSpeed offloaded back to the device. Returns the bytes moved."""
         return -self._with_memory_counted(self._engine.reload_states) if self._moves else 0
 
     def close(self) -> None:
@@ -192,7 +191,7 @@ class Zero(DataParallel):
 
     @property
     def _moves(self) -> bool:
-        """Whether a part can be offloaded: only what is on a GPU, and not configured to rest elsewhere, can."""
+        """Whether parts can be offloaded: for a model that learns, above stage 0, unless DeepSpeed offloads anyway."""
         return self._engine is not None and self.optimizer is not None and self._stage > 0 and not self._offloads
 
     def _leave(self, *, model: bool, optimizer: bool) -> None:
@@ -204,7 +203,7 @@ class Zero(DataParallel):
             self._engine.offload_states(include=include, pin_memory=self._device.type == "cuda")
 
     def _with_memory_counted(self, action: Callable[[], object]) -> int:
-        """Bytes that the action frees on the device."""
+        """Run the action and return the bytes that it frees on the device."""
         if self._device.type != "cuda":
             return 0
         before = torch.cuda.memory_allocated(self._device)
@@ -213,20 +212,20 @@ class Zero(DataParallel):
 
 
 def _take_groups(unit: ParallelUnit | None) -> None:
-    """Tell DeepSpeed the groups of ranks of a model; None: all ranks are one."""
+    """Tell DeepSpeed a model's groups of ranks; None: all ranks form one group."""
     groups: Any = importlib.import_module("deepspeed.utils.groups")
     groups.mpu = unit
 
 
 def import_deepspeed(device: torch.device, field: str = "trainer.strategy") -> ModuleType:
-    """The package, told to build nothing. Raises `UserError`, which names `field`, if it is not installed.
+    """Import DeepSpeed, set to build no operators. Raises `UserError`, which names `field`, if it is not installed.
 
     On a CPU it would compile an operator for communication in shared memory; a process that is killed meanwhile leaves
-    a lock on which every later one waits for ever, without a word. Gloo does the same work.
+    a lock, on which every later process waits forever without a message. Gloo does the same work.
     """
-    os.environ.setdefault("DS_ACCELERATOR", device.type)  # DeepSpeed takes both from nowhere else
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # DeepSpeed reads both only from here
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
-    warnings.filterwarnings("ignore", message=r"`torch\.distributed", category=FutureWarning)  # it calls old names
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed", category=FutureWarning)  # deprecated calls
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Translates the tree's settings to the dictionary that DeepSpeed takes. Pure, with a line for every field."""
+"""Translates our settings to DeepSpeed's configuration dictionary. Pure, with one line for each field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyrl.config import DeepSpeedConfig, OptimizerConfig
 from skyrl.config.deepspeed import OffloadConfig, ZeroOptimizationConfig
 
 SHORT_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-"""DeepSpeed knows types by their short names only."""
+"""Type -> its short name, the only one that DeepSpeed accepts."""
 
 
 def engine_config(
@@ -22,17 +22,17 @@ def engine_config(
     micro_batch_rows: int,
     device: torch.device,
 ) -> dict[str, Any]:
-    """What `deepspeed.initialize` is given for one model; `optimizer` is None for a model that never changes.
+    """The configuration of `deepspeed.initialize` for one model; `optimizer` is None for a model that never changes.
 
-    Sizes that are `"auto"` are left out, so that DeepSpeed's own defaults hold. `gradient_clipping` comes from
-    `optimizer_config.max_grad_norm`; DeepSpeed too takes 0 as no clipping. Stage 0 shards nothing and keeps its weights
-    in float32: it computes under autocast and clips as one process does.
+    Sizes that are `"auto"` are left out, so that DeepSpeed's defaults apply. `gradient_clipping` comes from
+    `optimizer_config.max_grad_norm`; 0 disables clipping in DeepSpeed, too. Stage 0 shards nothing and keeps its
+    weights in float32: it computes under autocast and clips as a single process does.
     """
     stage = config.zero_optimization.stage
     clipping = optimizer.max_grad_norm if optimizer and stage else 0.0
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro_batch_rows,
-        "gradient_accumulation_steps": 1,  # where a mini-batch ends is said for each micro-batch
+        "gradient_accumulation_steps": 1,  # each micro-batch says whether its mini-batch ends
         "steps_per_print": sys.maxsize,
         "zero_optimization": _zero(config.zero_optimization, device),
         "zero_allow_untested_optimizer": True,  # the optimizer is torch's, as under every strategy
@@ -79,6 +79,6 @@ def _zero(zero: ZeroOptimizationConfig, device: torch.device) -> dict[str, Any]:
 def _offload(offload: OffloadConfig, device: torch.device) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "device": offload.device,
-        "pin_memory": offload.pin_memory and device.type == "cuda",  # there is nothing to copy faster to elsewhere
+        "pin_memory": offload.pin_memory and device.type == "cuda",  # pinning only speeds up copies to a GPU
     }
     return settings | ({"nvme_path": offload.nvme_path} if offload.nvme_path else {})

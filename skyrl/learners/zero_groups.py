@@ -1,4 +1,4 @@
-"""Groups of ranks where several cut matrices among them, as DeepSpeed asks for them, and parts of such matrices."""
+"""Groups of ranks for tensor parallelism, in the form that DeepSpeed expects, and the parts of cut matrices."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from skyrl.learners.ranks import SHARD, TENSOR
 
 @frozen(eq=False)
 class ParallelUnit:
-    """The object that DeepSpeed and Megatron call `mpu`, under the names of its methods that DeepSpeed looks for."""
+    """The object that DeepSpeed and Megatron call `mpu`, with the methods that DeepSpeed uses."""
 
     mesh: DeviceMesh
     """Its dimensions are `shard`, the ranks with the same part of every matrix, and `tensor`."""
 
     def get_model_parallel_group(self) -> dist.ProcessGroup:
-        """Ranks that cut matrices among them, of which this is one."""
+        """This rank's group of ranks that cut matrices among them."""
         return self.mesh.get_group(TENSOR)
 
     def get_model_parallel_world_size(self) -> int:
-        """How many ranks cut matrices among them."""
+        """Number of ranks that cut matrices among them."""
         return self.mesh.size(list(self.mesh.mesh_dim_names or ()).index(TENSOR))
 
     def get_model_parallel_rank(self) -> int:
-        """This rank among those that cut matrices, counted from 0."""
+        """Index of this rank among the ranks that cut matrices, counted from 0."""
         return self.mesh.get_local_rank(TENSOR)
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
@@ -38,11 +38,11 @@ class ParallelUnit:
         return self.mesh.get_group(SHARD)
 
     def get_data_parallel_world_size(self) -> int:
-        """How many ranks have the same part of every matrix."""
+        """Number of ranks with the same part of every matrix."""
         return self.get_data_parallel_group().size()
 
     def get_data_parallel_rank(self) -> int:
-        """This rank among those with the same part of every matrix, counted from 0."""
+        """Index of this rank among the ranks with the same part of every matrix, counted from 0."""
         return self.mesh.get_local_rank(SHARD)
 
 
@@ -54,7 +54,7 @@ class Cut:
     group: dist.ProcessGroup
 
     def whole_shape(self, own: torch.Size) -> torch.Size:
-        """Shape of the whole tensor, where a part has the shape `own`."""
+        """Shape of the whole tensor, given the shape `own` of a part."""
         return torch.Size(n * self.group.size() if dim == self.dim else n for dim, n in enumerate(own))
 
     def gathered(self, own: Tensor) -> Tensor:
@@ -64,12 +64,12 @@ class Cut:
         return torch.cat(parts, dim=self.dim)
 
     def start_of(self, own: torch.Size) -> int:
-        """Place of the part's first number in the flattened whole, of which it is a stretch if it has whole rows."""
+        """Index of the part's first number in the flattened whole. The part must consist of whole rows (`dim` 0)."""
         assert self.dim == 0
         return self.group.rank() * own.numel()
 
     def read(self, source: TensorSource, name: str, own: torch.Size, start: int, count: int) -> Tensor:
-        """(count,): numbers from `start` of the flattened part, which has the shape `own`, out of the whole tensor."""
+        """(count,): numbers from `start` of the flattened part of shape `own`, read from the whole stored tensor."""
         if self.dim == 0:
             return source.read(name, self.start_of(own) + start, count)
         width = own[1:].numel()

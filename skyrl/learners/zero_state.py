@@ -1,7 +1,7 @@
-"""The weights and the optimizer's state out of a DeepSpeed engine and back, by name.
+"""Reads the weights and the optimizer's state from a DeepSpeed engine by name, and writes them back.
 
-DeepSpeed keeps them in flat pieces, over ranks from stage 1 (optimizer) or 3 (weights) on, in float32 beside the
-weights that it computes with. Nobody else reads or writes those pieces.
+DeepSpeed keeps them in flat pieces, sharded over ranks from stage 1 (optimizer) or 3 (weights) on, in float32 beside
+the weights that it computes with. Only this module reads or writes those pieces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skyrl.learners.zero_groups import Cut
 from skyrl.models.naming import named_weights
 
 SLOTS = ("exp_avg", "exp_avg_sq")
-"""State that AdamW keeps of each weight, besides the number of steps."""
+"""Names of the state that AdamW keeps for each weight, besides the number of steps."""
 
 
 class ZeroState:
@@ -40,13 +40,13 @@ class ZeroState:
         cuts: Mapping[str, Cut],
         tensor_parallel: int,
     ) -> None:
-        """`engine` is None where `module` is not under one: a model that never changes, below stage 3. `cuts` are those
-        of the weights, by name, that `tensor_parallel` consecutive ranks have among them.
+        """`engine` is None for a model that never changes, below stage 3. `cuts` are the cuts, by name, of the weights
+        that are divided among `tensor_parallel` consecutive ranks.
         """
         self._deepspeed, self._engine, self._module = deepspeed, engine, module
         self._stage, self._learns, self._ranks, self._device = stage, learns, ranks, device
         self._cuts = cuts
-        self._copy, self._part = divmod(ranks.rank, tensor_parallel)  # of the same part; and of the same rows
+        self._copy, self._part = divmod(ranks.rank, tensor_parallel)  # which copy of which part
 
     def named_shapes(self) -> dict[str, Tensor]:
         """Meta tensors of the shape of each whole weight, float32."""
@@ -58,8 +58,8 @@ class ZeroState:
             yield name, self._joined(name, self._master(weight).to(dtype))
 
     def tensor_shards(self) -> Iterator[TensorShard]:
-        """Shards of this rank, see `Strategy.tensor_shards`: below stage 1 the first rank has all, above it each has
-        stretches of its own.
+        """Shards of this rank, see `Strategy.tensor_shards`: in stage 0 the first rank has all of them, from stage 1 on
+        each rank has its own stretches.
         """
         for name, weight in self.weights():
             yield from self._stored(f"model.{name}", name, weight, None)
@@ -101,14 +101,14 @@ class ZeroState:
         return _shape(weight) if cut is None else cut.whole_shape(_shape(weight))
 
     def _joined(self, name: str, own: Tensor) -> Tensor:
-        """Join the parts of a weight, or of a tensor that is cut as it is."""
+        """Join the parts of a weight, or of a tensor that is cut like it."""
         cut = self._cuts.get(name)
         return own if cut is None else cut.gathered(own)
 
     def _stored(self, key: str, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
-        """What this rank stores as `key` of a weight or of one of its slots."""
+        """The shards that this rank stores under `key`, of a weight or of one of its slots."""
         cut = self._cuts.get(name)
-        if cut is not None and cut.dim:  # columns are no stretch of the whole
+        if cut is not None and cut.dim:  # columns are not contiguous in the whole
             yield from self._even_share(key, cut.gathered(self._whole_part(weight, slot)))
         elif cut is not None or self._part == 0:
             yield from self._own(key, weight, slot, cut)
@@ -133,7 +133,7 @@ class ZeroState:
             yield TensorShard.whole(name, tensor.detach())
 
     def _even_share(self, name: str, whole: Tensor) -> Iterator[TensorShard]:
-        """An equal share for every rank of what all have."""
+        """This rank's equal share of a tensor that all ranks have."""
         size = -(-whole.numel() // self._ranks.size)
         start = size * self._ranks.rank
         numbers = whole.view(-1)[start : start + size]
@@ -141,7 +141,7 @@ class ZeroState:
             yield TensorShard(name=name, shape=tuple(whole.shape), start=start, numbers=numbers)
 
     def _stretch(self, weight: Any, slot: str | None) -> tuple[int, Tensor | None]:
-        """Start of a stretch, and its numbers."""
+        """Start of this rank's stretch of a weight or slot, and its numbers."""
         if self._stage < 3:
             held = weight._hp_mapping
             return (0, None) if held is None else (held.lp_fragment_address.start, held.get_hp_fragment(slot))
@@ -154,7 +154,9 @@ class ZeroState:
         return start, numbers.view(-1)[:count]
 
     def _whole_part(self, weight: Tensor, slot: str | None) -> Tensor:
-        """A master weight or one of its slots, or this rank's part where it is cut, of all ranks that have the same."""
+        """A master weight or one of its slots, or this rank's part of it if it is cut, gathered from the ranks that
+        shard it.
+        """
         if slot is None:
             return self._master(weight)
         if self._stage == 0:
@@ -164,7 +166,7 @@ class ZeroState:
         return value.view(_shape(weight))
 
     def _share_of(self, weight: Any) -> tuple[int, int]:
-        """First number and count of this rank's part in stage 3, without the padding of the last ranks."""
+        """Start and count of this rank's part in stage 3, without the padding of the last ranks."""
         size = weight.ds_tensor.numel()
         start = min(size * self._copy, _shape(weight).numel())
         return start, min(size, _shape(weight).numel() - start)
@@ -178,11 +180,11 @@ class ZeroState:
         return value.view(_shape(weight))
 
     def _is_whole(self, weight: Tensor) -> bool:
-        """Has it no master weight in pieces?"""
+        """Whether the weight has no master weight in flat pieces."""
         return not self._learns or self._stage == 0 or not weight.requires_grad
 
     def _step_of_the_optimizer(self) -> Tensor | None:
-        """AdamW's count of steps, which all weights share; None before the first."""
+        """AdamW's count of steps, which all weights share; None before the first step."""
         states = () if not self._learns else self._torch_optimizer.state.values()
         return next((slots["step"] for slots in states if "step" in slots), None)
 
@@ -192,7 +194,7 @@ class ZeroState:
         return wrapper.optimizer if self._stage else wrapper
 
     def _flat_masters(self) -> list[Tensor]:
-        """Flat pieces of the weights that the optimizer steps on this rank; in stage 0 the weights."""
+        """Flat pieces of the weights that the optimizer updates on this rank; in stage 0 the weights themselves."""
         wrapper = self._engine.optimizer
         match self._stage:
             case 0:
@@ -202,7 +204,7 @@ class ZeroState:
         return list(wrapper.single_partition_of_fp32_groups)
 
     def _reset_optimizer(self, source: TensorSource, slots: Mapping[str, list[str]]) -> None:
-        """Empty slots for every piece, or none at all where the stored optimizer had not stepped."""
+        """Create empty slots for every piece, or none if the stored optimizer had not taken a step."""
         state = self._torch_optimizer.state
         state.clear()
         if not slots:
@@ -213,8 +215,8 @@ class ZeroState:
         self._link_optimizer_state()
 
     def _link_optimizer_state(self) -> None:
-        """Point each weight to its stretch of the optimizer's state, in stages 1 and 2. DeepSpeed does so once, after
-        it has stepped the first group of weights: those of the second group have no state by then.
+        """Point each weight to its stretch of the optimizer's state, in stages 1 and 2. DeepSpeed does so only once,
+        after updating the first group of weights, when the second group has no state yet.
         """
         if self._stage in (1, 2):
             self._engine.optimizer._hp_optimizer_states_linked = False
@@ -235,16 +237,16 @@ class ZeroState:
                 self._read_into(self._torch_optimizer.state[weight][slot], name, source, f"optimizer.{name}.{slot}")
 
     def _read_into(self, target: Tensor, name: str, source: TensorSource, key: str) -> None:
-        """Fill what is of the shape of this rank's part of a weight."""
+        """Fill `target`, which has the shape of this rank's part of a weight, from the stored tensor `key`."""
         target.copy_(self._read(name, target.shape, source, key, 0, target.numel()).view(target.shape))
 
     def _read(self, name: str, own: torch.Size, source: TensorSource, key: str, start: int, count: int) -> Tensor:
-        """(count,): numbers from `start` of this rank's flattened part of a weight, which has the shape `own`."""
+        """(count,): numbers from `start` of this rank's flattened part of a weight, a part of shape `own`."""
         cut = self._cuts.get(name)
         return source.read(key, start, count) if cut is None else cut.read(source, key, own, start, count)
 
     def _load_stretch(self, name: str, weight: Any, source: TensorSource, key: str, slot: str | None) -> None:
-        """This rank's part of a master weight or of one of its slots."""
+        """Load this rank's part of a master weight or of one of its slots."""
         if self._stage < 3:
             start, numbers = self._stretch(weight, slot)
             if numbers is not None:

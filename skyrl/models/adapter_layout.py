@@ -1,9 +1,10 @@
-"""Which numbers of which stored adapter make up the adapter of a Megatron layer; nothing here needs Megatron-core.
+"""Layout of adapters: which parts of stored adapters make up the adapter of a Megatron layer. Nothing here requires
+Megatron-core.
 
-PEFT stores one adapter for each linear layer of transformers. Megatron-core joins some of these layers, and an adapter
-for the joined one either has a factor A for each of them, or one that they have in common (`Adapters.joined`), which
-is stored once for each. Of a matrix that tensor parallelism cuts by outputs each rank has its rows of B and all of A;
-of one that is cut by inputs its columns of A and all of B.
+PEFT stores one adapter for each linear layer of transformers. Megatron-core joins some of these layers. The adapter of
+a joined layer has either a factor A for each of them, or a common one (`Adapters.joined`), which is stored once for
+each layer. If tensor parallelism cuts a matrix by outputs, each rank has its rows of B and all of A; if by inputs, its
+columns of A and all of B.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from skyrl.errors import ModelError
 from skyrl.models.megatron_layout import Block, Layout
 
 COMMON = "adapter.a"
-"""Megatron's name of a factor A that joined layers have in common."""
+"""Megatron's name of a factor A that joined layers share."""
 
 COMMON_HINT = "megatron_config.lora_config.lora_type = canonical_lora"
-"""The setting under which joined layers have a factor A each."""
+"""The setting that gives each of the joined layers its own factor A."""
 
 
 @frozen(kw_only=True)
@@ -38,11 +39,11 @@ class Adapters:
     """Factor of B A: alpha / rank."""
 
     joined: bool
-    """Layers that Megatron-core joins have one factor A in common."""
+    """Whether layers that Megatron-core joins share one factor A."""
 
     @classmethod
     def of(cls, model: nn.Module, *, joined: bool) -> Self | None:
-        """The adapters in PEFT's layers of a transformers model; None where it has none."""
+        """The adapters in PEFT's layers of a transformers model; None if it has none."""
         layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
         if not layers:
             return None
@@ -58,7 +59,7 @@ class JoinedPart:
     """The last part of its stored name, such as `q_proj`."""
 
     outputs: int
-    """Its outputs on this rank."""
+    """Number of its outputs on this rank."""
 
     is_adapted: bool
 
@@ -75,8 +76,8 @@ def parts_of(pieces: Sequence[Block], adapters: Adapters) -> list[JoinedPart]:
 
 
 def with_adapters(layout: Layout, adapters: Adapters) -> Layout:
-    """The layout of a model whose layers have adapters, stored by the names of PEFT's layers. Raises `ModelError` for
-    an adapter that no layer of Megatron-core can have.
+    """The layout of a model whose layers have adapters, with stored names as PEFT's layers have them. Raises
+    `ModelError` for an adapter that no layer of Megatron-core can have.
     """
     found: dict[str, tuple[Block, ...]] = {}
     for name, pieces in layout.items():
@@ -93,7 +94,7 @@ def with_adapters(layout: Layout, adapters: Adapters) -> Layout:
 
 
 def _factors(pieces: Sequence[Block], adapters: Adapters) -> Iterator[tuple[str, tuple[Block, ...]]]:
-    """Names below the linear layer, and blocks, of the factors of its adapter."""
+    """Names, relative to the linear layer, and blocks of the factors of its adapter."""
     own: dict[str, list[Block]] = {}
     for piece in pieces:
         if _module(piece) in adapters.modules:
@@ -112,7 +113,7 @@ def _factors(pieces: Sequence[Block], adapters: Adapters) -> Iterator[tuple[str,
 
 
 def _packed(weight: str, blocks: Sequence[Block]) -> Iterator[Block]:
-    """The same rows of another weight, one block after the other."""
+    """The rows of `blocks` in another weight, one block after the other."""
     first = 0
     for block in blocks:
         yield Block(weight, block.rows, None, first)
@@ -129,8 +130,8 @@ def _renamed(piece: Block, adapters: Adapters) -> Block:
 
 
 def new_adapters_in_common(tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """Adapters as they are drawn, where joined layers get the A of the first of them. Raises `ModelError` for learned
-    ones that differ: where B is zero, another A is the same adapter.
+    """Newly drawn adapters in which joined layers share the A of the first of them. Raises `ModelError` for trained
+    adapters with different A; while B is zero, replacing A does not change the adapter.
     """
     found = dict(tensors)
     for name, pieces in layout.items():
@@ -145,6 +146,6 @@ def new_adapters_in_common(tensors: Mapping[str, Tensor], layout: Layout) -> dic
 
 
 def different(one: str, other: str) -> str:
-    """A message about adapters of joined layers that were not learned as one, and what to set."""
+    """A message about adapters of joined layers that were trained with separate factors A, with a remedy."""
     names = " and ".join(weight.partition(".lora_A")[0] for weight in (one, other))
     return f"the adapters of {names} have a factor A each, where one in common is configured: set {COMMON_HINT}"

@@ -1,8 +1,9 @@
 """Attention in blocks of queries and keys, whose results are joined by their log-sum-exp (arXiv:2205.14135, sec. 3.1).
 
-With z = q k^T scale and lse = log sum exp z over the keys of a block, several blocks of one query together are
-sum exp(lse_i - lse) out_i, where lse is the log-sum-exp of all. Backward of a block is that of the whole attention for
-the block's keys, if it is given the output and the log-sum-exp of all blocks. torch's own kernels give and take both.
+With z = q k^T scale and lse_i = log sum exp z over the keys of block i, the attention of a query over several blocks is
+sum exp(lse_i - lse) out_i, where lse is the log-sum-exp of all blocks. The backward pass of a block gives the gradient
+of the whole attention for its keys, if its inputs are the output and the log-sum-exp of all blocks. torch's kernels
+return both in forward and accept both in backward.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Block:
     keys: slice
 
     causal: bool
-    """Whether queries and keys are the same positions, each of which sees those up to itself; else all are seen."""
+    """Whether queries and keys are the same positions and each sees those up to itself; else queries see all keys."""
 
 
 def forward_of(
@@ -34,7 +35,7 @@ def forward_of(
     """Attention of the queries over all blocks, and the log-sum-exp of each.
 
     Shapes: query (1, heads, Q, D), key and value (1, kv_heads, K, D) -> (1, heads, Q, D) in the queries' type and
-    (1, heads, Q) float32. Every query is in a block.
+    (1, heads, Q) float32. Every query must be in a block.
     """
     kernel, repeats = _kernel(query), query.shape[1] // key.shape[1]
     mixed = torch.zeros(query.shape, dtype=_exact(query), device=query.device)
@@ -62,7 +63,7 @@ def backward_of(
     norms: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, in their shapes and types, by the gradient of `mixed` (1, heads, Q, D)."""
+    """Gradients of query, key and value, in their shapes and types, from the gradient of `mixed` (1, heads, Q, D)."""
     kernel, repeats = _kernel(query), query.shape[1] // key.shape[1]
     totals = [torch.zeros(each.shape, dtype=_exact(query), device=query.device) for each in (query, key, value)]
     for block in blocks:
@@ -83,7 +84,7 @@ def backward_of(
 
 
 def _exact(tensor: Tensor) -> torch.dtype:
-    """The type that blocks are joined in."""
+    """The type in which blocks are joined."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
@@ -93,8 +94,8 @@ def _grouped(repeats: int, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 @frozen
 class _Kernel:
-    """One of torch's attention kernels: with query, key, value, whether it is causal, and the scale, it gives output
-    and log-sum-exp; with gradient, query, key, value, output, log-sum-exp, causal and scale, the three gradients.
+    """One of torch's attention kernels. Forward maps query, key, value, causal and scale to output and log-sum-exp;
+    backward maps gradient, query, key, value, output, log-sum-exp, causal and scale to the three gradients.
     """
 
     forward: Callable[..., tuple[Tensor, Tensor]]
@@ -131,7 +132,7 @@ def _flash_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scal
 def _flash_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, norm: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    seed = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, of which there is none
+    seed = torch.zeros(2, dtype=torch.uint64, device=query.device)  # the seed of dropout, which is off
     lengths = query.shape[2], key.shape[2]
     found: tuple[Tensor, Tensor, Tensor] = _ATEN._scaled_dot_product_flash_attention_backward(
         gradient, query, key, value, mixed, norm, None, None, *lengths, 0.0, causal, seed, seed[:0], scale=scale
@@ -140,7 +141,7 @@ def _flash_backward(
 
 
 _LSE_ALIGNED = 32
-"""The memory-efficient kernel of float32 writes the log-sum-exp of a multiple of so many queries."""
+"""The memory-efficient kernel of float32 pads the queries of its log-sum-exp to a multiple of this number."""
 
 
 def _efficient_forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Tensor parallelism by the layers of DeepSpeed's AutoTP: each has this rank's part of a matrix as a plain parameter,
 which DeepSpeed's optimizers flatten and shard further.
 
-What is cut, and how, is said by the same plan of transformers as under FSDP2 (`tensor_parallel.py`). DeepSpeed's layers
-must be told that they train: a switch of the whole process, which only they read.
+The cuts follow the same plan of transformers as under FSDP2 (`tensor_parallel.py`). DeepSpeed's layers must be set to
+training mode by a switch for the whole process, which only they read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skyrl.models.tensor_parallel import COLUMNS, EMBEDDINGS, HEAD, PARTIAL, ROW
 
 
 class CutHead(PlainHead):
-    """The output matrix, of whose rows every rank of a mesh of one dimension has as many."""
+    """The output matrix, cut by rows into equal parts over the ranks of a one-dimensional mesh."""
 
     def __init__(self, own: nn.Parameter, mesh: DeviceMesh) -> None:
         """`own` (V / ranks, H) are this rank's rows."""
@@ -31,7 +31,7 @@ class CutHead(PlainHead):
 
     @property
     def matrix(self) -> Tensor:
-        """(V, H), distributed by rows."""
+        """The output matrix (V, H), distributed by rows."""
         return DTensor.from_local(self.weight, self._mesh, [Shard(0)], run_check=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -42,14 +42,15 @@ class CutHead(PlainHead):
 def cut_by_deepspeed(model: nn.Module, mesh: DeviceMesh, field: str) -> dict[str, int]:
     """Replace layers of a transformers model by those of AutoTP, with this rank's parts on its device.
 
-    The mesh has one dimension, whose ranks have the same model. A vocabulary that they do not divide stays whole.
-    Returns the dimension along which each cut parameter is cut into equal parts, by its name in `named_parameters`.
+    The mesh has one dimension, whose ranks have the same model. A vocabulary that cannot be cut evenly stays whole.
+    Returns the dimension along which each cut parameter is cut into equal parts, keyed by its name in
+    `named_parameters`.
     Raises `ModelError`, which names `field`, for embeddings that DeepSpeed cannot cut.
     """
     layers = _layers(field)
     whole = {name: parameter.shape for name, parameter in model.named_parameters()}
     cuts_vocabulary = _can_cut_vocabulary(model, mesh.size())
-    for name, style in sorted(module_styles(model), key=lambda named: named[1] != EMBEDDINGS):  # a tied head is second
+    for name, style in sorted(module_styles(model), key=lambda named: named[1] != EMBEDDINGS):  # then a tied head
         module = model.get_submodule(name)
         if style == PARTIAL:
             _sum_gradients(module, mesh)
@@ -63,7 +64,7 @@ def cut_by_deepspeed(model: nn.Module, mesh: DeviceMesh, field: str) -> dict[str
 
 
 def _can_cut_vocabulary(model: nn.Module, size: int) -> bool:
-    """Into equal parts, which a head that shares the embeddings has alike; its bias would be cut otherwise."""
+    """Whether the vocabulary divides into equal parts, and no head with a bias shares the embeddings."""
     transformer: Any = model
     embeddings, find = transformer.get_input_embeddings(), getattr(model, "get_output_embeddings", None)
     head: Any = find() if find else None
@@ -72,14 +73,14 @@ def _can_cut_vocabulary(model: nn.Module, size: int) -> bool:
 
 
 def _cut_layer(layers: ModuleType, whole: nn.Module, style: str, mesh: DeviceMesh, field: str) -> nn.Module:
-    """The layer of AutoTP in the place of a whole one, whose parameters it takes."""
+    """The layer of AutoTP that replaces a whole layer and takes over its parameters."""
     module: Any = whole
     group = mesh.get_group()
     new: nn.Module
     if style == EMBEDDINGS:
         try:
             new = layers.VocabParallelEmbedding(module, group)
-            vars(new)["num_embeddings"] = module.num_embeddings  # of the whole table, as in torch's own
+            vars(new)["num_embeddings"] = module.num_embeddings  # size of the whole table, as in torch's embedding
         except NotImplementedError as error:
             raise ModelError(f"DeepSpeed cannot cut the embeddings of this model: set {field} = 1 ({error})") from error
     elif style == ROWS:
@@ -107,10 +108,10 @@ def _sum_gradients(norm: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _layers(field: str) -> ModuleType:
-    """The module with AutoTP's layers, told to train. Raises `UserError`, which names `field`."""
+    """The module with AutoTP's layers, set to training. Raises `UserError`, naming `field`, for an old DeepSpeed."""
     layers = importlib.import_module("deepspeed.module_inject.layers")
     if not hasattr(layers, "VocabParallelEmbedding"):
         raise UserError(f"{field} above 1 needs a newer DeepSpeed: pip install -U deepspeed, or set it to 1")
-    importlib.import_module("deepspeed").init_distributed(verbose=False)  # of torch's group, for its own collectives
+    importlib.import_module("deepspeed").init_distributed(verbose=False)  # DeepSpeed's collectives use torch's group
     layers.set_autotp_mode(training=True)
     return layers

@@ -1,6 +1,6 @@
-"""Chat templates in place of the tokenizer's: built in by name, or a Jinja file of the user's.
+"""Chat templates that replace the tokenizer's: a built-in one, by name, or the user's Jinja file.
 
-A template is a program. It runs in transformers' sandbox, which refuses what reaches beyond the messages.
+A template is a program. It runs in transformers' sandbox, which refuses access beyond the messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from skyrl.config import ChatTemplateConfig
 from skyrl.errors import ConfigError, Problem, TemplateTimeoutError
 
 LARGEST_FILE = 1 << 20
-"""Bytes. The largest published templates have some tens of thousands."""
+"""Largest accepted size in bytes. The largest published templates have some tens of thousands."""
 
 _ASK = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -67,18 +67,18 @@ BUILT_IN: Mapping[str, str] = {
     "qwen3_with_thinking": _CHATML.replace("HISTORY", "") + _ASK,
     "qwen3_without_thinking": _CHATML.replace("HISTORY", _WITHOUT_EARLIER_THOUGHTS) + _ASK,
 }
-"""Qwen3's format: with the thoughts of every answer, or with those of the last alone, as Qwen3 is used."""
+"""Name -> template in Qwen3's format, which keeps the thoughts of every answer, or, as Qwen3 does, only of the last."""
 
 
 def with_template(
     tokenizer: ChatTokenizer, config: ChatTemplateConfig, path: str = "generator.chat_template"
 ) -> ChatTokenizer:
-    """A tokenizer that writes chats with the configured template; the same one where none is configured.
+    """A tokenizer that renders chats with the configured template; the same tokenizer if none is configured.
 
     `path` is the dotted path of the configuration, for messages.
 
-    Raises `ConfigError` for a name that is not built in, and for a file that cannot be read, is too large, or is no
-    template that the sandbox takes.
+    Raises `ConfigError` for a name that is not built in, and for a file that cannot be read, is too large, or is not a
+    template that the sandbox accepts.
     """
     text = configured_template(config, path)
     if text is None:
@@ -93,13 +93,13 @@ def with_template(
 
 
 def unread_variables(tokenizer: ChatTokenizer, arguments: Mapping[str, Any]) -> list[str]:
-    """Names of variables that the tokenizer's chat template nowhere mentions, so that they change nothing."""
+    """Names of variables that the tokenizer's chat template never mentions, so that they have no effect."""
     template = str(tokenizer.chat_template)
     return [name for name in arguments if not re.search(rf"\b{re.escape(name)}\b", template)]
 
 
 def configured_template(config: ChatTemplateConfig, path: str = "generator.chat_template") -> str | None:
-    """The text of the configured template, or None where the tokenizer's is used. Raises `ConfigError`."""
+    """The text of the configured template, or None if the tokenizer's is used. Raises `ConfigError`."""
     try:
         return _text(config)
     except _Unusable as error:
@@ -107,7 +107,7 @@ def configured_template(config: ChatTemplateConfig, path: str = "generator.chat_
 
 
 def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
-    """The template, in which variables have these values where the caller gives none."""
+    """The template with default values for the variables that the caller does not set."""
     lines = (
         f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
         for name, value in arguments.items()
@@ -116,12 +116,12 @@ def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _literal(value: object) -> str:
-    """The value as a Jinja literal, which is Python's."""
+    """The value as a Jinja literal, which has Python's syntax."""
     return repr(json.loads(json.dumps(value, default=dict)))
 
 
 class _Unusable(Exception):
-    """A template that cannot be used, and why."""
+    """Raised for a template that cannot be used, with the reason."""
 
     def at(self, path: str) -> ConfigError:
         """The error for the user, at the field that names the template."""
@@ -154,8 +154,8 @@ def _read(path: Path) -> str:
 
 
 def _refuse_broken(tokenizer: ChatTokenizer, name: str) -> None:
-    """Refuse a template for faults that show without a conversation of the run's own: invalid Jinja, leaving the
-    sandbox, or a loop without an end.
+    """Refuse a template with faults that any conversation reveals: invalid Jinja, leaving the sandbox, or an endless
+    loop.
     """
     asked = [{"role": "user", "content": "?"}]
     try:
@@ -167,5 +167,5 @@ def _refuse_broken(tokenizer: ChatTokenizer, name: str) -> None:
         raise _Unusable(f"{name}, line {error.lineno} is not a Jinja template: {error.message}") from error
     except SecurityError as error:
         raise _Unusable(f"{name} does what the sandbox of chat templates forbids: {error}") from error
-    except Exception:  # noqa: BLE001 - a program of somebody else may raise anything at messages that it does not expect
-        pass  # those of the data come next, and a refusal of those is an error
+    except Exception:  # noqa: BLE001 - a template may raise anything for messages that it does not expect
+        pass  # the messages of the data come later, and refusing those is an error

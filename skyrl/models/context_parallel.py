@@ -2,9 +2,9 @@
 
 A row is cut into twice as many chunks as there are ranks; a rank has one from the front and one from the back, so that
 the causal work of all ranks is about the same. Keys and values of all ranks are gathered for attention (Llama 3,
-arXiv:2407.21783, section 3.3.2) and, as in ring attention (arXiv:2310.01889), gathered once more in backward instead
-of being kept. The keys that a piece of a row sees are attended to block by block, without a mask, and the blocks are
-joined by their log-sum-exp.
+arXiv:2407.21783, section 3.3.2) and, as in ring attention (arXiv:2310.01889), gathered again in backward instead of
+being kept. Each piece of a row attends to its keys block by block, without a mask, and the blocks are joined by their
+log-sum-exp.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ CHUNKS = 2
 
 @frozen(eq=False)
 class ContextGroup:
-    """The ranks that have the tokens of a row among them, as one of them sees them."""
+    """The ranks that divide the tokens of a row, from the view of one of them."""
 
     group: dist.ProcessGroup
 
     @property
     def rank(self) -> int:
-        """Number of this rank among them."""
+        """Index of this rank in the group."""
         return self.group.rank()
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks in the group."""
         return self.group.size()
 
     def blocks(self, segments: tuple[Segment, ...], tokens: int) -> tuple[Block, ...]:
-        """What this rank attends to for its `tokens`, of segments that cover the row of all ranks."""
+        """Blocks of attention for the `tokens` of this rank, from segments that cover the row of all ranks."""
         length = tokens // CHUNKS
         found: list[Block] = []
         for number, chunk in enumerate((self.rank, CHUNKS * self.size - 1 - self.rank)):
@@ -78,7 +78,7 @@ class ContextGroup:
 
 
 def _blocks(segment: Segment, chunk: range, offset: int) -> Iterator[Block]:
-    """Blocks of the queries of a chunk that lie in the segment; `offset` leads from the row to this rank's tokens."""
+    """Blocks for the queries of a chunk that lie in the segment; `offset` converts row positions to this rank's."""
     prompt = range(segment.start, segment.start + segment.prompt)
     parts, first = [(prompt[:0], prompt)], prompt.stop
     for tokens in segment.answers:
@@ -96,7 +96,7 @@ def _blocks(segment: Segment, chunk: range, offset: int) -> Iterator[Block]:
 
 
 class _ContextAttention(torch.autograd.Function):
-    """Only this rank's tensors are kept for backward."""
+    """Attention over the keys of all ranks that keeps only this rank's tensors for backward."""
 
     @staticmethod
     def forward(

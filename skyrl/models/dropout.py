@@ -1,4 +1,4 @@
-"""Dropout while a model learns: what drops, and that it follows from a seed."""
+"""Dropout while a model learns: which modules drop, reproducibly from a seed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from skyrl.errors import ModelError
 
 
 def dropping_modules(model: Any, lora: SkyRLLoraConfig, *, own: bool, field: str) -> list[nn.Module]:
-    """The modules that drop while `model` learns: with `own` all of them, otherwise the dropout of adapters.
+    """The modules that drop while `model` learns: with `own` all modules, otherwise only the dropout of adapters.
 
-    Raises `ModelError`, which names `field`, for `own` dropout of a model whose configuration names none.
+    Raises `ModelError`, which names `field`, for `own` if the model's configuration has no dropout above 0.
     """
     modules = dict(model.named_modules())
     if own:
@@ -41,8 +41,8 @@ def _shares(config: dict[str, Any]) -> list[str]:
 def dropping(modules: list[nn.Module], device: torch.device, seed: int) -> Iterator[None]:
     """A block in which the modules drop, drawn from `seed`.
 
-    Outside the block, as in scoring, nothing is dropped: the two passes of an update, forward and recomputed, are
-    inside.
+    Outside the block, as in scoring, nothing is dropped. Both passes of an update, forward and recomputed, must be
+    inside it.
     """
     if not modules:
         yield

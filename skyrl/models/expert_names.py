@@ -1,11 +1,11 @@
-"""Weights of experts under the names of model files, which servers read.
+"""Names of expert weights in model files, which servers read.
 
 transformers holds all experts of a layer in two tensors, and so do learners and the torch engine:
 
     X.mlp.experts.gate_up_proj    (experts, 2 x inner, hidden): gate above up
     X.mlp.experts.down_proj       (experts, hidden, inner)
 
-Files and vLLM have a matrix for each expert and projection.
+Files and vLLM have one matrix per expert and projection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROUTER = re.compile(r"(.+)\.mlp\.(gate\.weight)")
 
 @frozen
 class _Names:
-    """How files of one family call the parts of a mixture of experts."""
+    """Names of the parts of a mixture of experts in the files of one model family."""
 
     block: str
     gate: str
@@ -46,12 +46,12 @@ EXPERT_MATRICES = ("gate_up_proj", "gate_proj", "up_proj", "down_proj", "w1", "w
 
 
 def is_experts(name: str) -> bool:
-    """Whether a weight of this name holds a matrix for each expert of a layer."""
+    """Whether a weight of this name holds the matrices of all experts of a layer."""
     return _FUSED.fullmatch(name) is not None
 
 
 def refuse_unnamed_experts(names: Iterator[str], model_type: str) -> None:
-    """Raises `ModelError` for a mixture of experts whose names in files are not known here."""
+    """Raises `ModelError` for a mixture of experts whose names in files are unknown."""
     if model_type not in _FAMILIES and any(is_experts(name) for name in names):
         raise ModelError(
             f"the names that servers have for the experts of a {model_type} are not known: known are "
@@ -60,8 +60,8 @@ def refuse_unnamed_experts(names: Iterator[str], model_type: str) -> None:
 
 
 def stored_names(weights: Iterator[tuple[str, Tensor]], model_type: str) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a model of this transformers type under the names of its files; experts one by one, as views of
-    the tensors that hold all of them. Weights of a type without experts pass as they are.
+    """The weights of a model of this transformers type under the names of its files, with experts one by one, as views
+    of the tensors that hold all of them. Weights of a type without experts pass unchanged.
     """
     names = _FAMILIES.get(model_type)
     for name, tensor in weights:
@@ -75,8 +75,8 @@ def stored_names(weights: Iterator[tuple[str, Tensor]], model_type: str) -> Iter
 
 
 def place_in_files(name: str, rows: range, shape: torch.Size, model_type: str) -> tuple[str, range, torch.Size]:
-    """Where files have rows of a weight of transformers of this `shape`: name, rows and shape of what is stored. `rows`
-    count those of all experts of a layer, one below the other, and lie inside one of their matrices.
+    """Location in files of rows of a transformers weight of this `shape`: name, rows and shape of the stored weight.
+    `rows` are counted over all experts of a layer, one below the other, and lie inside one of their matrices.
     """
     names = _FAMILIES.get(model_type)
     fused, router = _FUSED.fullmatch(name), _ROUTER.fullmatch(name)

@@ -1,8 +1,8 @@
-"""Expert parallelism (GShard, arXiv:2006.16668): ranks hold some of the experts of every layer, and tokens travel.
+"""Expert parallelism (GShard, arXiv:2006.16668): each rank holds some of the experts of every layer.
 
 Each rank routes the tokens of its own rows. One all-to-all sends a copy of every token to the ranks that hold its
-experts, a second one brings the answers back, and the rank that sent them adds them up by the router's weights. No
-token is dropped. Attention, norms and routers are as without.
+experts, a second one returns the outputs, and the sending rank sums them with the router's weights. No token is
+dropped. Attention, norms and routers are unchanged.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def refuse_unspreadable(model: nn.Module, size: int, ranks: int, field: str) -> 
 
 
 def spread(model: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:
-    """Give each rank of the mesh, which has one dimension, its part of the experts of every layer of a model on the
-    meta device. The modules that were changed.
+    """Give each rank of a one-dimensional mesh its part of the experts of every layer of a model on the meta device.
+    Returns the modules that were changed.
     """
     changed = list(expert_modules(model))
     for module in changed:
@@ -57,7 +57,7 @@ def spread(model: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:
 
 @frozen(eq=False)
 class _Dispatch:
-    """The forward pass of the experts of a layer, some of which are on this rank. Collective over the group."""
+    """Forward pass of the experts of a layer, of which this rank holds some. Collective over the group."""
 
     experts: Any
     group: dist.ProcessGroup
@@ -74,7 +74,7 @@ class _Dispatch:
         return (restored.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
 
     def _computed(self, tokens: Tensor, counts: Tensor) -> Tensor:
-        """What this rank's experts make of tokens that came from each rank in order of experts."""
+        """Outputs of this rank's experts for the tokens received from each rank, in order of experts."""
         here = counts.view(self.group.size(), -1)
         expert = torch.arange(here.shape[1], device=tokens.device).repeat(len(here)).repeat_interleave(counts)
         order = expert.argsort(stable=True)
@@ -88,7 +88,7 @@ def grouped_product(rows: Tensor, matrices: Tensor, sizes: Tensor) -> Tensor:
     """Each group of rows times the matrix of its expert: rows (N, in), sorted by experts, matrices (E, out, in), sizes
     (E,) of the groups -> (N, out).
 
-    On CUDA, in bfloat16, it is one kernel, torch's `grouped_mm`; elsewhere a product for each expert.
+    On CUDA, in bfloat16, it is one kernel, torch's `grouped_mm`; otherwise one product per expert.
     """
     if rows.device.type == "cuda" and rows.dtype is torch.bfloat16 and rows.numel():
         return one_kernel(rows, matrices, sizes)
@@ -96,13 +96,13 @@ def grouped_product(rows: Tensor, matrices: Tensor, sizes: Tensor) -> Tensor:
 
 
 def product_of_each(rows: Tensor, matrices: Tensor, sizes: Tensor) -> Tensor:
-    """`grouped_product` by a product for each expert."""
+    """`grouped_product` as one product per expert."""
     parts = rows.split(sizes.tolist())
     return torch.cat([nn.functional.linear(part, matrix) for part, matrix in zip(parts, matrices, strict=True)])
 
 
 def one_kernel(rows: Tensor, matrices: Tensor, sizes: Tensor) -> Tensor:
-    """`grouped_product` by torch's kernel for all experts."""
+    """`grouped_product` as torch's single kernel for all experts."""
     product: Tensor = nn.functional.grouped_mm(rows, matrices.transpose(1, 2), offs=sizes.cumsum(0).int())
     return product
 
@@ -112,14 +112,14 @@ def _own(parameter: Tensor) -> Tensor:
 
 
 def _exchanged_counts(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Tokens for each expert of all ranks, in order of ranks -> those that come from each rank for each expert here."""
+    """Counts of tokens sent to each expert of all ranks, in order -> counts received per rank and local expert."""
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     return received
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows in groups of sizes `out` to the ranks of a group, from which groups of sizes `into` come."""
+    """All-to-all of rows: sends groups of sizes `out` to the ranks of a group and receives groups of sizes `into`."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, out: list[int], into: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -19,7 +19,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ("ignore_mismatched_sizes", "its weights have other shapes than its config.json says: they are not of one model"),
     ("instantiate the backend tokenizer", "the folder holds none: copy tokenizer.json and its like there"),
 )
-"""A piece of transformers' message -> ours, in which `{flash_attn}` stands for the path of that field."""
+"""Part of a transformers message -> our message, in which `{flash_attn}` stands for the path of that field."""
 
 
 def model_error(what: str, path: str, error: Exception, *, table: str = "trainer") -> ModelError:

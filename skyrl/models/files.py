@@ -1,4 +1,4 @@
-"""Facts from the files of a model, read without torch and transformers: for checks before a run starts."""
+"""Facts from the files of a model, read without torch and transformers, for checks before a run starts."""
 
 from __future__ import annotations
 
@@ -14,65 +14,65 @@ from skyrl.hub import cached_folder
 from skyrl.models.paths import local_folder
 
 _TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json")
-"""Files of which a tokenizer needs one."""
+"""Vocabulary files; a tokenizer needs one of them."""
 
 
 @frozen(slots=False)
 class ModelFiles:
-    """The folder of a model that is on this machine."""
+    """The local folder of a model."""
 
     folder: Path
 
     tokenizer: Path | None = None
-    """Folder of a tokenizer that is used in place of the one beside the model. None: there is no other."""
+    """Folder of a tokenizer that replaces the model's own. None: the model's own is used."""
 
     @property
     def tokenizer_folder(self) -> Path:
-        """The folder that the tokenizer and its chat template lie in."""
+        """The folder of the tokenizer and its chat template."""
         return self.tokenizer or self.folder
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """`config.json`; the part about text, of a model that also sees. Raises ValueError if it is damaged."""
+        """`config.json`, or its text part for a multimodal model. Raises ValueError if it is damaged."""
         whole = _table(self.folder / "config.json")
         text = whole.get("text_config")
         return text if isinstance(text, dict) else whole
 
     @property
     def positions(self) -> int | None:
-        """Tokens of the longest sequence; None where the configuration names no bound."""
+        """Largest number of tokens of a sequence; None if the configuration has no bound."""
         found = self.config.get("max_position_embeddings")
         return found if isinstance(found, int) else None
 
     @property
     def sizes_to_cut(self) -> dict[str, int]:
-        """What ranks that cut matrices among them have equal parts of, by its name in messages."""
+        """Sizes that the tensor parallel size must divide, keyed by their names in messages."""
         return sizes_to_cut(self.config)
 
     @property
     def parts_under_megatron(self) -> dict[str, dict[str, int]]:
-        """What Megatron's ranks have equal parts of; see the function of this name."""
+        """For each of Megatron's parallel dimensions, the sizes that its degree must divide, keyed by name."""
         return parts_under_megatron(self.config)
 
     @property
     def heads(self) -> int | None:
-        """Attention heads of a layer; None where they are named otherwise."""
+        """Attention heads of a layer; None if the configuration names them differently."""
         found = self.config.get("num_attention_heads")
         return found if isinstance(found, int) else None
 
     @property
     def experts(self) -> int | None:
-        """Experts of a layer; None where it has none."""
+        """Experts of a layer; None for a model without experts."""
         return next(_experts(self.config), None)
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether a vocabulary lies in its folder."""
+        """Whether the tokenizer's folder has a vocabulary file."""
         return any(any(self.tokenizer_folder.glob(pattern)) for pattern in _TOKENIZERS)
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The template that transformers takes, in the order in which it looks; None if there is none."""
+        """The chat template, searched in transformers' order; None if there is none."""
         folder = self.tokenizer_folder
         file = folder / "chat_template.jinja"
         if file.is_file():
@@ -87,7 +87,7 @@ class ModelFiles:
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """`eos_token` and its like, as templates are given them."""
+        """Special tokens such as `eos_token`, as templates receive them."""
         given: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             file = self.tokenizer_folder / name
@@ -97,7 +97,7 @@ class ModelFiles:
         return {key: text for key, text in texts.items() if isinstance(text, str)}
 
     def count_tokens(self, text: str) -> int | None:
-        """Tokens of a text; None without a `tokenizer.json` that the library `tokenizers` reads."""
+        """Number of tokens of a text; None without a `tokenizer.json` that the library `tokenizers` can read."""
         file = self.tokenizer_folder / "tokenizer.json"
         if not file.is_file():
             return None
@@ -112,17 +112,17 @@ class ModelFiles:
 
     @property
     def parameters(self) -> int | None:
-        """Weights of the model, counted from the sizes in `config.json`; None where they are named otherwise.
+        """Number of weights, computed from the sizes in `config.json`; None if it names them differently.
 
-        A decoder's embeddings, attention and gated feed-forward layers, experts included; what is left out (norms,
-        biases, routers) is less than a hundredth.
+        Counts a decoder's embeddings, attention and gated feed-forward layers, experts included; norms, biases and
+        routers, less than a hundredth, are left out.
         """
         return _parameters(self.config)
 
 
 def model_files(path: str, tokenizer: str | None = None) -> ModelFiles | None:
-    """The files of a local model, or of the cached copy of a hub name, with those of a tokenizer of its own; None if
-    any of both are not on this machine.
+    """The files of a local model, or of the cached copy of a hub name, with the files of a separate tokenizer if one is
+    given; None if either is not on this machine.
     """
     folder = local_folder(path) or cached_folder(path)
     other = (local_folder(tokenizer) or cached_folder(tokenizer)) if tokenizer is not None else None
@@ -133,8 +133,8 @@ def model_files(path: str, tokenizer: str | None = None) -> ModelFiles | None:
 
 
 def sizes_to_cut(config: Mapping[str, Any]) -> dict[str, int]:
-    """What ranks that cut matrices among them have equal parts of, by its name in messages, out of the values of a
-    transformers configuration. A vocabulary may be cut unevenly.
+    """Sizes that the tensor parallel size must divide, keyed by their names in messages, from the values of a
+    transformers configuration. The vocabulary is not among them: it may be cut unevenly.
     """
     heads = config.get("num_attention_heads")
     found = {
@@ -146,8 +146,9 @@ def sizes_to_cut(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def parts_under_megatron(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """What Megatron's ranks have equal parts of, by its name in messages, for each of its dimensions, out of the values
-    of a transformers configuration. The last two are there for a model with experts alone.
+    """For each of Megatron's parallel dimensions, the sizes that its degree must divide, keyed by their names in
+    messages, from the values of a transformers configuration. The two dimensions of experts are present only for a
+    model with experts.
     """
     layers, experts = config.get("num_hidden_layers"), next(_experts(config), 0)
     matrices = sizes_to_cut(config)
@@ -155,13 +156,13 @@ def parts_under_megatron(config: Mapping[str, Any]) -> dict[str, dict[str, int]]
     inner = config.get("moe_intermediate_size") or config.get("intermediate_size")
     if experts and isinstance(inner, int):
         if not config.get("mlp_only_layers") and config.get("decoder_sparse_step", 1) == 1:
-            matrices.pop("intermediate features", None)  # no layer has them
+            matrices.pop("intermediate features", None)  # every layer has experts
         found |= {"expert_model": {"experts": experts}, "expert_tensor": {"features of an expert": inner}}
     return found
 
 
 def _table(file: Path) -> dict[str, Any]:
-    """Raises ValueError for what is no JSON object."""
+    """The JSON object in a file. Raises ValueError if it holds anything else."""
     content = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")

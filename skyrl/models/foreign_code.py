@@ -1,7 +1,7 @@
-"""Code that a model's configuration asks for, refused before transformers reads it.
+"""Refuses models whose configuration requests code, before transformers reads it.
 
 transformers fetches native kernels from the hub for an attention implementation named `owner/repository`, whatever
-implementation its caller asks for; settings that it marks as internal, and code named in nested tables, went past
+implementation its caller requests; settings that it marks as internal, and code named in nested tables, bypassed
 `trust_remote_code` in several of its versions (CVE-2026-4372, CVE-2026-5241).
 """
 
@@ -36,7 +36,7 @@ def _refuse_on_the_hub(source: str) -> None:
     for name in _FILES:
         try:
             file = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-        except Exception:  # noqa: BLE001 - whatever is wrong with it is told by the function that loads it next
+        except Exception:  # noqa: BLE001 - the function that loads it next reports the fault
             return
         if file is not None:
             _refuse(Path(file))
@@ -45,7 +45,7 @@ def _refuse_on_the_hub(source: str) -> None:
 def _refuse(file: Path) -> None:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # the function that loads it next says so
+    except (OSError, ValueError, RecursionError):  # the function that loads it next reports the fault
         return
     for key, why in _asking(content, ""):
         raise ModelError(
@@ -54,7 +54,7 @@ def _refuse(file: Path) -> None:
 
 
 def _asking(content: object, prefix: str) -> Iterator[tuple[str, str]]:
-    """Dotted key of each setting that would run code, and what is wrong with it."""
+    """Dotted key of each setting that would run code, and the reason for refusing it."""
     if isinstance(content, list):
         for number, item in enumerate(content):
             yield from _asking(item, f"{prefix}{number}.")
@@ -72,7 +72,7 @@ def _asking(content: object, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_known(config: dict[str, Any]) -> bool:
-    """Does transformers have a class of its own for the model? Then it takes that, and leaves `auto_map` alone."""
+    """Whether transformers has its own class for the model, so that it ignores `auto_map`."""
     return config.get("model_type") in CONFIG_MAPPING
 
 

@@ -1,4 +1,4 @@
-"""Loading transformers models and tokenizers. What cannot be loaded is a `ModelError`."""
+"""Loads transformers models and tokenizers; failures raise `ModelError`."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def load_causal_lm(
 
     `attention` is a name of transformers: `sdpa`, `flash_attention_2`, `eager`. Messages name fields of the
     configuration below `table`. `overrides` replace values of the model's own configuration. With `init_seed` the
-    weights are drawn from it, as the architecture initializes them, and none are loaded. Raises `ModelError`, also for
-    weights that are not all there: transformers would draw the rest at random.
+    weights are drawn from it, as the architecture initializes them, and none are loaded. Raises `ModelError`, also if
+    weights are missing, which transformers would draw at random.
     """
     source = model_source(path, trust_remote_code=trust_remote_code, weights=init_seed is None)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -82,7 +82,7 @@ def load_causal_lm(
 def _drawn(
     path: str, overrides: Mapping[str, Any], seed: int, dtype: torch.dtype, attention: str, device: torch.device
 ) -> PreTrainedModel:
-    """The model with new weights: drawn on the CPU in float32, so that every device and type gets the same ones."""
+    """The model with random weights, drawn on the CPU in float32 so that all devices and types get the same ones."""
     config = load_config(path, overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -94,11 +94,10 @@ def _drawn(
 
 
 def load_tokenizer(path: str, *, use_fast: bool = True, table: str = "trainer") -> ChatTokenizer:
-    """The tokenizer beside a model or in a folder of its own, with a chat template and a padding token. Raises
-    `ModelError`.
+    """The tokenizer of a model or of a separate folder, with a chat template and a padding token. Raises `ModelError`.
 
-    `use_fast=False` asks for the one written in Python; it is refused where transformers has none, with a message that
-    names the field below `table`.
+    `use_fast=False` requests the tokenizer written in Python. If transformers has none, the error names the field below
+    `table`.
     """
     folder = local_folder(path)
     is_no_model = folder is not None and folder.is_dir() and not (folder / "config.json").is_file()
@@ -123,14 +122,14 @@ def load_tokenizer(path: str, *, use_fast: bool = True, table: str = "trainer") 
 
 
 def max_positions(path: str, overrides: Mapping[str, Any] = FrozenDict()) -> int | None:
-    """How many tokens a sequence may have, from the model's configuration; None if it names no bound."""
+    """Largest number of tokens of a sequence, from the model's configuration; None if it has no bound."""
     config = load_config(path, overrides)
     positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions
 
 
 def generation_ends(path: str) -> tuple[int, ...]:
-    """Tokens at which the model's generation stops, by its generation settings or else its configuration."""
+    """Tokens at which the model's generation stops, from its generation settings or else its configuration."""
     try:
         ends = end_tokens(GenerationConfig.from_pretrained(model_source(path)))
     except OSError:  # there is no such file
@@ -162,9 +161,9 @@ def load_config(path: str, overrides: Mapping[str, Any] = FrozenDict()) -> Pretr
 
 
 def model_source(path: str, *, trust_remote_code: bool = False, weights: bool = False) -> str:
-    """The name or folder that transformers is given. Raises `ModelError` if it is a folder that cannot be a model, a
-    name that the hub does not have, or a model whose configuration asks for code from elsewhere and may not; with
-    `weights`, also for a folder without any.
+    """The hub name or folder to pass to transformers. Raises `ModelError` for a folder that cannot be a model, a name
+    that the hub does not have, and a model whose configuration requests code without `trust_remote_code`; with
+    `weights`, also for a folder without weights.
     """
     why = model_failure(path, weights=weights)
     if why:
@@ -176,7 +175,9 @@ def model_source(path: str, *, trust_remote_code: bool = False, weights: bool = 
 
 
 def _require_what_chats_need(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
-    """transformers makes an empty tokenizer of the model's kind where a folder holds none, and says nothing."""
+    """Refuse a tokenizer without vocabulary, chat template or end token. For a folder without a tokenizer, transformers
+    silently makes an empty one.
+    """
     if not tokenizer.encode(_PROBE, add_special_tokens=False):
         raise ModelError(f"the tokenizer of {path} knows no text: copy tokenizer.json and its like beside the model")
     if not tokenizer.chat_template:
@@ -189,7 +190,7 @@ def _require_what_chats_need(tokenizer: PreTrainedTokenizerBase, path: str) -> N
 
 
 def _compare_with_file(tokenizer: PreTrainedTokenizerBase, file: str, path: str) -> None:
-    """transformers 5 replaces the pipeline of a tokenizer that lies beside some model types, and says nothing."""
+    """Compare a tokenizer with its file: transformers 5 silently replaces its pipeline for some model types."""
     stored = Tokenizer.from_file(file)
     stored.no_truncation()
     stored.no_padding()

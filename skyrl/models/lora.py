@@ -1,13 +1,13 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685): put into a model, merged into its weights for others, stored as by PEFT.
+"""Low-rank adapters (LoRA, arXiv:2106.09685): added to a model, merged into exported weights, stored as by PEFT.
 
-PEFT's layers stand in the place of the linear layers that they adapt; the model keeps its class. In its state dict the
-weight of such a layer `X` has three names:
+PEFT's layers replace the linear layers that they adapt; the model keeps its class. In its state dict, an adapted layer
+`X` has three weights:
 
-    X.base_layer.weight         W, which stays as it is
+    X.base_layer.weight         W, which does not change
     X.lora_A.default.weight     A, (rank, in)
     X.lora_B.default.weight     B, (out, rank), zero at the start
 
-Whoever is not a learner gets `X.weight` = W + alpha / rank B A, under the name that a model without adapters has.
+Everything outside the learner gets `X.weight` = W + alpha / rank B A, the name in a model without adapters.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from skyrl.models.stored_adapter import read_adapter
 
 _PARTS = re.compile(r"(.+)\.(base_layer|lora_A\.default|lora_B\.default)\.weight")
 HEAD = f"{SCORE}.weight"
-"""Name of the weight of a reward model's head, which is learned beside the adapters."""
+"""Name of the weight of a reward model's head, which is trained together with the adapters."""
 
 _INITS: Mapping[str, bool | str] = {"kaiming": True, "gaussian": "gaussian", "orthogonal": "orthogonal"}
-"""Our names of what PEFT calls `init_lora_weights`: those that leave the model's own weights as they are."""
+"""Our names -> PEFT's values of `init_lora_weights`; only values that leave the model's own weights unchanged."""
 
 
 def with_adapter(model: nn.Module, lora: SkyRLLoraConfig, *, seed: int, field: str) -> nn.Module:
-    """The transformers model itself, with adapters in it that alone learn; A is drawn from `seed`, unless they are
-    stored in `lora.path`.
+    """The same transformers model, with adapters added as its only trainable weights. A is drawn from `seed`, or loaded
+    with B from `lora.path`.
 
-    On the meta device they have no values. `field` is the dotted path of the configuration. Raises `ModelError` for
-    modules that cannot have one and for a stored adapter that does not fit, `UserError` without PEFT.
+    On the meta device adapters have no values. `field` is the dotted path of the configuration. Raises `ModelError` for
+    modules that cannot be adapted and for a stored adapter that does not fit, `UserError` without PEFT.
     """
     peft = import_peft()
     is_empty = next(model.parameters()).device.type == "meta"
@@ -75,7 +75,7 @@ def _settings(lora: SkyRLLoraConfig, *, initialize: bool) -> Any:
 
 
 def _beside_experts(model: nn.Module, wanted: str | tuple[str, ...]) -> list[str]:
-    """Linear layers that an expression or `all-linear` means in a mixture of experts, where PEFT would take the
+    """Linear layers that an expression or `all-linear` selects in a mixture of experts, in which PEFT would select the
     experts, too; empty for names, and for other models.
     """
     if not isinstance(wanted, str) or not any(is_experts(name) for name, _ in model.named_parameters()):
@@ -91,9 +91,7 @@ def _names(value: str | tuple[str, ...] | None) -> str | list[str] | None:
 
 
 def _refuse_experts(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None:
-    """Refuse names of experts' matrices: transformers holds all experts of a layer in one tensor, which is no linear
-    layer.
-    """
+    """Refuse names of experts' matrices: transformers holds a layer's experts in one tensor, not in linear layers."""
     layers = [name for name, _ in model.named_parameters() if is_experts(name)]
     wanted = lora.target_modules if isinstance(lora.target_modules, tuple) else ()
     asked = [each for each in wanted if each.rpartition(".")[2] in ("experts", *EXPERT_MATRICES)]
@@ -106,7 +104,7 @@ def _refuse_experts(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None
 
 
 def _refuse_names_of_nothing(modules: Sequence[str], lora: SkyRLLoraConfig, field: str) -> None:
-    """Refuse a name or an expression that no module of the model has: PEFT would leave it out."""
+    """Refuse a name or an expression that matches no module of the model, which PEFT would ignore."""
     for which in ("target_modules", "exclude_modules"):
         wanted = getattr(lora, which)
         if wanted is None or wanted == "all-linear":
@@ -146,9 +144,9 @@ class _Parts:
 
 
 def merged(weights: Iterator[tuple[str, Tensor]], lora: SkyRLLoraConfig) -> Iterator[tuple[str, Tensor]]:
-    """Names and values of the model without adapters that computes the same, in float32 where there was an adapter.
+    """Names and values of the equivalent model without adapters; merged weights are in float32.
 
-    `weights` may come in any order; without adapters they pass as they are. The matrix of a layer is (out, in), its
+    `weights` may come in any order; weights without adapters pass unchanged. The matrix of a layer is (out, in), its
     adapter A (rank, in) and B (out, rank).
     """
     for name, parts in _joined(weights):
@@ -160,7 +158,7 @@ def merged(weights: Iterator[tuple[str, Tensor]], lora: SkyRLLoraConfig) -> Iter
 
 
 def merged_shapes(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Names in the order of `merged`, with tensors of the same shape and type, whose values mean nothing."""
+    """Names in the order of `merged`, with tensors of the same shape and type, whose values are meaningless."""
     for name, parts in _joined(weights):
         base = parts if isinstance(parts, Tensor) else parts.base
         assert base is not None
@@ -172,7 +170,7 @@ def _joined(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
     for name, tensor in weights:
         match = _PARTS.fullmatch(name)
         if match is None:
-            yield name.replace(".base_layer.", "."), tensor  # a bias
+            yield name.replace(".base_layer.", "."), tensor  # the bias of an adapted layer, or an unadapted weight
             continue
         parts = layers.setdefault(match[1], _Parts())
         setattr(parts, {"base_layer": "base", "lora_A.default": "a", "lora_B.default": "b"}[match[2]], tensor)
@@ -181,8 +179,8 @@ def _joined(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
 
 
 def adapter_alone(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """A (rank, in) and B (out, rank) of every adapted layer and the head of a reward model, under the names that PEFT
-    stores them by.
+    """A (rank, in) and B (out, rank) of every adapted layer and the head of a reward model, under the names in PEFT's
+    files.
     """
     for name, tensor in weights:
         match = _PARTS.fullmatch(name)
@@ -194,10 +192,10 @@ def adapter_alone(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, 
 
 
 def adapter_settings(lora: SkyRLLoraConfig, like: str, names: Collection[str]) -> Any:
-    """PEFT's configuration of a stored adapter; `names` are those of its tensors, `like` is the model it belongs to.
+    """PEFT's configuration of a stored adapter; `names` are the names of its tensors, `like` is the adapted model.
 
-    The modules are spelled out: another model, or another PEFT, might read `all-linear` otherwise. With the head of a
-    reward model it is an adapter of a sequence classifier.
+    The modules are listed one by one, because another model or version of PEFT might interpret `all-linear`
+    differently. With the head of a reward model it is an adapter of a sequence classifier.
     """
     adapted = [name for name in names if ".lora_" in name]
     modules = sorted({re.sub(r"^base_model\.model\.|\.lora_[AB]\.weight$", "", name) for name in adapted})
@@ -213,7 +211,7 @@ def adapter_settings(lora: SkyRLLoraConfig, like: str, names: Collection[str]) -
 
 
 def import_peft() -> ModuleType:
-    """The package. Raises `UserError` if it is not installed."""
+    """Import PEFT. Raises `UserError` if it is not installed."""
     try:
         import peft
     except ImportError as error:

@@ -1,9 +1,9 @@
-"""Low-rank updates of linear layers that are computed beside the layer, and never merged into its weight.
+"""Low-rank updates of linear layers that are computed next to the layer and never merged into its weight.
 
     y = x W^T + b + alpha / rank (x A^T) B^T          LoRA, arXiv:2106.09685, eq. 3
 
-An update hangs on its layer as the attribute `low_rank`. Layers that transformers computes add it in a forward hook;
-`skyrl.inference.projections` reads it where it prepares a layer's weight for itself.
+An update is the attribute `low_rank` of its layer. Layers that transformers computes add it in a forward hook;
+`skyrl.inference.projections`, which prepares layers' weights itself, reads the attribute.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class LowRank:
     """One layer's update: x (..., in) -> (..., out)."""
 
     a: Tensor
-    """(rank, in)"""
+    """The factor A, (rank, in)."""
 
     b: Tensor
-    """(out, rank), with the factor alpha / rank in it."""
+    """The factor B, (out, rank), multiplied by alpha / rank."""
 
     def __call__(self, x: Tensor) -> Tensor:
         product: Tensor = nn.functional.linear(nn.functional.linear(x, self.a), self.b)
@@ -31,7 +31,7 @@ class LowRank:
 
 
 def attach(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
-    """Gives each named linear layer its update, on the layer's device and in its type, and takes all others away."""
+    """Sets the update of each named linear layer, on the layer's device and in its type, and removes all others."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             update, weight = updates.get(name), module.weight
@@ -42,7 +42,7 @@ def attach(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
 
 
 def of_layers(layers: Sequence[nn.Linear]) -> list[LowRank | None]:
-    """The update of each layer, where its weight is now."""
+    """The update of each layer, on the current device of the layer's weight; None for a layer without one."""
     found: list[LowRank | None] = [getattr(layer, "low_rank", None) for layer in layers]
     return [each and _moved(each, layer.weight) for each, layer in zip(found, layers, strict=True)]
 
@@ -58,7 +58,7 @@ def _added(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Ten
 
 
 def whole(updates: Sequence[LowRank | None], layers: Sequence[nn.Linear], x: Tensor) -> Tensor:
-    """Updates of layers that share their input, one after the other: (T, in) -> (T, sum of out)."""
+    """The concatenated updates of layers that share their input: (T, in) -> (T, sum of out)."""
     parts = [
         x.new_zeros((*x.shape[:-1], layer.out_features)) if update is None else update(x)
         for update, layer in zip(updates, layers, strict=True)

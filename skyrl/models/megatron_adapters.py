@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685) beside the parallel linear layers of Megatron-core.
+"""Low-rank adapters (LoRA, arXiv:2106.09685) for the parallel linear layers of Megatron-core.
 
-Ranks that cut a matrix exchange what lies between A and B, which is as narrow as the adapter's rank. Importing this
-needs Megatron-core.
+Ranks that cut a matrix exchange the product between A and B, which is only as wide as the adapter's rank. Importing
+this module requires Megatron-core.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _CUT_BY_INPUTS = ("self_attention.linear_proj", "mlp.linear_fc2")
 
 
 class ParallelAdapter(nn.Module):
-    """The update alpha / rank B A of one linear layer on one tensor-parallel rank. It starts without values."""
+    """The update alpha / rank B A of one linear layer on one tensor-parallel rank. Its weights start uninitialized."""
 
     def __init__(
         self, base: Linear, parts: Sequence[JoinedPart], groups: int, adapters: Adapters, *, is_cut_by_inputs: bool
     ) -> None:
-        """`base` is Megatron-core's linear layer, whose outputs are those of `parts`, for one group of heads after the
-        other where there are several `groups`.
+        """`base` is Megatron-core's linear layer, whose outputs are the outputs of `parts`, repeated for each of the
+        `groups` of heads.
         """
         super().__init__()
         self._parts, self._groups, self._scale = tuple(parts), groups, adapters.scale
@@ -46,12 +46,12 @@ class ParallelAdapter(nn.Module):
 
     def _add(self, name: str, shape: tuple[int, int], like: Tensor, *, is_whole: bool) -> None:
         parameter = nn.Parameter(torch.empty(shape, dtype=like.dtype, device=like.device))
-        if is_whole:  # on every rank, which sees a share of the tokens: Megatron-core sums such gradients over ranks
+        if is_whole:  # on every rank, for its share of the tokens: Megatron-core sums such gradients over ranks
             parameter.sequence_parallel = self._shares_tokens  # type: ignore[attr-defined]  # Megatron-core's mark
         self.register_parameter(name, parameter)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (S, rows, in) as the linear layer gets them -> (S, rows, out) to be added to what it returns."""
+        """Inputs of the linear layer (S, rows, in) -> (S, rows, out), to be added to its outputs."""
         factors: list[Tensor] = [getattr(self, name) for name in self._first]
         narrow = self._exchanged(linear(x, factors[0] if len(factors) == 1 else torch.cat(factors))) * self._scale
         each = iter(narrow.split(len(factors[0]), dim=-1) if len(factors) > 1 else [narrow] * len(self._parts))
@@ -66,7 +66,7 @@ class ParallelAdapter(nn.Module):
         return torch.cat([every.unflatten(-1, (self._groups, -1)) for every in outputs], dim=-1).flatten(-2)
 
     def _exchanged(self, narrow: Tensor) -> Tensor:
-        """What this rank multiplies by B, out of what the ranks have of A x."""
+        """The input of B on this rank, from the parts of A x on all ranks."""
         if self._is_cut_by_inputs:
             if self._shares_tokens:
                 summed: Tensor = tensor_parallel.reduce_scatter_to_sequence_parallel_region(narrow)
@@ -81,7 +81,7 @@ class ParallelAdapter(nn.Module):
 
 
 def attach_adapters(gpt: GPTModel, layout: Layout, adapters: Adapters) -> None:
-    """Give the linear layers of this stage of a model their adapters; `layout` is that of the model without them."""
+    """Add adapters to the linear layers of this stage; `layout` is the layout of the model without adapters."""
     for layer in gpt.decoder.layers:
         for name in (*_CUT_BY_OUTPUTS, *_CUT_BY_INPUTS):
             pieces = layout.get(f"decoder.layers.{layer.layer_number - 1}.{name}.weight", ())
@@ -102,8 +102,8 @@ def _added(
 
 
 def let_gradients_pass(embedding: nn.Module) -> None:
-    """Let the layers above an embedding that does not learn be recomputed, as Megatron-core does only with layers into
-    which something goes that has a gradient.
+    """Make the output of a frozen embedding require a gradient. Megatron-core recomputes a layer only if its input
+    requires one.
     """
     embedding.register_forward_hook(
         lambda module, inputs, hidden: hidden.requires_grad_() if torch.is_grad_enabled() else hidden

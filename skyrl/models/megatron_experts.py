@@ -1,8 +1,8 @@
-"""The experts of a layer under Megatron-core, and what its routers and dispatchers need to run without Transformer
+"""The experts of a layer under Megatron-core, and changes that let its routers and dispatchers run without Transformer
 Engine.
 
-Megatron-core's router chooses the experts and its dispatcher brings the tokens to them; the experts themselves are
-ours, which run wherever torch does. Importing this needs Megatron-core.
+Megatron-core's router chooses the experts and its dispatcher sends the tokens to them; the experts themselves are
+implemented here and run wherever torch does. Importing this module requires Megatron-core.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch.nn.functional import pad
 from skyrl.models.expert_parallel import grouped_product, product_of_each
 
 if not hasattr(moe_utils, "te_general_gemm"):
-    moe_utils.te_general_gemm = None  # where Transformer Engine lacks, Megatron-core forgets to say so
+    moe_utils.te_general_gemm = None  # Megatron-core leaves it undefined without Transformer Engine
 
 
 class GroupedExperts(nn.Module):
-    """The experts of a layer that a rank has, all in two parameters: one kernel for all of them where
-    `moe_grouped_gemm` is set, or a product for each.
+    """This rank's experts of a layer, all in two parameters: one kernel for all experts if `moe_grouped_gemm` is set,
+    or one product per expert.
     """
 
     def __init__(self, count: int, config: TransformerConfig, pg_collection: ProcessGroupCollection) -> None:
-        """`count` experts, the matrices of which are cut among the ranks of Megatron-core's expert tensor group."""
+        """`count` experts, whose matrices are cut over the ranks of Megatron-core's expert tensor group."""
         super().__init__()
         self._count = count
         self._activation = config.activation_func
@@ -38,8 +38,8 @@ class GroupedExperts(nn.Module):
         self.down = self._parameter(config.hidden_size, inner, config.params_dtype)
 
     def forward(self, tokens: Tensor, counts: Tensor, weights: Tensor) -> tuple[Tensor, None]:
-        """Tokens (N, H) in order of experts, how many each of these has (experts,), and the router's weights (N,) of
-        the tokens -> weighted answers (N, H), parts of sums where matrices are cut; and no bias.
+        """Tokens (N, H) in order of experts, tokens of each expert (experts,), and router weights (N,) -> weighted
+        outputs (N, H), partial sums if matrices are cut; and None for the bias.
         """
         sizes = counts.to(tokens.device)
         gate, up = self._product(tokens, self._matrices(self.gate_up), sizes).chunk(2, -1)
@@ -48,7 +48,7 @@ class GroupedExperts(nn.Module):
 
     def _parameter(self, rows: int, columns: int, dtype: torch.dtype) -> nn.Parameter:
         parameter = nn.Parameter(torch.empty(self._count * rows, columns, dtype=dtype))
-        parameter.allreduce = False  # type: ignore[attr-defined]  # Megatron-core's mark of what is on experts
+        parameter.allreduce = False  # type: ignore[attr-defined]  # Megatron-core's mark of experts' parameters
         return parameter
 
     def _matrices(self, parameter: Tensor) -> Tensor:
@@ -56,12 +56,12 @@ class GroupedExperts(nn.Module):
 
 
 class UnevenAllGather(MoEAllGatherTokenDispatcher):  # type: ignore[misc]  # Megatron-core has no types
-    """Megatron-core's dispatcher by all-gather where ranks have different numbers of tokens: all pad to the most."""
+    """Megatron-core's all-gather dispatcher for ranks with different numbers of tokens: all pad to the largest."""
 
     routing_map: Tensor
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (..., H), experts and weights of each (N, experts) -> tokens (most, H) and weights (most, experts)."""
+        """Tokens (..., H), their experts and weights (N, experts) -> tokens (most, H) and weights (most, experts)."""
         tokens, weights = super().dispatch_preprocess(hidden_states, routing_map, probs)
         most = torch.tensor(len(tokens), device=tokens.device)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.tp_ep_group)
@@ -70,14 +70,14 @@ class UnevenAllGather(MoEAllGatherTokenDispatcher):  # type: ignore[misc]  # Meg
         return pad(tokens, below), pad(weights, below)
 
     def combine_postprocess(self, hidden_states: Tensor) -> Tensor:
-        """Answers (most, H) -> (..., H)."""
+        """Outputs (most, H) without padding -> (..., H)."""
         own = hidden_states[: self.hidden_shape.numel() // self.hidden_shape[-1]]
         shaped: Tensor = super().combine_postprocess(own)
         return shaped
 
 
 def let_token_counts_differ(gpt: nn.Module, config: TransformerConfig) -> None:
-    """Replace dispatchers that take it that all ranks have as many tokens."""
+    """Replace dispatchers that assume equal numbers of tokens on all ranks."""
     if config.moe_token_dispatcher_type != "allgather":
         return
     for layer in gpt.decoder.layers:  # type: ignore[union-attr]  # a list of modules

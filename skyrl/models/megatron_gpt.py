@@ -1,6 +1,6 @@
-"""A transformers decoder rebuilt out of Megatron-core's modules, called as the transformers model is.
+"""A transformers decoder rebuilt from Megatron-core's modules, with the call signature of the transformers model.
 
-Importing this needs Megatron-core; `skyrl.learners.megatron_package` does it with a message for those who lack it.
+Importing this module requires Megatron-core; `skyrl.learners.megatron_package` reports an error if it is not installed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def transformer_config(
     *,
     field: str,
 ) -> TransformerConfig:
-    """Megatron-core's settings of the decoder of a transformers configuration, computed in `dtype` on the groups of
-    ranks that there are. `overrides` are further fields, of which the user sets some at the path `field`; `experts` are
-    those of a model with experts.
+    """Megatron-core's settings for the decoder of a transformers configuration, computing in `dtype` on the current
+    groups of ranks. `overrides` are further fields, some of them set by the user at the path `field`; `experts` are the
+    fields for a model with experts.
 
-    Raises `ModelError` for a model that has what is not converted, for overrides of what follows from the model, and
-    for what Megatron-core refuses.
+    Raises `ModelError` for a model with parts that have no converter, for overrides of fields that follow from the
+    model, and for settings that Megatron-core refuses.
     """
     _refuse_what_is_not_converted(config)
     tensor = parallel_state.get_tensor_model_parallel_world_size()
@@ -93,7 +93,7 @@ def transformer_config(
         megatron = TransformerConfig(**derived, **{**unless_said, **overrides})
     except (ValueError, AssertionError) as error:
         raise ModelError(f"{field.rpartition('.')[0]}: Megatron-core does not take it: {error}") from error
-    # Megatron-core refuses this beside its dispatcher by all-gather, which is replaced by one that it suits
+    # Megatron-core refuses this with its all-gather dispatcher, which is replaced by one that supports it
     megatron.variable_seq_lengths = pipeline > 1
     return megatron
 
@@ -106,14 +106,14 @@ def _mixture(
         "moe_ffn_hidden_size": mixture.inner,
         "moe_layer_freq": [int(layer in mixture.layers) for layer in range(sizes.layers)],
         "moe_router_topk": mixture.per_token,
-        "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),  # weights that do not add up to 1
-        "moe_enable_routing_replay": False,  # that of Megatron-core; ours replays some of the tokens
+        "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),  # if weights do not sum to 1
+        "moe_enable_routing_replay": False,  # Megatron-core's replay; ours can replay some of the tokens
         **experts,
     }
 
 
 def _refuse_what_is_not_converted(config: PretrainedConfig) -> None:
-    """Raises `ModelError` for what Megatron-core would compute otherwise."""
+    """Raises `ModelError` for models that Megatron-core would compute differently."""
     if not segments_fit(config):
         raise ModelError("strategy = megatron needs layers that see the whole sequence, without windows or chunks")
     biased = config.model_type != "qwen2" and getattr(config, "attention_bias", False)
@@ -135,22 +135,22 @@ def _refuse_overrides(overrides: Mapping[str, Any], derived: Mapping[str, Any], 
 
 
 class VocabularyHead(PlainHead):
-    """The output matrix, whose rows the ranks of a mesh of one dimension have among them."""
+    """The output matrix, whose rows are divided over the ranks of a one-dimensional mesh."""
 
     def __init__(self, matrix: nn.Parameter, vocabulary: int, mesh: DeviceMesh | None) -> None:
-        """`matrix` holds this rank's rows, those of padding last; `mesh` is None where it has all."""
+        """`matrix` holds this rank's rows, with padding rows last; `mesh` is None if it holds all rows."""
         super().__init__()
         self._matrix = [matrix]  # in a list: it is a parameter of another module
         self._vocabulary, self._mesh = vocabulary, mesh
 
     @property
     def parameter(self) -> nn.Parameter:
-        """This rank's rows, with those of padding."""
+        """This rank's rows, including padding."""
         return self._matrix[0]
 
     @property
     def matrix(self) -> Tensor:
-        """(vocabulary, H), distributed where several ranks have it, without the rows of padding."""
+        """(vocabulary, H) without padding, distributed if several ranks divide it."""
         [matrix] = self._matrix
         if self._mesh is None:
             return matrix[: self._vocabulary]
@@ -172,22 +172,22 @@ class VocabularyHead(PlainHead):
 
 
 class MegatronDecoder(nn.Module):
-    """One pipeline stage on one tensor-parallel rank. The last stage answers with logits, the others with hidden states
+    """One pipeline stage on one tensor-parallel rank. The last stage returns logits, the others return hidden states
     for the next stage.
     """
 
     relays = False
-    """Whether every call goes through all stages and every stage gets the logits: for looks at the model that know of
-    no pipeline."""
+    """Whether every call runs all stages and every stage gets the logits, for callers that do not know of pipelines."""
 
     routed: RoutedTokens | None = None
-    """Tokens of the next call as this rank's routers meet them (`own_tokens`). None: nobody asks."""
+    """Tokens of the next call that this rank's routers see (`own_tokens`). None: routers are neither measured nor
+    replayed."""
 
     row_weights: Tensor | None = None
-    """(B,): share of each row of the next call in the loss. None: nothing is learned."""
+    """(B,): share of each row of the next call in the loss. None: the call is not for training."""
 
     before_head: Callable[[], None] | None = None
-    """Called before the output matrix is read, which no module of Megatron-core does."""
+    """Called before the output matrix is read, because no module of Megatron-core reads it."""
 
     def __init__(
         self,
@@ -198,8 +198,8 @@ class MegatronDecoder(nn.Module):
         *,
         is_critic: bool,
     ) -> None:
-        """`meta_model` is the transformers model, or the one with a value head, without values. The weights of this one
-        are still to be written.
+        """`meta_model` is the transformers model, or the model with a value head, on the meta device. The weights of
+        this module are uninitialized.
         """
         super().__init__()
         self.config = meta_model.config
@@ -213,50 +213,50 @@ class MegatronDecoder(nn.Module):
 
     @property
     def is_first(self) -> bool:
-        """Whether it has the embeddings."""
+        """Whether this stage has the embeddings."""
         return bool(self.gpt.pre_process)
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the output head."""
+        """Whether this stage has the output head."""
         return bool(self.gpt.post_process)
 
     @property
     def head_parameter(self) -> nn.Parameter:
-        """This rank's part of the output matrix, or a critic's; on the last stage."""
+        """This rank's part of the output matrix, or the critic's head; only on the last stage."""
         head: Any = self._head
         parameter: nn.Parameter = head.parameter if isinstance(head, VocabularyHead) else head.weight
         return parameter
 
     def get_input_embeddings(self) -> nn.Module:
-        """The size of the vocabulary, for looks at the model; its values are those of one rank's part."""
+        """Embeddings on the meta device, from which callers read the size of the vocabulary."""
         with torch.device("meta"):
             return nn.Embedding(self._sizes.vocabulary, self._sizes.hidden)
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """The output head, on the last stage."""
+        """The output head on the last stage of a policy, else None."""
         return self._head if isinstance(self._head, VocabularyHead) else None
 
     def named_parameters_of_all(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of this stage by Megatron's names, layers counted over all stages."""
+        """Parameters of this stage under Megatron's names, with layers counted over all stages."""
         return ((self._name_among_all(name), parameter) for name, parameter in self.gpt.named_parameters())
 
     def expert_biases(self) -> dict[str, Tensor]:
-        """Biases that routers add to the scores of experts before they choose, (experts,) float32, by layer of this
-        stage as Megatron names them; empty for a model that routes without.
+        """Biases (experts,) float32 that routers add to the scores of experts before choosing, under Megatron's names
+        for the layers of this stage; empty for a model without them.
         """
         named = ((name, buffer) for name, buffer in self.gpt.named_buffers() if name.endswith(".expert_bias"))
         return {self._name_among_all(name): buffer for name, buffer in named}
 
     def watch_routers(self, watch: Watch) -> None:
-        """From now on `watch` sees what the routers of this stage do where something is learned."""
+        """Report the loads of this stage's routers in training to `watch` from now on."""
         for each in self.gpt.modules():
             if isinstance(each, WatchedRouter):
                 each.watch = watch
 
     def own_tokens(self, tokens: RoutedTokens, shape: tuple[int, int]) -> RoutedTokens:
-        """The tokens of an input of `shape` (B, L) that the routers of this rank meet. Raises `ModelError` for choices
-        in another number of layers.
+        """The tokens of an input of `shape` (B, L) that the routers of this rank see. Raises `ModelError` if replayed
+        choices have another number of layers.
         """
         refuse_other_layers(tokens, 0 if self._sizes.mixture is None else len(self._sizes.mixture.layers))
         parts = self._tensor if self._megatron.sequence_parallel else 1
@@ -264,7 +264,7 @@ class MegatronDecoder(nn.Module):
         return own_tokens(tokens, shape, parts, part)
 
     def _name_among_all(self, name: str) -> str:
-        """Megatron's name of what belongs to this stage, layers counted over all stages."""
+        """Megatron's name of a part of this stage, with layers counted over all stages."""
         head, layers, rest = name.partition("decoder.layers.")
         if not layers:
             return name
@@ -281,8 +281,8 @@ class MegatronDecoder(nn.Module):
         row_sharing: RowSharing | None = None,
         use_cache: bool = False,
     ) -> TokenClassifierOutput:
-        """`.logits` (B, N, V) at the N kept columns, all where none are named; on another stage than the last one
-        hidden states (T, B, H), T a share of the tokens under sequence parallelism.
+        """`.logits` (B, N, V) at the N kept columns, by default all of them. On stages before the last, `.logits` are
+        hidden states (T, B, H), where T is a share of the tokens under sequence parallelism.
         """
         assert not use_cache, "a learner keeps no cache"
         tokens = input_ids.shape[1]
@@ -312,7 +312,7 @@ class MegatronDecoder(nn.Module):
         return TokenClassifierOutput(logits=answer)
 
     def set_input_tensor(self, hidden: list[Tensor] | Tensor) -> None:
-        """Take the hidden states that the next call computes on, in the place of embeddings, on a later stage."""
+        """Set the hidden states from which the next call on a later stage starts, instead of embeddings."""
         self.gpt.set_input_tensor(hidden)
 
     def _logits(self, hidden: Tensor, tokens: int, kept: Tensor | None) -> Tensor:
@@ -342,7 +342,7 @@ class MegatronDecoder(nn.Module):
                 share_embeddings_and_output_weights=self._sizes.tied and not is_critic,
                 position_embedding_type="none",
             )
-        except ImportError as error:  # of a package for its flexible dispatcher
+        except ImportError as error:  # a package for the flexible dispatcher is missing
             raise ModelError(f"megatron_config.moe_token_dispatcher_type: {error}") from error
         gpt._postprocess = lambda hidden_states, **_: hidden_states
         let_token_counts_differ(gpt, self._megatron)
@@ -352,7 +352,7 @@ class MegatronDecoder(nn.Module):
         return gpt
 
     def _layer(self, number: int) -> ModuleSpec:
-        """Megatron-core's specification of a layer, counted from 0 over all stages, with our modules in it."""
+        """Megatron-core's specification of a layer with our modules; `number` counts from 0 over all stages."""
         mixture, norms = self._sizes.mixture, self._sizes.head_norms
         if mixture is not None and number in mixture.layers:
             layer = sparse_layer(self._megatron, head_norms=norms)
@@ -377,7 +377,7 @@ class MegatronDecoder(nn.Module):
         return VocabularyHead(matrix, self._sizes.vocabulary, mesh)
 
     def _receive(self, rows: int, tokens: int) -> None:
-        """Wait for the previous stage's hidden states."""
+        """Receive the hidden states of the previous stage."""
         if self.is_first:
             return
         share = self._tensor if self._megatron.sequence_parallel else 1
@@ -387,7 +387,7 @@ class MegatronDecoder(nn.Module):
         self.set_input_tensor(hidden)
 
     def _pass_on(self, answer: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Hidden states to the next stage, and the logits of the last stage to all."""
+        """Send hidden states to the next stage, and the logits of the last stage to all stages."""
         if not self.is_last:
             dist.send(answer.contiguous(), parallel_state.get_pipeline_model_parallel_next_rank())
             answer = torch.empty(shape, dtype=self._megatron.params_dtype, device=self._device)

@@ -1,9 +1,9 @@
 """Names and layouts of a decoder's weights: which rows of which stored weight make up a Megatron parameter.
 
 Megatron-core joins query, key and value of each group of heads into one matrix, and gate and up projection into
-another; its tensor parallelism cuts what is joined, and pads the vocabulary. The experts that a rank has of a layer lie
-one below the other. Both directions of the conversion follow from one table of `Block`s, one tensor at a time. Nothing
-here needs Megatron-core.
+another; its tensor parallelism cuts the joined matrices and pads the vocabulary. The experts that a rank has of a layer
+are stacked one below the other. Both directions of the conversion follow from one table of `Block`s, one tensor at a
+time. Nothing here requires Megatron-core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 from skyrl.errors import ModelError
 
 PER_EXPERT = 3
-"""Dimensions of a stored weight that has a matrix for each expert."""
+"""Number of dimensions of a stored weight with a matrix for each expert."""
 
 EMBEDDINGS, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 """Megatron's names of the matrices with a row for each token."""
@@ -32,21 +32,21 @@ class Mixture:
     """Sizes of the mixtures of experts in a decoder."""
 
     experts: int
-    """Experts of a layer."""
+    """Number of experts of a layer."""
 
     per_token: int
-    """Experts that compute a token."""
+    """Number of experts that compute each token."""
 
     inner: int
     """Features inside an expert."""
 
     layers: frozenset[int]
-    """Layers, numbered from 0, that have experts in the place of one feed-forward network."""
+    """Layers, numbered from 0, that have experts instead of one feed-forward network."""
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> Self | None:
-        """Sizes from a transformers configuration; None for a model without experts. Layers of Qwen's mixtures have
-        them by `decoder_sparse_step` and `mlp_only_layers`, those of others all.
+        """Sizes from a transformers configuration; None for a model without experts. In Qwen's models,
+        `decoder_sparse_step` and `mlp_only_layers` select the layers with experts; in others all layers have them.
         """
         if not getattr(config, "num_local_experts", 0):
             return None
@@ -61,26 +61,26 @@ class Mixture:
 
 @frozen(kw_only=True)
 class DecoderSizes:
-    """Sizes of a decoder that are needed to lay its weights out."""
+    """Sizes of a decoder that determine the layout of its weights."""
 
     layers: int
     hidden: int
     intermediate: int
     heads: int
     groups: int
-    """Key and value heads."""
+    """Number of key and value heads."""
 
     head_size: int
     vocabulary: int
 
     tied: bool
-    """The output head is the matrix of the embeddings."""
+    """Whether the output head is the matrix of the embeddings."""
 
     attention_bias: bool
-    """Query, key and value have a bias."""
+    """Whether query, key and value have a bias."""
 
     head_norms: bool
-    """Queries and keys are normalized per head."""
+    """Whether queries and keys are normalized per head."""
 
     mixture: Mixture | None = None
     """None: every layer has one feed-forward network."""
@@ -110,7 +110,7 @@ class DecoderSizes:
         )
 
     def padded_vocabulary(self, parts: int) -> int:
-        """Rows of the embeddings that `parts` ranks have together: the least number that they can share equally."""
+        """Rows of the embeddings with padding: the least number that `parts` ranks can share equally."""
         return -(-self.vocabulary // parts) * parts
 
 
@@ -133,13 +133,13 @@ class Block:
     """Name of the stored weight."""
 
     rows: range
-    """Its rows; of one that holds a matrix for each expert, the rows of these one below the other."""
+    """Its rows. If it holds a matrix for each expert, rows are counted over all of them, one below the other."""
 
     columns: range | None = None
-    """Its columns; None: all of them."""
+    """Its columns; None: all columns."""
 
     first: int = 0
-    """Row of the Megatron parameter where they begin."""
+    """First row of the block in the Megatron parameter."""
 
 
 Layout = Mapping[str, tuple[Block, ...]]
@@ -147,10 +147,10 @@ Layout = Mapping[str, tuple[Block, ...]]
 
 
 def layout_of(sizes: DecoderSizes, *, parts: int = 1, part: int = 0, value_head: str | None = None) -> Layout:
-    """Blocks of every parameter, but for those of experts, on one of the `parts` ranks that cut matrices among them.
+    """Blocks of every parameter, except those of experts, on one of the `parts` ranks that cut matrices among them.
 
-    `value_head` names the weight of a critic's head, which stands in the place of the output head. A tied output head,
-    which the last stage of a pipeline holds a copy of, is laid out as the embeddings are.
+    `value_head` names the weight of a critic's head, which replaces the output head. A tied output head, of which the
+    last pipeline stage holds a copy, has the layout of the embeddings.
     """
     tokens = sizes.padded_vocabulary(parts) // parts
     own = range(part * tokens, min((part + 1) * tokens, sizes.vocabulary))
@@ -190,8 +190,8 @@ _GATED = ("gate", "up")
 
 
 def expert_layout_of(sizes: DecoderSizes, *, groups: int, parts: int, rank: int) -> Layout:
-    """Blocks of the parameters of experts on one of the ranks that have all experts among them: `groups` of ranks with
-    different experts, in each of which `parts` ranks cut every matrix. Empty for a model without experts.
+    """Blocks of the parameters of experts on one of the ranks that together hold all experts: `groups` of ranks with
+    different experts, each of `parts` ranks that cut every matrix. Empty for a model without experts.
     """
     found: dict[str, tuple[Block, ...]] = {}
     for layer in () if sizes.mixture is None else sorted(sizes.mixture.layers):
@@ -235,7 +235,7 @@ def block_of(local: Tensor, piece: Block) -> Tensor:
 
 
 def fill(local: Tensor, pieces: Sequence[Block], read: Callable[[Block], Tensor]) -> None:
-    """Write a Megatron parameter (rows, ...) out of what `read` gives of each stored weight; rows of padding are 0."""
+    """Fill a Megatron parameter (rows, ...) with the blocks that `read` returns; padding rows are 0."""
     local.zero_()
     for piece in pieces:
         target = block_of(local, piece)
@@ -243,20 +243,20 @@ def fill(local: Tensor, pieces: Sequence[Block], read: Callable[[Block], Tensor]
 
 
 def own_part(local: Tensor, pieces: Sequence[Block], weight: str) -> Tensor:
-    """(rows, ...): what a Megatron parameter holds of one stored weight, its pieces one after the other."""
+    """(rows, ...): the part of one stored weight in a Megatron parameter, with its pieces one after the other."""
     blocks = [block_of(local, piece) for piece in pieces if piece.weight == weight]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def matrix_of(whole: Tensor) -> Tensor:
-    """A stored weight whose rows `Block`s count: the matrices of all experts (E, rows, columns) become one of
-    (E x rows, columns); a view.
+    """A stored weight as a view in the form that `Block`s refer to: the matrices of all experts (E, rows, columns)
+    become one matrix (E x rows, columns).
     """
     return whole.flatten(0, 1) if whole.dim() == PER_EXPERT else whole
 
 
 def put(whole: Tensor, part: Tensor, pieces: Sequence[Block], weight: str) -> None:
-    """Write `part`, which `own_part` gave on a rank whose parameter has these `pieces`, into the whole weight."""
+    """Write `part`, returned by `own_part` on a rank whose parameter has these `pieces`, into the whole weight."""
     whole, first = matrix_of(whole), 0
     for piece in (each for each in pieces if each.weight == weight):
         rows = part[first : first + len(piece.rows)]

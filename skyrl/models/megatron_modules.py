@@ -1,7 +1,7 @@
-"""Modules that Megatron-core is given in the place of its own: the norm, and attention inside packed rows.
+"""Replacements for modules of Megatron-core: the norm, and attention inside packed rows.
 
-Megatron-core's own need Transformer Engine for sequence parallelism, for context parallelism and for packed rows; these
-run wherever torch does. They follow Megatron-core's signatures and import nothing of it.
+Megatron-core's modules need Transformer Engine for sequence parallelism, context parallelism and packed rows; these run
+wherever torch does. They follow Megatron-core's signatures but do not import it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True, eq=False)
 class RowsOfTokens:
-    """Facts about the rows of a micro-batch that every layer's attention needs. Megatron-core hands them on as its
-    parameters of packed sequences.
+    """Facts about the rows of a micro-batch that every layer's attention needs. Megatron-core passes them through its
+    layers as the parameters of packed sequences.
     """
 
     tokens: int
-    """Tokens of a row; what Megatron-core computes beyond them is padding."""
+    """Tokens of a row; everything that Megatron-core computes beyond them is padding."""
 
     rotation: tuple[Tensor, Tensor]
     """Cosines and sines of the rotary embedding, (1, tokens, D) each."""
@@ -38,18 +38,19 @@ class RowsOfTokens:
     row_sharing: RowSharing | None = None
 
     routed: RoutedTokens | None = None
-    """Tokens that this rank's routers meet, as Megatron-core numbers them. None: nobody asks."""
+    """Tokens that this rank's routers see, in Megatron-core's numbering. None: routers are neither measured nor
+    replayed."""
 
     row_weights: Tensor | None = None
-    """(B,): share of each row in the loss. None: nothing is learned."""
+    """(B,): share of each row in the loss. None: the pass is not for training."""
 
     qkv_format: str = "sbhd"
     """Megatron-core's name of the order of dimensions: sequence, batch, heads, size."""
 
 
 class MegatronNorm(nn.Module):
-    """Root mean square norm (arXiv:1910.07467) in float32, whose gradient Megatron-core sums over the ranks that have
-    different tokens.
+    """Root mean square norm (arXiv:1910.07467) in float32. Megatron-core sums its gradient over ranks with different
+    tokens.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
@@ -60,21 +61,21 @@ class MegatronNorm(nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron-core's mark
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., H) -> (..., H)."""
+        """Normalized hidden states: (..., H) -> (..., H)."""
         exact = hidden.float()
         scaled = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(hidden.dtype)
 
 
 class RowAttention(nn.Module):
-    """Rotary embedding and causal attention inside the segments of packed rows, shared among ranks where context
-    parallelism asks for it.
+    """Rotary embedding and causal attention inside the segments of packed rows, shared among ranks under context
+    parallelism.
     """
 
     def __init__(
         self, config: TransformerConfig, layer_number: int, *_: object, softmax_scale: float | None = None, **__: object
     ) -> None:
-        """`config` is Megatron-core's `TransformerConfig`; the heads are those of this tensor-parallel rank."""
+        """`config` is Megatron-core's `TransformerConfig`; the module has the heads of this tensor-parallel rank."""
         super().__init__()
         self.layer_number, self._scaling = layer_number, softmax_scale
         self.num_key_value_groups = config.num_attention_heads // config.num_query_groups

@@ -1,8 +1,7 @@
-"""The routers of Megatron-core's mixtures of experts, watched while the model computes, and told to choose again what
-an engine chose.
+"""Routers of Megatron-core's mixtures of experts that report their loads and can replay the choices of an engine.
 
-Backward may compute a layer again after later micro-batches came. What a router needs to know of its tokens therefore
-travels with the call of the layer, and not beside it. Importing this needs Megatron-core.
+Backward may recompute a layer after the forward passes of later micro-batches. A router's information about its tokens
+is therefore an argument of the layer's call, not a global state. Importing this module requires Megatron-core.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from skyrl.models.megatron_modules import RowsOfTokens
 from skyrl.models.routers import RoutedTokens, RowLoads, loads_by_rows, row_loads
 
 Choose = Callable[..., tuple[Tensor, Tensor]]
-"""Megatron-core's choice of the best experts: scores (T, E), K, and groups of experts -> scores (T, K) and numbers."""
+"""Megatron-core's choice of the best experts: scores (T, E), K and groups of experts -> scores (T, K) and indices."""
 
 
 class Watch(Protocol):
-    """What sees the loads of routers while a model learns."""
+    """Protocol of objects that receive the loads of routers while a model learns."""
 
     def __call__(self, layer: int, loads: RowLoads, row_weights: Tensor) -> Tensor:
-        """Cost of what the router of a layer did, numbered from 0 among those with experts: a scalar, the gradient of
-        which is the router's own. `row_weights` is (B,).
+        """Scalar cost of a layer's router, whose gradient is added to the router's. `layer` counts the layers with
+        experts from 0; `row_weights` is (B,).
         """
 
 
@@ -45,12 +44,12 @@ class ReplayedChoices:
     """Stands in for Megatron-core's `RouterReplay`, which replays all tokens or none."""
 
     chosen: Tensor | None = None
-    """(T, K) int64: experts that an engine chose; -1 where it chose none. None: the router chooses."""
+    """(T, K) int64: experts that an engine chose; -1 if it chose none. None: the router chooses."""
 
     def get_replay_topk(
         self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, choose: Choose
     ) -> tuple[Tensor, Tensor]:
-        """Scores (T, E) -> those of the chosen experts (T, K), and their numbers (T, K)."""
+        """Scores (T, E) -> scores of the chosen experts (T, K), and their indices (T, K)."""
         values, chosen = choose(scores, topk, num_groups=num_groups, group_topk=group_topk)
         if self.chosen is None:
             return values, chosen
@@ -59,24 +58,24 @@ class ReplayedChoices:
 
 
 class WatchedRouter(TopKRouter):  # type: ignore[misc]  # Megatron-core has no types
-    """Megatron-core's router, which replays choices and shows its loads."""
+    """Megatron-core's router, extended to replay choices and report its loads."""
 
     watch: Watch | None = None
-    """None: nobody looks."""
+    """Receives the loads in training. None: loads are not measured."""
 
     def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
-        """Takes the arguments that Megatron-core makes a router with."""
+        """Takes the arguments with which Megatron-core makes a router."""
         super().__init__(config=config, pg_collection=pg_collection)
         self.router_replay = ReplayedChoices()
         self.rows: RowsOfTokens | None = None
 
     @property
     def layer(self) -> int:
-        """Number of its layer among those with experts, counted from 0 over all pipeline stages."""
+        """Index of its layer among the layers with experts, counted from 0 over all pipeline stages."""
         return sum(self.config.moe_layer_freq[: self.layer_number - 1])
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits (S, B, E) -> weights of experts (S x B, E), and which are chosen (S x B, E)."""
+        """Logits (S, B, E) -> weights of experts (S x B, E), and a mask of the chosen ones (S x B, E)."""
         rows = self.rows
         tokens = None if rows is None else rows.routed
         replayed = None if tokens is None else tokens.replayed
@@ -84,13 +83,13 @@ class WatchedRouter(TopKRouter):  # type: ignore[misc]  # Megatron-core has no t
         weights, chosen = super().routing(logits, padding_mask)
         if rows is None or tokens is None or rows.row_weights is None:
             return weights, chosen
-        if self.watch is not None and torch.is_grad_enabled():  # else backward computes the layer once more
+        if self.watch is not None and torch.is_grad_enabled():  # without gradient, backward recomputes the layer later
             cost = self.watch(self.layer, self._loads(tokens, logits, chosen), rows.row_weights)
             weights = MoEAuxLossAutoScaler.apply(weights, cost)
         return weights, chosen
 
     def _loads(self, tokens: RoutedTokens, logits: Tensor, chosen: Tensor) -> RowLoads:
-        """Loads by this rank's tokens, balanced by the choices of all ranks that share the rows."""
+        """Loads of this rank's tokens; the balance uses the choices of all ranks that share the rows."""
         exact = logits.reshape(-1, logits.shape[-1]).float()
         probabilities = exact.softmax(-1)
         if self.score_function == "sigmoid":
@@ -100,20 +99,20 @@ class WatchedRouter(TopKRouter):  # type: ignore[misc]  # Megatron-core has no t
 
 
 class RoutedMixture(MoELayer):  # type: ignore[misc]  # Megatron-core has no types
-    """A layer's experts and their router, which knows its rows also when backward computes it again."""
+    """A layer's experts and their router, which keeps its rows when backward recomputes it."""
 
     moe_layer_recompute: bool
 
     def __init__(self, config: TransformerConfig, layer_number: int | None = None) -> None:
-        """Takes the arguments that Megatron-core makes a mixture of experts with."""
+        """Takes the arguments with which Megatron-core makes a mixture of experts."""
         submodules = MoESubmodules(experts=ModuleSpec(module=GroupedExperts), router=WatchedRouter)
         super().__init__(config, submodules, layer_number)
         self.rows: RowsOfTokens | None = None
         self._is_recomputed = self.moe_layer_recompute
-        self.moe_layer_recompute = False  # done here: Megatron-core would lose the rows
+        self.moe_layer_recompute = False  # recomputed here, because Megatron-core would lose the rows
 
     def forward(self, hidden_states: Tensor, **options: object) -> tuple[Tensor, None]:
-        """(S, B, H) -> (S, B, H), and no bias."""
+        """Outputs of the experts: (S, B, H) -> (S, B, H), and None for the bias."""
         rows, mix = self.rows, super().forward
 
         def computed(hidden: Tensor) -> tuple[Tensor, None]:
@@ -128,12 +127,12 @@ class RoutedMixture(MoELayer):  # type: ignore[misc]  # Megatron-core has no typ
 
 
 class RoutedLayer(TransformerLayer):  # type: ignore[misc]  # Megatron-core has no types
-    """Megatron-core's layer, which tells its mixture of experts of the rows."""
+    """Megatron-core's layer, extended to pass the rows to its mixture of experts."""
 
     def forward(
         self, *args: object, packed_seq_params: RowsOfTokens | None = None, **options: object
     ) -> tuple[Tensor, Tensor | None]:
-        """Takes the arguments that Megatron-core calls a layer with."""
+        """Takes the arguments with which Megatron-core calls a layer."""
         self.mlp.rows = packed_seq_params
         mixed: tuple[Tensor, Tensor | None] = super().forward(*args, packed_seq_params=packed_seq_params, **options)
         return mixed
@@ -149,8 +148,8 @@ def sparse_layer(config: TransformerConfig, *, head_norms: bool) -> ModuleSpec:
 
 
 def own_tokens(tokens: RoutedTokens, shape: tuple[int, int], parts: int, part: int) -> RoutedTokens:
-    """The tokens that rank `part` of `parts` under sequence parallelism routes: numbered row by row in an input of
-    `shape` (B, L), and by Megatron-core column by column, padded so that `parts` divide the columns.
+    """The tokens that rank `part` of `parts` routes under sequence parallelism. `tokens` are numbered row by row in an
+    input of `shape` (B, L), the result column by column as in Megatron-core, padded so that `parts` divides L.
     """
     rows, length = shape
     share = -(-length // parts)

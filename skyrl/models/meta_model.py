@@ -1,4 +1,4 @@
-"""A model's modules without values: what a process builds that will receive the weights from another."""
+"""A model's modules without values, for a process that receives the weights from another one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def causal_lm_skeleton(path: str, *, attention: str, overrides: Mapping[str, Any
 
 
 def without_numbers(model: nn.Module) -> nn.Module:
-    """The same model from the meta device, on the host, where each parameter is one number in its whole shape: what
-    looks at shapes and types alone works on it, and takes no memory.
+    """The same meta model moved to the host without using memory: each parameter is one number expanded to its shape.
+    Code that reads only shapes and types works on it.
     """
     zero = torch.zeros(())
     numbers = {each: nn.Parameter(zero.expand(each.shape), requires_grad=False) for each in model.parameters()}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            module.register_parameter(name, numbers[parameter])  # tied ones stay so
+            module.register_parameter(name, numbers[parameter])  # tied parameters stay tied
     return model

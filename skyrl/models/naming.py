@@ -1,4 +1,4 @@
-"""Names of weights during transfer: those of the stored model, a tied tensor once only."""
+"""Names of weights during transfer: the names of the stored model, with each tied tensor only once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and value of every entry of the state dict, in its order; a tied one once, under the first of its names.
+    """Name and value of every entry of the state dict, in its order; tied entries once, under the first name.
 
     The tensors, of any shape, are the model's own, without their gradient history: writing into one changes the model.
     """
@@ -19,7 +19,7 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Every name that is a second one for the same tensor, and the first: `lm_head.weight` of a tied head, usually."""
+    """Every second name of a tied tensor -> its first name; the second is usually `lm_head.weight`."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():

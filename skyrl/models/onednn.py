@@ -1,4 +1,4 @@
-"""Matrix products of linear layers by oneDNN, where a CPU computes them faster so.
+"""Matrix products of linear layers by oneDNN, for CPUs on which it is faster.
 
 torch multiplies float32 matrices by MKL, which on AMD's processors uses half the width of the vector units: on Zen 5
 with one thread, oneDNN reaches 140 to 225 GFLOP/s where MKL reaches 87 to 108, for each of the three products of a
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 FEWEST_ROWS = 64
-"""Rows of a product from which it is computed by oneDNN; compiling a kernel for fewer does not pay."""
+"""Least number of rows of a product for oneDNN; compiling a kernel for fewer rows is not worth the time."""
 
 SMALLEST_SIDE = 64
-"""Inputs and outputs from which a layer is computed by oneDNN: the matrices of an adapter (LoRA) are thinner."""
+"""Least number of inputs and of outputs of a layer for oneDNN; the matrices of an adapter (LoRA) have fewer."""
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Tensor:
@@ -32,7 +32,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: s
 
 
 def packed(weight: Tensor, rows: int) -> Tensor:
-    """A copy of the weight in the layout that oneDNN prefers for so many rows; other numbers of rows may use it."""
+    """A copy of the weight in the layout that oneDNN prefers for `rows` rows; other numbers of rows may use it."""
     found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
     return found
 
@@ -43,10 +43,10 @@ def is_available() -> bool:
 
 
 def compute_with_onednn(model: nn.Module) -> None:
-    """Let every plain linear layer of a model on the CPU compute by oneDNN, where that is faster on this machine.
+    """Switch every plain linear layer of a model on the CPU to oneDNN, if that is faster on this machine.
 
-    Parameters, their names and hooks stay. The choice depends on the kind of processor and on shapes alone, never on a
-    measurement: a run repeats its bits.
+    Parameters, their names and hooks stay. The choice depends only on the kind of processor and on shapes, never on a
+    measurement, so that a repeated run has the same bits.
     """
     if not (is_available() and outruns_mkl()):
         return
@@ -56,10 +56,10 @@ def compute_with_onednn(model: nn.Module) -> None:
 
 
 class OneDnnLinear(nn.Linear):
-    """`nn.Linear` by oneDNN. Few rows, a type other than float32, and autocast are left to `nn.Linear`."""
+    """`nn.Linear` by oneDNN. Falls back to `nn.Linear` for few rows, types other than float32, and autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
+        """x W^T + b: (..., in) -> (..., out)."""
         float32 = x.dtype is self.weight.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
         if not float32 or x.numel() < FEWEST_ROWS * self.in_features:
             return super().forward(x)
@@ -69,8 +69,8 @@ class OneDnnLinear(nn.Linear):
 
 
 def padded_rows(rows: int) -> int:
-    """Number of rows that a product of `rows` is computed with: a power of two up to 8, then an eighth more or 7
-    more at most.
+    """Number of rows with which a product of `rows` is computed: a power of two up to 8; above, at most an eighth or 7
+    more than `rows`.
 
     oneDNN compiles and keeps a kernel for each shape. Eight shapes between two powers of two bound their number.
     """
@@ -86,7 +86,7 @@ def filled(rows: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + b. Rows are not filled up: the shapes of mini-batches hardly repeat, with them or without."""
+    """x W^T + b. Rows are not padded, since the shapes of mini-batches hardly repeat even with padding."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

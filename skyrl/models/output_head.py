@@ -1,8 +1,8 @@
-"""The output head, between a model's last hidden states and its logits, and a way to compute something else there.
+"""The output head, between a model's last hidden states and its logits, and a way to replace its computation.
 
-The logits are `head(hidden)` in most models; some scale or cap them afterwards. Where they are, a caller may replace
-the product by a function of its own, inside the model's forward pass: there, and only there, a sharded model has its
-output matrix whole.
+The logits are `head(hidden)` in most models; some models scale or cap them afterwards. If they are plain, a caller may
+replace the product by another function inside the model's forward pass, the only time at which a sharded model has its
+whole output matrix.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor, nn
 
 
 class PlainHead(nn.Module, ABC):
-    """An output head of its own kind: logits are the product of hidden states and `matrix`."""
+    """A custom output head whose logits are the product of hidden states and `matrix`."""
 
     @property
     @abstractmethod
     def matrix(self) -> Tensor:
-        """(V, H), which may be distributed by rows over ranks."""
+        """The output matrix (V, H), which may be distributed by rows over ranks."""
 
 
 @torch.no_grad()
 def has_plain_head(model: nn.Module, device: torch.device) -> bool:
-    """Are its logits the product of hidden states and one matrix, and nothing else? Seen on a few tokens.
+    """Whether the model's logits are exactly the product of hidden states and one matrix, tested on a few tokens.
 
-    `model` is called as it is trained: with several ranks, all of them must come here.
+    `model` is called as in training, so that all ranks must call this function together.
     """
     head = _head(model)
     if head is None or isinstance(head, PlainHead):
@@ -48,10 +48,10 @@ def has_plain_head(model: nn.Module, device: torch.device) -> bool:
 
 @contextmanager
 def in_place_of_the_head(model: nn.Module, read: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
-    """A block in which `model(...).logits` is `read(hidden, weight)`, of whatever shape that returns.
+    """A block in which `model(...).logits` is the result of `read(hidden, weight)`, in any shape.
 
-    `hidden` (B, N, H) are the hidden states that logits are asked for, `weight` (V, H) is the output matrix in the type
-    of the computation.
+    `hidden` (B, N, H) are the hidden states at the kept columns, `weight` (V, H) is the output matrix in the type of
+    the computation.
     """
     head = _head(model)
     assert head is not None, "has_plain_head was not asked"
@@ -75,7 +75,7 @@ def _head(model: nn.Module) -> nn.Linear | PlainHead | None:
 
 @contextmanager
 def _forward_of(head: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    replaced = vars(head).get("forward")  # tensor parallelism has a forward of its own
+    replaced = vars(head).get("forward")  # tensor parallelism sets its own forward
     head.forward = forward  # until the block ends
     try:
         yield

@@ -1,7 +1,7 @@
 """Replaces values of a model's transformers configuration, rotary embeddings among them.
 
-transformers drops `rope_theta` without a word where it is given alone, and the model's own base where `rope_scaling`
-is: both are parts of one table there, `rope_parameters`, which is put together here.
+transformers silently drops `rope_theta` if it is given alone, and the model's own base if `rope_scaling` is given: both
+are parts of its single table `rope_parameters`, which is assembled here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ KINDS = ("default", *SCALED, "longrope")
 
 
 def with_overrides(config: PretrainedConfig, overrides: Mapping[str, Any]) -> PretrainedConfig:
-    """A copy of the configuration with other values by name. Raises `ModelError` for a name that it does not have, and
-    for rotary embeddings that cannot be computed.
+    """A copy of the configuration with the named values replaced. Raises `ModelError` for a name that it does not have,
+    and for rotary embeddings that cannot be computed.
     """
     if not overrides:
         return config
@@ -48,13 +48,13 @@ def with_overrides(config: PretrainedConfig, overrides: Mapping[str, Any]) -> Pr
 
 
 def changed_values(config: PretrainedConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What `with_overrides` makes another value of, by name, as vLLM takes it. Raises as that does."""
+    """The values that `with_overrides` changes, by name, in the form that vLLM accepts. Raises the same errors."""
     before, after = config.to_dict(), with_overrides(config, overrides).to_dict()
     return {name: value for name, value in after.items() if name not in before or before[name] != value}
 
 
 def _rope(known: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole table of rotary embeddings: the model's own, with what is given in its place."""
+    """The whole table of rotary embeddings: the model's own, updated with the overrides."""
     own = known.get("rope_parameters")
     if not isinstance(own, Mapping) or any(isinstance(value, Mapping) for value in own.values()):
         raise ModelError(

@@ -1,5 +1,5 @@
-"""Locations of models: a local folder or the Hugging Face hub, and whether a folder is complete. Imports no torch, so
-that a bad path is reported at once.
+"""Locations of models, a local folder or the Hugging Face hub, and checks that a folder is complete. Does not import
+torch, so that a bad path is reported at once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _INDEX = "model.safetensors.index.json"
 
 
 def local_folder(path: str) -> Path | None:
-    """The folder that `path` names, `~` expanded, or None for a hub name: `owner/name`, and no such folder here."""
+    """The folder that `path` names, `~` expanded, or None for a hub name: `owner/name` if no such folder exists."""
     folder = Path(path).expanduser()
     return None if HUB_NAME.fullmatch(path) and not folder.is_dir() else folder
 
 
 def check_model_path(path: str, *, weights: bool = True) -> str | None:
-    """A sentence on why no model can be loaded from `path`, or None. A hub name passes: only loading can find out.
-    Without `weights` its configuration suffices.
+    """A sentence on why no model can be loaded from `path`, or None. A hub name passes, since only loading can check
+    it. Without `weights` a configuration suffices.
     """
     folder = local_folder(path)
     if folder is None:
@@ -35,8 +35,8 @@ def check_model_path(path: str, *, weights: bool = True) -> str | None:
 
 
 def model_failure(path: str, *, weights: bool = True) -> str | None:
-    """A sentence on why no model can be loaded from a folder or hub name, or None. The hub is asked, once. `weights` as
-    in `check_model_path`.
+    """A sentence on why no model can be loaded from a folder or hub name, or None. Asks the hub once. Without `weights`
+    a configuration suffices.
     """
     why = check_model_path(path, weights=weights)
     if why or local_folder(path) is not None:
@@ -46,7 +46,7 @@ def model_failure(path: str, *, weights: bool = True) -> str | None:
 
 
 def tokenizer_failure(path: str) -> str | None:
-    """A sentence on why no tokenizer can be loaded from a folder or hub name, or None. The hub is asked, once."""
+    """A sentence on why no tokenizer can be loaded from a folder or hub name, or None. Asks the hub once."""
     folder = local_folder(path)
     if folder is not None:
         missing = f"there is no tokenizer folder {path}{beside(path)}, and a hub name has the form owner/name"
@@ -56,7 +56,9 @@ def tokenizer_failure(path: str) -> str | None:
 
 
 def _missing_weights(folder: Path, path: str) -> str | None:
-    """An index names the files that the weights are spread over; without one, any safetensors file will do."""
+    """A sentence on missing weights, or None. An index names all files of the weights; without one, any safetensors
+    file suffices.
+    """
     index = folder / _INDEX
     if index.is_file():
         try:
@@ -78,7 +80,7 @@ def _missing_weights(folder: Path, path: str) -> str | None:
 
 
 def _why_no_weights(file: Path) -> str | None:
-    """Why a file cannot be weights: copied in part, or a pointer of Git LFS.
+    """Why a file cannot hold weights: it is copied in part, or a pointer of Git LFS. None if it can.
 
     A safetensors file is the length of its header in 8 bytes, the header as JSON, and the tensors.
     """

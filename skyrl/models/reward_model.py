@@ -1,4 +1,4 @@
-"""A reward model: stored as transformers' sequence classifier with one label, and asked for scores."""
+"""A reward model: storing it as transformers' sequence classifier with one label, and scoring chats with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from skyrl.models.loading import load_config, load_tokenizer, max_positions, mod
 from skyrl.models.storing import save_pretrained
 
 TOKENS_AT_A_TIME = 8192
-"""Tokens of padded chats that are scored together."""
+"""Largest number of tokens, padding included, that are scored together."""
 
 
 @frozen(kw_only=True)
@@ -31,17 +31,17 @@ class RewardModelExport:
     """The model that training started from."""
 
     tokenizer_path: str | None = None
-    """A tokenizer other than the model's."""
+    """Path of a tokenizer other than the model's. None: the model's own."""
 
     use_fast_tokenizer: bool = True
     folder: Path
     chat_template: str | None = None
-    """The template that the model was trained with, its variables included. None: that of its tokenizer."""
+    """The template that the model was trained with, its variables included. None: the tokenizer's own."""
 
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Store `weights`, whole tensors by name in their own shapes, gathered in the memory of the host.
 
-        Raises `RunError` if the disk does not take it.
+        Raises `RunError` if writing fails.
         """
         gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
         tokenizer = load_tokenizer(self.tokenizer_path or self.like, use_fast=self.use_fast_tokenizer)
@@ -56,7 +56,7 @@ class RewardModelExport:
 
 
 class RewardModel:
-    """Scores chats. One thread at a time computes."""
+    """Scores chats with a reward model. Only one thread at a time computes."""
 
     def __init__(self, path: str, device: str = "cpu") -> None:
         """`path` is a folder or a hub name of a sequence classifier with one label. Raises `ModelError`."""
@@ -80,9 +80,9 @@ class RewardModel:
         self._lock = threading.Lock()
 
     def tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The tokens that a chat is scored by: those that training has of it, up to its last assistant message.
+        """The tokens by which a chat is scored: the same as in training, up to the last assistant message.
 
-        What the chat template leaves out of an answer is not scored. Raises `DataError`.
+        Parts of an answer that the chat template drops are not scored. Raises `DataError`.
         """
         ids: list[int] = self._masks(messages, allow_dropped=True)[0].tolist()
         if not ids or (self._most is not None and len(ids) > self._most):
@@ -90,11 +90,11 @@ class RewardModel:
         return ids
 
     def scores(self, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
-        """A number for each chat: higher is better. Raises `DataError` for one that cannot be scored."""
+        """A score for each chat; higher is better. Raises `DataError` for a chat that cannot be scored."""
         return self.scores_of_tokens([self.tokens(chat) for chat in chats])
 
     def scores_of_tokens(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """The same of chats as tokens."""
+        """A score for each chat, given as tokens; higher is better."""
         found: list[float] = []
         with self._lock, torch.inference_mode():
             for group in _groups(rows):

@@ -31,7 +31,7 @@ Routed = tuple[Tensor, Tensor, Tensor]
 
 @attrs.frozen(kw_only=True, eq=False)
 class RoutedTokens:
-    """The tokens of a micro-batch of B rows, as a rank computes them: T tokens, one after the other."""
+    """The tokens of a micro-batch of B rows in a rank's order of computation: T tokens, one after the other."""
 
     lengths: Tensor
     """(B,) int64: tokens of each row."""
@@ -40,10 +40,10 @@ class RoutedTokens:
     """(M,) int64: the row of each token that this rank computes; a shared token has an entry for each of its rows."""
 
     places: Tensor
-    """(M,) int64: number of the same token among the T."""
+    """(M,) int64: index of the same token among the T."""
 
     replayed: Tensor | None = None
-    """(T, layers, K) int16: experts that an engine chose; -1 where it chose none. None: routers choose."""
+    """(T, layers, K) int16: experts that an engine chose; -1 if it chose none. None: routers choose."""
 
     group: SequenceGroup | None = None
     """The ranks that compute the rows together. None: this rank computes them alone."""
@@ -54,11 +54,11 @@ class RowLoads:
     """Losses and loads of the routers of all layers, for each of B rows."""
 
     balance: Tensor
-    """(B,) float32, with gradient where it is learned: E sum_i f_i P_i, where f_i is the mean number of choices of
-    expert i per token and P_i its mean probability; mean over layers. K choices that are spread evenly make K."""
+    """(B,) float32, with gradient if router losses are learned: E sum_i f_i P_i, where f_i is the mean number of
+    choices of expert i per token and P_i its mean probability; mean over layers. It is K for evenly spread choices."""
 
     z: Tensor
-    """(B,) float32, with gradient as well: mean over tokens of (log sum exp of the logits)^2; mean over layers."""
+    """(B,) float32, with gradient as `balance`: mean over tokens and layers of (log sum exp of the logits)^2."""
 
     chosen: Tensor
     """(layers, B, E) float32: tokens that chose each expert."""
@@ -71,7 +71,7 @@ class Routers:
     """Hooks on the routers of a transformers model, which stay for the life of the model."""
 
     def __init__(self, model: nn.Module, *, learned: bool) -> None:
-        """`learned`: router losses have a gradient. Raises `ModelError` for a model without known routers."""
+        """`learned`: whether router losses have a gradient. Raises `ModelError` for a model without known routers."""
         gates = list(_gates(model))
         if not gates:
             raise ModelError("this model has no experts, or routers of a kind that is not known")
@@ -93,7 +93,7 @@ class Routers:
         self._tokens, self._measured, self._seen = tokens, measured, {}
 
     def loads(self) -> RowLoads:
-        """Loads of the pass that was measured. Collective over the ranks that share rows."""
+        """Loads of the last measured pass. Collective over the ranks that share rows."""
         tokens = self._tokens
         assert tokens is not None and self._measured
         seen = torch.stack([self._seen[layer] for layer in range(self.layers)])
@@ -102,7 +102,7 @@ class Routers:
         return row_loads(seen, tokens.lengths)
 
     def _routed(self, layer: int, gate: nn.Module, _: tuple[Tensor, ...], output: Routed) -> Routed:
-        """The output of a router, with the engine's choices in place of its own where they are replayed."""
+        """The output of a router, with its choices replaced by the engine's if they are replayed."""
         tokens = self._tokens
         if tokens is None:
             return output
@@ -136,7 +136,7 @@ class ChoiceRecorder:
             gate.register_forward_hook(partial(self._routed, layer))
 
     def take(self) -> Tensor:
-        """(T, layers, K) int16: experts of the T tokens of the last forward pass, which are then forgotten."""
+        """(T, layers, K) int16: experts of the T tokens of the last forward pass; the record is cleared."""
         chosen, self._chosen = self._chosen, {}
         return torch.stack([chosen[layer] for layer in range(len(chosen))], dim=1)
 
@@ -162,7 +162,7 @@ def restored_choices(routed: RoutedExperts) -> Tensor:
 
 
 def joined_choices(rows: Sequence[RoutedExperts | None], columns: int) -> Tensor | None:
-    """(B, columns, layers, K) int16: the choices of B rows, -1 where there are none. None if no row has any."""
+    """(B, columns, layers, K) int16: the choices of B rows, -1 for tokens without any. None if no row has any."""
     known = [(index, each) for index, each in enumerate(rows) if each is not None]
     if not known:
         return None
@@ -179,7 +179,7 @@ def known_routers(model: nn.Module) -> bool:
 
 
 def _gates(model: nn.Module) -> Iterator[Any]:
-    """The routers of a model in order of layers; none if any of them is of an unknown kind."""
+    """The routers of a model in order of layers; empty if any router is of an unknown kind."""
     blocks = dict.fromkeys(name.rpartition(".experts.")[0] for name, _ in model.named_parameters() if is_experts(name))
     gates: list[Any] = [getattr(model.get_submodule(block), "gate", None) for block in blocks]
     if all(type(gate).__name__ in _KNOWN for gate in gates):
@@ -187,7 +187,7 @@ def _gates(model: nn.Module) -> Iterator[Any]:
 
 
 def refuse_other_layers(tokens: RoutedTokens, layers: int) -> None:
-    """Raises `ModelError` where an engine chose experts in another number of layers than `layers`, the learner's."""
+    """Raises `ModelError` if an engine chose experts in a number of layers other than `layers`, the learner's."""
     if tokens.replayed is not None and tokens.replayed.shape[1] != layers:
         raise ModelError(
             f"the engine chose experts in {tokens.replayed.shape[1]} layers, and the learner's model has "
@@ -196,8 +196,8 @@ def refuse_other_layers(tokens: RoutedTokens, layers: int) -> None:
 
 
 def loads_by_rows(tokens: RoutedTokens, logits: Tensor, probabilities: Tensor, choices: Tensor) -> Tensor:
-    """(B, 2 E + 2) float32: for each row the sums over its tokens of the probabilities of experts, of the choices of
-    them, of the squared log sum exp of the logits, and of the entropy. The first and the third have a gradient.
+    """(B, 2 E + 2) float32: for each row the sums over its tokens of the probabilities of experts, the choices of
+    experts, the squared log sum exp of the logits, and the entropy. The first and the third have a gradient.
 
     Shapes: logits and probabilities (T, E); choices (T, E), 1 where an expert is chosen and 0 elsewhere.
     """
@@ -208,8 +208,9 @@ def loads_by_rows(tokens: RoutedTokens, logits: Tensor, probabilities: Tensor, c
 
 
 def row_loads(seen: Tensor, lengths: Tensor, met: Callable[[Tensor], Tensor] = lambda chosen: chosen) -> RowLoads:
-    """Loads out of `loads_by_rows` of each layer, (layers, B, 2 E + 2), for rows of `lengths` (B,). Where a rank has
-    some of the tokens of a row, `met` makes their choices (layers, B, E) into those of all; the loads of ranks add up.
+    """Loads from `loads_by_rows` of each layer, (layers, B, 2 E + 2), for rows of `lengths` (B,). If a rank has only
+    some tokens of a row, `met` turns their choices (layers, B, E) into the choices of all tokens; the loads of ranks
+    add up.
     """
     experts = (seen.shape[2] - 2) // 2
     probabilities, chosen, z, entropy = seen.split([experts, experts, 1, 1], dim=2)

@@ -1,8 +1,8 @@
-"""Attention inside the segments of one packed row: sequences end to end that must not see each other, and answers that
-share one copy of their prompt.
+"""Attention inside the segments of one packed row: concatenated sequences that must not see each other, and answers
+that share one copy of their prompt.
 
-transformers tells packed sequences apart by a mask of all tokens against all tokens, whose cost grows with the square
-of the row. Here each sequence is attended to on its own, so that a long row costs what its sequences cost.
+transformers separates packed sequences by a mask of all tokens against all tokens, whose cost grows with the square of
+the row's length. Here each sequence is attended to separately, so that a row costs as much as its sequences.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from skyrl.models.shared_rows import RowSharing
 from skyrl.models.varlen_attention import LARGEST_HEAD, Sequences, has_varlen_kernels, varlen_attention
 
 SEGMENTS = "skyrl_segments"
-"""The name under which transformers finds `segment_attention`."""
+"""Name of `segment_attention` in transformers' registry of attention functions."""
 
 
 CALL = 1_700
-"""Pairs of a query and a key that take as long as calling the kernel once more does, forward and backward.
+"""Number of query-key pairs that take as long as one more call of the kernel, forward and backward.
 
-From 1.8 ms of calls against 63 ns a pair: a model of 4 heads of 64 on one CPU thread.
+Measured as 1.8 ms of calls against 63 ns a pair, for a model of 4 heads of 64 on one CPU thread.
 """
 
 CAUSAL_FROM = 512
-"""Tokens from which a causal kernel on a CPU is faster than a masked one that computes fewer pairs."""
+"""Number of tokens from which a causal kernel on a CPU is faster than a masked one that computes fewer pairs."""
 
 
 @attrs.frozen
@@ -47,7 +47,7 @@ class _Together:
     """(G, 1, T, T) bool: whether a token sees another one. Padding sees itself."""
 
     back: Tensor
-    """(tokens,) int64: for each position of the packed row, its place in the flattened (G, T)."""
+    """(tokens,) int64: for each position of the packed row, its index in the flattened (G, T)."""
 
     @classmethod
     def of(cls, segments: Sequence[Segment], device: torch.device) -> _Together:
@@ -72,7 +72,7 @@ def _parts(segment: Segment, width: int) -> Tensor:
 
 @attrs.frozen(eq=False)
 class Segments:
-    """All segments of a packed row, in order and without gaps, and what every layer needs to attend inside them."""
+    """All segments of a packed row, in order and without gaps, with the data that every layer's attention needs."""
 
     each: tuple[Segment, ...]
     device: torch.device
@@ -84,8 +84,8 @@ class Segments:
 
     @cached_property
     def together(self) -> _Together | None:
-        """The segments side by side, where one call over all pairs of tokens costs less than one call for each answer:
-        groups of short answers.
+        """The segments side by side, if one call over all pairs of tokens costs less than one call for each answer, as
+        for groups of short answers; else None.
         """
         masked = len(self.each) * max(segment.tokens for segment in self.each) ** 2
         apart = len(self.sizes) * CALL + sum(_pairs(segment) for segment in self.each)
@@ -93,16 +93,16 @@ class Segments:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """The segments as sequences of their own, for variable-length kernels."""
+        """The segments as separate sequences, for variable-length kernels."""
         return Sequences.of(self.each, self.device)
 
     @cached_property
     def masks(self) -> dict[tuple[int, int], Tensor]:
-        """(answer, prompt + answer) bool by the lengths of both, made when they are needed."""
+        """Cache of masks (answer, prompt + answer) bool by both lengths, filled on demand."""
         return {}
 
     def mask(self, prompt: int, answer: int) -> Tensor:
-        """Mask of the tokens that each token of an answer sees, those up to itself: (answer, prompt + answer) bool."""
+        """Mask (answer, prompt + answer) bool of the tokens that each token of an answer sees: those up to itself."""
         if (prompt, answer) not in self.masks:
             shape = (answer, prompt + answer)
             self.masks[prompt, answer] = torch.ones(shape, dtype=torch.bool, device=self.device).tril(prompt)
@@ -110,27 +110,28 @@ class Segments:
 
 
 def _pairs(segment: Segment) -> int:
-    """Pairs that calls of its own compute: of a long prompt those that see each other, without a mask of all."""
+    """Number of pairs that separate calls for this segment compute: for a long prompt, only the causal half."""
     prompt = segment.prompt**2 // (1 if segment.prompt < CAUSAL_FROM else 2)
     return prompt + sum(answer * (segment.prompt + answer) for answer in segment.answers)
 
 
 def register() -> None:
-    """Makes the attention known to transformers. It has no kind of mask there, so that none is built and no positions
-    are searched for packed rows, for which the host would wait: a row is causal, or comes with its segments.
+    """Registers the attention with transformers, without a kind of mask. transformers then builds no mask and does not
+    search positions for packed rows, which would make the host wait: a row is causal, or comes with its segments.
     """
     AttentionInterface.register(SEGMENTS, segment_attention)
 
 
 def leave_out_cudnn() -> None:
-    """For this process, torch's attention does without the kernels of cuDNN. They are planned anew for each length, and
-    in decoding every token, in training almost every micro-batch has another one: 38 ms for a call of 24 µs on an H200.
+    """Disable cuDNN's kernels in torch's attention for this process. cuDNN plans a kernel for each new length, and the
+    length changes with every token in decoding and almost every micro-batch in training: 38 ms for a call of 24 µs on
+    an H200.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def segments_fit(config: PretrainedConfig) -> bool:
-    """Does every layer of a model of this transformers configuration see the whole sequence before a token?"""
+    """Whether every layer of a model of this transformers configuration sees all tokens before a token."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["full_attention"]
     windowed = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True)
@@ -139,14 +140,14 @@ def segments_fit(config: PretrainedConfig) -> bool:
 
 
 def takes_segments(model: nn.Module) -> bool:
-    """Was the model loaded with this attention? DeepSpeed's engine has a `config` of its own around the model's."""
+    """Whether the model was loaded with this attention. DeepSpeed's engine hides the model's `config` by its own."""
     inner: Any = getattr(model, "module", model)
     return bool(inner.config._attn_implementation == SEGMENTS)
 
 
 def takes_lengths(model: nn.Module) -> bool:
-    """Does the model's attention take the lengths of packed rows? FlashAttention's does, and otherwise every layer
-    finds them again, for which the host waits.
+    """Whether the model's attention accepts the lengths of packed rows, as FlashAttention does. Without them every
+    layer would find them again, and make the host wait.
     """
     inner: Any = getattr(model, "module", model)
     return str(inner.config._attn_implementation).startswith("flash_attention")
@@ -165,7 +166,7 @@ def segment_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each of `segments`, which together cover the row; without them, plain causal attention.
+    """Causal attention inside each of `segments`, which together cover the row; plain causal attention without them.
     A share `dropout` of the attention weights is dropped.
 
     Shapes: query (1, heads, T, D), key and value (1, kv_heads, T, D) -> (1, T, heads, D). With `row_sharing`, which
@@ -190,7 +191,7 @@ def segment_attention(
 
 @attrs.frozen
 class Weighing:
-    """How attention weights come about."""
+    """Settings for computing attention weights."""
 
     scaling: float | None
     """Factor of the products of queries and keys. None: one over the root of the head's size."""
@@ -200,7 +201,7 @@ class Weighing:
 
 
 def _computed_in(tensor: Tensor) -> torch.dtype:
-    """The type that torch's own attention would compute in."""
+    """The type in which torch's own attention would compute."""
     kind = tensor.device.type
     casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if casts else tensor.dtype
@@ -251,11 +252,11 @@ def _in_one_batch(together: _Together, query: Tensor, key: Tensor, value: Tensor
 
 
 def _answer(prompt: Sequence[Tensor], own: Sequence[Tensor], segments: Segments, weighing: Weighing) -> Tensor:
-    """(1, heads, tokens of the answer, D): it sees the prompt and itself.
+    """(1, heads, tokens of the answer, D): attention of an answer to the prompt and itself.
 
-    A masked kernel computes the rectangle of the answer's queries. A causal one computes half of a square, for which
-    the prompt's queries are computed once more and thrown away: better for long answers, and on CUDA, where the fast
-    kernels take no mask.
+    A masked kernel computes the rectangle of the answer's queries. A causal kernel computes half of a square, in which
+    the prompt's queries are computed again and discarded: better for long answers, and on CUDA, where the fast kernels
+    accept no mask.
     """
     before, tokens = prompt[0].shape[2], own[0].shape[2]
     key, value = (torch.cat(pair, dim=2) for pair in zip(prompt[1:], own[1:], strict=True))
@@ -266,8 +267,8 @@ def _answer(prompt: Sequence[Tensor], own: Sequence[Tensor], segments: Segments,
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, seen: Tensor | None = None) -> Tensor:
-    """(rows, heads, T, D): causal, or what `seen` says. On CUDA a mask together with grouped heads would take the
-    slowest kernel: there the heads are repeated.
+    """(rows, heads, T, D): attention, causal or with the mask `seen`. On CUDA heads are repeated for a mask, which with
+    grouped heads would use the slowest kernel.
     """
     grouped = seen is None or key.device.type == "cpu"
     if not grouped:
@@ -290,13 +291,13 @@ class Kernel:
     """One way to compute attention inside segments."""
 
     suits: Callable[[Segments, Tensor], bool]
-    """Whether it runs for these segments and this query, (1, heads, T, D)."""
+    """Whether the kernel can run for these segments and this query, (1, heads, T, D)."""
 
     attend: Callable[[Segments, Tensor, Tensor, Tensor, Weighing], Tensor]
-    """Segments, query, key and value, as `segment_attention` has them -> (1, T, heads, D)."""
+    """Segments, query, key and value, as in `segment_attention` -> (1, T, heads, D)."""
 
     drops: bool = True
-    """Whether it knows dropout."""
+    """Whether the kernel supports dropout."""
 
 
 KERNELS = (
@@ -304,6 +305,6 @@ KERNELS = (
     Kernel(suits=_has_short_groups, attend=_side_by_side),
     Kernel(suits=lambda segments, query: True, attend=_one_by_one),
 )
-"""Ways to compute attention inside segments: the first that suits is taken. On CUDA in 16 bits that is the kernel for
-sequences of any lengths; masks are for the CPU and for float32, where CUDA's fast kernels take no mask.
+"""Ways to compute attention inside segments, of which the first suitable one is used. On CUDA in 16 bits that is the
+variable-length kernel; masks are for the CPU and for float32, because CUDA's fast kernels accept no mask.
 """

@@ -1,4 +1,4 @@
-"""The stretches of a packed row that see nothing of each other."""
+"""The stretches of a packed row that do not attend to each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Segment:
     start: int
     prompt: int
     answers: tuple[int, ...] = ()
-    """Tokens of each answer; every one sees the prompt and itself."""
+    """Number of tokens of each answer; every answer sees the prompt and itself."""
 
     @property
     def tokens(self) -> int:

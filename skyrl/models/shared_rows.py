@@ -1,4 +1,4 @@
-"""The ranks that share packed rows: who has which tokens, and how they attend together.
+"""The ranks that share packed rows: which rank has which tokens, and how they attend together.
 
 Sequence parallelism exchanges tokens for heads around attention (`ulysses.py`); context parallelism gathers the keys
 and values that a rank's tokens see (`context_parallel.py`). Both together cut a row twice (arXiv:2405.07719).
@@ -19,10 +19,10 @@ from skyrl.models.ulysses import SequenceGroup
 
 @frozen(kw_only=True, eq=False)
 class RowSharing:
-    """The ranks that share packed rows, as one of them sees them."""
+    """The ranks that share packed rows, from the view of one of them."""
 
     everyone: SequenceGroup
-    """All of them, those of one sequence group next to each other."""
+    """All of these ranks, with the ranks of one sequence group next to each other."""
 
     sequence: SequenceGroup | None = None
     """The ranks that exchange tokens for heads."""
@@ -31,8 +31,8 @@ class RowSharing:
     """The ranks that gather keys and values, one of each sequence group."""
 
     def order(self, tokens: int) -> Tensor:
-        """(ranks x n,) int64: columns of a row of so many tokens, or numbers beyond it for padding; the n of the first
-        rank, then those of the second, and so on.
+        """(ranks x n,) int64: columns of a row of `tokens`, larger numbers for padding; the n columns of the first
+        rank, then the n of the second, and so on.
         """
         if self.context is None:
             return torch.arange(-(-tokens // self.everyone.size) * self.everyone.size)
@@ -50,8 +50,8 @@ class RowSharing:
         scale: float,
         alone: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        """Attention of this rank's tokens inside `segments`, which cover the row of all ranks; `alone` is that of a
-        rank that has the whole row.
+        """Attention of this rank's tokens inside `segments`, which cover the row of all ranks; `alone` is the attention
+        for a rank with the whole row.
 
         Shapes: query (1, heads, n, D), key and value (1, kv_heads, n, D) -> (1, n, heads, D).
         """

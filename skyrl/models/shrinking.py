@@ -1,5 +1,5 @@
-"""A model in miniature: the architecture, tokenizer and chat template of another, with few layers, narrow ones, and
-random weights.
+"""A miniature of a model, with its architecture, tokenizer and chat template, few and narrow layers, and random
+weights.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LAYERS, HIDDEN, HEAD_SIZE, INNER, EXPERTS = 2, 64, 8, 128, 8
 
 
 def shrink(path: str, folder: Path, *, seed: int = 0) -> str:
-    """Write the miniature of the model `path` into `folder`, and return what of its sizes was changed, in one sentence.
+    """Write the miniature of the model `path` into `folder`. Returns one sentence that lists the changed sizes.
 
-    Heads of queries and keys keep their numbers, and inner widths are multiples of 128, so that whatever divides the
-    model divides the miniature. Raises `ModelError` where configuration or tokenizer cannot be loaded.
+    Heads of queries and keys keep their numbers, and inner widths are multiples of 128, so that parallel sizes that
+    divide the model also divide the miniature. Raises `ModelError` if configuration or tokenizer cannot be loaded.
     """
     config: Any = load_config(path, {})
     text: Any = config.get_text_config()
@@ -36,7 +36,7 @@ def shrink(path: str, folder: Path, *, seed: int = 0) -> str:
 
 
 def _sizes(config: PretrainedConfig) -> dict[str, Any]:
-    """The miniature's sizes, for those that the configuration has."""
+    """The miniature's values for the sizes in the configuration."""
     sizes: dict[str, Any] = {
         "num_hidden_layers": min(LAYERS, config.num_hidden_layers),
         "hidden_size": HIDDEN,

@@ -1,4 +1,4 @@
-"""A tokenizer for a chat template that has no model: bytes, and the special tokens that the template spells."""
+"""A tokenizer for a chat template without a model: bytes, and the special tokens that the template contains."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from skyrl.models.chat_templates import with_template
 END = "<|endoftext|>"
 
 _SPELLED = re.compile(r"<[|\uff5c][^|\uff5c<>{}]+[|\uff5c]>|<(?:start|end)_of_turn>|\[/?INST\]|</?s>")
-"""How published templates spell their special tokens."""
+"""Spellings of special tokens in published templates."""
 
 
 def stand_in_tokenizer(config: ChatTemplateConfig) -> ChatTokenizer:
-    """One token for each byte and for each special token. Raises `ConfigError` for a template that cannot be used."""
+    """A tokenizer with one token per byte and special token. Raises `ConfigError` for an unusable template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={symbol: number for number, symbol in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""Adapters that PEFT or a run stored: read into a model, or merged into the weights that they are for."""
+"""Adapters stored by PEFT or by a run: reading them into a model, or merging them into the weights they adapt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "alpha_pattern": (None, {}),
     "modules_to_save": (None, []),
 }
-"""Settings of PEFT with the values under which an adapter is W + alpha / rank B A and nothing else."""
+"""PEFT's settings -> the values for which an adapter is exactly W + alpha / rank B A."""
 
 
 @frozen(kw_only=True)
@@ -38,9 +38,9 @@ class StoredSettings:
 
 
 def read_adapter(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None:
-    """Fill the adapters of a model, which are new, with those stored in the folder `lora.path`.
+    """Fill the new adapters of a model with the adapters stored in the folder `lora.path`.
 
-    `field` is the dotted path of the adapter's table. Raises `ModelError` where the folder holds no adapter, or one of
+    `field` is the dotted path of the adapter's table. Raises `ModelError` if the folder holds no adapter, or one with
     another size, scale or set of modules.
     """
     where = f"{field}.path"
@@ -55,8 +55,8 @@ def read_adapter(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None:
 
 
 def stored_settings(folder: Path, where: str) -> StoredSettings:
-    """Settings of the adapter in a folder. Raises `ModelError` that begins with `where` for a folder that holds none,
-    or one that is more than W + alpha / rank B A.
+    """Settings of the adapter in a folder. Raises `ModelError`, whose message begins with `where`, for a folder without
+    an adapter, and for an adapter of a form other than W + alpha / rank B A.
     """
     try:
         settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
@@ -70,7 +70,7 @@ def stored_settings(folder: Path, where: str) -> StoredSettings:
 
 
 def stored_tensors(folder: Path, where: str) -> dict[str, Tensor]:
-    """Tensors of the adapter in a folder, by PEFT's names. Raises as `stored_settings`."""
+    """Tensors of the adapter in a folder, by PEFT's names. Raises `ModelError`, whose message begins with `where`."""
     try:
         return load_file(folder / _TENSORS)
     except (OSError, SafetensorError) as error:
@@ -85,7 +85,7 @@ def _no_adapter(folder: Path, where: str, error: Exception) -> ModelError:
 
 
 def merge_adapters(model: nn.Module) -> nn.Module:
-    """The model with its adapters added to the weights that they are for, and without their modules."""
+    """The model with its adapters merged into the adapted weights, and without the adapters' modules."""
     for name, module in list(model.named_modules()):
         if not hasattr(module, "lora_A"):
             continue

@@ -1,4 +1,4 @@
-"""The weights of a stored model, read row by row: whoever holds a part of a model reads that part alone."""
+"""The weights of a stored model, read row by row, so that a rank reads only its own part of the model."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @frozen(slots=False)
 class StoredWeights:
-    """The safetensors files of a local folder or of a name on the hub, from where they are downloaded."""
+    """The safetensors files of a local folder, or of a hub name, which are downloaded."""
 
     path: str
 
     table: str = "trainer"
-    """Table of the configuration that messages name fields of."""
+    """Table of the configuration whose fields messages name."""
 
     def rows(self, name: str, rows: range, shape: torch.Size) -> Tensor:
         """(len(rows), ...) float32 on the host: rows of the weight `name`, whose whole shape is `shape`. Raises
-        `ModelError` where it is not stored, or has another shape.
+        `ModelError` if it is not stored or has another shape.
         """
         file = self._file_of.get(name)
         if file is None:
@@ -46,13 +46,13 @@ class StoredWeights:
                 read: Tensor = weight[rows.start : rows.stop]
         except ModelError:
             raise
-        except Exception as error:  # safetensors has a type of its own
+        except Exception as error:  # safetensors raises its own type
             raise model_error("model", self.path, error, table=self.table) from error
         return read.float()
 
     @cached_property
     def _file_of(self) -> Mapping[str, Path]:
-        """Weight -> the file that it is in."""
+        """Weight -> the file that holds it."""
         source = model_source(self.path, weights=True)
         try:
             index = cached_file(source, _INDEX, _raise_exceptions_for_missing_entries=False)

@@ -1,4 +1,4 @@
-"""Storing models as transformers does, and adapters as PEFT does, for others to load."""
+"""Stores models in transformers' format and adapters in PEFT's format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from skyrl.models.lora import adapter_settings
 from skyrl.models.meta_model import causal_lm_skeleton
 from skyrl.tree import FrozenDict
 
-# Storing a model makes transformers import DeepSpeed, which has a word about its accelerator for those who use it.
+# Storing a model makes transformers import DeepSpeed, which logs a message about its accelerator.
 logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to" not in record.getMessage())
 
 
@@ -34,21 +34,21 @@ class Export:
     """Stores weights as a model folder. It runs where the weights are gathered, so it can be pickled."""
 
     like: str
-    """The model that training started from: its architecture, its tokenizer and its generation defaults are stored."""
+    """The model that training started from, whose architecture, tokenizer and generation defaults are stored."""
 
     tokenizer_path: str | None = None
-    """A tokenizer other than the model's."""
+    """Path of a tokenizer other than the model's. None: the model's own."""
 
     use_fast_tokenizer: bool = True
     folder: Path
     chat_template: str | None = None
-    """The template that the model was trained with. None: that of its tokenizer."""
+    """The template that the model was trained with. None: the tokenizer's own."""
 
     overrides: Mapping[str, Any] = FrozenDict()
-    """Values of its configuration that training replaced."""
+    """Values of the model's configuration that training replaced."""
 
     turn_end: int | None = None
-    """A token that ends the turns that were learned; generation stops at it, too. None: no other than before."""
+    """A token that ends turns in training, added to the tokens that stop generation. None: none is added."""
 
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Store `weights`, whole tensors by name in their own shapes, gathered in the memory of the host. See
@@ -79,7 +79,7 @@ class AdapterExport:
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Store `weights`: A (rank, in) and B (out, rank) of the adapted layers alone, as PEFT names them.
 
-        Raises `RunError` if the disk is full.
+        Raises `RunError` if writing fails.
         """
         gathered = {name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights}
         settings = adapter_settings(self.lora, self.like, gathered)
@@ -94,11 +94,11 @@ class AdapterExport:
 def save_pretrained(
     weights: Mapping[str, Tensor], model: PreTrainedModel, tokenizer: ChatTokenizer, folder: Path
 ) -> None:
-    """Store a model as transformers does, from `weights` under their state-dict names, all of it or nothing.
+    """Store a model in transformers' format, from `weights` under their state-dict names, completely or not at all.
 
     Each weight has the shape that the architecture gives it. `model` has the architecture and the generation defaults.
-    A model that stood in `folder` before is replaced, and
-    lost only once the new one is whole. Raises `RunError` if the disk does not take it.
+    A model that was in `folder` before is replaced only when the new one is complete. Raises `RunError` if writing
+    fails.
     """
     disable_progress_bar()
 
@@ -111,8 +111,8 @@ def save_pretrained(
 
 
 def _replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Replace a folder's content by what `fill` writes into an empty one; the old content is deleted once the new one
-    is complete. Raises `RunError`.
+    """Replace a folder by one that `fill` writes; the old content is deleted once the new one is complete. Raises
+    `RunError`.
     """
     scratch, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
     try:
@@ -130,7 +130,9 @@ def _replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _make_storable(generation: GenerationConfig | None) -> None:
-    """Sampling settings with sampling off come with many models, and transformers stores them only with sampling on."""
+    """Turn sampling on if there are sampling settings. Many models have them with sampling off, which transformers
+    refuses to store.
+    """
     if generation is not None:
         try:
             generation.validate(strict=True)

@@ -1,4 +1,4 @@
-"""A chat template rendered without transformers, as transformers renders it: for checks before a run starts."""
+"""Renders a chat template exactly as transformers does, but without it, for checks before a run starts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from skyrl.errors import TemplateTimeoutError
 
 
 class TemplateRefusal(Exception):
-    """A template that is not valid, leaves the sandbox, computes without an end, or refuses the conversation by
+    """Raised for a template that is not valid, leaves the sandbox, does not terminate, or refuses the conversation by
     `raise_exception`.
     """
 
 
 def render_template(template: str, messages: Sequence[Mapping[str, Any]], **variables: object) -> str | None:
-    """The conversation as the template writes it, with the header of an answer; `variables` are special tokens and
+    """The conversation as the template renders it, with the header of an answer; `variables` are special tokens and
     `chat_template_kwargs`.
 
-    None where the template misses a variable that only the tokenizer knows. Raises `TemplateRefusal`.
+    None if the template needs a variable that only the tokenizer knows. Raises `TemplateRefusal`.
     """
     try:
         compiled = _environment().from_string(template)
@@ -47,7 +47,7 @@ def render_template(template: str, messages: Sequence[Mapping[str, Any]], **vari
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what is learned, and writes its content."""
+    """The tag `{% generation %}`, which marks learned text; rendering it writes its content."""
 
     tags = {"generation"}  # noqa: RUF012 - declared by jinja2
 

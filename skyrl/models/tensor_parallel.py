@@ -1,7 +1,7 @@
 """Tensor parallelism (arXiv:1909.08053): several ranks hold a part of every large matrix, and compute on the same rows.
 
 transformers has a plan for most of its decoders, which says for each module whether its matrix is cut by outputs
-("colwise") or by inputs ("rowwise"), and functions that cut them and sum what the ranks compute. Here the plan is
+("colwise") or by inputs ("rowwise"), and functions that cut matrices and sum the results of the ranks. Here the plan is
 completed for adapters, for tied heads, and for heads of other kinds.
 """
 
@@ -22,11 +22,12 @@ from skyrl.planning.batches import uneven_parts
 
 COLUMNS, ROWS = "colwise", "rowwise"
 """Styles of transformers: a matrix is cut by outputs, so that each rank has some of them, or by inputs, so that the
-ranks sum what they have."""
+results of the ranks are summed."""
 
 PARTIAL = "replicated_with_grad_allreduce"
-"""Style of a norm that sees the heads of this rank only: its gradient is the sum over ranks. The hook of transformers
-would sum after every backward pass what FSDP2 has put elsewhere; `partial_parameters` are summed once, before the step.
+"""Style of a norm that sees only the heads of this rank, so that its gradient is the sum over ranks. The hook of
+transformers would sum after every backward pass, when FSDP2 has already moved the gradient; these gradients are summed
+once instead, before the step.
 """
 
 EMBEDDINGS, HEAD = "embedding_rowwise", "colwise_gather_output"
@@ -36,13 +37,13 @@ _KNOWN = {COLUMNS, ROWS, PARTIAL, EMBEDDINGS, HEAD, "colwise_rep"}
 
 
 def has_plan(model: nn.Module) -> bool:
-    """Whether transformers has a plan for this model, all of whose styles are known here."""
+    """Whether transformers has a plan for this model in which all styles are supported here."""
     styles = set(_model_plan(model).values())
     return COLUMNS in styles and styles <= _KNOWN
 
 
 def cut(model: nn.Module, mesh: DeviceMesh) -> list[str]:
-    """Cut the parameters of a model on the meta device over the ranks of the mesh, which has one dimension.
+    """Cut the parameters of a model on the meta device over the ranks of a one-dimensional mesh.
 
     Returns the names of the parameters that every rank has whole and whose gradient is the sum over the mesh.
     """
@@ -54,7 +55,7 @@ def cut(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     for name in (name for name, style in plan.items() if style == HEAD):
         _cut_head(model.get_submodule(name), mesh)
     _share_inputs(model, plan, mesh)
-    for second, first in ties.items():  # cutting makes two of one
+    for second, first in ties.items():  # cutting unties them
         module, _, name = second.rpartition(".")
         setattr(model.get_submodule(module), name, model.get_parameter(first))
     return [
@@ -65,8 +66,8 @@ def cut(model: nn.Module, mesh: DeviceMesh) -> list[str]:
 
 
 def _share_inputs(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
-    """Matrices of one module that are cut by outputs get one distributed input, instead of one each: its gradient is
-    summed over the ranks once for queries, keys and values, and once for gate and up projection.
+    """Give the matrices of one module that are cut by outputs a common distributed input. Its gradient is then summed
+    over the ranks once for queries, keys and values, and once for gate and up projection.
     """
     siblings: dict[str, list[nn.Module]] = {}
     for name, module in model.named_modules():
@@ -79,7 +80,7 @@ def _share_inputs(model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh) -
 
 
 class _SharedInput:
-    """A hook of modules that are called with the same tensor one after the other."""
+    """A hook for modules that are called with the same tensor one after the other."""
 
     def __init__(self, mesh: DeviceMesh, modules: int) -> None:
         self._mesh, self._modules = mesh, modules
@@ -96,12 +97,12 @@ class _SharedInput:
             self._common = DTensor.from_local(own, self._mesh, [Replicate()], run_check=False)
         common, self._left = self._common, self._left - 1
         if self._left == 0:
-            self._own = self._common = None  # neither outlives the pass
+            self._own = self._common = None  # so that neither outlives the pass
         return common, *others
 
 
 def _cut_head(head: nn.Module, mesh: DeviceMesh) -> None:
-    """Each rank has the rows of some tokens, of any vocabulary; who calls the head gets the logits of all."""
+    """Cut the head so that each rank has the rows of some tokens, in any vocabulary; its output is all logits."""
     linear: Any = head
     assert isinstance(head, nn.Linear), "the plan calls it a matrix"
     for name, parameter in list(head.named_parameters()):
@@ -112,8 +113,8 @@ def _cut_head(head: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def gathered_logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, mesh: DeviceMesh) -> Tensor:
-    """Hidden states (..., H), the same on every rank, a matrix (V, H) and a bias (V,) that are distributed by rows ->
-    logits (..., V) on every rank.
+    """Logits (..., V) on every rank, from hidden states (..., H), the same on every rank, and a matrix (V, H) and a
+    bias (V,) distributed by rows.
     """
     common = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
     logits: Any = nn.functional.linear(common, matrix, bias)
@@ -122,7 +123,7 @@ def gathered_logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, mesh: D
 
 
 def module_styles(model: nn.Module) -> list[tuple[str, str]]:
-    """Name and style of every module that the plan of the model names."""
+    """Name and style of every module in the model's plan."""
     plan = dict(_plan(model))
     named = ((name, plan.get(replace_layer_number_by_wildcard(name))) for name, _ in model.named_modules())
     return [(name, style) for name, style in named if style is not None]
@@ -144,7 +145,7 @@ def refuse_uncuttable(model: nn.Module, size: int, ranks: int, field: str) -> No
 
 
 def _plan(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Module, with * for the number of a layer, and its style. An adapter follows the matrix that it is for."""
+    """Module, with * for the number of a layer, and its style. An adapter follows the matrix that it adapts."""
     plan = _model_plan(model)
     adapted = {
         replace_layer_number_by_wildcard(name) for name, module in model.named_modules() if hasattr(module, "lora_A")
@@ -158,7 +159,7 @@ def _plan(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _model_plan(model: nn.Module) -> dict[str, str]:
-    """transformers' plan, also for its model under another head, with the embeddings cut as the output head is."""
+    """transformers' plan, also for a model with another head; the embeddings are cut like the output head."""
     transformer: Any = model
     plan: Mapping[str, str] | None = getattr(transformer, "tp_plan", None)
     if plan is None:

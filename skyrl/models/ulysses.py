@@ -1,8 +1,8 @@
 """Ulysses sequence parallelism (arXiv:2309.14509): several ranks hold one packed row, each a stretch of its tokens.
 
-Outside attention a token needs no other one, so that each rank computes its own stretch. Inside attention each rank has
-the whole row for some of the heads: one all-to-all before attention exchanges stretches for heads, one after it brings
-the stretches back. What attends there knows nothing of either.
+Outside attention tokens are independent, so that each rank computes its own stretch. Inside attention each rank has the
+whole row for some of the heads: one all-to-all before attention exchanges stretches for heads, one after it restores
+the stretches. The attention function itself is unchanged.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch import Tensor
 
 @frozen(eq=False)
 class SequenceGroup:
-    """The ranks that share sequences, as one of them sees them."""
+    """The ranks that share sequences, from the view of one of them."""
 
     group: dist.ProcessGroup
 
     @property
     def rank(self) -> int:
-        """Number of this rank's stretch, counted from 0 at the first token."""
+        """Index of this rank's stretch, counted from 0 at the first token."""
         return self.group.rank()
 
     @property
     def size(self) -> int:
-        """How many stretches a row is cut into."""
+        """Number of stretches of a row."""
         return self.group.size()
 
     def whole_rows(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,7 +48,7 @@ class SequenceGroup:
         return query, key, value
 
     def own_stretch(self, mixed: Tensor) -> Tensor:
-        """What attention made of the whole row, this rank's heads -> of this rank's stretch, all heads.
+        """Output of attention for the whole row, this rank's heads -> for this rank's stretch, all heads.
 
         Shapes: (1, T, heads / size, D) -> (1, T / size, heads, D).
         """
@@ -56,14 +56,14 @@ class SequenceGroup:
         return exchanged.transpose(0, 1).flatten(1, 2).unsqueeze(0)
 
     def gather(self, own: Tensor) -> Tensor:
-        """(n, ...) of every rank, of equal shapes -> (size x n, ...). Every rank computes the same loss of the result,
-        so that its own part of the gradient is all that the others' parts would add to it.
+        """(n, ...) of every rank, of equal shapes -> (size x n, ...). Every rank must compute the same loss from the
+        result: backward returns only this rank's part of the gradient and sums nothing over ranks.
         """
         gathered: Tensor = _GATHER(own, self.group)
         return gathered
 
     def _exchange(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """The n-th part (size, ...) of each piece goes to rank n; all of them travel together."""
+        """Send the n-th part of each piece (size, ...) to rank n, all pieces in one exchange."""
         sent = torch.cat([each.flatten(1) for each in pieces], dim=1)
         received: Tensor = _ALL_TO_ALL(sent, self.group)
         parts = received.split([prod(each.shape[1:]) for each in pieces], dim=1)
@@ -71,7 +71,7 @@ class SequenceGroup:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Part n of every rank's tensor to rank n. It is its own transpose."""
+    """Sends part n of every rank's tensor to rank n. The operation is its own transpose."""
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -84,7 +84,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
-    sent = sent.contiguous()  # into a result that is laid out otherwise gloo would write wrong numbers
+    sent = sent.contiguous()  # gloo writes wrong numbers into a result of another layout
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     return received

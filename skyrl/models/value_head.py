@@ -1,4 +1,4 @@
-"""A critic's model: the body of a causal language model under a head that says one number at each token."""
+"""A critic's model: the body of a causal language model with a head that returns one number per token."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from transformers.modeling_outputs import TokenClassifierOutput
 
 
 class ValueModel(nn.Module):
-    """Answers as a causal language model with a vocabulary of one does: its only logit is the value.
+    """Behaves like a causal language model with a vocabulary of one, whose only logit is the value.
 
-    The body keeps its names (`model.layers...`); the head is `<prefix>.weight`, new, and small: its values start out
-    near 0 and within the noise of the returns. The language model's own head is not part of it.
+    The body keeps its names (`model.layers...`). The head `<prefix>.weight` is new, with small weights, so that values
+    start near 0 and within the noise of the returns. The language model's own head is not part of it.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, *, prefix: str, seed: int) -> None:
-        """`causal_lm` gives up its body. The head is drawn from `seed`, in float32 and on the body's device."""
+        """Takes over the body of `causal_lm`. The head is drawn from `seed`, in float32 and on the body's device."""
         super().__init__()
         self.config = causal_lm.config
         self.body_name = causal_lm.base_model_prefix
@@ -44,8 +44,8 @@ class ValueModel(nn.Module):
     def forward(
         self, input_ids: Tensor, *, logits_to_keep: Tensor | None = None, **inputs: Any
     ) -> TokenClassifierOutput:
-        """`.logits` (B, N, 1): the values at the N kept columns, all where none are named. In an output type
-        of transformers: FSDP2 hooks the tensors in types that it knows, and in others it finds none.
+        """`.logits` (B, N, 1): the values at the N kept columns, by default all of them. The output type is one of
+        transformers', because FSDP2 hooks only tensors in types that it knows.
         """
         hidden = getattr(self, self.body_name)(input_ids=input_ids, **inputs).last_hidden_state
         kept = hidden if logits_to_keep is None else hidden[:, logits_to_keep]

@@ -1,9 +1,9 @@
 """Attention inside the segments of a packed row by one call of torch's variable-length FlashAttention kernels.
 
-The kernels come with torch's CUDA builds (`torch.nn.attention.varlen`), read 16-bit numbers, and take no mask:
-sequences are told apart by where they begin. Their causal mask is aligned with the last query and the last key, so that
-an answer's queries see all of the keys that stand before the answer's own: those of the prompt, which are gathered once
-for each answer, while the prompt's queries are computed once for all.
+The kernels come with torch's CUDA builds (`torch.nn.attention.varlen`), take 16-bit numbers, and accept no mask:
+sequences are separated by their start positions. Their causal mask is aligned with the last query and the last key, so
+that an answer's queries see all keys before the answer's own. These are the keys of the prompt, which are gathered once
+for each answer, while the prompt's queries are computed once for all answers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch import Tensor
 from skyrl.models.segments import Segment
 
 AMPERE = (8, 0)
-"""Compute capability from which the kernels run."""
+"""Least compute capability on which the kernels run."""
 
 LARGEST_HEAD = 256
-"""Largest size of a head that they take; it has to be a multiple of 8."""
+"""Largest size of a head that the kernels accept; sizes must be multiples of 8."""
 
 CAUSAL = (-1, 0)
 """Window of the kernels: any number of keys before a query, and none after it."""
@@ -32,23 +32,23 @@ CAUSAL = (-1, 0)
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sequences:
-    """Queries and keys of a packed row as sequences of their own: each prompt, and each answer behind its prompt."""
+    """Queries and keys of a packed row as separate sequences: each prompt, and each answer after its prompt."""
 
     keys: Tensor | None
-    """(K,) int64: position in the row of each key, or None where they are those of the row."""
+    """(K,) int64: position of each key in the row. None: the keys are those of the row, in order."""
 
     query_bounds: Tensor
-    """(S + 1,) int32: where the queries of each sequence begin, and where the last end."""
+    """(S + 1,) int32: start of the queries of each sequence, and end of the last."""
 
     key_bounds: Tensor
-    """(S + 1,) int32: the same of the keys."""
+    """(S + 1,) int32: start of the keys of each sequence, and end of the last."""
 
     longest_query: int
     longest_key: int
 
     @classmethod
     def of(cls, segments: Sequence[Segment], device: torch.device) -> Sequences:
-        """The sequences of `segments`, found on the host."""
+        """The sequences of `segments`, computed on the host and copied to `device`."""
         stretches = list(_sequences(segments))
         queries = [own.stop - own.start for _, own in stretches]
         keys = [len(before) + len(own) for before, own in stretches]
@@ -63,7 +63,7 @@ class Sequences:
 
 
 def _sequences(segments: Sequence[Segment]) -> Iterator[tuple[range, range]]:
-    """Positions of the prompt that stands before a sequence, and of the sequence itself."""
+    """Positions of the prompt before each sequence, and of the sequence itself."""
     for segment in segments:
         prompt = range(segment.start, segment.start + segment.prompt)
         yield prompt[:0], prompt
@@ -96,14 +96,14 @@ def varlen_attention(sequences: Sequences, query: Tensor, key: Tensor, value: Te
         sequences.longest_key,
         scale=scaling,
         window_size=CAUSAL,
-        **told,  # torch 2.11 shares heads of keys and values without being told
+        **told,  # torch 2.11 shares heads of keys and values without this argument
     )
     return mixed.unsqueeze(0)
 
 
 @cache
 def has_varlen_kernels(device: torch.device) -> bool:
-    """Does this build of torch have the kernels, for this GPU?"""
+    """Whether this build of torch has the kernels for this GPU."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.backends.cuda.is_flash_attention_available():
         return False
     try:
@@ -119,6 +119,6 @@ def _arguments(kernel: Callable[..., Any]) -> frozenset[str]:
 
 
 def _kernel() -> Any:
-    from torch.nn.attention.varlen import varlen_attn  # younger than the oldest torch that skyrl runs with
+    from torch.nn.attention.varlen import varlen_attn  # not in the oldest supported torch
 
     return varlen_attn

@@ -1,4 +1,4 @@
-"""Addresses that services listen on, and machines that can be reached at theirs."""
+"""Addresses that services listen on, and checks whether they can be reached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_loopback(host: str) -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface of this machine that has the IPv4 address; None where none does."""
+    """The network interface of this machine that has the IPv4 address; None if none does."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no IPv4 address
@@ -33,17 +33,16 @@ def interface_of(address: str) -> str | None:
 
 
 def connecting_seconds(patience: float) -> float:
-    """Seconds after which a process gives up a connection to the driver's store, where its calls there may take
-    `patience`.
+    """Seconds after which a process gives up connecting to the driver's store, whose calls may take `patience` seconds.
 
-    The store listens before anyone is told of it, so that a connection takes no longer than the network does. Half of
-    the time leaves the process the other half to say so, before whoever waits for it gives up.
+    The store listens before its address is published, so that connecting takes no longer than the network does. Half of
+    the time leaves the process the other half to report the failure before its caller gives up.
     """
     return min(patience / 2, _MOST_CONNECTING_SECONDS)
 
 
 def why_unreachable(host: str, port: int, seconds: float = _KNOCK_SECONDS) -> str | None:
-    """Why no connection to host and port can be made within `seconds`; None where one can."""
+    """Reason why no connection to host and port can be made within `seconds`; None if one can."""
     try:
         socket.create_connection((host, port), seconds).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A blocking call awaited from a thread that nobody waits for at the end of the process."""
+"""Awaits a blocking call in a thread that does not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 async def in_a_daemon_thread(call: Callable[[], R]) -> R:
-    """The result of `call`, or what it raises. Who is cancelled while it runs leaves the thread to itself."""
+    """Run `call` in a daemon thread; returns its result or raises its error. Cancelling the await leaves it running."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[R] = loop.create_future()
 
@@ -30,7 +30,7 @@ async def in_a_daemon_thread(call: Callable[[], R]) -> R:
             result = call()
         except BaseException as raised:  # noqa: BLE001  # raised again where the call is awaited
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody awaits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing awaits the result
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="skyrl-background", daemon=True).start()

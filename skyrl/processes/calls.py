@@ -1,4 +1,4 @@
-"""How a method reaches an object elsewhere: by the name that it is imported by, and how its outcome comes back."""
+"""Calls of methods in other processes: a method is sent by its import name, and its outcome comes back as a value."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class CallResult:
 
 @frozen
 class CallFailure:
-    """The exception of a call, without its traceback, which is in the log of the process."""
+    """The exception of a call, without its traceback, which the log of the process has."""
 
     ours: SkyRLError | None
-    """The exception itself, where it is one of ours: its message is complete."""
+    """The exception itself if it is a `SkyRLError`, whose message is complete; otherwise None."""
 
     summary: str
     """Type and message, on one line."""
 
 
 def name_of(method: Callable[..., object]) -> Name:
-    """The name that another process imports the method by. Raises TypeError where it has none."""
+    """The name by which another process can import the method. Raises TypeError if there is none."""
     name = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
     match name:
         case (str(module), str(qualname)) if "<" not in qualname and named((module, qualname)) is method:
@@ -48,7 +48,7 @@ def name_of(method: Callable[..., object]) -> Name:
 
 
 def named(name: Name) -> Any:
-    """The object of this name; None where its module has no such object. Raises ImportError."""
+    """The object of this name; None if its module has no such object. Raises ImportError."""
     module, qualname = name
     try:
         return operator.attrgetter(qualname)(importlib.import_module(module))

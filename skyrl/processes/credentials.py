@@ -1,4 +1,4 @@
-"""Keys of services, from the environment of this process: never from a configuration, which is stored."""
+"""Keys of services, read from the environment of this process and never from a configuration, which is stored."""
 
 from __future__ import annotations
 

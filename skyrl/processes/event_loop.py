@@ -1,4 +1,4 @@
-"""Running coroutines to their end from code that is not asynchronous, also where an event loop runs already."""
+"""Runs coroutines to their end from synchronous code, even if an event loop is running already."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 @contextmanager
 def event_loop() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
     """A function that runs a coroutine and returns its result. Under a running event loop, such as a notebook's, the
-    coroutine gets a loop in a thread of its own, and the caller's loop waits.
+    coroutine gets a loop in a separate thread, and the caller's loop waits.
     """
     if not _is_running():
         yield asyncio.run

@@ -10,7 +10,7 @@ from skyrl.errors import ProcessError
 
 
 class ExitNotice:
-    """Whether a process has ended early, when that was noticed, and why. Thread-safe."""
+    """Records whether a process has ended early, when that was noticed, and why. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +29,7 @@ class ExitNotice:
             tell()
 
     def listen(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """Call `tell` when the process ends, at once if it has; returns a function that undoes this."""
+        """Call `tell` when the process ends, or at once if it has ended; returns a function that stops listening."""
         key = object()
         with self._lock:
             self._listeners[key] = tell

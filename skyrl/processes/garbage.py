@@ -1,4 +1,4 @@
-"""Searches for garbage that leave out what lasts."""
+"""Garbage collection that skips long-lived objects."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def lasting_objects() -> Iterator[None]:
-    """Objects that were made before the block are not searched for garbage in it, but after it.
+    """Exclude objects that were made before the block from garbage collection until the block ends.
 
-    There are some 400,000 once torch and transformers are imported, and each full search, every 20 steps or so of the
-    quick start, takes a fifth of a second.
+    There are some 400,000 of them once torch and transformers are imported, and each full collection, every 20 steps or
+    so of the quick start, takes a fifth of a second.
     """
     gc.freeze()
     try:

@@ -1,4 +1,4 @@
-"""Processes inside the command's own: a handle is the object itself."""
+"""Runs all objects in the command's own process: a handle calls its object directly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class LocalHandle(Generic[T]):
-    """An object of this process. Deadlines have no effect here: the watcher would be the process that computes."""
+    """Handle of an object in this process. Deadlines have no effect: the process that computes cannot watch itself."""
 
     def __init__(self, name: str, target: T, progress: Progress | None = None) -> None:
         self.name, self.target = name, target
@@ -32,14 +32,14 @@ class LocalHandle(Generic[T]):
     @overload
     async def call(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R: ...
     async def call(self, method: Callable[..., object], *args: object, **kwargs: object) -> object:
-        name = name_of(method)  # what only works in this process is refused in every one
+        name = name_of(method)  # refuse methods here that other processes could not import
         with self._progress.waiting_for(f"{self.name} in {name[1]}"):
             result = apply(self.target, method, args, kwargs)
             return await result if inspect.isawaitable(result) else result
 
 
 class InProcess:
-    """`Processes` without a process: one rank of each role."""
+    """Implementation of `Processes` without other processes, for one rank of each role."""
 
     step = 0
     host = "127.0.0.1"
@@ -53,11 +53,11 @@ class InProcess:
             return Group([LocalHandle(f"{role}-0", maker(), self.progress)])
 
     def restart(self, role: str, rank: int, maker: Callable[[], T]) -> LocalHandle[T]:
-        """Another object in the place of the old one."""
+        """Make another object, which replaces the old one."""
         return LocalHandle(f"{role}-{rank}", maker(), self.progress)
 
     def add(self, seat: Layout, maker: Callable[[], T]) -> LocalHandle[T]:
-        """One object more."""
+        """Make one more object."""
         [placed] = seat.placements
         return LocalHandle(f"{placed.role}-{placed.rank}", maker(), self.progress)
 
@@ -65,7 +65,7 @@ class InProcess:
         """Does nothing: there is no process to end."""
 
     def dump_stacks(self) -> list[Path]:
-        """There is no other process."""
+        """Returns no logs: there is no other process."""
         return []
 
     def close(self) -> None:

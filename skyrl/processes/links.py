@@ -1,6 +1,6 @@
 """Latency and bandwidth of a TCP connection between two machines: one listens and echoes, the other measures.
 
-What is sent says nothing, and a listener ends by itself: no secret is needed to talk to it.
+The data sent has no meaning, and a listener ends by itself, so that no secret is needed to connect to it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from attrs import frozen
 _PINGS = 20
 _CHUNK = 1 << 18
 _LASTS = 600.0
-"""Seconds after which a listener ends, if nobody closes it."""
+"""Seconds without a connection after which a listener ends, if it is not closed."""
 
 
 @frozen(kw_only=True)
 class Link:
-    """What one machine measured of its way to another one."""
+    """Measurements of the connection from one machine to another."""
 
     latency: float | None = None
-    """Seconds there and back, the shortest of several; None where there is no way."""
+    """Round-trip time in seconds, the shortest of several; None if no connection can be made."""
 
     bandwidth: float | None = None
     """Bytes per second of one connection."""
 
     problem: str = ""
-    """Why there is no way."""
+    """Reason why no connection can be made."""
 
 
 class Echo:
@@ -42,21 +42,21 @@ class Echo:
         threading.Thread(target=self._serve, name="skyrl-echo", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Stop accepting connections."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # closed, or nobody came
+        with contextlib.suppress(OSError):  # closed, or no connection in time
             while True:
                 connection, _ = self._listener.accept()
                 threading.Thread(target=_answer, args=(connection,), name="skyrl-echo", daemon=True).start()
 
 
 def measure(address: str, port: int, *, patience: float = 5.0, seconds: float = 0.3) -> Link:
-    """Measure the way to an `Echo`. No answer within `patience` seconds is a problem; `seconds` are spent on sending as
-    much as gets through.
+    """Measure the connection to an `Echo`. No answer within `patience` seconds is a problem; bandwidth is measured for
+    `seconds`.
     """
     try:
         with socket.create_connection((address, port), patience) as connection:
@@ -77,7 +77,7 @@ def _ping(connection: socket.socket) -> float:
 
 
 def _stream(connection: socket.socket, seconds: float) -> float:
-    """Bytes per second, until the other side has received the last one."""
+    """Bytes per second, measured until the other side has received the last byte."""
     chunk, sent, began = bytes(_CHUNK), 0, time.perf_counter()
     connection.sendall(b"s")
     while time.perf_counter() < began + seconds:

@@ -1,9 +1,9 @@
-"""One log file per rank: everything that a process prints or logs, and its last words if it dies.
+"""One log file per rank: everything that a process prints or logs, and its last message if it dies.
 
     2026-11-21T14:40:53.123Z policy-1 step 12 INFO skyrl.learners.fsdp: gradient norm 0.51
 
-Times are the driver's: each process adds the difference that was measured when it started, so that the lines of several
-machines can be put in order.
+Times are by the driver's clock: each process adds the difference that was measured when it started, so that the lines
+of several machines can be put in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FATAL = "Fatal Python error: "
 
 
 class RankLog:
-    """The log of the running process, from here on: standard output and error (also of C code), and `logging`."""
+    """Redirects standard output and error (also of C code) and `logging` of this process to its log from now on."""
 
     def __init__(self, path: Path, name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ class _Formatter(logging.Formatter):
 
 
 def _note_exits() -> None:
-    """Ray does not know the exit code of a process that ends itself; the log shall."""
+    """Write the exit code of a process that ends itself to the log, since Ray does not know it."""
     leave = os._exit
 
     def noted_exit(status: int) -> NoReturn:
@@ -77,7 +77,7 @@ def _note_exits() -> None:
 
 
 def last_words(path: Path) -> str:
-    """How the process of this log says that it ended, or nothing: a process that was killed has no time to say it."""
+    """The process's own message in its log about how it ended; empty if it was killed, which leaves no message."""
     for line in reversed(_tail(path)):
         if line.startswith(_EXIT):
             return f"it called {line.removeprefix(_EXIT.removesuffix('os._exit('))}"
@@ -87,13 +87,13 @@ def last_words(path: Path) -> str:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that is not empty, at most 200 characters of it."""
+    """The last non-empty line of a log, at most 200 characters of it."""
     lines = [line.strip() for line in _tail(path) if line.strip()]
     return lines[-1][:200] if lines else ""
 
 
 def end_of(text: str, most: int) -> str:
-    """The text in one line; of one with more than `most` characters its last whole words, behind three dots."""
+    """The text in one line. If it has more than `most` characters, its last whole words after three dots."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"... {line[-most:].partition(' ')[2]}"
 

@@ -1,4 +1,4 @@
-"""What one machine has: versions, memory, GPUs, and the paths that it sees. Nothing heavy is imported."""
+"""Facts about one machine: versions, memory, GPUs, and the paths that it sees. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -31,34 +31,36 @@ class GpuFacts:
     total_mib: int | None
     used_mib: int | None
     uncorrected_errors: int | None
-    """Memory errors since the driver was loaded that were not corrected; None where the GPU does not count them."""
+    """Uncorrected memory errors since the driver was loaded; None if the GPU does not count them."""
 
 
 @frozen(kw_only=True)
 class MachineFacts:
-    """One machine of a cluster."""
+    """Facts about one machine of a cluster."""
 
     host: str
     versions: Mapping[str, str]
     """Version of Python, of each of `PACKAGES` that is installed, and a digest of skyrl's code, by name."""
 
     memory: int
-    """Bytes of memory that can be taken."""
+    """Bytes of available memory."""
 
     total_memory: int
     gpus: Sequence[GpuFacts]
     gpu_problem: str
-    """Why nvidia-smi, which is installed, tells nothing."""
+    """Reason why nvidia-smi, although installed, reports nothing."""
 
     lacking: Sequence[str]
-    """Paths of those asked for that cannot be read."""
+    """Requested paths that cannot be read."""
 
     unwritable: Sequence[str]
-    """Folders of those asked for in which this user may not write."""
+    """Requested folders in which this user may not write."""
 
 
 def facts_here(readable: Sequence[str], writable: Sequence[str]) -> MachineFacts:
-    """Facts of this machine. `readable` are files and folders that have to be there, `writable` folders."""
+    """Facts about this machine. `readable` are files and folders that must be readable, `writable` folders that must be
+    writable.
+    """
     gpus, problem = _gpus()
     memory, total = _memory()
     return MachineFacts(
@@ -91,7 +93,7 @@ def code_digest() -> str:
 
 
 def _memory() -> tuple[int, int]:
-    """Bytes that can be taken, and all of them; 0 where the kernel does not say."""
+    """Available and total memory in bytes; 0 if the kernel does not say."""
     found = dict.fromkeys(("MemAvailable", "MemTotal"), 0)
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -102,7 +104,7 @@ def _memory() -> tuple[int, int]:
 
 
 def _gpus() -> tuple[list[GpuFacts], str]:
-    """The GPUs, and why they are not known where there should be some."""
+    """The GPUs, and the reason if there should be some but they are not known."""
     if shutil.which("nvidia-smi") is None:
         return [], ""
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]

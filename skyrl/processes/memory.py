@@ -1,4 +1,4 @@
-"""Memory of this process, as the system counts it."""
+"""Memory use of this process, as the system reports it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process in bytes, shared libraries included; 0 where the system does not say."""
+    """Resident memory of this process in bytes, shared libraries included; 0 if the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,8 +1,8 @@
-"""Stores of names by their address, as the variable SKYRL_NAMES and the option --names give it.
+"""Finds a name store by its address, which the variable SKYRL_NAMES or the option --names gives.
 
 nfs:/shared/names           a folder that all machines mount
 etcd:10.0.0.1:2379          an etcd server
-ray:10.0.0.1:6379           a Ray cluster; `ray:auto` is the one of this machine, or that this process has joined
+ray:10.0.0.1:6379           a Ray cluster; `ray:auto` is that of this machine, or the one this process has joined
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREFIX = "name:"
 
 @cache
 def name_store(address: str) -> NameStore:
-    """The store at an address. Raises `UserError` for an address of no known form."""
+    """The store at an address. Raises `UserError` for an address of an unknown form."""
     kind, _, place = address.partition(":")
     match kind:
         case "nfs" if place:
@@ -43,7 +43,7 @@ def located(address: str) -> str | None:
     """The address of a service: `name:NAME` is looked up now, any other address is returned. None for a name that
     is not published.
 
-    Raises `UserError` where there is no store to look into, `ProcessError` where it cannot be reached.
+    Raises `UserError` if no store is configured, `ProcessError` if it cannot be reached.
     """
     return _store_of(address).get(address.removeprefix(PREFIX)) if address.startswith(PREFIX) else address
 
@@ -51,7 +51,7 @@ def located(address: str) -> str | None:
 def awaited(address: str, seconds: float) -> str:
     """The address of a service, as `located` finds it; waits for a name that is not published yet.
 
-    Raises `UserError` where there is no store to look into, `ProcessError` where the name is not there in time.
+    Raises `UserError` if no store is configured, `ProcessError` if the name is not published in time.
     """
     if not address.startswith(PREFIX):
         return address

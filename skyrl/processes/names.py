@@ -1,11 +1,11 @@
 """Names of services, by which processes that start elsewhere find each other: AReaL's name resolution.
 
-    with Published(store, "judge", "http://10.0.0.7:8001/score"):     # kept up until the block ends
+    with Published(store, "judge", "http://10.0.0.7:8001/score"):     # renewed until the block ends
         ...
     wait_for(store, "judge", seconds=60)                            # in another process
 
-A name has a lease. Its owner renews it, and a name that was not renewed in time is gone: whoever asks is never given
-the address of a process that is dead. A name belongs to one owner; a second is refused as long as the first is alive.
+A name has a lease, which its owner renews. A name that is not renewed in time disappears, so that lookups never return
+the address of a dead process. A name belongs to one owner; a second is refused as long as the first is alive.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ class Entry:
 
 
 class NameStore(Protocol):
-    """Where names are kept. Every method raises `ProcessError` where the store cannot be reached."""
+    """A store of names. Every method raises `ProcessError` if the store cannot be reached."""
 
     def add(self, name: str, entry: Entry, seconds: float) -> bool:
-        """Publish a name with a lease of so many seconds. False where the name has a living owner."""
+        """Publish a name with a lease of `seconds`. False if the name has a living owner."""
 
     def renew(self, name: str, entry: Entry, seconds: float) -> bool:
-        """Renew a lease of the same length as in `add`. False where the name is no longer this owner's."""
+        """Renew a lease, with the same length as in `add`. False if the name no longer belongs to this owner."""
 
     def remove(self, name: str, owner: str) -> None:
-        """Withdraw the name, if it is this owner's."""
+        """Withdraw the name, if it belongs to this owner."""
 
     def find(self, prefix: str) -> Mapping[str, str]:
         """Every living name with this prefix, and its value."""
 
     def get(self, name: str) -> str | None:
-        """The value of a living name."""
+        """The value of a living name; None if there is none."""
 
 
 class Published:
-    """A name that is renewed in the background until the block ends. Raises `ProcessError` where it is taken.
+    """A name that is renewed in the background until the block ends. Raises `ProcessError` if it is taken.
 
     `lost` is set when another owner has the name, which happens only if this process could not renew it in time.
     """
@@ -87,7 +87,9 @@ class Published:
             self._store.remove(self._name, self._entry.owner)
 
     def _renew(self) -> None:
-        """A store that cannot be reached is tried again: it may be restarted, and the name is published anew."""
+        """Renew the name until the block ends. A store that cannot be reached is tried again: it may be restarted, and
+        the name is then published again.
+        """
         while not self._ended.wait(self._seconds / 3):
             try:
                 kept = self._store.renew(self._name, self._entry, self._seconds)
@@ -99,8 +101,8 @@ class Published:
 
 
 def wait_for(store: NameStore, name: str, seconds: float) -> str:
-    """The value of a name, as soon as it is there. A store that cannot be reached is tried again. Raises `ProcessError`
-    after `seconds`.
+    """Wait for a name to be published, and return its value. A store that cannot be reached is tried again. Raises
+    `ProcessError` after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:

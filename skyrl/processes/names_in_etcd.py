@@ -24,7 +24,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class NamesInEtcd:
-    """A key for each name, attached to a lease of its owner."""
+    """Name store in etcd, with one key for each name, attached to a lease of its owner."""
 
     def __init__(self, place: str) -> None:
         """`place` is host:port, or an http or https address of the server."""
@@ -76,7 +76,7 @@ class NamesInEtcd:
         return _read(rows[0]) if rows else None
 
     def _ask(self, what: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """An answer of the gateway. Raises `ProcessError`."""
+        """Call the gateway and return its answer. Raises `ProcessError`."""
         request = urllib.request.Request(f"{self._server}/v3/{what}", json.dumps(body).encode(), method="POST")
         try:
             with _OPENER.open(request, timeout=_SECONDS) as response:

@@ -18,39 +18,39 @@ _SECONDS = 20.0
 
 
 class _Table:
-    """The names, in one actor of the cluster: leases are counted by its clock alone."""
+    """The names, in one actor of the cluster, whose clock alone measures the leases."""
 
     def __init__(self) -> None:
         self._names: dict[str, tuple[str, str, float]] = {}  # name -> value, owner, end of its lease
 
     def add(self, name: str, value: str, owner: str, seconds: float) -> bool:
-        """Is it this owner's now?"""
+        """Publish the name. Returns whether it now belongs to this owner."""
         if name in self.find(name):
             return False
         self._names[name] = value, owner, time.monotonic() + seconds
         return True
 
     def renew(self, name: str, value: str, owner: str, seconds: float) -> bool:
-        """Is it still this owner's?"""
+        """Renew the name. Returns whether it still belongs to this owner."""
         if name not in self.find(name) or self._names[name][1] != owner:
             return False
         self._names[name] = value, owner, time.monotonic() + seconds
         return True
 
     def remove(self, name: str, owner: str) -> None:
-        """Withdraw it."""
+        """Withdraw the name if it belongs to this owner."""
         if name in self._names and self._names[name][1] == owner:
             del self._names[name]
 
     def find(self, prefix: str) -> dict[str, str]:
-        """Living names that begin so."""
+        """Living names with this prefix, and their values."""
         now = time.monotonic()
         self._names = {name: each for name, each in self._names.items() if each[2] >= now}
         return {name: each[0] for name, each in sorted(self._names.items()) if name.startswith(prefix)}
 
 
 class NamesInRay:
-    """The actor with the names, which the first to ask starts, and which lasts as long as the cluster."""
+    """Name store in an actor, which the first user starts and which lives as long as the cluster."""
 
     def __init__(self, address: str) -> None:
         """`address` is that of the cluster's head, unless this process is in a cluster already."""

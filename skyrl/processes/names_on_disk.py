@@ -21,11 +21,11 @@ _SUFFIX = ".name"
 
 @frozen
 class _Lease:
-    """A published name as its file has it."""
+    """A published name, as read from its file."""
 
     entry: Entry
     seconds: float
-    """How long it lives without being renewed."""
+    """Seconds that the name lives without being renewed."""
 
     age: float
     """Seconds since it was renewed."""
@@ -36,10 +36,11 @@ class _Lease:
 
 
 class NamesOnDisk:
-    """A file for each name. Its time of change says when it was renewed, by the clock of the disk, not of a machine.
+    """Name store with a file for each name. The file's modification time says when the name was renewed, by the clock
+    of the disk, not of a machine.
 
-    Whoever publishes, renews or withdraws a name holds the folder's lock, so that of many who find an owner dead, one
-    gets the name.
+    A process that publishes, renews or withdraws a name holds the folder's lock, so that only one of several processes
+    that find an owner dead gets the name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,8 +91,8 @@ class NamesOnDisk:
         return self._folder / f".{secrets.token_hex(8)}"
 
     def _read(self, file: Path) -> _Lease | None:
-        """The lease in a file, and its age from the same opening, since the file may be replaced meanwhile; None where
-        there is no such file, or none that is whole.
+        """The lease in a file, with its age read from the same open file, which may be replaced meanwhile. None if the
+        file does not exist or is incomplete.
         """
         try:
             with file.open(encoding="utf-8") as opened:
@@ -112,7 +113,7 @@ class NamesOnDisk:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Ends with the process that holds it, and is that of all machines where the folder is mounted by NFS."""
+        """Hold the folder's lock, which ends with its process and works across machines that mount it by NFS."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self._folder / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,10 +1,10 @@
-"""Leaving nothing behind: every process of a run carries a mark in its environment, and whoever carries the mark of an
-owner that is gone is killed.
+"""Kills orphan processes: every process of a run carries a mark in its environment, and processes with the mark of an
+owner that is gone are killed.
 
-Children inherit the mark, in whichever session and under whichever parent they are, so that an engine's own
-subprocesses are found too. `start_reaper` starts this very file as a small program that waits for the owner's end,
-however that comes; what a keeper could not do (the machine went down, somebody killed it too), `sweep` does at the next
-start. Only the standard library: the keeper starts in milliseconds. Linux: elsewhere there is no /proc to look in.
+Children inherit the mark, in any session and under any parent, so that an engine's own subprocesses are found too.
+`start_reaper` starts this very file as a small program that waits for the owner's end, whatever its cause. If the
+reaper could not clean up (the machine went down, or the reaper was killed too), `sweep` does so at the next start.
+Imports only the standard library, so that the reaper starts in milliseconds. Needs Linux, for /proc.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import time
 from pathlib import Path
 
 RUN = "SKYRL_RUN"
-"""The mark of everything that a private cluster started; its value is the name of the cluster's folder."""
+"""The mark of all processes that a private cluster started; its value is the name of the cluster's folder."""
 
 HOST = "SKYRL_HOST"
-"""The mark of what one actor started; its value names the run, the role and the rank."""
+"""The mark of all processes that one actor started; its value names the run, the role and the rank."""
 
 PRIVATE = "SKYRL_PRIVATE"
-"""The folder of a private cluster, for processes in it: what they put there does not outlive the cluster."""
+"""The variable with the folder of a private cluster, for its processes: files there do not outlive the cluster."""
 
 _PREFIX = "skyrl-ray-"
 _LOCK = "lock"
@@ -50,10 +50,11 @@ def folder_of_this_process(root: Path) -> Path:
 
 
 def make_private_folder(root: Path) -> tuple[Path, int]:
-    """Makes that folder. It stays locked, and so is not swept, until the descriptor is closed or its owner ends.
+    """Make the folder of `folder_of_this_process`. It stays locked, and so is not swept, until the descriptor is closed
+    or its owner ends.
 
-    The folder gets its name once it is locked. A lock counts in every container that shares the folder `root`, where
-    process ids mean something else in each.
+    The folder gets its name once it is locked. The lock works across containers that share the folder `root`, in which
+    process ids differ.
     """
     folder = folder_of_this_process(root)
     unnamed = root / f".{folder.name}"
@@ -65,8 +66,8 @@ def make_private_folder(root: Path) -> tuple[Path, int]:
 
 
 def start_reaper(variable: str, value: str, folder: Path | None = None) -> subprocess.Popen[bytes]:
-    """Starts the program that waits for the end of the calling process, and then kills what carries the mark
-    `variable=value` and removes the folder. It is in a session of its own, so that Ctrl-C does not reach it.
+    """Start the program that waits for the end of the calling process, then kills all processes with the mark
+    `variable=value` and removes the folder. It runs in a separate session, so that Ctrl-C does not reach it.
     """
     arguments = [sys.executable, "-I", "-S", __file__, str(os.getpid()), variable, value, str(folder or "")]
     environment = {name: text for name, text in os.environ.items() if name not in {RUN, HOST}}
@@ -77,7 +78,7 @@ def start_reaper(variable: str, value: str, folder: Path | None = None) -> subpr
 
 
 def kill_tagged(variable: str, value: str, folder: Path | None = None) -> list[int]:
-    """Kills all that `tagged` finds until it finds nothing; returns what is still there after ten seconds.
+    """Kill all processes that `tagged` finds until it finds none; returns those that remain after ten seconds.
 
     Resource trackers of Python's multiprocessing go last: once the processes that they serve are gone, they remove the
     shared memory and semaphores of these from /dev/shm, and end by themselves. They are killed after five seconds.
@@ -116,7 +117,7 @@ def tagged(variable: str, value: str, folder: Path | None = None) -> list[int]:
 
 
 def sweep(root: Path) -> list[Path]:
-    """Remove what owners that are gone left below `root`: processes, sockets, folders. Returns the folders.
+    """Remove the processes, sockets and folders below `root` whose owners are gone. Returns the folders.
 
     An owner is gone if no process holds the lock in its folder.
     """
@@ -134,7 +135,7 @@ def sweep(root: Path) -> list[Path]:
 
 
 def keep(owner: int, variable: str, value: str, folder: str) -> None:
-    """Waits for the end of the parent process `owner`, then kills what carries the mark and removes the folder."""
+    """Wait for the end of the parent process `owner`, then kill all processes with the mark and remove the folder."""
     while os.getppid() == owner:
         time.sleep(_GLANCE)
     kill_tagged(variable, value, Path(folder) if folder else None)
@@ -149,12 +150,12 @@ def _pids() -> list[int]:
 
 
 def _status(pid: int) -> list[str]:
-    """State, parent and so on: /proc/PID/stat from its third field on. Raises OSError where the process is gone."""
+    """Fields of /proc/PID/stat from the third on: state, parent and so on. Raises OSError if the process is gone."""
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _has_open(pid: int, folder: Path | None) -> bool:
-    """Whether the process has a file in the folder open to write. Raises OSError where that cannot be known."""
+    """Whether the process has a file in the folder open for writing. Raises OSError if that cannot be determined."""
     if folder is None:
         return False
     links = [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
@@ -176,7 +177,7 @@ def _is_resource_tracker(pid: int) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Start time of the process, in ticks since boot: together with its id, a name that is not used twice."""
+    """Start time of the process, in ticks since boot. Together with its id, it identifies the process."""
     try:
         return _status(pid)[19]
     except OSError:

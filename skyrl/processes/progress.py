@@ -1,4 +1,4 @@
-"""Progress of a run: what it waits for, and since when nothing has finished, which tells a hang from work."""
+"""Progress of a run: what it waits for, and how long nothing has finished, which distinguishes a hang from work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Wait:
 
     what: str
     seconds: float
-    """Seconds since it began."""
+    """Seconds since the wait began."""
 
 
 @frozen
@@ -44,13 +44,13 @@ class Progress:
         self.on_end: Callable[[Span], None] = lambda span: None
         """Called with each wait that has ended, in the thread that waited."""
         self.warning = ""
-        """The last warning that whoever watches the run should see."""
+        """The last warning for users who watch the run."""
         self.details: Callable[[], str] = str
-        """More about the waits, such as how many samples are not finished; empty where there is nothing to add."""
+        """Details about the waits, such as the number of unfinished samples; empty if there are none."""
 
     @contextlib.contextmanager
     def waiting_for(self, what: str) -> Iterator[None]:
-        """Around a wait: record that `what` is waited for."""
+        """Record that the run waits for `what` while the block runs."""
         number = next(self._numbers)
         self.note()
         began = self._last
@@ -63,26 +63,26 @@ class Progress:
             self.on_end(Span(what, began, self._last))
 
     def note(self) -> None:
-        """Something came to its end."""
+        """Record progress: something has finished."""
         self._last = self._clock()
 
     @property
     def seconds_without(self) -> float:
-        """Since the last progress."""
+        """Seconds since the last progress."""
         return self._clock() - self._last
 
     def waits(self) -> list[str]:
-        """`engine-0 in InferenceEngine.generate (for 31 s)`, ..., in the order in which they began."""
+        """Texts such as `engine-0 in InferenceEngine.generate (for 31 s)`, in the order in which the waits began."""
         return [f"{wait.what} (for {wait.seconds:.0f} s)" for wait in self.open_waits()]
 
     def open_waits(self) -> list[Wait]:
-        """The waits in the order in which they began."""
+        """The open waits in the order in which they began."""
         now = self._clock()
         return [Wait(number, what, now - since) for number, (what, since) in list(self._open.items())]
 
 
 class Watchdog:
-    """A thread that speaks up where there is no progress for longer than `seconds`; once, until there is some again."""
+    """A thread that reports once when there is no progress for longer than `seconds`, and again after new progress."""
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class Watchdog:
         on_stall: Callable[[str], None],
         field: str = "trainer.faults.stall_timeout_seconds",
     ) -> None:
-        """The stacks of this process go to the file `stacks`; `dump_others` has those of others written, and says where
-        to. `on_stall` is given the whole diagnosis, in the watchdog's thread. `field` is the path of `seconds` in the
-        configuration.
+        """The stacks of this process go to the file `stacks`; `dump_others` writes those of other processes and returns
+        their paths. `on_stall` is called with the whole diagnosis in the watchdog's thread. `field` is the path of
+        `seconds` in the configuration.
         """
         self._progress, self._seconds, self._stacks = progress, seconds, stacks
         self._dump_others, self._on_stall, self._field = dump_others, on_stall, field
@@ -106,7 +106,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the watch."""
+        """Stop watching."""
         self._ended.set()
         self._thread.join()
 

@@ -1,8 +1,8 @@
-"""The Ray cluster of a run: one of its own on this machine, or one that is running already.
+"""The Ray cluster of a run: a private one on this machine, or one that is running already.
 
-A cluster of our own listens on loopback alone, asks for a token that only this user can read, keeps everything in
-one private folder, and ends with the process that started it, however that ends (`orphans.py`). A running
-cluster is used as it is, and stays.
+A private cluster listens only on loopback, requires a token that only this user can read, keeps all its files in one
+private folder, and ends with the process that started it, however that process ends (`orphans.py`). A running cluster
+is used as it is, and is left running.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CONNECT_SECONDS = 20.0
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement deals the GPUs
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement assigns the GPUs
 }
 
 _WITHOUT_REPORTS = {
@@ -50,12 +50,12 @@ _WITHOUT_REPORTS = {
     "RAY_task_events_report_interval_ms": "0",  # never
     "REPORTER_UPDATE_INTERVAL_MS": "3600000",
 }
-"""Settings that switch off what Ray's processes measure and send for a dashboard: a private cluster has none."""
+"""Settings that turn off the measurements that Ray's processes send to a dashboard: a private cluster has none."""
 
 
 class Cluster:
-    """A connection to a cluster. `folder` is the private one of a cluster that ends with this object, and `lock` the
-    open descriptor that keeps others from sweeping it.
+    """A connection to a cluster. `folder` is the private folder of a cluster that ends with this object, and `lock` the
+    open descriptor that keeps other processes from sweeping it.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Cluster:
         return _LOOPBACK if self.folder is not None else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray
 
     def close(self) -> None:
-        """Disconnects; ends a cluster of our own, with every process that it or its actors started."""
+        """Disconnect, and end a private cluster with every process that it or its actors started."""
         try:
             with _quiet_end():
                 ray.shutdown()
@@ -88,9 +88,9 @@ class Cluster:
 
 
 def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
-    """A cluster on this machine with its GPUs, or on a machine without with `slots` places for processes.
+    """Start a cluster on this machine with its GPUs, or with `slots` places for processes if `device` is "cpu".
 
-    Call it from a thread that lasts as long as the cluster: the kernel ends Ray's processes with it. Raises
+    Call it from a thread that lasts as long as the cluster: the kernel ends Ray's processes with that thread. Raises
     `ProcessError`.
     """
     _refuse_a_second()
@@ -111,7 +111,7 @@ def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:
 
 
 def attach(address: str, seconds: float, field: str = "trainer.placement.ray_address") -> Cluster:
-    """A connection to the running cluster at `address` (host:port of its head, or `auto`), which `field` gives.
+    """Connect to the running cluster at `address` (host:port of its head, or `auto`), which the field `field` gives.
 
     Raises `ProcessError`.
     """
@@ -145,7 +145,9 @@ def _refuse_a_second() -> None:
 
 
 def _refuse_where_nobody_listens(address: str, field: str) -> None:
-    """Ray itself would try for minutes. An address without a port, such as `auto`, is Ray's to look up."""
+    """Raise if nothing listens at the address, since Ray would try for minutes. Ray itself looks up an address without
+    a port, such as `auto`.
+    """
     host, _, port = address.rpartition(":")
     if "/" in address or not host or not port.isdecimal():
         return
@@ -177,7 +179,7 @@ def _init_private(folder: Path, resources: Mapping[str, Any], object_store_bytes
             include_dashboard=False,
             object_store_memory=object_store_bytes,
             _node_ip_address=_LOOPBACK,
-            _temp_dir=str(folder / "ray"),  # Ray opens its own to everybody
+            _temp_dir=str(folder / "ray"),  # Ray's default is open to every user
             **resources,
         )
 
@@ -193,14 +195,14 @@ def _attach(address: str, outcome: list[BaseException | None]) -> None:
 
 
 def _connect(**arguments: Any) -> None:
-    # An actor's death is ours to report, once and with its cause; Ray would print a page about it on this terminal.
+    # skyrl reports an actor's death, once and with its cause; Ray would print a page about it on this terminal.
     ray_worker.print_to_stdstream = _drop
     logging.getLogger("ray").setLevel(logging.ERROR)
     ray.init(log_to_driver=False, configure_logging=False, **arguments)
 
 
 def _drop(*_: object, **__: object) -> None:
-    """Instead of a print."""
+    """Replaces a function of Ray and does nothing."""
 
 
 @contextlib.contextmanager
@@ -221,7 +223,7 @@ def _environment(variables: Mapping[str, str], without: tuple[str, ...]) -> Iter
 
 @contextlib.contextmanager
 def _loopback() -> Iterator[None]:
-    """The variable of the same meaning was read when ray was imported."""
+    """Keep the cluster on loopback. Ray read the environment variable for it when it was imported."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
@@ -232,8 +234,8 @@ def _loopback() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_services() -> Iterator[None]:
-    """No dashboard, autoscaler and log monitor, which `ray.init` has no arguments for: nobody looks at a private
-    cluster, it does not grow, and every rank has its own log.
+    """Start no dashboard, autoscaler and log monitor, for which `ray.init` has no arguments: a private cluster has no
+    viewers and does not grow, and every rank has its own log.
     """
     starts = {name: getattr(Node, name) for name in ("start_api_server", "start_monitor", "start_log_monitor")}
     for name in starts:
@@ -247,7 +249,7 @@ def _no_services() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """`ray.init` takes SIGTERM for itself; who starts a run has a use for it."""
+    """Keep the handler of SIGTERM, which `ray.init` replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -260,19 +262,21 @@ def _signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_end() -> Iterator[None]:
-    """Discard the complaints of a cluster that is being shut down."""
+    """Discard the errors of a cluster that is being shut down."""
     with contextlib.suppress(OSError, ConnectionError, RuntimeError):
         yield
 
 
 def _read_token_again() -> None:
-    """Ray reads mode and token once for a process, which may have been connected to another cluster before."""
+    """Make Ray read the authentication mode and token again. It reads them once per process, which may have been
+    connected to another cluster before.
+    """
     _ray.Config.initialize("")
     _ray.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _asks_for_a_token() -> bool:
-    """Whether the cluster does that this process is connected to: one that does refuses those that bring none."""
+    """Whether the cluster that this process is connected to requires a token, and refuses connections without one."""
     return bool(_ray.get_authentication_mode() == _ray.AuthenticationMode.TOKEN)
 
 

@@ -1,4 +1,4 @@
-"""A handle on an object in an actor: calls it, waits no longer than allowed, and says who failed, how and where."""
+"""A handle of an object in an actor: calls it with a deadline, and reports which process failed, how and where."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _calls = itertools.count()
 
 
 class RayHandle(Generic[T]):
-    """`Handle` of an object in an actor. `step` is asked at every call, and its answer marks the lines of the log."""
+    """Implementation of `Handle` for an object in an actor. `step` is called at every call, to mark the lines of the
+    log.
+    """
 
     def __init__(
         self, member: Member, watch: Watch, step: Callable[[], int], seconds: float, progress: Progress
@@ -71,12 +73,14 @@ class RayHandle(Generic[T]):
         if isinstance(outcome, CallResult):
             return outcome.value
         ours = outcome.ours if isinstance(outcome, CallFailure) else None
-        if ours is not None and not isinstance(ours, WeightSyncError):  # where ranks meet, one's end is another's error
+        if ours is not None and not isinstance(ours, WeightSyncError):  # another rank's end may cause such an error
             raise ours
         raise await self._first_cause(outcome, began) or ours or failed(self._member, method, outcome)
 
     async def _first_cause(self, outcome: object, began: float) -> ProcessError | None:
-        """The end of another rank explains this rank's error: waits until every other one has answered or is dead."""
+        """The end of another rank that explains this rank's error, if any. Waits until every other rank has answered or
+        is dead.
+        """
         if isinstance(outcome, RayActorError):
             self._member.died(outcome)
         group = self._watch.group(self._member.role)
@@ -104,7 +108,7 @@ class RayHandle(Generic[T]):
 
 
 async def _answer_or_end(answer: Future[Any], member: Member) -> Any:
-    """The actor's answer, or the exception that Ray has instead, or the cause of the actor's end."""
+    """The actor's answer, the exception that Ray has instead, or the cause of the actor's end."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Any] = loop.create_future()
 

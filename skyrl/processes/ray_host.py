@@ -1,8 +1,8 @@
 """The actor around an object: it gives the object its environment, its log and a thread, and runs calls on it.
 
 The object lives on one event loop, as it does in the process of the command: it is made there, and its methods run
-there one at a time, coroutines interleaved. Signs of life come from a thread of their own, so that a long computation
-is told from a process that hangs.
+there one at a time, with coroutines interleaved. Heartbeats come from a separate thread, so that a long computation can
+be distinguished from a process that hangs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Settings:
     name: str
     mark: str
     folder: Path
-    """Working directory of the command: relative paths mean the same here, if this machine has it."""
+    """Working directory of the command, so that relative paths mean the same here, if this machine has it."""
 
     log: Path
     environment: Mapping[str, str]
-    """Environment variables; not for secrets: Ray keeps the arguments of actors."""
+    """Environment variables. They must not contain secrets, since Ray stores the arguments of actors."""
 
 
 @frozen(kw_only=True)
@@ -58,7 +58,7 @@ class Introduction:
 
 
 class Host:
-    """See the module; `HostActor` is this class as Ray knows it."""
+    """The actor around an object; `HostActor` is its remote class."""
 
     def __init__(self, settings: Settings) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -84,12 +84,12 @@ class Host:
 
     @ray.method(concurrency_group="life")
     async def adjust_clock(self, offset: float) -> None:
-        """Adds so many seconds to the times in the log."""
+        """Add `offset` seconds to the times in the log."""
         self._log.offset = offset
 
     @ray.method(concurrency_group="life")
     async def ping(self) -> None:
-        """A sign of life."""
+        """Heartbeat: returns at once if the process is alive."""
 
     @ray.method(concurrency_group="life")
     async def live(self) -> None:
@@ -102,20 +102,20 @@ class Host:
         self._log.dump_stacks()
 
     async def make(self, maker: Sequence[Any]) -> CallResult | CallFailure:
-        """Makes the object. The maker comes as a reference, in a list, where Ray leaves it one: it is unpacked here, so
-        that what it imports finds environment and log in place.
+        """Make the object. The maker is a reference in a list, which Ray does not resolve: it is unpickled here, so
+        that its imports happen after the environment and the log are set up.
         """
         try:
             self._object = (await maker[0])()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code; the driver raises it
             return self._failure("start", error)
-        gc.freeze()  # what is there by now lasts as long as the process, and need not be searched for garbage
+        gc.freeze()  # these objects last as long as the process, and need not be searched for garbage
         return CallResult(None)
 
     async def call(
         self, step: int, name: Name, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> CallResult | CallFailure:
-        """Calls the method of this name on the object."""
+        """Call the method of this name on the object."""
         self._log.step = step
         try:
             result = apply(self._object, named(name), args, kwargs)
@@ -133,7 +133,7 @@ def _own_address() -> str:
 
 
 def _meet_where_ray_does() -> None:
-    """Let gloo use the interface through which this machine is in the cluster, unless one is named. By itself it takes
+    """Let gloo use the interface by which this machine is in the cluster, unless one is configured. By default, it uses
     the address of the host's name, which other machines often cannot reach (127.0.1.1, by Debian's /etc/hosts).
     """
     interface = interface_of(_own_address())
@@ -143,7 +143,7 @@ def _meet_where_ray_does() -> None:
 
 def _travels(error: SkyRLError) -> bool:
     try:
-        return str(copy.copy(error)) == str(error)  # it is taken apart and put together again, as for a journey
+        return str(copy.copy(error)) == str(error)  # rebuilt as by pickling
     except Exception:  # noqa: BLE001 - whatever a stranger's subclass raises, its message can still travel
         return False
 

@@ -20,7 +20,7 @@ class RayJobs:
             self._client: Any = JobSubmissionClient(address)
 
     def submit(self, command: str, name: str, variables: Mapping[str, str]) -> str:
-        """Start a command on the cluster's head; its id."""
+        """Start a command on the cluster's head; returns the id of the job."""
         with self._reported():
             return str(
                 self._client.submit_job(
@@ -29,17 +29,17 @@ class RayJobs:
             )
 
     def state(self, job: str) -> str:
-        """PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED."""
+        """State of the job: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED."""
         with self._reported():
             return str(self._client.get_job_status(job).value)
 
     def logs(self, job: str) -> str:
-        """Everything that it has printed."""
+        """Everything that the job has printed."""
         with self._reported():
             return str(self._client.get_job_logs(job))
 
     def stop(self, job: str) -> None:
-        """Send SIGTERM to it, and SIGKILL where it does not end."""
+        """Send SIGTERM to the job, and SIGKILL if it does not end."""
         with self._reported():
             self._client.stop_job(job)
 

@@ -1,6 +1,6 @@
 """Waits until a Ray cluster has all its nodes: `python -m skyrl.processes.ray_nodes ADDRESS NODES SECONDS`.
 
-A process of its own, since Ray reads its token and settings once in a process.
+It is a separate process, since Ray reads its token and settings once per process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EVERY = 0.5
 
 
 def main(address: str, wanted: int, seconds: float) -> int:
-    """Exit code: 0 as soon as the nodes are there, 1 after `seconds`."""
+    """Wait for the nodes. Exit code 0 as soon as the cluster has them, 1 after `seconds`."""
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     deadline = time.monotonic() + seconds
     while (there := sum(node["Alive"] for node in _nodes())) < wanted:

@@ -1,8 +1,8 @@
-"""Where every process of a run is: whole machines are reserved for the pools, and their GPUs dealt by number.
+"""Places the processes of a run: reserves machines for the pools, and assigns their GPUs by number.
 
-Ray numbers the bundles of a placement group as it likes, also across machines. So a bundle is all that a pool has on
-one machine, it is pinned to the machine that `planning` chose, and a seat's GPUs are counted by (machine, GPU): the
-number of a bundle decides nothing.
+Ray numbers the bundles of a placement group in any order, also across machines. So a bundle holds all resources of a
+pool on one machine and is pinned to the machine that `planning` chose, and a seat's GPUs are counted by (machine, GPU):
+the number of a bundle has no meaning.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Place:
     """Port of Ray on the machine."""
 
     gpus: tuple[str, ...]
-    """The machine's names of the GPUs: numbers, or unique ids; of a process on several machines, those of the first. On
+    """The machine's names of the GPUs: numbers or unique ids. For a process on several machines, those of the first. On
     machines without GPUs, slots of the pool."""
 
     strategy: PlacementGroupSchedulingStrategy
@@ -58,8 +58,8 @@ class Reservation:
 class Placement:
     """The reservations of a layout on the cluster that this process is connected to.
 
-    Raises `NoRoomError` before anything is reserved when the layout has not fitted within `patience` seconds, and when
-    a reservation is not there within `seconds`; both say what is missing.
+    Raises `NoRoomError` before anything is reserved if the layout does not fit within `patience` seconds, and also if a
+    reservation is not granted within `seconds`; both messages say what is missing.
     """
 
     def __init__(self, layout: Layout, device: Device, seconds: float, *, patience: float = 0.0) -> None:
@@ -87,7 +87,7 @@ class Placement:
         self._layout = Layout(pools=before.pools + more.pools, placements=before.placements + more.placements)
 
     def give_back(self, role: str, rank: int) -> None:
-        """Give the pool of this process back, which it had to itself."""
+        """Release the pool of this process, which it had to itself."""
         before = self._layout
         [gone] = [placed for placed in before.placements if (placed.role, placed.rank) == (role, rank)]
         self._layout = Layout(
@@ -98,7 +98,7 @@ class Placement:
         self._remove(gone.pool)
 
     def _assigned(self, layout: Layout, patience: float) -> Assignment:
-        """Machines for every pool, which may have to join or to become free within `patience` seconds."""
+        """Machines for every pool; waits up to `patience` seconds for machines to join or to become free."""
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -139,7 +139,7 @@ class Placement:
         return any(node["Alive"] and node["NodeID"] == place.node for node in _nodes())
 
     def moved(self, role: str, rank: int, seconds: float) -> Place:
-        """Another place for a process whose machine is gone and that has a pool to itself. Raises `NoRoomError`."""
+        """Another place for a process whose machine is gone and which has a pool to itself. Raises `NoRoomError`."""
         [placed] = [each for each in self._layout.placements if (each.role, each.rank) == (role, rank)]
         beside = [each for each in self._layout.placements if each.pool == placed.pool and each is not placed]
         if beside:
@@ -152,7 +152,7 @@ class Placement:
         return self.place(placed)
 
     def remove(self) -> None:
-        """Gives everything back."""
+        """Release all reservations."""
         for pool in list(self._groups):
             self._remove(pool)
 

@@ -1,4 +1,4 @@
-"""`Processes` on Ray: every rank is an actor in its place, watched until the run ends, and nothing is left of it.
+"""Implementation of `Processes` on Ray: every rank is an actor at its place, watched until the run ends it.
 
 with RayProcesses(layout, deadlines=Deadlines(), address=None, logs=run / "logs", device="cpu") as processes:
     policies = processes.start("policy", [partial(PolicyWorker, trainer, ranks=ranks) for ranks in ...])
@@ -41,11 +41,11 @@ _LOOK = 0.25
 
 
 class RayProcesses:
-    """Actors on a cluster of our own (`address` None) or on a running one; `logs` is the folder of their log files.
+    """Actors on a private cluster (`address` None) or on a running one; `logs` is the folder of their log files.
     Messages name the field of the address by `address_field`.
 
-    `environment` is set in every actor before it imports anything heavy, and is not for secrets: a cluster of our own
-    inherits the environment of this process, and the machines of a running one have theirs. Raises `ProcessError` when
+    `environment` is set in every actor before it imports anything heavy. It must not contain secrets: a private cluster
+    inherits the environment of this process, and the machines of a running one have theirs. Raises `ProcessError` if
     there is no cluster or no room on it.
     """
 
@@ -62,9 +62,9 @@ class RayProcesses:
         object_store_bytes: int = OBJECT_STORE_BYTES,
         spare: int = 0,
     ) -> None:
-        """`spare` are places for processes that may be added, on a cluster of our own without GPUs."""
+        """`spare` is the number of places for processes that may be added, on a private cluster without GPUs."""
         self.step = 0
-        """The current step of the run; it stands on the lines of the logs."""
+        """The current step of the run, shown on the lines of the logs."""
         self.progress = Progress()
         self._layout, self._deadlines, self._device = layout, deadlines, device
         self._logs, self._environment = logs.absolute(), dict(environment)
@@ -127,7 +127,7 @@ class RayProcesses:
             self._placement.give_back(role, rank)
 
     def _made(self, members: Sequence[Member], makers: Sequence[Callable[[], T]]) -> list[RayHandle[T]]:
-        """Handles of the objects, once every process is there and has made its own; else none of them is left."""
+        """Handles of the objects, once every process has started and made its object. On failure, all are ended."""
         deadline = time.monotonic() + self._deadlines.start
         self._members += members
         try:
@@ -178,7 +178,7 @@ class RayProcesses:
         return member
 
     def _introduce(self, members: Sequence[Member], deadline: float) -> None:
-        """Waits until every process is there, sets its clock and begins to watch it."""
+        """Wait until every process has started, set its clock and begin to watch it."""
         found = self._wait(members, [member.actor.introduce.remote() for member in members], "start", deadline)
         for member, about in zip(members, found, strict=True):
             assert isinstance(about, Introduction)
@@ -197,7 +197,7 @@ class RayProcesses:
             self._watch.has_started(member)
 
     def _wait(self, members: Sequence[Member], references: Sequence[Any], doing: str, deadline: float) -> list[Any]:
-        """The results, in order; raises for the first process that fails, dies or is late."""
+        """Wait for the results, in order; raises for the first process that fails, dies or is late."""
         waiting = dict(zip(references, members, strict=True))
         results: dict[Any, Any] = {}
         while waiting:
@@ -228,7 +228,7 @@ class RayProcesses:
                 return outcome
 
     def _end(self, members: Iterable[Member]) -> None:
-        """Kills these actors. Ray ends their processes within seconds, stopped ones too."""
+        """Kill these actors. Ray ends their processes within seconds, including stopped ones."""
         for member in members:
             self._watch.remove(member)
             with contextlib.suppress(RayError):
@@ -247,7 +247,7 @@ def _heed_cancellation() -> None:
 
 
 def _clock_offset(member: Member) -> float:
-    """Seconds to add to the clock of the member's machine to get this one's; 0 within what can be measured."""
+    """Seconds to add to the clock of the member's machine to get this one's; 0 if within the measurement error."""
     best = (float("inf"), 0.0)
     for _ in range(3):
         before = time.time()

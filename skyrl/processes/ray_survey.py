@@ -1,4 +1,4 @@
-"""Looks at every machine of a running Ray cluster: what each has, and what lies between them."""
+"""Surveys every machine of a running Ray cluster, and the connections between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from skyrl.processes.machine_facts import MachineFacts, facts_here
 from skyrl.processes.ray_cluster import attach
 
 EACH_PAIR = 8
-"""Machines up to which every pair is measured; of more, each with the next one in the order of addresses."""
+"""Number of machines up to which every pair is measured; with more, each is paired with the next one by address."""
 
 _nodes: Any = ray.nodes
 _remote: Any = ray.remote
@@ -36,19 +36,19 @@ class Surveyed:
     """Slots for processes, on machines without GPUs."""
 
     gpus: float
-    """GPUs that Ray deals out."""
+    """GPUs that Ray manages."""
 
     facts: MachineFacts | None = None
-    """None where the machine did not answer."""
+    """Facts about the machine; None if it did not answer."""
 
     problem: str = ""
-    """Why it did not."""
+    """Reason why the machine did not answer."""
 
     clock: float | None = None
-    """Seconds that its clock is ahead of this machine's; 0 within what can be measured."""
+    """Seconds that its clock is ahead of this machine's; 0 if within the measurement error."""
 
     unshared: Sequence[str] = ()
-    """Folders in which it does not see what this machine writes there."""
+    """Folders in which it does not see the files that this machine writes."""
 
     @property
     def name(self) -> str:
@@ -58,11 +58,11 @@ class Surveyed:
 
 @frozen(kw_only=True)
 class Survey:
-    """A whole cluster."""
+    """Survey of a whole cluster."""
 
     machines: Sequence[Surveyed]
     links: Mapping[tuple[str, str], Link]
-    """Measurements of the way from the first address of a pair to the second, made at the first."""
+    """Measurements of the connection from the first address of a pair to the second, made at the first."""
 
 
 class Probe:
@@ -89,11 +89,11 @@ class Probe:
 
 
 def survey(address: str, *, readable: Sequence[str], shared: Sequence[str], seconds: float, field: str) -> Survey:
-    """Look at every machine of the cluster at `address`, which `field` gives; a machine has `seconds` for its start.
+    """Survey every machine of the cluster at `address`, which `field` gives. Machines have `seconds` to start.
 
-    `readable` are paths that each machine has to have, `shared` existing folders that all machines have to see with the
-    same content: a file is made in each of them, looked for, and removed. Raises `ProcessError` where the cluster does
-    not answer.
+    `readable` are paths that each machine must have, `shared` existing folders that all machines must see with the same
+    content: a file is made in each of them, looked for, and removed. Raises `ProcessError` if the cluster does not
+    answer.
     """
     cluster = attach(address, seconds, field)
     try:
@@ -125,13 +125,13 @@ class _Machine:
     """One machine, with a probe on it."""
 
     def __init__(self, node: Mapping[str, object]) -> None:
-        """`node` is what Ray says of the machine."""
+        """`node` is Ray's description of the machine."""
         self._node: Any = node
         strategy = NodeAffinitySchedulingStrategy(node_id=str(self._node["NodeID"]), soft=False)
         self._probe: Any = _remote(num_cpus=0, max_restarts=0)(Probe).options(scheduling_strategy=strategy).remote()
 
     def look(self, readable: Sequence[str], shared: Sequence[str], marks: Sequence[str], deadline: float) -> Surveyed:
-        """Facts of the machine; `marks` are files that the command has made in the shared folders."""
+        """Survey the machine; `marks` are files that the command has made in the shared folders."""
         resources = self._node["Resources"]
         address = str(self._node["NodeManagerAddress"])
         slots, gpus = resources.get("slot", 0.0), resources.get("GPU", 0.0)
@@ -147,7 +147,7 @@ class _Machine:
         return Surveyed(address=address, slots=slots, gpus=gpus, facts=facts, clock=clock, unshared=unshared)
 
     def _ahead(self) -> float:
-        """Seconds that the clock there is ahead, from the quickest of five questions."""
+        """Seconds that the machine's clock is ahead, from the fastest of five requests."""
         best = (float("inf"), 0.0)
         for _ in range(5):
             before = time.time()
@@ -158,18 +158,18 @@ class _Machine:
         return ahead if abs(ahead) > trip / 2 else 0.0
 
     def listen(self, address: str, seconds: float) -> int:
-        """The port at which the machine echoes."""
+        """Start an `Echo` on the machine and return its port."""
         port: int = ray.get(self._probe.listen.remote(address), timeout=seconds)
         return port
 
     def measure(self, address: str, port: int, seconds: float) -> Link:
-        """The way from there to this address."""
+        """Measure the connection from the machine to this address."""
         link: Link = ray.get(self._probe.measure.remote(address, port), timeout=seconds)
         return link
 
 
 def _links(machines: Mapping[str, _Machine], seconds: float) -> dict[tuple[str, str], Link]:
-    """One after the other, so that none disturbs another."""
+    """Measure the connections one after another, so that they do not disturb each other."""
     found = {}
     ports: dict[str, int] = {}
     for here, there in pairs(list(machines)):
@@ -183,7 +183,7 @@ def _links(machines: Mapping[str, _Machine], seconds: float) -> dict[tuple[str, 
 
 
 def pairs(addresses: Sequence[str]) -> list[tuple[str, str]]:
-    """Which ways are measured, in both directions."""
+    """Pairs of machines whose connection is measured, in both directions."""
     if len(addresses) <= EACH_PAIR:
         return list(permutations(addresses, 2))
     next_one = [*addresses[1:], addresses[0]]

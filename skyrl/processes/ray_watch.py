@@ -20,7 +20,7 @@ from skyrl.processes.exit_notice import ExitNotice
 from skyrl.processes.logs import end_of, last_line, last_words
 
 GRACE = 10.0
-"""Seconds that a rank which does not answer has to turn out dead: it is then the cause of the errors of the others."""
+"""Seconds in which a rank that does not answer may turn out to be dead, which then explains the others' errors."""
 
 _ASK = 5.0
 _DUMP = 2.0
@@ -34,7 +34,7 @@ class Member:
         self.actor, self.log = actor, log
         self.location = "not started yet"
         self.machine: tuple[str, int] | None = None
-        """Address and port of Ray on its machine, where that may be another one than this."""
+        """Address and port of Ray on its machine, if that may be another machine; None on this one."""
 
         self.exit_notice = ExitNotice()
         self.busy: dict[int, str] = {}
@@ -46,7 +46,7 @@ class Member:
         return f"{self.name} ({self.location})"
 
     def died(self, error: BaseException) -> None:
-        """Seals the fate of a process whose actor Ray has given up."""
+        """Record the end of a process whose actor Ray has given up."""
         how = last_words(self.log) or how_it_died(error, self.machine)
         line = last_line(self.log)
         last = f"; last line of its log: {line}" if line and not last_words(self.log) else ""
@@ -65,14 +65,14 @@ class Watch:
         self._thread.start()
 
     def add(self, member: Member) -> None:
-        """Begins to watch a member that has introduced itself. Until it has started, only its death is noticed: imports
-        and the loading of a model give no sign of life, and the deadline of the start bounds them.
+        """Begin to watch a member that has introduced itself. Until it has started, only its death is noticed: imports
+        and the loading of a model send no heartbeats, and the deadline of the start bounds them.
         """
         member.actor.live.remote().future().add_done_callback(lambda life: self._ended(member, life.exception()))
         self._members.append(member)
 
     def has_started(self, member: Member) -> None:
-        """Count the member's silence from now on."""
+        """Expect heartbeats of the member from now on."""
         member.seen, member.is_starting = time.monotonic(), False
 
     def remove(self, member: Member) -> None:
@@ -80,17 +80,17 @@ class Watch:
         self._members = [other for other in self._members if other is not member]
 
     def close(self) -> None:
-        """Ends the watch; what dies from here on was meant to."""
+        """Stop watching; processes that end from now on were ended on purpose."""
         self._closing.set()
         self._members = []
         self._thread.join(timeout=2 * _DUMP)
 
     def group(self, role: str) -> list[Member]:
-        """Members that compute together with this role."""
+        """Members of this role, which compute together."""
         return [member for member in self._members if member.role == role]
 
     def first_cause(self, member: Member, since: float) -> ProcessError | None:
-        """Why the first of the member's group ended that did so since then (by `time.monotonic`); None if none did."""
+        """The error of the first of the member's group to end after `since` (by `time.monotonic`); None if none did."""
         ended = [
             other.exit_notice
             for other in [member, *self.group(member.role)]
@@ -99,7 +99,7 @@ class Watch:
         return min(ended, key=lambda exit_notice: exit_notice.noticed).error if ended else None
 
     def dump_stacks(self, members: Sequence[Member]) -> None:
-        """Has what every thread is doing written into the members' logs, as far as they still answer."""
+        """Write the stacks of all threads into the logs of the members that still answer."""
         dumps: list[Any] = [member.actor.dump_stacks.remote() for member in members if member.exit_notice.error is None]
         if dumps:
             with contextlib.suppress(RayError):
@@ -114,7 +114,7 @@ class Watch:
         while not self._closing.wait(self._period):
             asleep = max(0.0, time.monotonic() - looked - 2 * self._period)
             for member in self._members:
-                member.seen += asleep  # this process was stopped itself, and nobody could be heard
+                member.seen += asleep  # this process was stopped itself, and heard no heartbeats
                 if member.exit_notice.error is None:
                     try:
                         self._look_at(member)
@@ -141,7 +141,7 @@ class Watch:
 
 
 def _why_silent(member: Member) -> str:
-    """A machine that cannot be reached is told from a process that does not answer."""
+    """Explanation of a member's silence: its machine cannot be reached, or its process does not answer."""
     why = why_unreachable(*member.machine) if member.machine else None
     if why is None or member.machine is None:
         return "it is stopped, or hangs in native code"

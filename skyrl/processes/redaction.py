@@ -1,6 +1,6 @@
-"""Secrets kept out of what a run writes, prints and sends: by value, by form and by key.
+"""Removes secrets from everything that a run writes, prints and sends: by value, by form and by key.
 
-By value: the contents of environment variables whose names speak of keys, tokens, passwords or webhooks. By form: user
+By value: the contents of environment variables whose names mention keys, tokens, passwords or webhooks. By form: user
 names and passwords in addresses (`https://user:password@host`), authorization headers, connection strings
 (`AccountKey=...`), webhook addresses, tokens with a known beginning, and private keys. By key: texts under `password`,
 `Authorization` and the like in tables. Each becomes `***`.
@@ -26,17 +26,17 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _OF_A_PLACE = re.compile(r"(?:_PATH|_FILE|_DIR|_FOLDER|_HOME|_SOCK|_SOCKET|_ROOT)$", re.IGNORECASE)
-"""Names of variables that hold the place of a secret and not the secret."""
+"""Names of variables that hold the location of a secret, not the secret itself."""
 
 _PLACES = ("OLDPWD", "XAUTHORITY", "KUBECONFIG")
 _PLAIN = frozenset({int, float, bool, type(None)})
-"""Types that hold no text: a list of nothing else is left as it is, which is faster to see than item by item."""
+"""Types that contain no text: a list of only these is left as it is, which is faster than checking each item."""
 
 _SHORTEST = 8
-"""Letters of a value that is looked for: a shorter one would be found in words."""
+"""Minimum number of characters of a value to look for: a shorter one would also be found in words."""
 
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
-"""What writing to a closed pipe and to a terminal that hung up fails with."""
+"""Errors of writing to a closed pipe and to a terminal that hung up."""
 
 _USER_INFO = re.compile(r"(?<=://)[^\s/@\"'<>]+(?=@)")
 _HEADER = re.compile(
@@ -52,7 +52,7 @@ _KEYS = re.compile(  # narrower than the names in configurations: a dataset's `a
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:
-    """The values to look for, longest first: the longer one is not left in half."""
+    """The values to look for, longest first, so that a value that contains another one is removed completely."""
     named = (value.strip() for name, value in environ.items() if _NAME.search(name) and not _is_place(name, value))
     found = {value for value in named if len(value) >= _SHORTEST}
     for value in environ.values():
@@ -63,12 +63,12 @@ def secrets_of(environ: Mapping[str, str]) -> list[str]:
 
 
 def _is_place(name: str, value: str) -> bool:
-    """Does the variable say where a secret lies? A key may begin with a slash, too."""
+    """Whether the variable holds the location of a secret. A key may begin with a slash, too."""
     return name in _PLACES or (value.startswith(("/", "~")) and bool(_OF_A_PLACE.search(name) or os.path.exists(value)))
 
 
 def _spellings(value: str) -> Iterator[str]:
-    """The secret as it is, in Python and JSON, and in an address."""
+    """The secret as it is, and as it is written in Python, in JSON and in an address."""
     yield from (value, repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
     yield from (quote(value, safe=""), unquote(value))
 
@@ -84,7 +84,9 @@ def _redacted(text: str, values: re.Pattern[str]) -> str:
 
 
 def redacted_tree(data: object) -> Any:
-    """A copy of JSON-able data with every text redacted, keys included; headers stay: an answer may mention cookies."""
+    """A copy of JSON-able data with every text redacted, keys included. Headers inside texts stay, since an answer may
+    mention cookies.
+    """
     return _clean(data, _of_values())
 
 
@@ -109,19 +111,19 @@ def _clean_item(key: object, value: object, values: re.Pattern[str]) -> tuple[ob
 
 @functools.lru_cache(maxsize=4096)
 def _clean_key(key: str, values: re.Pattern[str]) -> tuple[str, bool]:
-    """The key without secrets, and whether the value under it is one: records have the same few keys, line by line."""
+    """The key without secrets, and whether its value is one. Cached, since all records have the same few keys."""
     return _redacted(key, values), bool(_KEYS.fullmatch(key))
 
 
 def _is_secret(value: object) -> bool:
-    """Whether a value under the name of a secret is a secret. A reference such as `env:NAME` says where one is."""
+    """Whether a value under the name of a secret is a secret, and not a reference to one such as `env:NAME`."""
     return isinstance(value, str) and bool(value) and not REFERENCE.fullmatch(value)
 
 
 class RedactedStream:
-    """A text stream that passes on what it is given without secrets.
+    """A text stream that passes on what is written to it, without secrets.
 
-    If its reader is gone (a closed pipe or terminal), what is written is dropped: a run does not depend on being read.
+    If its reader is gone (a closed pipe or terminal), the text is dropped: a run does not depend on its reader.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -148,7 +150,7 @@ class RedactedStream:
             self.discard()
 
     def discard(self) -> None:
-        """Send the rest to nowhere, what is still in the stream's buffer and what native code writes included."""
+        """Discard all further output, including the stream's buffer and the output of native code."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -164,12 +166,12 @@ class RedactedStream:
 
 @functools.lru_cache(maxsize=4)
 def _of_environment(environ: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
-    """What finds every secret of an environment; without any, nothing."""
+    """Pattern that finds every secret of an environment, and nothing if there are none."""
     return re.compile("|".join(map(re.escape, secrets_of(dict(environ)))) or r"(?!)")
 
 
 class _Known:
-    """The pattern of the current environment, made anew when a variable has changed and not for each line."""
+    """The pattern of the current environment, rebuilt only if a variable has changed, not for each line."""
 
     def __init__(self) -> None:
         self._seen: dict[Any, Any] | None = None

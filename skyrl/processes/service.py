@@ -1,4 +1,4 @@
-"""A small HTTP service on this machine: what `skyrl serve-retriever` and `skyrl serve-reward` have in common."""
+"""A small HTTP service on this machine: the common part of `skyrl serve-retriever` and `skyrl serve-reward`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from skyrl.errors import ProcessError, Stopped, UserError
 from skyrl.processes.addresses import is_loopback
 
 LONGEST_BODY = 4 << 20
-"""Bytes of a request."""
+"""Maximum size of a request's body, in bytes."""
 
 BODY_SECONDS = 60.0
-"""Time for the body of a request to come, after its headers."""
+"""Seconds in which the body of a request must arrive after its headers."""
 
 
 HEADER_SECONDS = 20.0
-"""Time for the head of a request to come, from the connection or the end of the request before it."""
+"""Seconds in which the head of a request must arrive after the connection or the end of the previous request."""
 
 KEPT_SECONDS = 15
-"""Time that an idle connection is kept: longer than the 5 s of httpx, so that a client never sends a request on a
-connection that is being closed."""
+"""Seconds for which an idle connection is kept: longer than the 5 s of httpx, so that a client never sends a request on
+a connection that is being closed."""
 
 MOST_CONNECTIONS = 1024
-"""Connections and requests at once; a request beyond them is answered with 503, which clients try again."""
+"""Maximum number of connections and requests at once; a request beyond it gets 503, after which clients try again."""
 
 
 class _TimedProtocol(H11Protocol):
-    """HTTP of uvicorn, which by itself waits without end for a client that sends half of a request's head."""
+    """HTTP protocol of uvicorn with a deadline for a request's head. Without it, uvicorn waits forever for a client
+    that sends half of one.
+    """
 
     _limit: asyncio.TimerHandle | None = None
 
@@ -63,10 +65,10 @@ class _TimedProtocol(H11Protocol):
 
 
 def listen(host: str, port: int, token: str | None, variable: str) -> socket.socket:
-    """A socket that listens there; port 0 is any that is free. `variable` is where a token is looked for.
+    """A socket that listens on host and port; port 0 is any free one. `variable` names the variable with the token.
 
-    Raises `UserError` for an address that others can reach while there is no token, `ProcessError` for one that cannot
-    be had.
+    Raises `UserError` for an address that other machines can reach without a token, `ProcessError` for one that cannot
+    be used.
     """
     if not token and not is_loopback(host):
         raise UserError(
@@ -79,7 +81,7 @@ def listen(host: str, port: int, token: str | None, variable: str) -> socket.soc
             bound = undo.enter_context(socket.socket(family, kind))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-            bound.listen(1024)  # who asks before the index is there waits for it
+            bound.listen(1024)  # early requests wait until the index is loaded
         except OSError as error:
             raise ProcessError(f"cannot listen on {host}:{port}: {error.strerror}; see --host and --port") from error
         undo.pop_all()
@@ -87,13 +89,13 @@ def listen(host: str, port: int, token: str | None, variable: str) -> socket.soc
 
 
 def serve(app: Starlette, bound: socket.socket) -> None:
-    """Answer until SIGINT or SIGTERM, which ends a service as it should end."""
-    with suppress(KeyboardInterrupt, Stopped):  # what the signal means to the command, once the server is down
+    """Serve the app until SIGINT or SIGTERM, which ends the service without an error."""
+    with suppress(KeyboardInterrupt, Stopped):  # raised for the signal after the server has shut down
         server_of(app).run(sockets=[bound])
 
 
 def server_of(app: Starlette) -> uvicorn.Server:
-    """A server that no slow client can hold: heads and bodies have deadlines, and connections a number."""
+    """A server that slow clients cannot block: heads and bodies have deadlines, and connections are limited."""
     config = uvicorn.Config(
         app,
         http=_TimedProtocol,
@@ -123,7 +125,7 @@ async def body_of(request: Request) -> bytes:
 
 
 def has_token(token: str | None, request: Request) -> bool:
-    """Does it bring the token, where there is one?"""
+    """Whether the request has the token, if one is required."""
     if not token:
         return True
     return secrets.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode())

@@ -2,11 +2,11 @@
 
     with ShutdownSignal(grace=30.0) as stopping:      # main thread
         ...                                     # raises `Stopped` here, or
-        asyncio.run(...)                        # where the loop says that it may: `with stopping.interruptible(): ...`
+        asyncio.run(...)                        # inside `with stopping.interruptible(): ...`
 
-Signals are seen by a thread of their own, so that a computation in native code delays nothing that matters: when the
-grace period is over, and at the second signal, the process ends at once, with what was saved before. What it started
-ends with it (`orphans.py`).
+A separate thread receives the signals, so that a computation in native code does not delay the end: when the grace
+period is over, or at the second signal, the process ends at once and keeps only what was saved before. The processes
+that it started end with it (`orphans.py`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _LAST_WORDS_SECONDS = 1.0
 
 
 class ShutdownSignal:
-    """Whether the run was asked to stop, by whom, and what may be cancelled for it. One at a time, in the main thread.
+    """Request to stop the run: whether it was made, its reason, and the awaits that it may cancel. Use one at a time,
+    in the main thread.
 
-    In any other thread it receives no signals, only its deadline.
+    In any other thread, it receives no signals, only its deadline.
     """
 
     def __init__(
@@ -46,14 +47,14 @@ class ShutdownSignal:
         field: str = "trainer.faults.stop_before",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`grace` is in seconds; `stop_before` as `trainer.faults.stop_before` has it: the run is asked to stop the
-        grace period before it. `field` is the path of that field in messages. `clock` gives the seconds by which the
-        deadline and the length of steps are measured.
+        """`grace` is in seconds. `stop_before` is a deadline as in `trainer.faults.stop_before`; the run is asked to
+        stop the grace period before it. `field` is the path of that field in messages. `clock` gives the seconds by
+        which the deadline and the length of steps are measured.
         """
         self._grace, self._field, self.now = grace, field, clock
         self._deadline = float("inf") if stop_before is None else self.now() + seconds_until(stop_before) - grace
         self.reason = ""
-        """How the message of the end begins; empty as long as the run is not to stop."""
+        """Beginning of the final message; empty as long as no stop is requested."""
         self._exit_code = EXIT_REQUEUE
         self._in_loop = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,7 +91,7 @@ class ShutdownSignal:
 
     @property
     def requested(self) -> bool:
-        """Is the run to stop?"""
+        """Whether the run was asked to stop."""
         return bool(self.reason)
 
     @property
@@ -108,16 +109,16 @@ class ShutdownSignal:
                     self._loop.call_soon_threadsafe(self._cancel)
 
     def request_before_deadline(self) -> None:
-        """The same, since too little time is left until the deadline."""
+        """Ask the run to stop because too little time is left until the deadline."""
         self.request(f"Stopped before the deadline of {self._field}")
 
     def stopped(self, what: str) -> Stopped:
-        """The exception that ends the run; `what` says what became of it."""
+        """The exception that ends the run; `what` is the rest of its message and says what was saved."""
         return Stopped(f"{self.reason}. {what}", self._exit_code)
 
     @contextlib.contextmanager
     def in_loop(self) -> Iterator[None]:
-        """From here on a request interrupts nothing but what says that it may be; for the time of an event loop."""
+        """While an event loop runs in the block, a request only interrupts code inside `interruptible`."""
         self._in_loop = True
         try:
             yield
@@ -126,7 +127,7 @@ class ShutdownSignal:
 
     @contextlib.contextmanager
     def at_any_point(self) -> Iterator[None]:
-        """A signal raises `Stopped` in here although an event loop runs: around work that blocks the loop."""
+        """A signal raises `Stopped` in the block although an event loop runs; for work that blocks the loop."""
         before, self._in_loop = self._in_loop, False
         try:
             yield
@@ -135,7 +136,7 @@ class ShutdownSignal:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Around awaits that are cancelled by a request to stop, before, meanwhile or after. Raises `Stopped`."""
+        """Cancel the awaits in the block on a request to stop. Raises `Stopped`, also for requests before the block."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         task = self._task
         try:
@@ -155,7 +156,7 @@ class ShutdownSignal:
             raise self.stopped(GOES_ON_FROM_THE_LAST)
 
     def _wake(self) -> None:
-        """The thread that watches looks again."""
+        """Wake the watching thread."""
         with contextlib.suppress(OSError):
             if self._write is not None:
                 self._write.send(b"\0")
@@ -165,7 +166,7 @@ class ShutdownSignal:
             self._task.cancel()
 
     def _in_main_thread(self, number: int, frame: FrameType | None) -> None:
-        """Python's own handler: where no loop runs, nothing has been learnt that could be saved."""
+        """Python's signal handler. It raises at once if no loop runs, since there is no training to save then."""
         self._note(number)
         if not self._in_loop and not self._ended.is_set():
             self.check()
@@ -210,7 +211,7 @@ def _last_words(why: str) -> None:
 
 
 def seconds_until(moment: float | str) -> float:
-    """Seconds from now to the end of a duration, or to a point in time in ISO 8601, by the clock of this machine."""
+    """Seconds of a duration, or from now to a point in time in ISO 8601, by the clock of this machine."""
     if not isinstance(moment, str):
         return moment
     return datetime.fromisoformat(moment).astimezone().timestamp() - time.time()

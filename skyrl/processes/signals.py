@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 
 STOPPED_BY = {signal.SIGTERM: "Stopped by SIGTERM", signal.SIGHUP: "Stopped by SIGHUP", signal.SIGINT: "Stopped"}
-"""How the last message of the run begins."""
+"""Beginning of the run's last message, by signal."""
 
-GOES_ON_FROM_THE_LAST = "The same command goes on from the last checkpoint, or begins anew where there is none."
+GOES_ON_FROM_THE_LAST = "The same command continues from the last checkpoint, or starts from scratch if there is none."
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
-    """The signals to install handlers for. SIGHUP is left out where it is ignored already, as under `nohup`."""
+    """The signals to install handlers for. SIGHUP is left out if it is ignored already, as under `nohup`."""
     return tuple(each for each in STOPPED_BY if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN)

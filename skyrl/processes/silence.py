@@ -1,4 +1,4 @@
-"""Says what a long wait is for, so that a run whose console is silent is told from one that hangs.
+"""Reports what a long wait is for, so that a silent run can be distinguished from one that hangs.
 
 waiting for: generate (for 10 s); 3 of 128 samples, 3 in their environments, the oldest for 9 s
 """
@@ -16,19 +16,19 @@ AFTER = 10.0
 """Seconds after which a wait is reported."""
 
 _SHOWN = 4
-"""Waits that one line names."""
+"""Number of waits that one line names."""
 
 _WHOLE = "step"
-"""A wait around others, which say more."""
+"""A wait that encloses others, which are more specific."""
 
 
 class Silence:
-    """Reports each wait once, when it has lasted `after` seconds; a wait of a kind that was seen before, when it has
-    lasted twice as long as the longest of that kind. Steps that take a minute each do not repeat it.
+    """Reports each wait once, after `after` seconds, and after at least twice the longest earlier wait of its kind: a
+    run whose steps take a minute each does not report every step.
     """
 
     def __init__(self, progress: Progress, report: Callable[[str], None], *, after: float = AFTER) -> None:
-        """`report` is given one line, in the thread that looks."""
+        """`report` is called with one line, in the watching thread."""
         self._progress, self._report, self._after = progress, report, after
         self._longest: dict[str, float] = {}
         self._seen: dict[int, Wait] = {}  # open at the last look
@@ -47,7 +47,7 @@ class Silence:
         self._thread.join()
 
     def look(self) -> None:
-        """Report what is waited for, if there is a wait that has to be reported now."""
+        """Report the open waits, if one of them has to be reported now."""
         waits = [wait for wait in self._progress.open_waits() if wait.what != _WHOLE]
         self._remember_the_ended({wait.number: wait for wait in waits})
         new = [wait for wait in waits if wait.number not in self._reported]

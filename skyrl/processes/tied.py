@@ -1,4 +1,4 @@
-"""Runs a command that ends with the process that started it, however that ends.
+"""Runs a command that ends with the process that started it, however that process ends.
 
     python -m skyrl.processes.tied COMMAND...
 
@@ -21,7 +21,7 @@ _GRACE_SECONDS = 10.0
 
 
 def start_tied(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the command, tied to this process; what it prints goes to the file `log`. Close `stdin` to end it."""
+    """Start the command, tied to this process; its output goes to the file `log`. Close `stdin` to end it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as written:
         return subprocess.Popen(
@@ -45,7 +45,7 @@ def _end_with_the_input(child: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Run the command of this process's arguments."""
+    """Run the command that this process's arguments give."""
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
     watch = threading.Thread(target=_end_with_the_input, args=(child,), daemon=True)
     watch.start()

@@ -1,4 +1,4 @@
-"""Calls that run side by side: all results, or the first failure."""
+"""Runs calls concurrently: all results, or the first failure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ async def gather_or_cancel(
 ) -> list[R]:
     """Every result, in order. At the first failure the other calls are cancelled, and it is raised once they are over.
 
-    Calls that must not be cancelled are ended by `end_others`, which is awaited with the first failure. All of them are
-    then awaited, and of their errors the first with the lowest `rank` is raised.
+    If calls must not be cancelled, `end_others` ends them; it is awaited with the first failure. All calls are then
+    awaited, and the first of their errors with the lowest `rank` is raised.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:

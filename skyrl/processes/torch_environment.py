@@ -1,4 +1,4 @@
-"""Process settings that have to be made before torch is imported or computes for the first time."""
+"""Process settings that must be made before torch is imported or computes for the first time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ TORCH_ENVIRONMENT: Mapping[str, str] = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "24",
     "LRU_CACHE_CAPACITY": "24",
 }
-"""Defaults of every process of a run. Threads that wait for each other give up their core, which another process may
-need. On a CPU, oneDNN keeps a compiled kernel for each shape of a matrix product, about a megabyte each: a layer and
-its gradients need up to 20, and the same ones serve every layer, while the number of rows changes at every step of
-generation."""
+"""Default environment variables of every process of a run. Threads that wait for each other give up their core, which
+another process may need. On a CPU, oneDNN keeps a compiled kernel of about a megabyte for each shape of a matrix
+product: a layer and its gradients need up to 20, which serve every layer, while the number of rows changes at every
+step of generation."""
 
 _ARENAS = "MALLOC_ARENA_MAX"
 _M_ARENA_MAX = -8
-"""glibc's number of that setting, see mallopt(3)."""
+"""glibc's number for the setting M_ARENA_MAX, see mallopt(3)."""
 
 
 def set_torch_environment() -> None:
@@ -30,8 +30,9 @@ def set_torch_environment() -> None:
 
 
 def _share_one_arena() -> None:
-    """All threads allocate from one arena: with one each, glibc's default, what a thread has freed serves no other
-    thread, and the environment's and the engine's threads keep 30 MB of a small run. Other C libraries have no arenas.
+    """Make all threads allocate from one arena. With one arena each, glibc's default, memory that a thread has freed is
+    not reused by others, and the threads of environment and engine hold 30 MB of a small run. Other C libraries have no
+    arenas.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

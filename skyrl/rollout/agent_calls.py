@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 LONGEST_OUTPUT = 1 << 20
-"""Most bytes that a command may print to standard output; more is a failure."""
+"""Maximum number of bytes that a command may print to standard output; more is a failure."""
 
 _SHOWN = 400
 
@@ -42,7 +42,7 @@ Agent = Callable[[Call], Awaitable[Returned] | Returned]
 
 
 def environment_of(call: Call, kept: Sequence[str]) -> dict[str, str]:
-    """The environment variables of a command: `kept` ones of this process, and address, key and name of the policy."""
+    """Environment variables of a command: those in `kept` of this process, and address, key and name of the policy."""
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "OPENAI_BASE_URL": f"{call.url}/v1",
         "OPENAI_API_KEY": call.key,

@@ -1,4 +1,4 @@
-"""One attempt at one sample that an agent plays: its calls become the rows, and its end the reward."""
+"""One attempt at one sample that an agent plays: its calls become the rows, and its result gives the reward."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from skyrl.trajectory import Failure, StopReason, Trajectory
 
 
 class AgentEpisode(Episode):
-    """Single use: `run`, and `close` whatever happened."""
+    """Episode that an agent plays. Single use: call `run`, and `close` in every case."""
 
     async def run(self) -> Trajectory:
-        """Run the agent to its end. Raises `EpisodeError` for one that fails, or that asks the policy nothing."""
+        """Run the agent to its end. Raises `EpisodeError` if it fails or never calls the policy."""
         agent = self._agent
         if agent.config.reward == "environment":
             await self.begin()
@@ -34,7 +34,7 @@ class AgentEpisode(Episode):
         except EpisodeError:
             if not played.cut_off:
                 raise
-            returned = None  # it could not go on, and what it has is judged
+            returned = None  # the agent was cut off: judge what it has done
         finally:
             played.conversations.end()
         return await self._rewarded(played, returned)
@@ -45,7 +45,7 @@ class AgentEpisode(Episode):
         return self._context.agent
 
     async def _returned(self, played: PlayedTrajectory) -> Returned:
-        """Runs the agent. Raises `EpisodeError` where it fails."""
+        """Runs the agent. Raises `EpisodeError` if it fails."""
         agent, who = self._agent, self._who("the agent for")
         messages = [dict(message) for message in self._begun_with]
         task = {**self._extras(), "messages": messages}
@@ -82,7 +82,7 @@ class AgentEpisode(Episode):
         return self._trajectory(reason)
 
     def _row(self, branch: Sequence[Turn]) -> Transcript:
-        """A branch as a row: tokens that another branch has trained on already belong to the prompt."""
+        """A branch as a row. Tokens that another branch already trains on belong to the prompt."""
         transcript = self._transcript.anew(branch[0].prompt_ids)
         for turn in branch:
             transcript.place(turn.prompt_ids[len(transcript.input_ids) :])
@@ -91,7 +91,7 @@ class AgentEpisode(Episode):
 
 
 def _answer(returned: Returned | None, last: str) -> str:
-    """The text to judge: what the agent returned or printed, or its last answer where that is nothing."""
+    """The text to judge: what the agent returned or printed, or its last answer if that is empty."""
     given = "" if returned is None or returned.value is None else str(returned.value).strip()
     return given or last
 

@@ -1,11 +1,11 @@
-"""Agents: programs and functions of the user's own, which know the policy by an address and a key.
+"""Agents: programs and functions of the user, which reach the policy through an address and a key.
 
     function    await solve(task={"messages": [...], ...}, base_url="http://.../v1", api_key="...", model="...")
     command     the task as JSON on standard input; OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL,
                 ANTHROPIC_API_KEY and MODEL in its environment, with PATH, HOME and LANG and nothing else
 
-A command runs in a session of its own, which is ended with it, or at its deadline; `isolated_agent.py` runs
-untrusted ones.
+A command runs in a new session, whose processes are killed when it ends or reaches its deadline; `isolated_agent.py`
+runs untrusted commands.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunningEndpoint(Protocol):
 
 
 class AgentRunner:
-    """Runs agents, so many at a time, each with a deadline."""
+    """Runs a limited number of agents at a time, each with a deadline."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class AgentRunner:
         model: str,
         tier: Tier | Literal["auto"] = "auto",
     ) -> None:
-        """`endpoint` is asked for when an agent starts, `tier` is that of an isolated one. Raises `TaskError` for an
-        agent that is not there, and `UserError` for one that cannot be isolated.
+        """`endpoint` is called when an agent starts; `tier` is the sandbox tier of an isolated agent. Raises
+        `TaskError` if the agent does not exist, and `UserError` if it cannot be isolated.
         """
         self.config, self._endpoint, self.model = config, endpoint, model
         self._agent = agent_of(config, tier)
@@ -71,13 +71,13 @@ class AgentRunner:
         return endpoint
 
     async def __call__(self, who: str, call: Call) -> tuple[Returned, float]:
-        """The result of the agent, and the seconds that it ran. Raises `EpisodeError`; `who` begins the sentence."""
+        """Run the agent; its result and its run time in seconds. Raises `EpisodeError`; `who` begins its message."""
         return await self._calls(who, lambda: settled(self._agent(call)))
 
 
 def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
-    """The agent that the configuration names. Raises `TaskError` for one that is not there, and `UserError` for one
-    that cannot be isolated.
+    """The agent that the configuration names. Raises `TaskError` if it does not exist, and `UserError` if it cannot be
+    isolated.
     """
     if config.function is not None:
         return _of_function(import_object(config.function, TaskError), config.function, config.kwargs)
@@ -119,7 +119,7 @@ def _of_function(function: object, name: str, settings: Mapping[str, Any]) -> Ag
 
 
 async def _run(command: tuple[str, ...], call: Call) -> Returned:
-    """Raises `RewardError` for a program that prints more than `LONGEST_OUTPUT`."""
+    """Result of a command. Raises `RewardError` if it prints more than `LONGEST_OUTPUT` bytes."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
@@ -133,7 +133,7 @@ async def _run(command: tuple[str, ...], call: Call) -> Returned:
         code = await process.wait()
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whatever it started and left, too
+            os.killpg(process.pid, signal.SIGKILL)  # including what it started and left running
     return returned_by(code, *out)
 
 

@@ -1,6 +1,6 @@
-"""One sample of a prompt: an episode, and others in its place while its environment fails and there is time.
+"""One sample of a prompt: an episode, which is repeated while its environment fails and there is time.
 
-Its outcome is a trajectory with a reward, or one without: failed for good, or skipped.
+The outcome is a trajectory: with a reward, or without one if the sample failed for good or was skipped.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CLOSING_SECONDS = 5.0
 """Seconds that an environment may take to close when the time of its sample is over."""
 
 _RETRY = 2**16
-"""Added to the attempt of a sample that is drawn again: more than there are attempts at a batch."""
+"""Added to the attempt number of a sample that is drawn again; larger than the number of attempts at a batch."""
 
 
 class Attempts:
-    """Draws samples, again where environments fail, by the policy of `environment.skyrl_gym`."""
+    """Draws samples, and draws them again if environments fail, as `environment.skyrl_gym` configures."""
 
     def __init__(self, gym: SkyRLGymConfig, tally: FailureTally, first_turns: FirstTurns) -> None:
         """`first_turns` asks the engine for the first completion of episodes that have begun."""
@@ -47,8 +47,8 @@ class Attempts:
         self._seconds = gym.trajectory_timeout_seconds
 
     async def sample(self, episode: Episode, begun: FirstOutcome, completion: Completion | None) -> Trajectory:
-        """One trajectory; a sample whose environment fails is drawn again, with numbers of its own, while there is
-        time.
+        """Draw one trajectory. A sample whose environment fails is drawn again, with other random numbers, while there
+        is time.
         """
 
         def first(episode: Episode, until: float | None) -> Coroutine[Any, Any, Trajectory]:
@@ -57,7 +57,7 @@ class Attempts:
         return await self._until_judged(episode, first, self._play_again)
 
     async def run_agent(self, episode: AgentEpisode) -> Trajectory:
-        """The same for a sample that an agent plays."""
+        """Draw one trajectory that an agent plays; otherwise like `sample`."""
         return await self._until_judged(episode, self._run, self._run)
 
     async def _until_judged(self, episode: E, first: Play[E], again: Play[E]) -> Trajectory:
@@ -86,7 +86,9 @@ class Attempts:
         return await self._closing(episode, until, run())
 
     async def closed(self, episode: Episode, until: float | None = None) -> Failure | Skipped | None:
-        """Close its environment, at the latest a moment after the sample's time is over. What went wrong, or None."""
+        """Close the episode's environment, which may outlast the sample's time by `CLOSING_SECONDS`. Returns what went
+        wrong, or None.
+        """
         if not episode.is_open:
             return None
         until = self._from_now() if until is None else until
@@ -111,7 +113,7 @@ class Attempts:
     async def _play(
         self, episode: Episode, begun: FirstOutcome, completion: Completion | None, until: float | None
     ) -> Trajectory:
-        """To the end, in time, and closed."""
+        """Play an episode to its end, in time, and close it."""
 
         async def play() -> Trajectory:
             if not isinstance(begun, GenerationRequest):
@@ -125,7 +127,7 @@ class Attempts:
     async def _closing(
         self, episode: Episode, until: float | None, play: Coroutine[Any, Any, Trajectory]
     ) -> Trajectory:
-        """The trajectory of an episode that is closed at its end."""
+        """Await the trajectory of an episode, and close the episode afterwards."""
         try:
             trajectory = await play
         finally:
@@ -144,7 +146,7 @@ class Attempts:
                 return await work
         except TimeoutError:
             if not limit.expired():
-                raise  # somebody else's
+                raise  # of another timeout
             field = "environment.skyrl_gym.trajectory_timeout_seconds"
             raise EpisodeError(
                 Failure(kind="timeout", reason=f"{episode.name} was not over after {self._seconds:g} s ({field})")

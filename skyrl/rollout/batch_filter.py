@@ -18,11 +18,11 @@ from skyrl.tree import evolve_at
 Batch = tuple[TrajectoryGroup, ...]
 
 Draw = Callable[[int, int], Awaitable[Batch]]
-"""A batch of groups for the update of weights of a version, in an attempt (0 is the first)."""
+"""Draws a batch of groups, given the version of the weights that it updates and the attempt (0 is the first)."""
 
 
 class BatchFilter:
-    """Fills a batch from what `draw` gives, as often as it takes."""
+    """Fills a batch, calling `draw` as often as necessary."""
 
     def __init__(
         self,
@@ -40,7 +40,9 @@ class BatchFilter:
         """Numbers of groups that were dropped, replaced or left out to make the last batch."""
 
     async def batch(self, version: int) -> Batch:
-        """Raises `RunError` where dynamic sampling finds no full batch within its limit."""
+        """One full batch for the update of weights of `version`. Raises `RunError` if dynamic sampling does not fill it
+        within its limit.
+        """
         self.metrics = {}
         match self._algorithm.dynamic_sampling.type:
             case None:
@@ -54,7 +56,7 @@ class BatchFilter:
         return await self._with_baselines(groups, version) if self._needs_baselines else groups
 
     async def _filtered(self, version: int) -> Batch:
-        """Groups that teach, from as many batches as it takes; what is left over of the last one is dropped."""
+        """Groups that pass the filter, from several batches if necessary; the surplus of the last one is dropped."""
         wanted: int | None = None
         kept: list[TrajectoryGroup] = []
         seen = attempt = 0
@@ -108,8 +110,8 @@ class BatchFilter:
         return estimator_facts(self._algorithm).compares_with_greedy
 
     async def _with_baselines(self, groups: Batch, version: int) -> Batch:
-        """The groups with the reward of one greedy answer to each prompt; a group whose greedy answer has none is not
-        trained on.
+        """The groups, each with the reward of one greedy answer as its baseline. A group whose greedy answer has no
+        reward is not trained on.
         """
         prompts: list[Prompt] = [group.prompt for group in groups]
         greedy = await self._generator.generate(

@@ -1,4 +1,4 @@
-"""The trainer's view of rollouts: `next_batch`. The source of prompts and the filling of batches stay behind it."""
+"""The trainer's view of rollouts: `next_batch`. It hides the source of prompts and the filling of batches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Rollouts(Protocol):
         """Numbers of groups that were dropped, replaced or left out to make the last batch."""
 
     def weights_are(self, version: int) -> None:
-        """The engines hold new weights: those of this version."""
+        """Notification that the engines now hold the weights of this version."""
 
     @property
     def epoch(self) -> int:
-        """Passes over the data that are complete."""
+        """Number of complete passes over the data."""
 
     def state(self) -> dict[str, Any]:
         """Position in the data, as a checkpoint stores it."""
@@ -35,11 +35,11 @@ class Rollouts(Protocol):
         """Continue where `state` was taken."""
 
     async def close(self) -> None:
-        """Give up what is still being sampled."""
+        """Cancel the samples that are still being drawn."""
 
 
 class SynchronousRollouts:
-    """The next batch of prompts, sampled when it is asked for, and again where groups have to be exchanged."""
+    """Samples each batch when the trainer asks for it, and more batches if groups have to be replaced."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SynchronousRollouts:
         self._selection = BatchFilter(self._sample, generator, config, algorithm, seed=seed)
 
     async def next_batch(self, version: int) -> Batch:
-        """Raises `RunError` where dynamic sampling finds no full batch within its limit."""
+        """Sample one full batch. Raises `RunError` if dynamic sampling does not fill it within its limit."""
         return await self._selection.batch(version)
 
     async def _sample(self, version: int, attempt: int) -> Batch:

@@ -1,12 +1,13 @@
-"""How a conversation goes on after a turn of the policy, in tokens.
+"""Modes in which a conversation continues, in tokens, after a turn of the policy.
 
     MessageChat      each turn and each observation is a message: ...answer<end> <user> observation <assistant>
     SingleAnswer     all of them continue one assistant message:  ...answer observation
-    WholeHistory     the template writes the whole conversation anew for each turn
+    WholeHistory     the template renders the whole conversation again for each turn
 
-Sampled tokens stay as they are in the first two, and what comes between is tokenized on its own, after a fixed
-conversation, so that it is the same whatever was sampled. In the third, a turn whose tokens are not those before and
-more begins a row of its own: what is trained on is what was sampled there, too, behind what it was sampled from.
+The first two keep sampled tokens as they are. The text between them is tokenized separately, after a fixed
+conversation, so that its tokens do not depend on what was sampled. In the third, a turn whose prompt does not start
+with the tokens of the row so far begins a new row, so that training still uses the sampled tokens after the prompt that
+they were sampled from.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Turn:
     """Messages since then, this turn and its observations included."""
 
     tools: Sequence[Mapping[str, Any]] = ()
-    """Tools that the environment has the template show."""
+    """Tools of the environment, which the template shows."""
 
 
 class Chat(Protocol):
@@ -47,11 +48,11 @@ class Chat(Protocol):
         """The transcript that the next turn starts from: the same one with the observations added, or another one."""
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
-        """Add what belongs behind the last turn."""
+        """Add the tokens that belong after the last turn."""
 
 
 class MessageChat:
-    """Token-in, token-out: the template writes the observations, and the end of the turn where it has none yet."""
+    """Token-in, token-out: the template writes the observations, and the end of a turn that has none yet."""
 
     def __init__(self, tokenizer: ChatTokenizer, config: GeneratorConfig) -> None:
         self._tokenizer = tokenizer
@@ -72,7 +73,7 @@ class MessageChat:
 
 
 class SingleAnswer:
-    """One assistant message: observations are plain text in it, and an end that was sampled too early is withdrawn."""
+    """One assistant message: observations are plain text in it, and an end token sampled before them is removed."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer, self._spelled = tokenizer, Spelled.by(tokenizer)
@@ -86,16 +87,16 @@ class SingleAnswer:
         return transcript
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
-        """An answer ends where the policy ended it."""
+        """Does nothing: an answer ends where the policy ended it."""
 
 
 class WholeHistory:
-    """The template writes the conversation anew for each turn; a turn that does not go on from the tokens of the one
-    before is another row.
+    """The template renders the whole conversation for each turn; a turn that does not continue the tokens of the
+    previous one begins another row.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, template_kwargs: Mapping[str, Any], *, join: bool) -> None:
-        """`join`: a turn that goes on from the tokens before belongs to their row. False: each turn is a row."""
+        """With `join`, a turn that continues the previous tokens belongs to their row; otherwise each turn is a row."""
         self._template, self._join = Template(tokenizer=tokenizer, arguments=template_kwargs), join
 
     def go_on(self, transcript: Transcript, turn: Turn) -> Transcript:
@@ -107,11 +108,11 @@ class WholeHistory:
         return transcript
 
     def end(self, transcript: Transcript, completion: Completion) -> None:
-        """An answer ends where the policy ended it."""
+        """Does nothing: an answer ends where the policy ended it."""
 
 
 def renders_history(config: GeneratorConfig) -> bool:
-    """Does the template write the whole conversation at every turn?"""
+    """Whether the template renders the whole conversation at every turn."""
     of_its_own = config.chat_template.name_or_path is not None
     return config.use_conversation_multi_turn and (config.step_wise_trajectories or of_its_own)
 

@@ -15,7 +15,7 @@ class ConstantRewards:
     """Reports once, after the first steps, that all their rewards are the same number."""
 
     def __init__(self, report: Callable[[str], None], samples: Path, steps: int = STEPS) -> None:
-        """`samples` is the file where a person finds the answers with their rewards."""
+        """`samples` is the file with the answers and their rewards, for the message."""
         self._report, self._samples, self._steps = report, samples, steps
         self._seen: set[float] = set()
         self._rewards = self._cut = self._counted = 0

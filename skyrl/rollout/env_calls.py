@@ -1,4 +1,4 @@
-"""Calling an environment: beside the event loop, with a deadline, and with every way to fail made into one."""
+"""Calls environments outside the event loop, with a deadline; every kind of failure becomes an `EpisodeError`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS: Mapping[str, Literal["raised", "timeout", "too_large"]] = {
     "timeout": "timeout",
     "output": "too_large",
 }
-"""How the process of an environment ended, as a kind of failure."""
+"""Kind of failure for each way in which an environment's process ends."""
 
 
 class EpisodeError(RewardError):
@@ -40,11 +40,11 @@ class EpisodeError(RewardError):
 
 
 class EnvCalls:
-    """Runs calls of environments in threads, so many at a time. Calls of one turn of the event loop share a thread as
-    long as they are quick.
+    """Runs calls of environments in a limited number of threads. Calls made in one turn of the event loop share a
+    thread as long as they are quick.
 
     A coroutine that misses its deadline is cancelled. A thread cannot be killed: it is left behind, and delays neither
-    the next call nor the end of the program. What must be ended for certain belongs into a worker process.
+    the next call nor the end of the program. Code that must be ended for certain belongs in a worker process.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class EnvCalls:
         field: str = "environment.skyrl_gym.step_timeout_seconds",
         pace: Pace | None = None,
     ) -> None:
-        """`deadline` is in seconds for each call, from when it begins to run; None: any time. Calls are counted in
-        `in_flight`. `field` is the path of the deadline in messages; `pace` limits how many begin in a second.
+        """`deadline` is the time limit of each call in seconds, from when it begins to run; None: no limit. Calls are
+        counted in `in_flight`. `field` is the path of the deadline in messages; `pace` limits how many calls begin in a
+        second.
         """
         self._field = field
         self._in_flight = in_flight or SamplesInFlight()
@@ -66,12 +67,12 @@ class EnvCalls:
         self._pace, self._paced = pace, asyncio.Semaphore(at_a_time)
 
     async def __call__(self, who: str, function: Callable[..., T], *args: object) -> tuple[T, float]:
-        """The result of the function, and the seconds that it ran. Raises `EpisodeError` if it raises or is late; `who`
-        begins the sentence.
+        """Call the function; its result and its run time in seconds. Raises `EpisodeError` if it raises or is late;
+        `who` begins the message.
         """
         if self._pace is None:
             return await self._called(who, function, args)
-        async with self._paced:  # a thread is free for it when its time has come
+        async with self._paced:  # so that a thread is free once the pace admits the call
             await self._pace()
             return await self._called(who, function, args)
 
@@ -139,19 +140,19 @@ class EnvCalls:
         try:
             with noted(coroutines):
                 value = settled(function(*args))
-        except BaseException as error:  # noqa: BLE001  # whatever a user's environment raises goes to whoever asked
+        except BaseException as error:  # noqa: BLE001  # any error of the user's environment goes to the caller
             raised = error
         result = (value, raised, time.perf_counter() - start)
         self._mailbox.put(partial(_settle, outcome, result), outcome.get_loop())
 
     def _left(self, call: Call, now: float) -> float:
-        """Seconds until the deadline of a call, or until it may have passed for one that does not run yet."""
+        """Seconds until the deadline of a call; for one that does not run yet, until it can pass at the earliest."""
         assert self._deadline is not None
         return self._deadline if call.begun is None else call.begun + self._deadline - now
 
 
 def number(value: Any, what: str) -> float:
-    """Any kind of finite number, as a float. Raises `EpisodeError`; `what` begins the sentence."""
+    """Any kind of finite number, as a float. Raises `EpisodeError` for anything else; `what` begins the message."""
     try:
         real = float(value) if not isinstance(value, str | bytes) else None
     except (TypeError, ValueError, OverflowError):
@@ -174,5 +175,5 @@ def _settle(outcome: asyncio.Future[Any], result: object) -> None:
 
 
 def _short(text: str) -> str:
-    text = redacted(text.encode(errors="backslashreplace").decode())  # before a secret is cut in two, and known no more
+    text = redacted(text.encode(errors="backslashreplace").decode())  # first: half a secret is not recognized
     return text if len(text) <= 400 else text[:397] + "..."

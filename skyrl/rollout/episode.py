@@ -1,9 +1,9 @@
-"""One attempt at one sample: an environment of its own, and the turns until it is done.
+"""One attempt at one sample: a new environment, and the turns until it is done.
 
-    begin() -> what to sample from -> play(first completion) -> Trajectory, or EpisodeError
+    begin() -> first request -> play(first completion) -> Trajectory, or EpisodeError
 
-The first completion comes from outside, because the samples of a prompt begin with the same tokens and are asked of the
-engine together.
+The caller provides the first completion, because the samples of a prompt begin with the same tokens and are requested
+from the engine together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from skyrl.trajectory import Failure, Prompt, Skipped, StopReason, TokenRow, Tra
 T = TypeVar("T")
 
 LONGEST_OBSERVATION = 1_000_000
-"""Characters that an environment may show at once: more than any model reads, and little enough to tokenize."""
+"""Maximum number of characters of the observations of a step: more than any model reads, few enough to tokenize."""
 
 
 @frozen(kw_only=True)
@@ -48,15 +48,15 @@ class EpisodeContext:
     client: InferenceEngineClient
     tokenizer: Any
     chat: Callable[[], Chat]
-    """Made when a second turn needs one."""
+    """Makes the chat mode, when a second turn needs it."""
 
     call: EnvCalls
     agent: AgentRunner | None = None
-    """The agent that plays the episodes, where one does."""
+    """The agent that plays the episodes; None if the policy plays them itself."""
 
 
 class Episode:
-    """Single use: `begin`, `play`, and `close` whatever happened."""
+    """One attempt at one sample. Single use: call `begin`, `play`, and `close` in every case."""
 
     def __init__(self, context: EpisodeContext, prompt: Prompt, make: MakeEnv, key: SampleKey) -> None:
         self.key = key
@@ -75,7 +75,7 @@ class Episode:
         self._begun = time.perf_counter()
 
     async def begin(self) -> GenerationRequest:
-        """Make the environment; what the first turn is sampled from. Raises `EpisodeError`."""
+        """Make the environment; returns the request for the first turn. Raises `EpisodeError`."""
         prompt = self._prompt
         self._env, messages, tools = await self._in_env(
             self._who("starting on"), _started, self._make, self._extras(), deepcopy(prompt.messages)
@@ -107,7 +107,7 @@ class Episode:
         return self._trajectory(completion.stop_reason)
 
     def _go_on(self, completion: Completion, step: EnvStep) -> bool:
-        """Whether another turn fits; if so, the transcript is what it starts from."""
+        """Whether another turn fits; if so, the transcript becomes the prompt of that turn."""
         self._said += ({"role": "assistant", "content": completion.text}, *step.observations)
         turn = Turn(
             completion=completion,
@@ -143,13 +143,13 @@ class Episode:
         return self._env is not None and type(self._env).close is not Env.close
 
     async def close(self) -> None:
-        """Close the environment, if there is one and it has something to close. Raises `EpisodeError`."""
+        """Close the environment, if it exists and has something to close. Raises `EpisodeError`."""
         env, self._env, is_open = self._env, None, self.is_open
         if env is not None and is_open:
             await self._in_env(self._who("closing after"), env.close)
 
     def waited_for_the_engine(self, seconds: float) -> None:
-        """The first completion took so long."""
+        """Record that the first completion took `seconds`."""
         self._seconds["llm"] += seconds
 
     async def _judge(self, completion: Completion) -> EnvStep:
@@ -219,14 +219,14 @@ class Episode:
         return GenerationRequest(prompt_ids=self._transcript.input_ids, sampling=self._context.sampling, keys=(key,))
 
     def _extras(self) -> dict[str, Any]:
-        """The row's columns, for this environment alone: what it changes in them, no other sample sees."""
+        """A copy of the row's columns for this environment, whose changes no other sample sees."""
         extras = {"data_source": self._prompt.data_source, **deepcopy(dict(self._prompt.extras))}
         most = self._context.config.max_turns
         return extras | ({"max_turns": fewest_turns(extras, most)} if most > 1 else {})
 
     @contextmanager
     def _readable(self, doing: str) -> Iterator[None]:
-        """Text that no tokenizer takes is a failure of this sample, wherever the environment had it from."""
+        """Turn text that no tokenizer accepts into a failure of this sample, whatever its origin."""
         try:
             yield
         except TextError as error:
@@ -258,7 +258,7 @@ def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...
 
 
 def _stepped(env: Env, answer: str, last: bool) -> tuple[Any, Any]:
-    """One step, and what was measured once there is no other."""
+    """One step of the environment, and its metrics if the step is the last."""
     step = settled(env.step(answer))
     ends = last or not isinstance(step, EnvStep) or step.done
     return step, settled(env.get_metrics()) if ends else {}

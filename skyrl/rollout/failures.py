@@ -10,12 +10,12 @@ SHOWN = 3
 
 
 class FailureTally:
-    """Counts the failures on the way to one batch, and ends it when they are too many."""
+    """Counts the failures while one batch is sampled, and raises when there are too many."""
 
     def __init__(self, samples: int, max_share: float, *, attempts: int = 1) -> None:
-        """`samples` make a batch; more failures than `max_share` of them, or of all that were drawn meanwhile where
-        those are more, are too many. One sample fails at most `attempts` times: as few are never too many, unless
-        `max_share` is 0, so that a small batch survives what a large one does.
+        """`samples` is the size of a batch. The limit is the share `max_share` of the batch, or of all samples drawn
+        meanwhile if those are more. Up to `attempts` failures, the most that one sample can have, are allowed in any
+        case unless `max_share` is 0, so that a small batch survives what a large one does.
         """
         self._batch, self._max_share = samples, max_share
         self._least = attempts if max_share > 0 else 0
@@ -32,7 +32,7 @@ class FailureTally:
         self._running -= samples
 
     def count(self, failure: Failure) -> None:
-        """Raises `RewardError` with the first reasons once there are too many."""
+        """Count one failure. Raises `RewardError` with the first reasons once there are too many."""
         self._reasons.append(failure.reason)
         samples = max(self._batch, self._drawn)
         if len(self._reasons) > max(self._least, self._max_share * samples):

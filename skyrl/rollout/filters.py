@@ -12,7 +12,7 @@ from skyrl.trajectory import Trajectory, TrajectoryGroup
 
 
 def has_reward_variance(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bool:
-    """Do the rewards of its answers differ by more than `tolerance`, or is there one answer only?
+    """Whether the rewards of the group's answers differ by more than `tolerance`, or there is only one answer.
 
     Answers without a token to train on are not compared. Dynamic sampling, DAPO, arXiv:2503.14476, section 3.2.
     """
@@ -21,7 +21,7 @@ def has_reward_variance(group: TrajectoryGroup, *, tolerance: float = 0.0) -> bo
 
 
 def is_kept(group: TrajectoryGroup, config: DynamicSamplingConfig) -> bool:
-    """Do its rewards differ, and is the share of answers with a reward above 0 within the bounds of `config`?
+    """Whether the group's rewards differ and its share of answers with a reward above 0 is within `config`'s bounds.
 
     The bounds are AReaL's `success_rate_lb` and `success_rate_ub`. Answers without a token to train on do not count.
     """
@@ -62,8 +62,8 @@ def backfilled(group: TrajectoryGroup) -> TrajectoryGroup:
 def with_replacements(
     groups: Sequence[TrajectoryGroup], *, least_good: float, draw: Random
 ) -> tuple[TrajectoryGroup, ...] | None:
-    """The groups, each that teaches nothing replaced by one that does, drawn at random; None if not more than the
-    part `least_good` of them teach. POLARIS, hkunlp.github.io/blog/2025/Polaris.
+    """The groups, with each group of equal rewards replaced by a random one whose rewards differ; None unless more than
+    the share `least_good` of the groups have different rewards. POLARIS, hkunlp.github.io/blog/2025/Polaris.
     """
     good = [group for group in groups if has_reward_variance(group)]
     if not good or len(good) <= least_good * len(groups):

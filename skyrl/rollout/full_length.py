@@ -1,4 +1,4 @@
-"""Made-up batches in which every sample has the greatest length: they take as much memory as a batch can."""
+"""Made-up batches in which every sample has the maximum length, so that they take as much memory as a batch can."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup, TurnReward
 
 @attrs.frozen(kw_only=True)
 class FullLengthRollouts:
-    """Batches of random tokens, in the place of `Rollouts` that sample. Equal seeds give equal batches."""
+    """Batches of random tokens, which replace sampled `Rollouts`. Equal seeds give equal batches."""
 
     prompts: int
-    """Groups of a batch."""
+    """Number of groups in a batch."""
 
     samples: int
-    """Samples of a group."""
+    """Number of samples in a group."""
 
     prompt_tokens: int
     answer_tokens: int
     vocabulary: int
-    """Tokens are drawn below this number."""
+    """Number of token ids; tokens are drawn below it."""
 
     has_logprobs: bool = True
-    """Whether samples come with log-probabilities: those of tokens that are equally likely."""
+    """Whether samples come with log-probabilities, as if all tokens were equally likely."""
 
     seed: int = 0
 
@@ -47,7 +47,7 @@ class FullLengthRollouts:
     def _sample(
         self, name: str, prompt: tuple[int, ...], group: int, index: int, version: int, random: np.random.Generator
     ) -> Trajectory:
-        """Rewards of neighbours differ, so that there are advantages and gradients."""
+        """A made-up sample. Rewards of neighbours differ, so that there are advantages and gradients."""
         length = self.answer_tokens
         return Trajectory(
             prompt_id=name,
@@ -65,7 +65,7 @@ class FullLengthRollouts:
         return tuple(random.integers(self.vocabulary, size=count).tolist())
 
     def metrics(self) -> dict[str, float]:
-        """Nothing was left out."""
+        """Empty: no group was left out."""
         return {}
 
     def weights_are(self, version: int) -> None:
@@ -73,7 +73,7 @@ class FullLengthRollouts:
 
     @property
     def epoch(self) -> int:
-        """No data are passed over."""
+        """Always 0: no data are read."""
         return 0
 
     def state(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from skyrl.trajectory import Prompt, TrajectoryGroup
 class SkyRLGymGenerator:
     """Samples n answers to each prompt with an inference engine and lets the prompt's environment reward each of them.
 
-    Knows nothing of training: it is built from the generator's own settings, and told for each call what is sampled.
+    Independent of training: it is built from the generator's own settings, and each call says what to sample.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SkyRLGymGenerator:
         seed: int = 0,
     ) -> None:
         """`user_env_class` is the task that the user's configuration names: the only import path that is ever
-        followed. `agent` plays the episodes, where there is one.
+        followed. `agent` plays the episodes, if given.
         """
         self._agent = agent
         self.model_path = model_path
@@ -72,10 +72,10 @@ class SkyRLGymGenerator:
     ) -> tuple[TrajectoryGroup, ...]:
         """One group for each prompt, in order.
 
-        `purpose` (`train`, `eval` or `baseline`), `weight_version` and `attempt`, which tells several draws by the same
-        weights apart, go into the seed of every sample; so does how often its prompt came before in `prompts`.
+        The seed of every sample depends on `purpose` (`train`, `eval` or `baseline`), `weight_version`, `attempt`
+        (which distinguishes several draws by the same weights) and how often its prompt occurred before in `prompts`.
 
-        Several calls that share a `tally` count their failures together; None: each counts its own. Raises
+        Calls that share a `tally` count their failures together; with None, each call counts its own. Raises
         `RewardError` if environments fail more often than `max_failed_share` allows, another `RunError` if the engine
         fails.
         """
@@ -109,8 +109,8 @@ class SkyRLGymGenerator:
     ) -> SamplingSession:
         """A session for groups that are sampled one by one and share limits on trajectories, environments and failures.
 
-        Failures are counted over `samples` samples, or in a `tally` of several sessions. `together`: as many groups are
-        requested at once, and none is judged before all are sampled.
+        Failures are counted over `samples` samples, or in a `tally` of several sessions. `together` is the number of
+        groups that are requested at once; none of them is judged before all are sampled.
         """
         context = EpisodeContext(
             config=self._config,
@@ -134,7 +134,7 @@ class SkyRLGymGenerator:
         )
 
     def tally(self, samples: int) -> FailureTally:
-        """Counts the failures of as many samples, by the limits of `environment.skyrl_gym`."""
+        """A tally of failures for the given number of samples, with the limits of `environment.skyrl_gym`."""
         return FailureTally(samples, self._gym.max_failed_share, attempts=self._gym.max_attempts)
 
     @cached_property

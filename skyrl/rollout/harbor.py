@@ -21,7 +21,7 @@ TASK = "harbor_task"
 """Column of a row with the folder of its task."""
 
 _ON_THE_HOST = ("terminus", "terminus-1", "terminus-2")
-"""Agents that call the model from the process of the run, and not from inside of the sandbox."""
+"""Agents that call the model from the process of the run, not from inside the sandbox."""
 
 _TOO_LONG = "ContextLengthExceededError"
 
@@ -36,7 +36,7 @@ class _Verdict(Protocol):
 
 
 class TrialResult(Protocol):
-    """Harbor's result of a trial, as far as it is read."""
+    """The fields of Harbor's trial result that are read here."""
 
     exception_info: _Problem | None
     verifier_result: _Verdict | None
@@ -50,9 +50,9 @@ class Trial(Protocol):
 
 
 async def play(task: Mapping[str, Any], base_url: str, api_key: str, model: str, **trial: object) -> float:
-    """Run one trial to its end; its reward. `trial` has the fields of Harbor's `TrialConfig`.
+    """Run one trial to its end and return its reward. `trial` has the fields of Harbor's `TrialConfig`.
 
-    A conversation that grew too long for the model is worth 0. Raises `UserError` where Harbor or the row's task is
+    A conversation that grew too long for the model is worth 0. Raises `UserError` if Harbor or the row's task is
     missing, and `RewardError` for a trial without a verdict.
     """
     made = await _trial(trial_settings(task, base_url, api_key, model, trial))
@@ -62,7 +62,7 @@ async def play(task: Mapping[str, Any], base_url: str, api_key: str, model: str,
 def trial_settings(
     task: Mapping[str, Any], base_url: str, api_key: str, model: str, given: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Fields of Harbor's `TrialConfig` for one trial: those that are given, with the task and the way to the policy.
+    """Fields of Harbor's `TrialConfig` for one trial: the given ones, the task and the address of the policy.
 
     Raises `UserError` for a row that names no task.
     """
@@ -96,7 +96,7 @@ def reward_of(result: TrialResult) -> float:
 
 
 async def _trial(settings: Mapping[str, Any]) -> Trial:
-    """Harbor's `Trial` of these settings. Raises `UserError` where Harbor is missing or does not take them."""
+    """Harbor's `Trial` of these settings. Raises `UserError` if Harbor is missing or rejects them."""
     try:
         from harbor.models.trial.config import TrialConfig
         from harbor.trial import trial

@@ -18,7 +18,7 @@ class SamplesInFlight:
         self._calls: set[Call] = set()
 
     def begin(self, samples: int) -> None:
-        """Count samples that are to be drawn; those of batches that are finished are forgotten."""
+        """Count samples that are about to be drawn, and forget those of finished batches."""
         if self._begun == self._done:
             self._begun = self._done = 0
         self._begun += samples
@@ -29,7 +29,7 @@ class SamplesInFlight:
 
     @contextmanager
     def in_environment(self, call: Call) -> Iterator[None]:
-        """Around one call of an environment, which counts from when it begins to run."""
+        """Context of one call of an environment, which counts from when it begins to run."""
         self._calls.add(call)
         try:
             yield

@@ -1,6 +1,6 @@
 """Runs the command of an untrusted agent in a sandbox whose only network is the policy's endpoint.
 
-Each trajectory has a process tree and an empty folder of its own, which end with it. It can read the files that its
+Each trajectory gets a new process tree and a new empty folder, which end with it. It can read the files that its
 command and `readable` name.
 """
 
@@ -32,13 +32,13 @@ _KEPT_VARIABLES = ("PATH", "LANG", "VIRTUAL_ENV", "PYTHONPATH")
 
 
 class IsolatedAgent:
-    """Runs one command, each time in a new sandbox and an empty folder. Words of it that name existing files become
+    """Runs one command, each time in a new sandbox and an empty folder. Its words that name existing files become
     absolute paths.
     """
 
     def __init__(self, config: AgentConfig, tier: Tier | Literal["auto"]) -> None:
-        """Raises `TaskError` for missing files, and `UserError` where the machine lacks the tier or programs in it
-        could not read the files.
+        """Raises `TaskError` for missing files, and `UserError` if the machine lacks the tier or programs in the
+        sandbox could not read the files.
         """
         given = [Path(path).expanduser().resolve() for path in config.readable]
         for path in given:
@@ -85,8 +85,8 @@ class IsolatedAgent:
 
 
 def _program(name: str, readable: Sequence[Path]) -> tuple[str, str]:
-    """The program as it is started, and the file that it is. A link to Python decides which packages it has, so it is
-    kept where programs in the sandbox can read it.
+    """Path by which the program is started, and the file behind it. A link to Python determines which packages it
+    finds, so the link is started if programs in the sandbox can read it.
     """
     found = shutil.which(name)
     assert found is not None, "whoever makes an agent has found its program"

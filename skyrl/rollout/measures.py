@@ -44,18 +44,18 @@ def _lengths(rows: Sequence[Trajectory]) -> Metrics:
 
 
 _LOOKED_AT, _LAST, _RUN = 64, 1024, 4
-"""Answers that are searched for repetitions in a step, tokens of each, the last ones, and tokens of a run."""
+"""Limits of the search for repetitions: answers of a step, last tokens of each answer, and tokens of a run."""
 
 
 def _repeated(row: Trajectory) -> float:
-    """Share of the runs of four sampled tokens that the answer had before; 0 where it is shorter than that."""
+    """Share of the runs of four sampled tokens that repeat an earlier run of the answer; 0 if it has no run."""
     sampled = [token for token, mine in zip(row.response_ids, row.loss_mask, strict=True) if mine][-_LAST:]
     runs = [tuple(sampled[start : start + _RUN]) for start in range(len(sampled) - _RUN + 1)]
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def _turns(rows: Sequence[Trajectory]) -> Metrics:
-    """A turn is a run of sampled tokens."""
+    """Metrics of turns; a turn is a run of sampled tokens."""
     steps = [step for row in rows for step in row.steps]
     turns = [length for step in steps for length in _runs(step.loss_mask)]
     return {
@@ -68,16 +68,16 @@ def _turns(rows: Sequence[Trajectory]) -> Metrics:
 
 
 def _runs(loss_mask: Sequence[int]) -> list[int]:
-    """Lengths of the runs of sampled tokens; most answers are one."""
+    """Lengths of the runs of sampled tokens; most answers have one."""
     if len(loss_mask) and all(loss_mask):
         return [len(loss_mask)]
     return [len(list(run)) for sampled, run in groupby(loss_mask) if sampled]
 
 
 def _times(rows: Sequence[Trajectory]) -> Metrics:
-    """Seconds of a trajectory: in all, waiting for the engine, waiting for the environment, and the rest.
+    """Seconds of a trajectory: in total, waiting for the engine, waiting for the environment, and the rest.
 
-    Of those for the environment it ran for `env_run`, and waited in the others for one of `max_env_workers`.
+    The environment ran for `env_run` of its seconds; in the others, it waited for one of the `max_env_workers` threads.
     """
     clocks = [row.timings for row in rows if row.timings]
     if not clocks:
@@ -110,7 +110,7 @@ def _components(rows: Sequence[Trajectory]) -> Metrics:
 
 
 def count_failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
-    """Metrics `rollout/...`, counts over the groups. A failure is not a reward of 0: it is only here."""
+    """Metrics `rollout/...`, counts over the groups. A failure is not a reward of 0; it is counted only here."""
     rows = [row for group in groups for row in group.trajectories]
     kinds = [failure.kind for row in rows for failure in row.failures]
     counts: Metrics = {f"rollout/failures_{kind}": kinds.count(kind) for kind in dict.fromkeys(kinds)}

@@ -1,4 +1,4 @@
-"""Starts at a steady rate, for services that take only so many at a time."""
+"""Starts calls at a steady rate, for services that limit how many they take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Pace:
-    """Lets callers through at so many per second on average, after a first burst of what one second lets through."""
+    """Admits callers at `per_second` on average, after an initial burst of one second's worth."""
 
     def __init__(self, per_second: float | None) -> None:
         """`per_second` is the rate of starts; None lets every caller through at once."""

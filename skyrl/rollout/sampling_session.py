@@ -45,7 +45,7 @@ class SamplingSession:
         together: int | None,
         in_flight: SamplesInFlight | None = None,
     ) -> None:
-        """`key` names the samples but for their prompt, weights and attempt."""
+        """`key` identifies the samples except for their prompt, weights and attempt."""
         self.tally, self._in_flight = tally, in_flight or SamplesInFlight()
         self._context, self._gym, self._key = context, gym, key
         self._samples, self._user_env_class = samples_per_prompt, user_env_class
@@ -87,10 +87,10 @@ class SamplingSession:
             trajectories = await self._judge.together(prompt, make, trajectories)
         group = TrajectoryGroup(prompt=prompt, trajectories=tuple(trajectories))
         group = backfilled(group) if self._gym.failed_samples == "fill" else group
-        return masked_out(group) if group.dropped else group  # it keeps the batch as large as it has to be
+        return masked_out(group) if group.dropped else group  # a dropped group still counts in the size of the batch
 
     async def _run_agents(self, prompt: Prompt, make: MakeEnv, keys: Sequence[SampleKey]) -> list[Trajectory]:
-        """An agent plays each sample, and asks for what it needs."""
+        """An agent plays each sample and sends its own requests to the policy."""
         episodes = [AgentEpisode(self._context, prompt, make, key) for key in keys]
         return await gather_or_cancel([self._attempts.run_agent(episode) for episode in episodes])
 
@@ -102,9 +102,10 @@ class SamplingSession:
             await gather_or_cancel([self._attempts.closed(episode) for episode in episodes if episode.is_open])
 
     async def _play_together(self, episodes: Sequence[Episode]) -> list[Trajectory]:
-        """The first turn of those that begin in time is one request, so that the prompt is prefilled once. An
-        environment that takes longer to begin holds up no other, except where equal bits are promised: the rows of a
-        request decide the rounding, so that time must not.
+        """Play episodes whose first turns are one request if they start in time, so that the prompt is prefilled once.
+
+        An environment that takes longer to start does not delay the others, unless results have to be bitwise equal:
+        rounding depends on the rows of a request, which must then not depend on timing.
         """
         begins = [asyncio.ensure_future(outcome_of(episode.begin())) for episode in episodes]
         try:

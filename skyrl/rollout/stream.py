@@ -2,11 +2,11 @@
 
     prompts --begin, while there is room--> running --> finished --oldest first--> a batch
 
-Nothing here polls: whatever may make room (a group that ends, a batch that is taken, new weights) begins what it can.
-Bounded from both ends. No more groups are begun than the next `staleness + 1` steps can train on; and a batch waits for
-groups that would otherwise be too old when their turn comes. So no group is ever trained on more than `staleness`
-versions after the weights that began it, and none is thrown away for its age. Prompts are sampled anew only where a run
-went back to a checkpoint, or goes on with a smaller bound.
+Nothing here polls: every event that may make room (a group ends, a batch is taken, new weights arrive) starts the
+groups that fit. The stream is bounded at both ends: no more groups are started than the next `staleness + 1` steps can
+train on, and a batch waits for groups that would otherwise be too old when their turn comes. So no group is trained on
+more than `staleness` versions after the weights that started it, and none is discarded for its age. Prompts are sampled
+again only if a run returned to a checkpoint or continues with a smaller bound.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from skyrl.planning.staleness import room_for_groups
 from skyrl.trajectory import Prompt, TrajectoryGroup
 
 Sample = Callable[[Prompt, int, int], Awaitable[TrajectoryGroup]]
-"""Samples the group of a prompt: by weights of a version, in an attempt (0 is the first)."""
+"""Samples the group of a prompt, given the version of the weights and the attempt (0 is the first)."""
 
 _SHOWN = 3
-"""Groups that a message names of those that are waited for, and other waits."""
+"""Number of awaited groups, and of other waits, that a message names."""
 
 _CLOSING_SECONDS = 30.0
 """Seconds that cancelled groups have for their own cleanup."""
@@ -39,27 +39,27 @@ class StreamLimits:
     """Bounds of a stream, counted in groups."""
 
     batch: int
-    """Groups of a training step."""
+    """Number of groups in a training step."""
 
     staleness: int
-    """Versions between the weights that started a group and those that it trains."""
+    """Maximum number of versions between the weights that started a group and those that it trains."""
 
     concurrency: int
-    """Sampled at the same time."""
+    """Maximum number of groups that are sampled at the same time."""
 
     queue: int
-    """Groups started and not yet trained on, finished or not; at least a batch."""
+    """Maximum number of groups started and not yet trained on, finished or not; at least a batch."""
 
     total: int
-    """Groups of the whole run: none is started that no step is left for."""
+    """Groups of the whole run. No group is started that no step is left to train on."""
 
     stall_seconds: float
-    """A batch is not waited for any longer when no group that may be trained on has ended for so long."""
+    """The wait for a batch fails after this many seconds in which no group that may be trained on has ended."""
 
 
 @define(eq=False)
 class _Begun:
-    """A started group. Numbers follow each other in the order of starting."""
+    """A started group. Groups are numbered in the order of starting."""
 
     number: int
     prompt: Prompt
@@ -70,11 +70,11 @@ class _Begun:
     """The task that samples the group; None for one from a checkpoint."""
 
     stored: dict[str, Any] | None = None
-    """The group as a checkpoint has it, once one has asked."""
+    """The group as a checkpoint stores it, kept from the first checkpoint on."""
 
     @property
     def newest(self) -> int:
-        """The last version that drew a token of it; while it is being sampled, the one that began it."""
+        """The newest version that sampled a token of the group; while it is being sampled, the one that started it."""
         rows = () if self.group is None else self.group.trajectories
         return max([self.version, *(version for row in rows for step in row.steps for version in step.weight_versions)])
 
@@ -87,7 +87,7 @@ class _Begun:
 
 
 class GroupStream:
-    """Begins, keeps and hands over groups. Lives on one event loop."""
+    """Starts groups, keeps them and hands them over in batches. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class GroupStream:
         accept: Callable[[TrajectoryGroup], bool],
         waits: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """A group that `accept` refuses gives its place back: another prompt is sampled instead of it.
+        """A group that `accept` refuses gives up its place, and another prompt is sampled.
 
-        `waits` says what else is waited for, for the message where nothing ends any more.
+        `waits` says what else the run waits for; the message about a stall names it.
         """
         self._cursor, self._sample, self._limits, self._accept = cursor, sample, limits, accept
         self._waits = waits
@@ -150,8 +150,8 @@ class GroupStream:
     def weights_are(self, version: int) -> None:
         """The engines sample from weights of this version from now on, so that more groups may be started.
 
-        A version below the last is that of a run that rolled back to a checkpoint: samples of later weights are given
-        up.
+        A version below the last means that the run rolled back to a checkpoint: samples of later weights are
+        discarded.
         """
         if version < self._version:
             self._sample_anew([begun for begun in self._in_order() if begun.newest > version])
@@ -164,8 +164,8 @@ class GroupStream:
         """A batch for the update of weights of `version`, oldest groups first, each with the version it was started
         with.
 
-        Groups that were taken for this version before are not trained on after all: their places are free. Raises the
-        error that ended a group, and `RunError` where no group ends for `stall_seconds` or none can be started.
+        If a batch was taken for this version before, its groups count as not trained on, and their places are free.
+        Raises the error that ended a group, and `RunError` if no group ends for `stall_seconds` or none can be started.
         """
         self._trained = version * self._limits.batch
         self._sample_anew(self._too_old(version))
@@ -193,7 +193,7 @@ class GroupStream:
         return [(begun.group, begun.version) for begun in batch if begun.group is not None]
 
     async def close(self) -> None:
-        """Gives up what is being sampled, and in the end also what hangs while it cleans up behind itself."""
+        """Cancel the groups that are being sampled, and cancel once more those whose cleanup hangs."""
         self._closed = True
         for _ in range(2):
             for task in self._tasks:
@@ -229,7 +229,7 @@ class GroupStream:
             self._add(group.prompt, int(stored["version"]), 0.0).group = group
 
     def _ready(self, version: int) -> bool:
-        """The batch is full, and those that stay behind can all be trained on in time, a batch in each later step."""
+        """Whether the batch is full and all remaining groups can be trained on in time, a batch in each later step."""
         batch, size = self._oldest_finished(), self._limits.batch
         taken = {begun.number for begun in batch}
         later = [begun for begun in self._in_order() if begun.number not in taken]
@@ -239,7 +239,9 @@ class GroupStream:
         return len(batch) == size and in_time
 
     def _too_old(self, version: int) -> list[_Begun]:
-        """Groups that cannot be trained on in time, a batch in each step from now on: the bound was larger once."""
+        """Groups that cannot be trained on in time, with one batch per step. They exist only if the bound was larger
+        before.
+        """
         late: list[_Begun] = []
         for place, begun in enumerate(self._in_order()):
             if begun.version + self._limits.staleness < version + (place - len(late)) // self._limits.batch:
@@ -247,7 +249,7 @@ class GroupStream:
         return late
 
     def _sample_anew(self, groups: Sequence[_Begun]) -> None:
-        """Gives them up; their prompts are the next."""
+        """Discard the groups; their prompts are sampled next."""
         self.sampled_anew += len(groups)
         self._prompts.extendleft(begun.prompt for begun in reversed(groups))
         self._give_up(groups)
@@ -262,7 +264,7 @@ class GroupStream:
         return [begun for begun in self._in_order() if begun.group is not None][: self._limits.batch]
 
     def _in_order(self) -> list[_Begun]:
-        """Groups by age of their weights, then in the order of starting, which differs where a run rolled back."""
+        """Groups by age of their weights, then in the order of starting; the two differ after a rollback."""
         return sorted(self._begun.values(), key=lambda begun: begun.version)
 
     def _begin(self) -> None:
@@ -276,7 +278,7 @@ class GroupStream:
             begun.task.add_done_callback(self._tasks.discard)
 
     def _next_attempt(self, prompt: Prompt) -> int:
-        """How often these weights sampled the prompt before, groups of the checkpoint included: each draw differs."""
+        """How often these weights sampled the prompt before, also in the checkpoint's groups, so that draws differ."""
         held = sum(each.prompt.id == prompt.id and each.version == self._version for each in self._begun.values())
         attempt = max(self._attempts[prompt.id], held)
         self._attempts[prompt.id] = attempt + 1

@@ -22,7 +22,7 @@ Accept = Callable[[TrajectoryGroup], bool]
 """Whether a group may be trained on; one that may not is replaced by another prompt's."""
 
 MOST_REFUSED_IN_A_ROW = 1000
-"""Groups, or those of 30 batches where these are more, after which a function that accepts none has failed."""
+"""Number of refused groups after which the run fails; the size of 30 batches if that is more."""
 
 _ACCEPT = "the function of trainer.fully_async.accept"
 
@@ -30,7 +30,7 @@ _ACCEPT = "the function of trainer.fully_async.accept"
 class StreamingRollouts:
     """Batches from a `GroupStream`: the same to the trainer as synchronous rollouts, except that groups are older.
 
-    With `limits.staleness` 0 they are the synchronous ones: the same prompts, sampled by the same weights.
+    With `limits.staleness` 0 they equal synchronous rollouts: the same prompts, sampled by the same weights.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class StreamingRollouts:
         seed: int = 0,
         waits: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`prompts` are the cursor's. `mask_older_tokens`: of a trajectory that several weights sampled, train on the
-        tokens of the newest alone. `waits`: see `GroupStream`.
+        """`prompts` are those of the cursor. With `mask_older_tokens`, only the tokens of the newest weights are
+        trained on in a trajectory that several versions sampled. `waits`: see `GroupStream`.
         """
         self._prompts, self._limits, self._algorithm = prompts, limits, algorithm
         self._user_accepts, self._mask_older = accept, mask_older_tokens
@@ -64,7 +64,7 @@ class StreamingRollouts:
         self._cursor = cursor
 
     async def next_batch(self, version: int) -> Batch:
-        """Raises `RunError` where no batch comes together, with what is missing."""
+        """The next batch. Raises `RunError` if none can be filled; its message says what is missing."""
         self._metrics = {}
         return await self._selection.batch(version)
 
@@ -111,7 +111,7 @@ class StreamingRollouts:
         return accepted
 
     def _asked_user(self, group: TrajectoryGroup) -> bool:
-        """Raises `RunError` for a function that fails or gives no answer, and for one that refuses everything."""
+        """The answer of the user's function. Raises `RunError` if it fails, returns no bool or refuses everything."""
         if self._user_accepts is None:
             return True
         try:
@@ -146,7 +146,7 @@ class StreamingRollouts:
         return self._stream.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken, also that of a synchronous run."""
+        """Continue where `state` was taken, which may be in a synchronous run."""
         if "cursor" not in state:
             taken = int(state["batches_taken"]) * self._limits.batch
             state = {"cursor": state, "prompts": [], "finished": [], "consumed": taken, "trained": taken}
@@ -161,7 +161,7 @@ def _newest_tokens(group: TrajectoryGroup) -> TrajectoryGroup:
 
 
 def _without_older_tokens(row: Trajectory) -> Trajectory:
-    """Tokens of weights older than the newest of the trajectory are not trained on."""
+    """A copy of the trajectory in which only tokens of its newest weights are trained on."""
     newest = max((version for step in row.steps for version in step.weight_versions), default=0)
 
     def mask(step: TokenRow | Trajectory) -> tuple[int, ...]:

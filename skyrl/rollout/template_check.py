@@ -1,8 +1,8 @@
-"""Is a chat template safe for token-in, token-out? Does it write a conversation the same, turn by turn and as a whole?
+"""Checks whether a chat template renders a conversation the same, turn by turn and as a whole.
 
-Training is exact with any template: sampled tokens are never written anew. But a template that leaves earlier thoughts
-out, or writes an answer other than it was sampled, shows the model another conversation where it is used afterwards, by
-whoever renders the whole history, than it was trained on.
+Training is exact with any template, because sampled tokens are never rendered again. But if a template leaves out
+earlier thoughts, or renders an answer differently from how it was sampled, an application that renders the whole
+history shows the trained model another conversation than it was trained on.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ TOOL: Mapping[str, Any] = {
 }
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
 CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-"""A call as Hugging Face's templates are given one; what the policy samples for it is what the template writes."""
+"""A tool call in the form that Hugging Face's templates take; the sampled text is what the template writes for it."""
 
 
 @frozen(kw_only=True)
 class Dialogue:
-    """Turns of the policy, and what is observed after each of them but the last."""
+    """Turns of the policy, and the observation after each of them but the last."""
 
     opening: Sequence[Message] = (_ASKED,)
     turns: Sequence[str | Message]
-    """Turns of the dialogue: sampled text, or a message whose text is the template's own."""
+    """Turns of the dialogue: sampled text, or a message that the template renders."""
 
     observations: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -84,7 +84,7 @@ class Verdict:
     """Text that is trained on where it differs, from a little before the first difference."""
 
     as_a_whole: str = ""
-    """Text that the template writes there when it is given the whole conversation; or why it refuses the dialogue."""
+    """Text that the template writes there for the whole conversation, or the reason why it refuses the dialogue."""
 
 
 def check_template(tokenizer: ChatTokenizer, config: GeneratorConfig | None = None) -> tuple[Verdict, ...]:

@@ -1,8 +1,8 @@
-"""Threads for calls that may block: kept for the next call, and shared by calls that are over at once.
+"""Threads for calls that may block: kept for later calls, and shared by calls that return at once.
 
     Workers.run(call) --> a thread of KeptThreads --> Mailbox.put(result) --> event loop
 
-Most environments answer in microseconds, which is less than starting a thread takes, or changing to another one.
+Most environments answer in microseconds, which is less than it takes to start a thread or to switch to another one.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Job = Callable[[], object]
 _Jobs = SimpleQueue[Job]
 
 PATIENCE = 0.002
-"""Seconds for which calls wait for each other in one thread."""
+"""Seconds for which calls share one thread before the waiting ones spread over more."""
 
 
 class KeptThreads:
-    """Runs functions in threads, each at once: in one that is idle, or else in a new one.
+    """Runs each function immediately, in an idle thread or else in a new one.
 
-    A thread is never waited for and does not hold up the end of the program. What it runs must not raise.
+    A thread is never waited for and does not delay the end of the program. Functions must not raise.
     """
 
     def __init__(self, idle_seconds: float = 10.0) -> None:
-        """A thread ends when it had nothing to do for so long."""
+        """A thread ends after `idle_seconds` without work."""
         self._idle: deque[_Jobs] = deque()
         self._idle_seconds = idle_seconds
-        os.register_at_fork(after_in_child=self._idle.clear)  # a forked process has the list and not the threads
+        os.register_at_fork(after_in_child=self._idle.clear)  # a forked process inherits the list but not the threads
 
     def run(self, job: Job) -> None:
         """Begin the job and return."""
@@ -57,7 +57,7 @@ class KeptThreads:
                     return
                 continue
             job()
-            del job  # what it holds may be large, and the next one may be long in coming
+            del job  # it may hold large objects until the next job comes
             self._idle.append(jobs)
 
 
@@ -78,14 +78,14 @@ class _Turn:
     """Calls that one thread runs one after the other."""
 
     is_over: bool = False
-    """Whether another thread has taken its place: it ends with the call that it is in, if that ever ends."""
+    """Whether another thread has replaced this one, which ends with its current call, if that ever ends."""
 
 
 class Workers:
     """Runs calls in at most `most` threads at a time, in the order in which they came.
 
-    Calls that come in one turn of the event loop share a thread as long as they are quick: after `PATIENCE` those that
-    are left spread over as many threads as there may be. Belongs to one event loop at a time.
+    Calls that come in one turn of the event loop share a thread as long as they are quick: after `PATIENCE`, the
+    remaining ones spread over all threads that are free. Belongs to one event loop at a time.
     """
 
     def __init__(self, threads: KeptThreads, most: int) -> None:
@@ -104,7 +104,7 @@ class Workers:
             loop.call_soon(self._begin)
 
     def give_up(self, call: Call) -> None:
-        """Take back a call that waits, and leave the thread of one that runs behind: it counts no more."""
+        """Withdraw a waiting call, or abandon the thread of a running one, which then no longer counts as busy."""
         with self._lock:
             if call.begun is None:
                 self._waiting.remove(call)
@@ -123,7 +123,7 @@ class Workers:
         self._start(len(self._waiting))
 
     def _start(self, number: int) -> None:
-        """Let so many threads more work, if there are calls for them."""
+        """Let up to `number` more threads work, if there are calls for them."""
         with self._lock:
             number = min(number, len(self._waiting), self._free)
             self._free -= number
@@ -155,7 +155,7 @@ class Workers:
 
 
 class Mailbox:
-    """Calls functions on the event loop for other threads. The loop is woken once for all that come before it looks."""
+    """Calls functions on the event loop for other threads. The loop is woken once for all that come before it runs."""
 
     def __init__(self) -> None:
         self._letters: deque[Job] = deque()
@@ -168,10 +168,10 @@ class Mailbox:
             self._woken = True
             try:
                 loop.call_soon_threadsafe(self._read)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed: nothing waits for it
                 self._woken = False
 
     def _read(self) -> None:
-        self._woken = False  # before it looks: what comes now wakes it again
+        self._woken = False  # first, so that a letter that arrives meanwhile wakes the loop again
         while self._letters:
             self._letters.popleft()()

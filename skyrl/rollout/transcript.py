@@ -1,4 +1,4 @@
-"""The tokens of one episode as they come about: what was sampled, and what was put between."""
+"""The tokens of one episode as it is played: sampled tokens, and those of the environment and the template."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from skyrl.trajectory import RoutedExperts, TokenRow, TurnReward
 
 
 class Transcript:
-    """Grows turn by turn. Sampled tokens are kept as the engine gave them; nothing is tokenized a second time."""
+    """Tokens of an episode, turn by turn. Sampled tokens stay as the engine gave them and are never tokenized again."""
 
     def __init__(self, prompt_ids: tuple[int, ...], *, with_logprobs: bool = True) -> None:
-        """Without log-probabilities, those of the engine are left out of the row."""
+        """`with_logprobs`: whether the row contains the log-probabilities that the engine reported."""
         self.prompt_ids, self._with_logprobs = prompt_ids, with_logprobs
         self.response_ids: list[int] = []
         self.sampled: list[int] = []
@@ -25,7 +25,7 @@ class Transcript:
         self.routed_experts: RoutedExperts | None = None
 
     def anew(self, prompt_ids: tuple[int, ...]) -> Transcript:
-        """An empty transcript of another prompt, with or without log-probabilities as this one."""
+        """An empty transcript for another prompt, with log-probabilities if this one has them."""
         return Transcript(prompt_ids, with_logprobs=self._with_logprobs)
 
     @property
@@ -34,7 +34,7 @@ class Transcript:
         return (*self.prompt_ids, *self.response_ids)
 
     def sample(self, completion: Completion) -> None:
-        """A turn of the policy. Raises `RunError` for an answer of the engine that is not whole."""
+        """Append a turn of the policy. Raises `RunError` if the engine's answer is incomplete."""
         _refuse_broken(completion, with_logprobs=self._with_logprobs)
         self._route(completion)
         self.response_ids += completion.token_ids
@@ -50,7 +50,9 @@ class Transcript:
         self.versions += [self.versions[-1] if self.versions else 0] * len(token_ids)
 
     def withdraw(self, count: int) -> None:
-        """Remove the newest tokens, which the conversation continues without; their reward moves to the one before."""
+        """Remove the newest tokens, without which the conversation continues. A reward on them moves to the token that
+        is then the last.
+        """
         columns: tuple[list[Any], ...] = (self.response_ids, self.sampled, self.versions)
         for column in (*columns, *([self.logprobs] if self._with_logprobs else [])):
             del column[len(column) - count :]
@@ -60,7 +62,7 @@ class Transcript:
             self.routed_experts = self.routed_experts.first(len(self.input_ids))
 
     def step(self) -> TokenRow:
-        """The transcript as a row of training."""
+        """The transcript as a training row."""
         return TokenRow(
             prompt_ids=self.prompt_ids,
             response_ids=tuple(self.response_ids),
@@ -84,7 +86,7 @@ class Transcript:
         self.routed_experts = routed if self.routed_experts is None else self.routed_experts.continued(routed)
 
     def credit(self, reward: float) -> None:
-        """The reward of a turn goes to its last token, which is the newest one."""
+        """Give the reward of a turn to its last token, which is the newest one."""
         self.rewards.append(TurnReward(token=len(self.response_ids) - 1, reward=reward))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the state of its learners and of its loop, written during the run, and read again."""
+"""Checkpoints of a run: saves and restores the state of its learners and of its training loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def checkpoint_store(trainer: TrainerConfig) -> CheckpointStore:
 
 
 class CheckpointManager:
-    """Saves and restores the models that learn, and what belongs to them."""
+    """Saves and restores the models that learn, together with the state of the loop."""
 
     def __init__(
         self,
@@ -49,16 +49,16 @@ class CheckpointManager:
         folder: RunFolder,
         last: LastMetrics,
     ) -> None:
-        """`folder` has records of steps that a run goes back over; `last` those of the step that is saved."""
+        """`folder` has the records of steps that a rollback deletes; `last` has the metrics of the step being saved."""
         self._run, self._store, self._models, self._turns = run, store, models, turns
         self._folder, self._last = folder, last
         self._pending = PendingSave()
 
     async def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Copy the state of every model, and write it with `state` of the loop: at once, or while the run continues.
+        """Copy the state of every model and write it with the loop's `state`, at once or while the run continues.
 
-        Raises `NonFiniteError` if the state holds NaN or infinity, `RunError` if it cannot be written, or if the one
-        before it could not.
+        Raises `NonFiniteError` if the state holds NaN or infinity, `RunError` if it cannot be written or the previous
+        checkpoint could not.
         """
         await self._pending.finish()
         await self._folder.samples.finished()
@@ -86,15 +86,15 @@ class CheckpointManager:
             await self._pending.finish()
 
     async def finish(self) -> None:
-        """Return when everything saved is where it belongs. Raises `RunError` if something could not be written."""
+        """Return when all pending saves are written. Raises `RunError` if one could not be written."""
         await self._pending.finish()
 
     async def finish_after(self, error: BaseException) -> None:
-        """Finish pending saves where the run has failed: its own error is the one that is raised."""
+        """Finish pending saves after the run failed with `error`, which takes precedence over errors of the saves."""
         await self._pending.finish_after(error)
 
     async def restore(self, checkpoint: Checkpoint) -> None:
-        """The models as they were. Raises `ResumeError` for a checkpoint of other models."""
+        """Load the models from the checkpoint. Raises `ResumeError` for a checkpoint of other models."""
         for name, model in self._models.items():
             await self._turns.for_learning(name)
             stored = checkpoint.models.get(name)
@@ -104,8 +104,8 @@ class CheckpointManager:
             await model.load_state(stored, checkpoint.state[name])
 
     async def go_back(self) -> Mapping[str, Any] | None:
-        """The models become those of the last checkpoint, and later steps are forgotten. The loop's state in it; None
-        where there is no checkpoint.
+        """Restore the models of the last checkpoint and forget later steps. Returns the loop's state in it, or None if
+        there is no checkpoint.
         """
         await self._pending.finish()
         checkpoint = self._store.latest()

@@ -37,7 +37,7 @@ class Reply:
     """The request in words, such as `drain engine 1`."""
 
     said: str
-    """Action that was taken, or the reason of a refusal."""
+    """Action that was taken, or the reason for a refusal."""
 
     moment: float
     """Time of the reply, in seconds since 1970."""
@@ -48,10 +48,10 @@ class Engines:
     """The content of `state.json`."""
 
     least: int
-    """Fewest engines that may serve: `min_engines`."""
+    """Minimum number of engines that serve: `min_engines`."""
 
     most: int
-    """Most engines that there may be: `max_engines`."""
+    """Maximum number of engines: `max_engines`."""
 
     engines: tuple[EngineState, ...]
     answers: tuple[Reply, ...] = ()
@@ -59,7 +59,7 @@ class Engines:
 
     @classmethod
     def read(cls, run: Path) -> Engines:
-        """The state of the run in this folder. Raises `UserError` where there is no such file, or it cannot be read."""
+        """The state of the run in this folder. Raises `UserError` if the file does not exist or cannot be read."""
         file = run / FOLDER / STATE
         try:
             plain = json.loads(file.read_text(encoding="utf-8"))

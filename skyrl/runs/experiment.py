@@ -1,4 +1,4 @@
-"""The protocol of experiments, as a session runs them."""
+"""The protocol of experiments that a session can run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from skyrl.training.loop import TrainingLoop
 
 
 class Experiment(Protocol):
-    """One run, put together. Its parts are made when they are first asked for."""
+    """The assembled parts of one run, each made when it is first requested."""
 
     folder: RunFolder
     checkpoints: CheckpointStore
@@ -33,14 +33,14 @@ class Experiment(Protocol):
     """Resources that the run holds until it ends: processes, locks, sockets."""
 
     places: Mapping[str, str]
-    """Dotted path -> place that gave the value, such as `run.toml:14`, as far as known."""
+    """Dotted path -> place that gave the value, such as `run.toml:14`, if known."""
 
     is_another_try: bool
-    """Did this command run it before, and did it fail?"""
+    """Whether this command ran it before and failed."""
 
     @property
     def cfg(self) -> AnyRun:
-        """Resolved and checked."""
+        """The resolved and checked configuration."""
 
     @property
     def exports(self) -> Path:
@@ -63,28 +63,28 @@ class Experiment(Protocol):
         """Writes and reads checkpoints of the models that change."""
 
     def check_inputs(self) -> Mapping[str, object] | None:
-        """Data and models, before anything is started; the sandbox that answers are judged in, if there is one.
+        """Check data and models before anything is started. Returns the sandbox in which answers are judged, if any.
 
         Raises `TaskError`, `DataError`, `ModelError`, `ConfigError`.
         """
 
     def get_alarms(self) -> Alarms:
-        """Alarms of the configuration, which have seen nothing yet."""
+        """Alarms of the configuration, in their initial state."""
 
     def get_tracker(self, first_step: int) -> Tracker:
         """Tracker of metrics; `first_step` steps are recorded already."""
 
     async def prepare(self) -> None:
-        """Prepare the run, before the loop is put together."""
+        """Prepare the run before the loop is built."""
 
     def get_loop(self, tracker: Tracker) -> TrainingLoop:
-        """The training loop, at its beginning."""
+        """The training loop in its initial state."""
 
     def begin_recording(self) -> None:
-        """Start the recording of steps, where the run makes one."""
+        """Start the recording of steps, if the run makes one."""
 
     async def close(self) -> None:
-        """Let go of what training alone needed."""
+        """Release the resources that only training needs."""
 
     async def finish(self) -> None:
-        """Write what the run leaves: the trained model, and what shows how it came about."""
+        """Write the results of the run: the trained model, and plots or reports about the training."""

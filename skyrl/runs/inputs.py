@@ -25,8 +25,8 @@ from skyrl.trajectory import Prompt
 
 
 def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: PromptDataset | None) -> None:
-    """Every prompt has a task; prompts that are left out are counted. Raises `TaskError`. `train` is None where nothing
-    is trained.
+    """Check that every prompt has a task, and report prompts that are left out. Raises `TaskError`. `train` is None if
+    nothing is trained.
     """
     for name, dataset in (("training", train), ("evaluation", evaluation)):
         if dataset is None:
@@ -45,7 +45,7 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
 
 
 def _report_unread_fields(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> None:
-    """Report fields for rows that lack something, where none does."""
+    """Report defaults for rows that have no effect because every row has its own value."""
     env_class, column = run.environment.env_class, run.data.answer_column
     own = sorted({prompt.env_class for prompt in prompts})
     if env_class not in (*own, None, EnvironmentConfig().env_class):
@@ -55,7 +55,7 @@ def _report_unread_fields(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> N
 
 
 def _has_answer(row: Mapping[str, Any], column: str) -> bool:
-    """Is the row's ground truth what this column says?"""
+    """Whether the row's ground truth is the value of this column."""
     if row.get(column) is None:
         return False
     return bool(answered({column: row[column]}, 0, "", Columns(answer=column))["reward_spec"] == row["reward_spec"])
@@ -72,9 +72,9 @@ def _tell_the_tail(run: SkyRLTrainConfig, prompts: int) -> None:
 
 
 def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> Mapping[str, object] | None:
-    """The tier of this run's sandbox, reported and recorded; None where nothing runs in a sandbox.
+    """Report and return the tier and limits of this run's sandbox; None if nothing runs in a sandbox.
 
-    Raises `UserError` if the machine does not have the tier that was asked for.
+    Raises `UserError` if the machine does not have the requested tier.
     """
     gym = run.environment.skyrl_gym
     tasks = {prompt.env_class for dataset in datasets if dataset is not None for prompt in dataset.prompts}
@@ -91,7 +91,7 @@ def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> 
 def look_at_the_models(
     run: SkyRLTrainConfig, tokenizer: ChatTokenizer, train: PromptDataset | None, evaluation: PromptDataset | None
 ) -> None:
-    """Models know every token, hold the longest prompt with its answer, and suit the engine.
+    """Check that the models know every token, have positions for the longest prompt and answer, and suit the engine.
 
     Raises `ModelError`, `DataError`, `ConfigError`.
     """
@@ -109,7 +109,9 @@ def look_at_the_models(
 
 
 def _refuse_long(positions: int | None, sampled: Iterable[tuple[PromptDataset | None, Any]], turns: int | None) -> None:
-    """`turns`: the longest input of a turn, where there are several."""
+    """Refuse prompts and turns that leave no room for an answer. `turns` is the longest input of a turn if a
+    conversation has several.
+    """
     for dataset, sampling in sampled:
         if dataset is None or sampling is None or positions is None:
             continue

@@ -1,4 +1,4 @@
-"""Writes what a run is doing into its folder, once a second, for whoever watches it: `progress.json`."""
+"""Writes `progress.json` into a run's folder once a second, for tools that show what the run is doing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ EVERY = 1.0
 
 
 class ProgressFile:
-    """The file, from the beginning of a session to its end. A disk that does not take it disturbs nothing."""
+    """Keeps the file current from the beginning of a session to its end. Errors of the disk are ignored."""
 
     def __init__(self, folder: Path, progress: Progress, *, name: str, total_steps: int, first_step: int) -> None:
-        """`first_step` is the step that the session begins from."""
+        """`first_step` is the step at which the session begins."""
         self._path, self._progress = folder / FILE, progress
         self._fixed = {"pid": os.getpid(), "name": name, "total_steps": total_steps, "first_step": first_step}
         self._ended = threading.Event()
@@ -44,7 +44,7 @@ class ProgressFile:
         self.write("finished" if kind is None else "stopped" if stopped else "failed")
 
     def write(self, state: str) -> None:
-        """Replace the file by what holds now."""
+        """Replace the file with the current state."""
         text = json.dumps(redacted_tree({"state": state, **self._fixed, **self._content()}))
         scratch = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Runs that make a recording, and runs that are fed from one, which have no rollouts and no transport of weights."""
+"""Runs that make a recording, and runs that train on one, which need no rollouts and no weight transfer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from skyrl.trajectory import TrajectoryGroup
 
 
 class RecordedRun:
-    """The folder of another run, with its recording. Raises `DataError` where there is none."""
+    """The folder of another run, with its recording. Raises `DataError` if there is none."""
 
     def __init__(self, folder: Path) -> None:
         self.recording = Recording(folder / FOLDER)
         self.about = self.recording.about()
 
     def total_steps(self, *, at_most: int | None = None) -> int:
-        """Steps that can be trained on: the recorded ones from the first, without a gap. Raises `DataError`."""
+        """Number of recorded steps, at most `at_most`. Raises `DataError` if a step from the first on is missing."""
         steps = self.recording.steps()
         if steps != list(range(1, len(steps) + 1)) or not steps:
             raise DataError(
@@ -41,10 +41,10 @@ class RecordedRun:
 
 
 class RecordedRollouts:
-    """The batches of a recording, in the place of `Rollouts` that sample."""
+    """The batches of a recording, which replace sampled `Rollouts`."""
 
     def __init__(self, recording: Recording, prompts: int) -> None:
-        """`prompts` is how many groups a batch has to have."""
+        """`prompts` is the number of groups that a batch must have."""
         self._recording, self._prompts = recording, prompts
         self._last = Sampled(groups=())
 
@@ -66,11 +66,11 @@ class RecordedRollouts:
         return self._last.epoch
 
     def state(self) -> dict[str, Any]:
-        """Empty: the version says which step is next."""
+        """Empty: the version determines the next step."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """The position in the data, if there is one, is of no use here."""
+        """Does nothing: a recording needs no position in the data."""
 
     def weights_are(self, version: int) -> None:
         """Does nothing: no group is sampled."""
@@ -92,7 +92,7 @@ class NoEngines:
 
 
 def weight_digests_of(learners: Mapping[str, LearnerGroup[LearningWorker]], turns: TimeSharing) -> dict[str, Digests]:
-    """Functions that give the digests of each learner's weights, once its turn on shared devices has come."""
+    """Functions that compute the digests of each learner's weights when it has its turn on shared devices."""
 
     async def digests(name: str, learner: LearnerGroup[LearningWorker]) -> dict[str, str]:
         await turns.for_scoring(name)

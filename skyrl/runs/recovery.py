@@ -22,12 +22,12 @@ PAUSE = 10.0
 class Attempt(Generic[R]):
     """One attempt at a run; a context manager that suppresses a failure of the run if another attempt follows.
 
-    Only a failure of the run itself (`RunError`) is suppressed; a mistake in its configuration or data never is.
+    Only a failure of the run itself (`RunError`) is suppressed, never a mistake in its configuration or data.
     """
 
     def __init__(self, run: R, number: int, follows: Callable[[RunError], bool]) -> None:
-        """`run` is the resolved run of this attempt, maybe with fewer ranks than were configured; `number` counts from
-        0. `follows` decides whether another attempt follows a failure.
+        """`run` is the resolved run of this attempt, possibly with fewer ranks than configured; `number` counts from 0.
+        `follows` decides whether another attempt follows a failure.
         """
         self.run, self.number = run, number
         self._follows = follows
@@ -64,7 +64,7 @@ class Recovery(Generic[R]):
         return self._follows_a_lost_rank(failure) or self._is_retried(failure)
 
     def _follows_a_lost_rank(self, failure: RunError) -> bool:
-        """Whether the run restarts after a lost rank, or on a cluster that has even fewer GPUs after one was lost."""
+        """Whether the run restarts after a lost rank, or after the cluster then turned out to have even fewer GPUs."""
         faults = self.run.trainer.faults
         shrinks = faults.on_lost_rank == "shrink"
         if faults.on_lost_rank == "stop":
@@ -107,8 +107,8 @@ def _say(failure: RunError, which: str, end: str = ")") -> bool:
 
 
 def attempts(run: R) -> Iterator[Attempt[R]]:
-    """Attempts at a resolved run until one succeeds, `PAUSE` seconds apart: one, up to `recover_retries` more where
-    `recover_mode` is auto or fault, and up to `max_lost_ranks` more where `on_lost_rank` is wait or shrink.
+    """Attempts at a resolved run until one succeeds, `PAUSE` seconds apart: one, up to `recover_retries` more if
+    `recover_mode` is auto or fault, and up to `max_lost_ranks` more if `on_lost_rank` is wait or shrink.
 
     Run the body of the loop inside the attempt's context, which raises the failure of the last attempt.
 

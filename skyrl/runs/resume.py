@@ -1,4 +1,4 @@
-"""Start of a run: at the beginning, at a checkpoint, or refused, because something would be lost."""
+"""Start of a run: from the beginning or a checkpoint, or refused because something would be lost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from skyrl.tree import required
 
 
 def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again: bool = False) -> Checkpoint | None:
-    """The checkpoint that the configuration says, or None for a start from the beginning.
+    """The checkpoint that the configuration selects, or None for a start from the beginning.
 
-    `again` is true where this command's own run has failed, and is begun again. Raises `ResumeError` for a checkpoint
-    of another run or a damaged one, where there has to be one and is none, and where a finished run or later
-    checkpoints would be overwritten.
+    `again` is true if this command's own run has failed and is restarted. Raises `ResumeError` for a damaged checkpoint
+    or one of another run, if a required checkpoint does not exist, and if a finished run or later checkpoints would be
+    overwritten.
     """
     trainer = run.trainer
     found: Checkpoint | None = None
@@ -31,7 +31,7 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
             refuse_changed(found.config, run, path, field_path(run, "resume_path"))
             if not again:
                 _refuse_to_mix(run, store, found.step)
-            elif any(step > found.step for step in store.steps()):  # this command has come further
+            elif any(step > found.step for step in store.steps()):  # this command has saved later steps
                 found = store.latest(fall_back=notice)
         case "anew":
             _refuse_to_mix(run, store, 0)
@@ -57,8 +57,8 @@ Beginning = Literal["anew", "named", "newest", "newest good", "must"]
 
 
 def beginning(run: AnyRun, *, again: bool) -> Beginning:
-    """Start of the run by `trainer.recover_mode`, and without it by `trainer.resume_mode`; `again`: from what this
-    command has saved.
+    """Start of the run, by `trainer.recover_mode` or, if that is not set, by `trainer.resume_mode`. With `again`, it is
+    what this command has saved.
     """
     match run.trainer.recover_mode, run.trainer.resume_mode:
         case (None, "from_path"):
@@ -89,7 +89,7 @@ def _newest(run: AnyRun, store: CheckpointStore, fall_back: Callable[[str], None
 
 
 def _refuse_to_mix(run: AnyRun, store: CheckpointStore, step: int) -> None:
-    """Later checkpoints in the folder are of another course of events; this run would replace them one by one."""
+    """Refuse a folder with later checkpoints: they are of another run history, and this run would overwrite them."""
     later = [number for number in store.steps() if number > step]
     if later:
         raise ResumeError(

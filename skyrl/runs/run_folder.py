@@ -1,21 +1,21 @@
-"""The folder of a run: everything that a person wants to find afterwards.
+"""The folder of a run, with everything that the run leaves for its users.
 
     config.json           the resolved configuration, and its fingerprint
     metrics.jsonl         one line for each step
-    progress.json         what the run is doing, for whoever watches it: replaced every second
+    progress.json         what the run is doing; replaced every second
     timeline.jsonl        phases and calls of the steps of trainer.profile_steps: `skyrl.tracking.timeline`
     profile/              traces of the updates of these steps, by torch.profiler
     engines/              engines as `skyrl engines` lists them, and requests to add and drain some
     alarms.jsonl          alarms that were raised, one line for each
     trajectories.jsonl    sampled answers with their rewards, for people
-    tokens/               log-probabilities, advantages and more of each token of these: `skyrl.tracking.token_file`
-    recording/            every step exactly, where trainer.recording asks for it: `skyrl.tracking.recording`
+    tokens/               log-probabilities, advantages and more for each of their tokens: `skyrl.tracking.token_file`
+    recording/            every step exactly, if trainer.recording is on: `skyrl.tracking.recording`
     reward_curve.png
-    trackers/             what tracking services have of the run: ids, last steps (docs/tracking.md)
-    sandbox.json          the sandbox tier in force, where something ran in sandboxes
+    trackers/             state of the run at tracking services: ids, last steps (docs/tracking.md)
+    sandbox.json          the sandbox tier in force, if something ran in sandboxes
     model/                the trained model in Hugging Face format
     adapter/              with LoRA: the adapter alone, as PEFT stores it; model/ has it merged
-    logs/                 of processes other than the command's own: one file for each
+    logs/                 one file for each process other than the command's own
 
 A record of a step is written before the step's checkpoint, so that a run that resumes can cut both files back to it.
 """
@@ -36,7 +36,7 @@ from skyrl.tracking.token_file import TokenFiles
 
 
 class RunFolder:
-    """Names of what lies in a run's folder, and the operations on all of it."""
+    """Paths of the files in a run's folder, and the operations on all of them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,12 +49,12 @@ class RunFolder:
         self.adapter = path / "adapter"
 
     def recording(self, *, compress: bool = False) -> Recording:
-        """The recording, which may not be there; `compress` is for what is written."""
+        """The recording, which may not exist; `compress` applies to what is written."""
         return Recording(self.path / FOLDER, compress=compress)
 
     def forget_after(self, step: int, *, recorded: bool = True) -> None:
-        """Drop what was recorded of later steps, which will happen again; and the record of this one where it is still
-        to come.
+        """Delete the records of later steps, which will be taken again, and with `recorded` false also the record of
+        `step`.
         """
         for lines in (self.metrics, self.alarms, self.timeline):
             lines.forget_after(step if recorded else step - 1)
@@ -62,7 +62,7 @@ class RunFolder:
         self.recording().forget_after(step)
 
     def record_sandbox(self, in_force: Mapping[str, object]) -> None:
-        """Keep what kept the policy's programs apart."""
+        """Write `sandbox.json`, the sandbox that isolated the policy's programs."""
         (self.path / "sandbox.json").write_text(json.dumps(in_force, indent=2) + "\n", encoding="utf-8")
 
     def draw_curve(self, title: str) -> None:

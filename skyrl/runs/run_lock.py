@@ -24,7 +24,7 @@ C = TypeVar("C", bound=AnyRun)
 
 
 class RunLock:
-    """A folder that a run writes into: taken before anything is started, signed with the run's configuration."""
+    """A folder that a run writes into: locked before anything is started, and marked with the run's configuration."""
 
     def __init__(self, folder: Path, field: str, run: AnyRun, places: Mapping[str, str] | None = None) -> None:
         """`field` is the dotted path of the configuration that names the folder; `places` says where values were
@@ -37,9 +37,10 @@ class RunLock:
         self._is_new = False
 
     def acquire(self) -> None:
-        """Make the folder and lock it.
+        """Create the folder and lock it.
 
-        Raises `UserError` if it cannot be made or another process has it, `ResumeError` if it belongs to another run.
+        Raises `UserError` if it cannot be created or another process holds it, `ResumeError` if it belongs to another
+        run.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -64,13 +65,13 @@ class RunLock:
         scratch.replace(self._signature)
 
     def remove_config(self) -> None:
-        """Give up a folder that this session signed first: it has kept nothing there."""
+        """Remove `config.json` again if this session wrote it first, for a session that has kept nothing there."""
         if self._is_new:
             self._signature.unlink(missing_ok=True)
             (self.folder / LOCK).unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Let the next process have the folder."""
+        """Unlock the folder for the next process."""
         unsign(self.folder)
         self._lock.release()
 
@@ -86,11 +87,11 @@ class RunLock:
 
 
 def refuse_changed(stored: object, run: AnyRun, where: str, field: str) -> None:
-    """Compare a stored configuration with this run's in what makes it that run, and in everything that determines its
-    numbers unless `trainer.resume_with_changes` is on. A field that acts in neither run, such as a setting of another
-    loss whose default has changed since, is no difference.
+    """Compare a stored configuration with this run's: the fields that identify a run and, unless
+    `trainer.resume_with_changes` is on, all fields that determine its numbers. A field without effect in both runs,
+    such as a setting of another loss whose default has changed since, is ignored.
 
-    Raises `ResumeError` with the differences and the ways out.
+    Raises `ResumeError` with the differences and the possible remedies.
     """
     try:
         before = tree_of(stored, type(run), where)
@@ -126,7 +127,7 @@ def _as_stored(run: C) -> C:
 
 
 def _or_say_so(run: AnyRun, changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:
-    """The third way out, where it is one."""
+    """The third remedy, if it applies: to continue with the changes."""
     field = field_path(run, "resume_with_changes")
     return f", or go on with them by {field}=true" if changed.keys() == numerics.keys() else ""
 
@@ -136,8 +137,8 @@ def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _folders_beside(run: AnyRun) -> str:
-    """Arguments that give the run a folder of its own, with everything it writes inside. The folders of checkpoints and
-    exports follow `run_path`, but for those that were put elsewhere.
+    """Arguments that give the run a new folder, with everything it writes inside. The folders of checkpoints and
+    exports follow `run_path`, except for those that were set to another place.
     """
     own = required(run.trainer.run_path, field_path(run, "run_path")).rstrip("/")
     names = itertools.chain([own], (f"{own}-{number}" for number in itertools.count(2)))

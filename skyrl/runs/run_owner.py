@@ -1,4 +1,4 @@
-"""Which process has a run's folder, by the files `.lock` and `.owner` in it."""
+"""The process that holds a run's folder, by the files `.lock` and `.owner` in it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ LOCK, _OWNER = ".lock", ".owner"
 
 
 def sign(folder: Path) -> None:
-    """Write who this process is. The text outlives the lock, and is read only while the lock is held."""
+    """Write which process this is to `.owner`. The text outlives the lock, and is read only while the lock is held."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     text = f"process {os.getpid()} on {socket.gethostname()}, since {now}"
     (folder / _OWNER).write_text(text, encoding="utf-8")
 
 
 def unsign(folder: Path) -> None:
-    """Remove the text; the caller holds the lock."""
+    """Remove the text of `sign`; the caller holds the lock."""
     with suppress(OSError):
         (folder / _OWNER).unlink()
 
 
 def in_use(folder: Path, field: str) -> str:
-    """The message about a folder that another run has; `field` names the folder in the configuration."""
+    """The message about a folder that another run holds; `field` names the folder in the configuration."""
     try:
         owner = (folder / _OWNER).read_text(encoding="utf-8")
     except OSError:
@@ -38,7 +38,7 @@ def in_use(folder: Path, field: str) -> str:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a run has the folder now. Nothing is created, and a lock that is free is let go at once."""
+    """Whether a run holds the folder now. Nothing is created, and a free lock is released at once."""
     try:
         lock = os.open(folder / LOCK, os.O_RDWR)
     except OSError:

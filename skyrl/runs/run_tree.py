@@ -1,4 +1,4 @@
-"""A run's configuration, whatever its kind, and how messages name its fields."""
+"""The configuration of any kind of run, and the names of its fields in messages."""
 
 from __future__ import annotations
 

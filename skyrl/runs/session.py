@@ -1,4 +1,4 @@
-"""One session of a run: where it begins, what it holds while it lasts, and what it leaves."""
+"""One session of a run: the step it starts from, the resources it holds, and the files it leaves."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class RunSession:
         self._locks = self._make_locks()
 
     def run(self) -> bool:
-        """Train to the end; False if an earlier session had already done so. What was saved stays, whatever happens.
+        """Train to the end; False if an earlier session had already done so. Saved checkpoints stay in every case.
 
-        Raises `Stopped` when a signal or the deadline ends it before.
+        Raises `Stopped` if a signal or the deadline ends it early.
         """
         with self._shutdown, self._causes_named(), Silence(self._experiment.progress, notice), self._experiment.held:
             checkpoint = self._find_start()
@@ -55,7 +55,7 @@ class RunSession:
 
     @contextmanager
     def _causes_named(self) -> Iterator[None]:
-        """A full disk, or a request to stop, is reported in place of what it brought about."""
+        """Report a full disk or a request to stop instead of the errors that follow from it."""
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -84,7 +84,7 @@ class RunSession:
         return checkpoint
 
     def _is_last(self, checkpoint: Checkpoint) -> bool:
-        """Whether nothing comes after the checkpoint: it is of the last step, or an alarm ended the run there."""
+        """Whether the checkpoint is final: it is of the last step, or an alarm ended the run there."""
         alarms = self._experiment.get_alarms()
         alarms.load_state(checkpoint.state["trainer"].get("alarms", {}))
         if alarms.stopped_by:
@@ -92,7 +92,7 @@ class RunSession:
         return bool(alarms.stopped_by) or checkpoint.step >= self._experiment.total_steps
 
     def _make_locks(self) -> tuple[RunLock, ...]:
-        """One for every folder that this run writes into, the run's own first."""
+        """One lock for every folder that this run writes into, the run's own first."""
         fields = {self._folder.path: "run_path"}
         if isinstance(self._checkpoints.storage, Disk):  # in an object store, each checkpoint is compared
             fields.setdefault(self._checkpoints.storage.path, "ckpt_path")
@@ -101,7 +101,7 @@ class RunSession:
         return tuple(RunLock(path, field_path(self._cfg, field), self._cfg, places) for path, field in fields.items())
 
     def _free_if_empty(self, lock: RunLock) -> None:
-        """A run that failed before it kept anything leaves its folders free."""
+        """Free the folder of a run that failed before it saved anything."""
         if not self._checkpoints.steps() and not self._folder.model.exists():
             lock.remove_config()
 
@@ -126,7 +126,7 @@ class RunSession:
         await experiment.finish()
 
     async def _make_loop(self, checkpoint: Checkpoint | None) -> TrainingLoop:
-        """The loop, where it was when the checkpoint was saved; what it is going to write again is deleted."""
+        """The loop in its state at the checkpoint. Files that it will write again are deleted."""
         experiment, first = self._experiment, checkpoint.step if checkpoint else 0
         with self._shutdown.interruptible():
             await experiment.prepare()
@@ -135,7 +135,7 @@ class RunSession:
             if checkpoint is not None:
                 self._report(checkpoint)
                 loop.load_state(dict(checkpoint.state["trainer"]))
-        shutil.rmtree(self._folder.model, ignore_errors=True)  # of a run that is now made longer
+        shutil.rmtree(self._folder.model, ignore_errors=True)  # of a run that is now extended
         self._forget_what_comes_again(checkpoint)
         experiment.begin_recording()
         return loop
@@ -154,7 +154,7 @@ class RunSession:
             self._folder.forget_after(checkpoint.step, recorded=recorded)
 
     def _show_progress(self, checkpoint: Checkpoint | None) -> None:
-        """Writes what the run is doing into its folder, until the run ends."""
+        """Keep `progress.json` in the run's folder up to date until the run ends."""
         experiment = self._experiment
         file = ProgressFile(
             self._folder.path,
@@ -166,7 +166,7 @@ class RunSession:
         experiment.held.enter_context(file)
 
     def _watch_progress(self) -> None:
-        """Notices that nothing happens any more, until the run ends."""
+        """Watch for stalls until the run ends."""
         faults, experiment = self._cfg.trainer.faults, self._experiment
         if faults.stall_timeout_seconds is None:
             return

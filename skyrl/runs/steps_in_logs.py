@@ -11,7 +11,7 @@ class StepsInLogs:
     """A `Tracker` that informs the processes of each step that starts."""
 
     def __init__(self, processes: Processes, done: int) -> None:
-        """`done` steps have been recorded before."""
+        """`done` is the number of steps that have been recorded before."""
         self._processes = processes
         processes.step = done + 1
 

@@ -25,7 +25,7 @@ def storage_error(error: OSError | SafetensorError, folders: Sequence[Path]) -> 
     free = ", ".join(f"{_free(folder):,} bytes are free in {folder}" for folder in dict.fromkeys(folders))
     return StorageError(
         f"A file of the run cannot be written: {where}{os.strerror(number)}; {free}. What was saved before is whole: "
-        "make room, and the same command goes on from the last checkpoint"
+        "free some space, and the same command continues from the last checkpoint"
     )
 
 

@@ -1,4 +1,4 @@
-"""A run as it lies in its folder: its configuration, and where what it wrote is now."""
+"""A run stored in its folder: its configuration, and the current location of its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILE = "config.json"
 
 
 def stored_run(folder: Path) -> Run:
-    """The configuration in a run's folder. Raises `UserError`, `ConfigError` for one of another version."""
+    """The configuration in a run's folder. Raises `UserError`, and `ConfigError` for one of another version."""
     file = folder / _FILE
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))["config"]
@@ -41,7 +41,7 @@ def run_of(stored: object, where: str) -> Run:
 
 
 def place_of(path: str, folder: Path, run: Run) -> str:
-    """Location of a path of the run whose folder is now `folder`: contents of the folder have moved with it."""
+    """Current location of a path of the run whose folder is now `folder`; the folder's contents have moved with it."""
     if "://" in path:
         return path
     before = Path(required(run.trainer.run_path, "trainer.run_path")).expanduser().absolute()
@@ -50,7 +50,9 @@ def place_of(path: str, folder: Path, run: Run) -> str:
 
 
 def checkpoints_of(folder: str) -> str:
-    """The folder of a run's checkpoints, given the run's; the folder itself where it holds some, or is no run's."""
+    """The folder of a run's checkpoints, given the run's folder. A folder that holds checkpoints itself, or that is no
+    run's folder, is returned.
+    """
     path = Path(folder).expanduser()
     if "://" in folder or not (path / _FILE).is_file() or any(step_of(each.name) for each in path.iterdir()):
         return folder if "://" in folder else str(path)

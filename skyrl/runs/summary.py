@@ -30,7 +30,7 @@ def summary(run: AnyRun, folder: RunFolder) -> Iterator[str]:
 
 
 def _from_here(path: Path) -> Path:
-    """The path as seen from the working directory, where it lies inside it, and the whole path elsewhere."""
+    """The path relative to the working directory if it lies inside, otherwise the whole path."""
     whole, here = path.absolute(), Path.cwd()
     return whole.relative_to(here) if whole.is_relative_to(here) else whole
 

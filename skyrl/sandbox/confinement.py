@@ -1,6 +1,6 @@
-"""Confinement of a process before it becomes an untrusted program: rights, visible files, space. System calls of Linux.
+"""Confines a process before it becomes an untrusted program: rights, visible files, space. Uses Linux system calls.
 
-Used by `fork_server.py` alone, in processes of one thread; of the standard library.
+Only `fork_server.py` uses it, in processes of one thread. Imports the standard library alone.
 """
 
 import ctypes
@@ -21,24 +21,24 @@ _BIND, _RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES, _NO_EXEC = 0x1000, 0x4000, 0
 _SET_INTERFACE_FLAGS, _INTERFACE_UP = 0x8914, 1
 _MOUNT_SETATTR, _HERE, _WHOLE_TREE, _READ_ONLY = 442, -100, 0x8000, 1
 _OTHER_USERS = ((0x70000000, 1 << 22), (20_000, 40_000))
-"""User ids that no account has, first and count: the number of a process is added, so that no two have the same. The
-second range is for containers that have no more."""
+"""Ranges (first, count) of user ids that no account has. The process id is added, so that no two processes have the
+same. The second range is for containers with fewer user ids."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def control(option: int, value: int) -> None:
-    """`prctl`; an option that this kernel does not know is left."""
+    """Call `prctl`; an option that this kernel does not know is ignored."""
     _libc.prctl(option, value, 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """This process is killed when the one that forked it ends."""
+    """Have this process killed when the one that forked it ends."""
     control(PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
 
 
 def other_user() -> int | None:
-    """A user id for this process alone, where it may take one: it is root, and such ids exist. Otherwise None."""
+    """A user id for this process alone, if it is root and such ids exist; otherwise None."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return None
     with open("/proc/self/uid_map", encoding="ascii") as lines:
@@ -50,14 +50,14 @@ def other_user() -> int | None:
 
 
 def become(user: int) -> None:
-    """Give up root for good."""
+    """Change to this user for good, giving up root."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
 
 
 def is_reachable(path: str) -> bool:
-    """May any user go to this file or folder, and read it?"""
+    """Whether any user may reach this file or folder and read it."""
     parts = path.split("/")
     try:
         above = [os.stat("/".join(parts[:length]) or "/").st_mode for length in range(1, len(parts))]
@@ -67,16 +67,17 @@ def is_reachable(path: str) -> bool:
 
 
 def enter_namespaces(user: int | None) -> bool:
-    """New mounts, IPC, network, and processes for the next child. True if this process had to become `user` for it.
+    """Enter new namespaces of mounts, IPC and network, and of processes for the next child. True if this process had to
+    become `user` for it.
 
-    Raises OSError where the kernel does not allow it.
+    Raises OSError if the kernel does not allow it.
     """
     new = NEW_MOUNTS | NEW_IPC | NEW_PROCESSES | NEW_NETWORK
     if user is not None and _libc.unshare(new) == 0:
         return False
     if user is not None:
         become(user)
-    control(DUMPABLE, 1)  # the files of its own below /proc are its own again
+    control(DUMPABLE, 1)  # so that it owns its files below /proc again
     uid, gid = os.getuid(), os.getgid()
     _check(_libc.unshare(NEW_USER | new), "unshare")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
@@ -86,8 +87,8 @@ def enter_namespaces(user: int | None) -> bool:
 
 
 def mount_own(folder: str, owner: int, room: int) -> None:
-    """Mount, as process 1, a /proc of its own, an empty `folder` and an empty /dev/shm (semaphores of multiprocessing)
-    with `room` bytes each; nothing else can be written.
+    """Mount, as process 1, a new /proc, an empty `folder` and an empty /dev/shm (semaphores of multiprocessing) with
+    `room` bytes each; nothing else can be written.
     """
     _mount("", "/", "", _PRIVATE | _RECURSIVE)
     _mount("proc", "/proc", "proc", _NO_SUID | _NO_DEVICES | _NO_EXEC)
@@ -100,8 +101,8 @@ def mount_own(folder: str, owner: int, room: int) -> None:
 
 
 def make_reachable(paths: list[str]) -> None:
-    """Make paths readable for other users, in new mounts of this process: what only root may enter is hidden except for
-    them. Raises OSError where the kernel does not allow it.
+    """Make paths readable for other users, in new mounts of this process: folders that only root may enter are hidden
+    except for these paths. Raises OSError if the kernel does not allow it.
     """
     hidden = [path for path in paths if os.path.exists(path) and not is_reachable(path)]
     if not hidden:
@@ -127,8 +128,8 @@ def make_reachable(paths: list[str]) -> None:
 def limit(limits: dict[str, float], *, own_user: bool) -> None:
     """Limit this process and all its descendants.
 
-    The kernel counts the processes and threads of a user, on the whole machine. Where the program has no user of its
-    own, everything that runs is added to its share: what the run itself does must not fail a program.
+    The kernel counts the processes and threads of a user on the whole machine. If the program has no user of its own,
+    the number of all that run is added to its limit, so that processes of the run itself do not make a program fail.
     """
     others = 0 if own_user else _processes_and_threads() + 3 * int(limits["processes"])
     for name, value in (
@@ -156,7 +157,7 @@ def _processes_and_threads() -> int:
 def listen_on_loopback(port: int) -> socket.socket:
     """Bring up loopback in the network namespace of this process, and return a socket that listens on 127.0.0.1.
 
-    Raises OSError where the kernel does not allow it.
+    Raises OSError if the kernel does not allow it.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     request = struct.pack("16sh14x", b"lo", _INTERFACE_UP)
@@ -180,7 +181,7 @@ def give_up_rights(user: int | None, *, own_network: bool) -> None:
 
 
 def descendants(process: int) -> list[int]:
-    """Children of a process, then their own, and so on."""
+    """All descendants of a process: its children, then theirs, and so on."""
     found = children(process)
     for pid in found:
         found += children(pid)
@@ -188,7 +189,7 @@ def descendants(process: int) -> list[int]:
 
 
 def children(parent: int) -> list[int]:
-    """Processes that any of its threads started."""
+    """Processes that any thread of `parent` started."""
     if not os.path.exists("/proc/thread-self/children"):  # a kernel that was built without these files
         return _children_by_looking_at_all(parent)
     found: list[int] = []
@@ -216,7 +217,7 @@ def _children_by_looking_at_all(parent: int) -> list[int]:
 
 
 def _first_closed(path: str) -> str:
-    """The folder nearest to the root that not everybody may enter; the path's own folder if it is the last."""
+    """The folder nearest to the root that not every user may enter; the path's own folder if it is the last."""
     parts = path.split("/")
     for length in range(2, len(parts)):
         folder = "/".join(parts[:length])

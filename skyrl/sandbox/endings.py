@@ -1,6 +1,6 @@
-"""How a program ends: as under `python program.py`, up to the point where nothing of it can be lost.
+"""Ends a program as `python program.py` does, up to the point where none of its output can be lost.
 
-The interpreter that runs it was forked and is not taken down, which would take longer than most programs.
+The interpreter that runs it was forked and is not finalized, which would take longer than most programs.
 """
 
 import atexit
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 
 def code_of(work: Callable[[], object]) -> int:
-    """Runs it; its exit code. What it raises is written on standard error in one line."""
+    """Run `work` and return its exit code. An exception is written to standard error in one line."""
     try:
         work()
     except SystemExit as end:
@@ -20,14 +20,14 @@ def code_of(work: Callable[[], object]) -> int:
             return end.code or 0
         _say(str(end.code))
         return 1
-    except BaseException as error:  # noqa: BLE001  # its own business: the exit code says that it failed
+    except BaseException as error:  # noqa: BLE001  # the exit code says that the program failed
         _say(f"{type(error).__name__}: {error}")
         return 1
     return 0
 
 
 def end(code: int) -> None:
-    """Wait for its threads, call what it registered for the end, write what is in buffers, and end the process."""
+    """Wait for the program's threads, call its exit handlers, flush its buffers, and end the process."""
     try:
         threading = sys.modules.get("threading")
         if threading is not None:
@@ -53,7 +53,7 @@ def _flushed() -> bool:
 
 
 def _close_what_is_open() -> None:
-    """Files that a program left open are written when nothing refers to them any more."""
+    """Flush files that a program left open, by dropping all references to them."""
     with suppress(BaseException):
         vars(sys.modules["__main__"]).clear()
         gc.collect()

@@ -11,12 +11,14 @@ from skyrl.sandbox.tiers import Tier, has_namespaces
 
 
 def folder_of(client: ForkClient, tier: Tier) -> str:
-    """A process's own folder: in namespaces a name for a place in memory, otherwise a new one for `remove_folder`."""
+    """Path of a process's own folder: in namespaces a mount point for memory, otherwise a new folder on disk, which
+    `remove_folder` removes.
+    """
     return client.folder if has_namespaces(tier) else tempfile.mkdtemp(dir=client.folder)
 
 
 def remove_folder(folder: str, tier: Tier) -> None:
-    """Remove what `folder_of` gave, if it is on disk."""
+    """Remove the folder that `folder_of` returned, if it is on disk."""
     if not has_namespaces(tier):
         remove_tree(folder)
 
@@ -24,8 +26,8 @@ def remove_folder(folder: str, tier: Tier) -> None:
 def remove_tree(folder: str) -> None:
     """Remove a folder, however deep a program nested it and whatever rights it left; links are not followed.
 
-    Neither the stack, nor the number of open files, nor the length of a path grows with the depth. What the file system
-    refuses is left.
+    Neither the stack, nor the number of open files, nor the length of a path grows with the depth. Files that the file
+    system refuses to remove are left.
     """
     with suppress(OSError):
         _empty(folder)
@@ -33,7 +35,7 @@ def remove_tree(folder: str) -> None:
 
 
 def _empty(folder: str) -> None:
-    """Go down to where no folder is inside, and back up, with one folder open at a time."""
+    """Remove everything inside the folder, depth first, with one folder open at a time."""
     at = _opened(folder)
     try:
         names: list[str] = []
@@ -52,7 +54,7 @@ def _empty(folder: str) -> None:
 
 
 def _without_files(folder: int) -> list[str]:
-    """Remove what is no folder; the names of the folders."""
+    """Remove everything but the folders inside, and return their names."""
     with os.scandir(folder) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_folder in entries:

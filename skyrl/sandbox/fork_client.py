@@ -1,4 +1,4 @@
-"""Asking the fork server for processes: this side of `fork_server.py`."""
+"""Client of the fork server (`fork_server.py`): asks it for processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Command:
     """Program and arguments."""
 
     environment: Mapping[str, str]
-    """Environment variables. HOME and TMPDIR are added: the folder that it starts in."""
+    """Environment variables. HOME and TMPDIR are added, with the folder in which the program starts."""
 
     service: tuple[str, int]
     """Host and port that connections to 127.0.0.1:`SERVICE_PORT` in its namespace are forwarded to."""
@@ -51,8 +51,8 @@ class ForkClient:
     """One fork server, started when it is first needed and again if it is gone. Safe to use from several threads."""
 
     def __init__(self, tier: Tier, readable: Sequence[Path] = (), modules: Sequence[str] = ()) -> None:
-        """`modules` are in the memory of every process, which then finds the packages of this one; without any,
-        processes have the standard library alone.
+        """`modules` are imported in every process, which then finds the packages of this one; without any, processes
+        have the standard library alone.
         """
         self._tier, self._modules = tier, tuple(modules)
         self._readable = [str(path) for path in readable]
@@ -66,7 +66,7 @@ class ForkClient:
 
     @property
     def folder(self) -> str:
-        """Path at which each process in namespaces sees a folder of its own, and in which the others have theirs."""
+        """Path at which each process in namespaces sees its own folder; other processes have theirs inside it."""
         self._expect()
         return self._folder
 
@@ -79,10 +79,10 @@ class ForkClient:
         group: MemoryGroup | None = None,
         command: Command | None = None,
     ) -> socket.socket:
-        """A new process, of the program in `files[0]` or else of `module`, whose `main` it calls; the other files are
-        its standard input, output and errors. On the socket the supervisor says how it ended; closing it ends it.
-        `group` limits the memory of all its processes. A `command` takes the place of the program; the first
-        message then has the socket that listens in its network namespace.
+        """Start a process that runs the program in `files[0]`, or calls `main` of `module` if that is given; the other
+        files are its standard input, output and errors. On the returned socket, the supervisor reports how it ended;
+        closing the socket ends it. `group` limits the memory of all its processes. A `command` replaces the program;
+        the first message then contains the socket that listens in its network namespace.
 
         Raises `ProcessError` if there is no server.
         """
@@ -105,7 +105,7 @@ class ForkClient:
         raise ProcessError(f"the fork server of the sandbox tier {self._tier!r} does not stay alive")
 
     def close(self) -> None:
-        """End the server, and with it all its processes."""
+        """End the server and all its processes."""
         with self._start_lock:
             if self._owner == os.getpid():
                 self._end()
@@ -140,7 +140,7 @@ class ForkClient:
                 process.wait()
 
     def _own_folder(self) -> None:
-        """A folder of this process's, which goes with it, whether a server ever starts or not."""
+        """Create a folder of this process, which is removed with it, whether or not a server starts."""
         if self._owner != os.getpid() or not self._folder:
             sweep()
             self._socket = self._process = None  # those of the process that this one was forked from

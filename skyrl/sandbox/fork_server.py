@@ -2,7 +2,7 @@
 
     server          trusted; its standard input is a socket, and each message on it asks for one process
       supervisor    trusted; waits for the end or the deadline, and ends every descendant
-        init        where there are namespaces: process 1 of them, which mounts, reaps, and takes all others with it
+        init        process 1 of the namespaces, if there are some: mounts, reaps, and ends all others when it ends
           program   gives up its rights, limits itself, and becomes the program
 
 A request is JSON and open files: standard input, output and errors, a control group if it has one, and a socket on
@@ -36,22 +36,22 @@ SERVICE_PORT = 8000
 
 LONGEST_REQUEST = 1 << 16
 _GLANCE = 0.02
-"""Seconds between two looks at the memory of a program's processes."""
+"""Seconds between two checks of the memory of a program's processes."""
 _USED_OFTEN = (
     *("bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq"),
     *("itertools", "math", "operator", "queue", "random", "re", "sqlite3", "statistics", "string", "typing"),
     *("urllib.parse", "encodings.idna", "unicodedata"),
 )
-"""Modules that programs often import, read once for all of them."""
+"""Modules that programs often import, loaded once for all of them."""
 
 
 def main() -> None:
-    """`SETTINGS` as JSON: namespaces, folder, paths, modules."""
+    """Run the server. Its settings are JSON in the second argument: namespaces, folder, paths, modules."""
     settings: dict[str, Any] = json.loads(sys.argv[2])
     requests = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries supervisors
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _prepare(settings)
     requests.sendall(READY)
@@ -81,12 +81,12 @@ def _prepare(settings: dict[str, Any]) -> None:
             del sys.modules[name]
     if confinement.other_user() is not None:
         confinement.make_reachable([*sys.path, sys.base_prefix, sys.prefix, *settings["readable"]])
-    gc.freeze()  # what every process shares stays shared
-    confinement.control(confinement.DUMPABLE, 0)  # nobody of the same user looks into it or changes it
+    gc.freeze()  # pages that all processes share stay shared
+    confinement.control(confinement.DUMPABLE, 0)  # no process of the same user can read or change its memory
 
 
 def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[int]) -> None:
-    """Wait until nothing of the program is left; report on the control socket how it ended."""
+    """Run the program, wait until nothing of it is left, and report on the control socket how it ended."""
     deadline = time.monotonic() + request["limits"]["seconds"]
     control = socket.socket(fileno=files.pop())
     group = files.pop() if request["group"] else None
@@ -127,7 +127,7 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
 def _init(
     settings: dict[str, Any], request: dict[str, Any], files: list[int], control: socket.socket, user: int | None
 ) -> None:
-    """Process 1: when it ends, the kernel ends all others."""
+    """Process 1 of the namespaces: when it ends, the kernel ends all others."""
     try:
         confinement.die_with_parent()
         owner = os.getuid() if user is None else user
@@ -151,9 +151,7 @@ def _init(
 def _program(
     settings: dict[str, Any], request: dict[str, Any], files: list[int], control: socket.socket, user: int | None
 ) -> None:
-    """Exec the program in this process. Errors of the set-up go to the control socket; later ones show in the exit
-    code.
-    """
+    """Run the program in this process. Setup errors go to the control socket; later ones show in the exit code."""
     code = 1
     try:
         folder = request["folder"]
@@ -226,9 +224,9 @@ def _close(number: int | None) -> None:
 
 
 def _wait(child: int, control: socket.socket, deadline: float, is_over: Callable[[], bool]) -> int:
-    """The child's exit code, 128 + the number of the signal that ended it, or `TIMED_OUT`; then it is no more.
+    """Wait for the child, or kill it. Returns its exit code, 128 + the signal that ended it, or `TIMED_OUT`.
 
-    Whoever uses more memory than its limit in all its processes is killed, as the kernel kills.
+    A program whose processes together exceed the memory limit is killed with SIGKILL, as the kernel does.
     """
     number = os.pidfd_open(child)
     waiting = select.poll()
@@ -251,7 +249,7 @@ def _code(status: int) -> int:
 
 
 def _sweep(user: int | None) -> None:
-    """Kill every descendant: all of `user` at once, or else each, stopped first so that it has no more children."""
+    """Kill every descendant: all of `user` at once, or else one by one, stopped first so that they start no others."""
     if user is not None:
         _as_that_user(user, lambda: os.kill(-1, signal.SIGKILL))
     while True:
@@ -269,7 +267,7 @@ def _sweep(user: int | None) -> None:
 
 
 def _as_that_user(user: int, work: Callable[[], None]) -> None:
-    """Run in a process that has no other rights."""
+    """Run `work` in a new process with the rights of `user` alone."""
     child = os.fork()
     if child == 0:
         try:

@@ -2,8 +2,8 @@
 
     program --> 127.0.0.1:PORT in its namespace --> this process, which accepts them --> the service
 
-The supervisor listens in the program's network and hands the socket out: the program has no way to any other address,
-and nothing of the run is inside.
+The supervisor listens in the program's network namespace and passes the socket to this process: the program can reach
+no other address, and no process of the run is in its namespace.
 """
 
 from __future__ import annotations
@@ -70,5 +70,5 @@ async def _copied(source: asyncio.StreamReader, target: asyncio.StreamWriter) ->
         while piece := await source.read(_PIECE):
             target.write(piece)
             await target.drain()
-    with suppress(OSError, RuntimeError):  # the target has gone first
+    with suppress(OSError, RuntimeError):  # the target was closed first
         target.write_eof()

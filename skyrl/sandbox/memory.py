@@ -1,4 +1,4 @@
-"""Memory of a program in all its processes together, for a supervisor to watch. Of the standard library alone."""
+"""Memory of all processes of a program together, for a supervisor to watch. Imports the standard library alone."""
 
 import os
 from contextlib import suppress
@@ -9,10 +9,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def is_over(limit: int) -> bool:
-    """Do the processes that descend from this one use more than `limit` bytes?
+    """Whether the processes that descend from this one use more than `limit` bytes.
 
-    Resident pages are counted first. They count what processes share once for each, so where they are too many each
-    page is divided by the number of its users; a process that hides its pages stays counted in full.
+    Resident pages are counted first, which counts shared pages once for each process. If that exceeds the limit, each
+    page is divided by the number of its users; a process that hides its pages is still counted in full.
     """
     processes = _below()
     if sum(map(_resident, processes)) <= limit:
@@ -30,7 +30,7 @@ def join(group: int) -> None:
 
 
 def kills_in(group: int | None) -> int:
-    """How often the kernel has ended a process of the control group for its limit; 0 without a group."""
+    """Number of processes of the control group that the kernel has killed for its limit; 0 without a group."""
     for name in ("memory.events", "memory.oom_control") if group is not None else ():
         with suppress(OSError), open(os.open(name, os.O_RDONLY, dir_fd=group), encoding="ascii") as lines:
             return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
@@ -38,7 +38,7 @@ def kills_in(group: int | None) -> int:
 
 
 def _below() -> list[int]:
-    """In namespaces, /proc is that of the program alone, and this process is not in it."""
+    """Process ids of the program. In namespaces, /proc shows only the program, without this process."""
     if os.path.exists("/proc/self/stat"):
         return confinement.descendants(os.getpid())
     with suppress(OSError):

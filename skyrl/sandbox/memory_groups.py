@@ -1,7 +1,7 @@
-"""Control groups that limit the memory of all processes of a program together, where this process may make some.
+"""Control groups that limit the memory of all processes of a program together, if this process may create some.
 
-A group serves one program after the other: the kernel keeps groups that are removed while pages of theirs are left.
-Each is locked while its owner lives, so that what a killed run left is found and removed.
+A group is reused for one program after another, because the kernel keeps removed groups as long as pages of theirs are
+left. Each group is locked while its owner lives, so that groups of a killed run are found and removed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _LIMITS = (
 
 @frozen
 class MemoryGroup:
-    """One group; its descriptor, which locks it, is what a supervisor gets."""
+    """One group. Supervisors get its descriptor, which locks it."""
 
     folder: Path
     descriptor: int
 
     def limit(self, number: int) -> None:
-        """Set the limit in bytes. Raises OSError if more is in use, or the kernel has none."""
+        """Set the limit in bytes. Raises OSError if more is in use, or the kernel has no such limit."""
         for name, swap, most in _LIMITS:
             if (self.folder / name).exists():
                 with suppress(OSError):  # lower first: swap may not be limited to less than memory
@@ -45,7 +45,7 @@ class MemoryGroup:
         raise OSError(f"{self.folder} has no limit of memory")
 
     def remove(self) -> None:
-        """Remove the group, which has no process."""
+        """Remove the group, which must not have processes."""
         os.close(self.descriptor)
         with suppress(OSError):
             self.folder.rmdir()
@@ -59,7 +59,7 @@ class MemoryGroups:
         self._free: list[MemoryGroup] = []
 
     def take(self, limit: int) -> MemoryGroup | None:
-        """A group with this limit that no program is in; None where this process may make none."""
+        """A free group with this limit in bytes; None if this process may not create one."""
         while True:
             with self._lock:
                 if self._owner != os.getpid():  # those of the process that this one was forked from
@@ -77,7 +77,7 @@ class MemoryGroups:
                 return group
 
     def give_back(self, group: MemoryGroup | None) -> None:
-        """Nothing of its program is left."""
+        """Return a group whose program has ended completely."""
         if group is not None:
             with self._lock:
                 self._free.append(group)
@@ -115,7 +115,7 @@ def _made() -> MemoryGroup | None:
 
 
 def _locked(folder: Path) -> int:
-    """A descriptor of the folder that holds its lock. Raises OSError where another process does."""
+    """A descriptor of the folder that holds its lock. Raises OSError if another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,7 +126,7 @@ def _locked(folder: Path) -> int:
 
 
 def _parents() -> Iterator[Path]:
-    """Groups below which one with a limit of memory can be made: this process's own, or the root of all."""
+    """Groups below which a group with a memory limit can be created: this process's own, or the root group."""
     with suppress(OSError), open("/proc/self/cgroup", encoding="ascii") as lines:
         for line in lines:
             _, controllers, path = line.rstrip("\n").split(":", 2)

@@ -1,9 +1,9 @@
-"""Programs that nobody trusts, each in a process of its own with a deadline and limits.
+"""Runs untrusted programs, each in a separate process with a deadline and limits.
 
     Sandbox(tier).run(program, stdin, limits) -> Ran(stdout, how it ended)
 
 Tiers are in `tiers.py`. A process is forked from a warm interpreter (`fork_server.py`), so that a call takes
-milliseconds, and knows nothing of the calls before it.
+milliseconds and shares no state with earlier calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from skyrl.sandbox.forwarding import forwarding
 from skyrl.sandbox.tiers import TIERS, Tier, has_namespaces, missing
 
 GRACE = 0.5
-"""Seconds that the supervisor gets, after the deadline, to end what it started."""
+"""Seconds that the supervisor has, after the deadline, to end the processes that it started."""
 
 
 @frozen(kw_only=True)
@@ -48,12 +48,12 @@ class ResourceLimits:
     """Size of each file that it writes."""
 
     folder_bytes: int = 64 << 20
-    """Size of all its files together, where its folder is in memory (every tier but `process`); the same again in
-    /dev/shm there."""
+    """Size of all its files together if its folder is in memory (every tier but `process`), with the same size again in
+    /dev/shm."""
 
     processes: int = 64
-    """Processes and threads of the program. In the tier `process`, for a run that is not root's, the kernel can count
-    those of the user alone: four times as many, beside all that run on the machine."""
+    """Processes and threads of the program. In the tier `process`, if the run is not root's, the kernel can only count
+    those of the user: the limit is then four times this number, plus all that run on the machine."""
 
     open_files: int = 64
     output_bytes: int = 1 << 20
@@ -80,10 +80,10 @@ class Sandbox:
     def __init__(
         self, tier: Tier | Literal["auto"] = "auto", *, readable: Sequence[Path] = (), modules: Sequence[str] = ()
     ) -> None:
-        """`readable` are files and folders that programs need; `modules` are in the memory of workers.
+        """`readable` are files and folders that programs need; `modules` are imported in workers in advance.
 
-        Raises `UserError` if this machine does not have the tier, which is never replaced by a weaker one, and for
-        what programs could not read.
+        Raises `UserError` if this machine does not have the tier, which is never replaced by a weaker one, or if
+        programs could not read one of the files.
         """
         self.tier: Tier = strongest_tier() if tier == "auto" else tier
         reason = why_unavailable(self.tier)
@@ -100,7 +100,7 @@ class Sandbox:
         self.client = ForkClient(self.tier, readable, modules)
 
     def run(self, program: str, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
-        """Run Python source in a folder that is new and removed afterwards, and return when nothing of it is left.
+        """Run Python source in a new folder, which is removed afterwards, and return when nothing of it is left.
 
         Raises `ProcessError` if the sandbox itself does not work.
         """
@@ -125,7 +125,7 @@ class Sandbox:
         }
 
     def may_open(self, file: Path) -> bool:
-        """Can programs open this file by its name?"""
+        """Whether programs can open this file by its name."""
         if self.tier != "bwrap" and (other_user() is None or is_reachable(str(file))):
             return True
         return any(self._may_read(file, path) for path in self._readable if file.is_relative_to(path))
@@ -214,7 +214,7 @@ def _served(command: Command | None, control: socket.socket, seconds: float) -> 
 
 
 def _in_memory(data: bytes) -> int:
-    """A file with this in it."""
+    """Descriptor of a file in memory that contains `data`."""
     number = os.memfd_create("skyrl")
     view = memoryview(data)
     while view:
@@ -224,7 +224,7 @@ def _in_memory(data: bytes) -> int:
 
 
 def _read(pipes: Sequence[int], limits: ResourceLimits) -> tuple[list[bytes], bool]:
-    """Both outputs, and whether they were within the limit, until they close or time is up."""
+    """Both outputs, read until they close or time is up, and whether they were within the limit."""
     kept: Mapping[int, bytearray] = {pipe: bytearray() for pipe in pipes}
     deadline = time.monotonic() + limits.seconds + GRACE
     waiting = select.poll()
@@ -243,7 +243,9 @@ def _read(pipes: Sequence[int], limits: ResourceLimits) -> tuple[list[bytes], bo
 
 
 def _how_it_ended(control: socket.socket, seconds: float) -> int:
-    """The exit code, or `TIMED_OUT`. After `seconds` the supervisor is asked to end it. Nothing is left afterwards."""
+    """The program's exit code, or `TIMED_OUT`. After `seconds`, the supervisor is asked to end the program, of which
+    nothing is left afterwards.
+    """
     said = receive(control, seconds)
     if said is None:
         with suppress(OSError):

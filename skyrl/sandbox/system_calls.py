@@ -78,7 +78,7 @@ class _Program(ctypes.Structure):
 def refuse(*, own_network: bool = False) -> None:
     """Refuse these calls to this process and its descendants from now on. `own_network` allows IPv4 sockets.
 
-    It needs "no new privileges". Raises OSError where the kernel or the processor has no such filter.
+    Needs "no new privileges" to be set. Raises OSError if the kernel or the processor has no such filter.
     """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
@@ -92,7 +92,7 @@ def refuse(*, own_network: bool = False) -> None:
 
 
 def _filter(machine: str, *, own_network: bool) -> Iterator[tuple[int, int, int, int]]:
-    """Code, jump if true, jump if not, operand of each instruction: classic BPF."""
+    """Classic BPF instructions: code, jump if true, jump if not, and operand of each."""
     special, column = _SPECIAL[machine], list(_ARCHITECTURES).index(machine)
     yield _LOAD, 0, 0, _ARCHITECTURE
     yield _EQUAL, 1, 0, _ARCHITECTURES[machine]

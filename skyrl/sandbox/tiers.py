@@ -1,15 +1,15 @@
-"""How well programs that nobody trusts are kept apart, and which of these ways a machine has.
+"""Tiers of isolation for untrusted programs, and which of them a machine has.
 
-    process      cleared environment, a new folder, limits of memory, CPU, file size, processes and output; everything
-                 that descends from the program is killed with it; no sockets of the network. Other processes of the
-                 same user, and files, stay in reach.
-    namespace    besides, namespaces of its own for network, processes, IPC and mounts: no network, not even loopback;
-                 no other process can be seen; nothing survives; nothing can be written but its own folder, which is in
-                 memory. Readable files stay in reach.
-    bwrap        besides, a file system of its own (bubblewrap): Python and what it was given to read, nothing else.
+    process      cleared environment, a new folder, limits on memory, CPU, file size, processes and output; all
+                 descendants of the program are killed with it; no network sockets. Other processes of the same user,
+                 and files, stay reachable.
+    namespace    in addition, separate namespaces for network, processes, IPC and mounts: no network, not even loopback;
+                 no other process can be seen; nothing survives; only its own folder, which is in memory, can be
+                 written. Readable files stay reachable.
+    bwrap        in addition, a separate file system (bubblewrap) with Python and the given readable files only.
 
-A run of root's moreover gives each program a user id of its own, in every tier, and a control group for its memory
-where the machine lets it make some (`memory_groups.py`).
+A run of root's also gives each program a separate user id, in every tier, and a control group for its memory if the
+machine allows it to create some (`memory_groups.py`).
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from typing import Literal, get_args
 
 Tier = Literal["process", "namespace", "bwrap"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
-"""The weakest first."""
+"""All tiers, the weakest first."""
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 
 
 def has_namespaces(tier: Tier) -> bool:
-    """Is each program in namespaces of its own?"""
+    """Whether each program gets its own namespaces."""
     return tier != "process"
 
 
 def missing(tier: Tier) -> str:
-    """The command that the tier needs and this machine lacks; empty if there is none."""
+    """The command that the tier needs but this machine lacks; empty if there is none."""
     return "bwrap" if tier == "bwrap" and shutil.which("bwrap") is None else ""
 
 
 def command(tier: Tier, python: Sequence[str], *, folder: str, readable: Sequence[str]) -> list[str]:
-    """Command that starts the fork server in this tier: `python` is its command without a tier, `readable` what it
-    reads.
+    """Command that starts the fork server in this tier. `python` is its command without a tier, `readable` the paths
+    that it reads.
     """
     return [*_bubblewrap(folder, readable), *python] if tier == "bwrap" else list(python)
 
 
 def _bubblewrap(folder: str, readable: Sequence[str]) -> list[str]:
-    """New mounts with little in them. Processes, network and IPC are separated for each program by the fork server."""
+    """Command that creates new, almost empty mounts. The fork server separates processes, network and IPC itself."""
     arguments = [shutil.which("bwrap") or "bwrap", "--proc", "/proc", "--dev", "/dev", "--dir", folder, "--chdir", "/"]
     for path in _SYSTEM:
         if os.path.islink(path):

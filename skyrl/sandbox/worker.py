@@ -1,9 +1,9 @@
-"""A confined process that answers one question after the other, as lines of JSON.
+"""A confined process that answers questions one after another, as lines of JSON.
 
     Worker(sandbox, "module") -> ask(question, seconds) -> answer, ..., close()
 
-A late answer, a long one and the worker's end are a `WorkerEnded`; then nothing of it is left. The worker's side is
-`answer_lines`, which a module's `main` calls.
+A late or too long answer, or the worker's end, raises `WorkerEnded`; then nothing of the worker is left. The worker's
+side is `answer_lines`, which a module's `main` calls.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PART = 1 << 20
 
 
 class Worker:
-    """One process. Its `ask` is for one thread at a time; `close` may come from any."""
+    """One confined process. Call `ask` from one thread at a time; `close` may be called from any thread."""
 
     def __init__(self, sandbox: Sandbox, module: str, limits: ResourceLimits) -> None:
-        """`limits.seconds` is not used here: each question has a time of its own."""
+        """`limits.seconds` is not used: each question has its own time limit."""
         self._limits, self._tier = limits, sandbox.tier
         self._folder = folder_of(sandbox.client, sandbox.tier)
         self._line, theirs = socket.socketpair()
@@ -52,7 +52,7 @@ class Worker:
             theirs.close()
 
     def ask(self, question: object, seconds: float | None) -> Any:
-        """The answer. Raises `WorkerEnded`, and TypeError for a question that is not JSON."""
+        """Return the answer to the question. Raises `WorkerEnded`, and TypeError for a question that is not JSON."""
         line = json.dumps(question).encode() + b"\n"
         deadline = time.monotonic() + (_FOREVER if seconds is None else seconds)
         try:
@@ -66,8 +66,8 @@ class Worker:
             raise WorkerEnded("exit", f"ended: {self.close(GRACE) or error}") from None
 
     def close(self, patience: float = 0.001) -> str:
-        """End it, and wait until nothing of it is left. Says how it ended by itself, if it has or does so within
-        `patience` seconds.
+        """End the worker, and wait until nothing of it is left. Returns how it ended if it had ended by itself or does
+        so within `patience` seconds.
         """
         control, self._control = self._control, None
         if control is None:
@@ -98,7 +98,7 @@ class Worker:
 
 
 def answer_lines(answer: Callable[[Any], Any]) -> None:
-    """Loop of the worker: answer each line until there are no more. Printed output is discarded."""
+    """The worker's loop: answer each line until there are no more. Printed output is discarded."""
     with os.fdopen(os.dup(0), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)

@@ -1,1 +1,1 @@
-"""A task to begin with: the templates of `skyrl init`, and small models that train on a CPU in minutes."""
+"""Starting points: the templates of `skyrl init`, and small models that train on a CPU in minutes."""

@@ -1,4 +1,4 @@
-"""The end of a script that is stopped while it makes models and data: one line, and an exit code that shells know."""
+"""Handles signals in a script that makes models and data: it ends with one line and the conventional exit code."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EXIT_TERMINATED = 143
 
 @contextmanager
 def stopped_in_words() -> Iterator[None]:
-    """Around a script: Ctrl-C ends it with one line and exit code 130, SIGTERM and SIGHUP with 143.
+    """Context for a script: Ctrl-C ends it with one line and exit code 130, SIGTERM and SIGHUP with 143.
 
-    A training run inside of it is stopped by its own handlers. For the main thread.
+    A training run inside it uses its own signal handlers. Use it in the main thread only.
     """
     taken = [number for number in handled_signals() if number != signal.SIGINT]  # Python raises KeyboardInterrupt
     before = {number: signal.signal(number, _stop) for number in taken}
@@ -28,7 +28,7 @@ def stopped_in_words() -> Iterator[None]:
         yield
     except (KeyboardInterrupt, Stopped) as stop:
         by, code = how_it_was_stopped(stop)
-        print(f"{by}. Nothing half made is kept: the same command begins anew.", file=sys.stderr)
+        print(f"{by}. Incomplete files were removed: the same command starts from scratch.", file=sys.stderr)
         sys.exit(code)
     finally:
         for number, handler in before.items():
@@ -36,7 +36,7 @@ def stopped_in_words() -> Iterator[None]:
 
 
 def how_it_was_stopped(stop: KeyboardInterrupt | Stopped) -> tuple[str, int]:
-    """The beginning of a sentence, such as `Stopped by SIGTERM`, and the exit code of shells."""
+    """The beginning of a sentence, such as `Stopped by SIGTERM`, and the conventional exit code."""
     if isinstance(stop, KeyboardInterrupt):
         return STOPPED_BY[signal.SIGINT], EXIT_INTERRUPTED
     by = next(each for each in STOPPED_BY.values() if str(stop).startswith(each))

@@ -14,13 +14,14 @@ TEMPLATES = {
     "agent": "a program that calls the policy over OpenAI's protocol",
     "sft": "supervised fine-tuning on chats",
 }
-"""Name of each template -> what it begins."""
+"""Name of each template -> what it is for."""
 
 
 def write_template(template: str, folder: Path) -> list[str]:
-    """Copy the files of a template into a new folder, whose name the run gets; their names.
+    """Copy the files of a template into a new folder, whose name becomes the name of the run. Returns the names of the
+    files.
 
-    Raises `UserError` where the folder holds something, or its name cannot be that of a run.
+    Raises `UserError` if the folder is not empty, or its name is not valid for a run.
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: choose another folder")

@@ -1,5 +1,5 @@
-"""Makes small models from nothing, for examples and for new tasks: a tokenizer of bytes, a Qwen2 in miniature, and a
-supervised warm start.
+"""Makes small models from scratch, for examples and new tasks: a byte tokenizer, a miniature Qwen2, and a supervised
+warm start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
-# Threads of torch that wait for each other by spinning bring a shared machine to a stop. Read when torch is imported.
+# Threads of torch that spin while they wait can stall a shared machine. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
@@ -40,25 +40,26 @@ TOOL_TEMPLATE = """\
 {%- for call in message['tool_calls'] or [] %}{{- '<tool_call>' + call['function'] | tojson + '</tool_call>' }}
 {%- endfor %}{{- '<|end|>' }}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
-"""The same with the names of tools in a system message, and calls as Hermes writes them."""
+"""`CHAT_TEMPLATE` with the names of tools in a system message, and tool calls in the Hermes format."""
 
 
 def seeded(seed: int) -> random.Random:
-    """A generator for the data; torch's own, for the weights, begins at the same seed."""
+    """A generator for the data; torch's generator, for the weights, gets the same seed."""
     torch.manual_seed(seed)
     return random.Random(seed)
 
 
 def byte_tokenizer(length: int, words: Sequence[str] = (), template: str = CHAT_TEMPLATE, **options: Any) -> Any:
-    """One token for each byte, four special ones, and one for each of `words`, wherever it stands.
+    """A tokenizer with one token for each byte, four special tokens, and one token for each of `words`, wherever it
+    occurs.
 
-    The class is Qwen2's because transformers builds that pipeline for a tokenizer beside a Qwen2 model, whatever was
-    saved there. `length` is the longest sequence in tokens.
+    The class is Qwen2's because transformers builds that pipeline for the tokenizer of a Qwen2 model, whatever was
+    saved. `length` is the longest sequence in tokens.
     """
     tokenizer = Qwen2Tokenizer(
         vocab={character: index for index, character in enumerate(sorted(ByteLevel.alphabet()))},
         merges=[],
-        unk_token=None,  # type: ignore[arg-type]  # a byte is never unknown
+        unk_token=None,  # type: ignore[arg-type]  # no byte is unknown
         eos_token="<|end|>",
         pad_token="<|pad|>",
         extra_special_tokens=["<|user|>", "<|assistant|>"],
@@ -71,7 +72,7 @@ def byte_tokenizer(length: int, words: Sequence[str] = (), template: str = CHAT_
 
 
 def small_qwen2(tokenizer: Any, hidden_size: int, layers: int) -> Any:
-    """Fresh weights from torch's generator: 0.5 million for 128 and 2 layers, 3.0 million for 256 and 4."""
+    """A Qwen2 with random weights: 0.5 million for hidden size 128 and 2 layers, 3.0 million for 256 and 4."""
     special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -94,9 +95,9 @@ def small_qwen2(tokenizer: Any, hidden_size: int, layers: int) -> Any:
 def warm_start(
     model: Any, tokenizer: Any, draw: Callable[[], Conversation], *, steps: int, batch_size: int, lr: float
 ) -> None:
-    """Supervised steps on conversations that `draw` makes, by a `kind = "sft"` run of skyrl in a folder that goes away.
+    """Train on conversations that `draw` makes, with a `kind = "sft"` run of skyrl in a temporary folder.
 
-    Only what the assistant says is learned. The rate rises over 20 steps and falls to 0 over the last 100.
+    Only what the assistant says is learned. The learning rate rises over 20 steps and falls to 0 over the last 100.
     """
     with TemporaryDirectory() as folder:
         save(model, tokenizer, Path(folder) / "fresh")
@@ -130,13 +131,13 @@ def write_rows(path: Path, rows: Iterable[object]) -> None:
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a model and its tokenizer into a folder, as transformers loads them."""
+    """Write a model and its tokenizer into a folder, in the form that transformers loads."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def make_once(base: Path, make: Callable[[Path], None]) -> None:
-    """`make(base)`, unless the folder is there."""
+    """Make the folder `base` with `make`, unless it exists."""
     if not base.exists():
         print(f"making {base}")
         with stopped_in_words(), made_whole(base) as folder:
@@ -144,16 +145,18 @@ def make_once(base: Path, make: Callable[[Path], None]) -> None:
 
 
 def train(config: Path, *settings: str) -> NoReturn:
-    """Become `skyrl run`, with the arguments of this command after `settings`: signals reach the run itself."""
+    """Replace this process by `skyrl run`, with the arguments of this command after `settings`, so signals reach the
+    run itself.
+    """
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "skyrl.cli", "run", str(config), *settings, *sys.argv[1:]])
 
 
 @contextmanager
 def made_whole(out: Path) -> Iterator[Path]:
-    """A folder to fill, which gets its name when everything is in it, and goes away where something fails before."""
+    """A folder to fill; it is renamed to `out` when complete, and removed if anything fails before."""
     if out.exists():
-        raise SystemExit(f"{out} is there already: remove it to have it made anew")
+        raise SystemExit(f"{out} exists already: remove it to create it again")
     logging.disable_progress_bar()
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,9 +1,10 @@
-"""Object stores through fsspec: `s3://`, `gs://`, `memory://`, whatever it knows. Keys and endpoints come from the
-environment, under the names that the store's own tools read (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...).
+"""Object stores through fsspec: `s3://`, `gs://`, `memory://` and every other protocol that fsspec knows. Keys and
+endpoints come from the environment variables that the store's own tools read (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`,
+...).
 
-Nothing can be moved there, and nothing is half written: an object is there once its upload has ended. What may pass by
-itself, an overloaded server or a lost connection, is tried again with growing pauses of random length; what will not,
-a missing object or a refused key, is raised at once.
+An object store cannot move a folder, and never holds half of an object: an object exists once its upload has ended.
+Temporary failures, such as an overloaded server or a lost connection, are retried after random pauses that grow; final
+ones, such as a missing object or a refused key, are raised at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 ATTEMPTS = 8
 LONGEST_PAUSE = 20.0
-"""Seconds; the first pauses are below half a second."""
+"""Longest pause between two attempts, in seconds; the first pauses are below half a second."""
 
 _BY_OBSTORE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
 _FINAL = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError)
@@ -91,7 +92,7 @@ class Bucket:
         patiently(deleted, self._path(name))
 
     def flush(self, folder: str) -> None:
-        """An object that was uploaded is durable."""
+        """Does nothing: an uploaded object is durable."""
 
     def room(self) -> int | None:
         return None
@@ -128,7 +129,7 @@ class Bucket:
                 file.write(chunk)
         except BaseException:
             with suppress(AttributeError):
-                file.closed = True  # closing would upload what there is as if it were the whole
+                file.closed = True  # closing would upload the part as if it were the whole
             raise
         file.close()
 
@@ -151,7 +152,7 @@ def patiently(operation: Callable[..., T], *arguments: object) -> T:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Is this the kind of failure that the next attempt may not meet?"""
+    """Whether the failure may be temporary, so that another attempt may succeed."""
     if isinstance(error, OSError):
         return not isinstance(error, _FINAL)
     final = type(error).__name__ in _FINAL_OF_OBSTORE or "NoSuchBucket" in str(error)

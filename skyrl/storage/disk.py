@@ -1,7 +1,7 @@
-"""Where checkpoints and weights lie: a few operations on files, and nothing that knows what is in them.
+"""Storage of checkpoints and weights: a few operations on files, whatever their content.
 
-`Disk` is a folder of this machine or one that all machines share; `skyrl.storage.bucket` is an object store. Names
-are relative, with `/`. Errors are `OSError`. A storage can be pickled: every rank writes its own files through it.
+`Disk` is a local or shared folder; `skyrl.storage.bucket` is an object store. Names are relative, with `/`. Errors are
+`OSError`. A storage can be pickled: every rank writes its own files through it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attrs import frozen
 Bytes = bytes | bytearray | memoryview
 
 CHUNK = 1 << 20
-"""Bytes that are read and digested at a time: they stay in a core's cache."""
+"""Number of bytes read and digested at a time, which fits a core's cache."""
 
 
 class Storage(Protocol):
@@ -26,38 +26,40 @@ class Storage(Protocol):
 
     @property
     def where(self) -> str:
-        """Address in messages."""
+        """Address of the folder, for messages."""
 
     @property
     def moves(self) -> bool:
-        """Can a folder be moved in one instant? Then that makes a checkpoint visible; else its manifest does."""
+        """Whether a folder can be moved atomically. If so, the move makes a checkpoint visible; otherwise its manifest
+        does.
+        """
 
     def names(self, folder: str = "") -> list[str]:
-        """Names directly in a folder, sorted; empty where there is no folder."""
+        """Names directly in a folder, sorted; empty if the folder does not exist."""
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Size of a file in bytes."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytearray:
-        """A part of a file, or all of it."""
+        """`length` bytes of a file from byte `start`, or all of the bytes from there."""
 
     def chunks(self, name: str) -> Iterator[Bytes]:
-        """All of a file, piece by piece. A piece holds until the next is asked for."""
+        """All of a file, chunk by chunk. A chunk is valid until the next one is requested."""
 
     def write(self, name: str, content: Sequence[Bytes]) -> None:
-        """A whole file, with its folders; it is durable when this returns."""
+        """Write a whole file, creating its folders; it is durable when this returns."""
 
     def move(self, folder: str, to: str) -> None:
-        """Give a folder another name, durably. `to` does not exist."""
+        """Rename a folder, durably. `to` must not exist."""
 
     def remove(self, name: str) -> None:
-        """Delete a file, or a folder and everything in it; does nothing where there is none."""
+        """Delete a file, or a folder and everything in it; does nothing if it does not exist."""
 
     def flush(self, folder: str) -> None:
-        """The names in a folder are durable when this returns."""
+        """Make the names in a folder durable."""
 
     def room(self) -> int | None:
-        """Free bytes; None where that is unknown."""
+        """Free space in bytes; None if it is unknown."""
 
 
 @frozen
@@ -136,7 +138,7 @@ class Disk:
 
 
 def digest_of(content: Iterable[Bytes]) -> str:
-    """xxh3-128 of everything in order, 32 hexadecimal digits. It finds rot and truncation, not forgery."""
+    """xxh3-128 of all chunks in order, as 32 hexadecimal digits. It detects corruption and truncation, not forgery."""
     digest = xxhash.xxh3_128()
     for chunk in content:
         digest.update(chunk)

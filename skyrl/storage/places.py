@@ -1,4 +1,4 @@
-"""The storage at an address: a path, or `s3://bucket/folder` and its kin."""
+"""Finds the storage at an address: a path, or the URL of an object store such as `s3://bucket/folder`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_address(where: str | Path) -> bool:
 
 
 def storage_at(where: str | Path) -> Storage:
-    """Storage of a folder, which need not exist yet. Using one at an address of an unknown kind raises `UserError`."""
+    """Storage of a folder, which need not exist yet. Using a storage with an unknown protocol raises `UserError`."""
     if not is_address(where):
         return Disk(Path(where).expanduser().absolute())
     from skyrl.storage.bucket import Bucket
@@ -26,7 +26,7 @@ def storage_at(where: str | Path) -> Storage:
 
 @contextmanager
 def here(where: str | Path, name: str) -> Iterator[Path]:
-    """A file of a folder as one of this machine: of an object store, a copy that is deleted afterwards."""
+    """Local path of a file in a folder. A file in an object store is copied, and the copy is deleted afterwards."""
     if not is_address(where):
         yield Path(where) / name
         return

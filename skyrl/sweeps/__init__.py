@@ -1,5 +1,5 @@
-"""Sweeps: one run many times over, with other values.
+"""Sweeps: one run, repeated with different values.
 
-Read `points.py` first: which values. `trials.py` gives each distinct training a number and a folder, `running.py`
-trains what is not trained yet, and `results.py` compares.
+Read `points.py` first: it defines the values. `trials.py` gives each distinct training a number and a folder,
+`running.py` trains the ones that are missing, and `results.py` compares them.
 """

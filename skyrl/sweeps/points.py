@@ -1,4 +1,4 @@
-"""The points of a sweep: what each run sets."""
+"""The points of a sweep: the values that each run sets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 from skyrl.config.sweep import RandomConfig, SweepConfig, draws_of, flat
 
 Point = dict[str, Any]
-"""Dotted path -> value."""
+"""Values of one run: dotted path -> value."""
 
 
 def points_of(sweep: SweepConfig, seed_field: str) -> Iterator[Point]:
-    """Every combination, the seeds innermost; later parts win where they set the same path."""
+    """Every combination of `points`, `random`, `grid` and `seeds`, the seeds innermost; for the same path, the later
+    part wins.
+    """
     listed = [dict(flat(point)) for point in sweep.points] or [{}]
     drawn = list(_draws(sweep.random)) or [{}]
     grid = dict(flat(sweep.grid))
@@ -31,7 +33,7 @@ def _draws(settings: RandomConfig) -> Iterator[Point]:
 
 
 def _drawn(how: Mapping[str, Any], seed: int, path: str, number: int) -> object:
-    """A value that depends on nothing but these four. Numbers keep six digits."""
+    """A random value that depends only on the four arguments. Floats are rounded to six significant digits."""
     source = random.Random(f"{seed}/{path}/{number}")
     [(kind, values)] = how.items()
     if kind == "choice":

@@ -18,7 +18,7 @@ from skyrl.tree.names import nearest
 
 @frozen(kw_only=True)
 class Result:
-    """Results of the trials that differ in their seeds alone."""
+    """Results of the trials that differ only in their seeds."""
 
     point: str
     values: tuple[float, ...]
@@ -29,7 +29,7 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """Mean over seeds; NaN where no trial has a value."""
+        """Mean over seeds; NaN if no trial has a value."""
         return fmean(self.values) if self.values else math.nan
 
     @property
@@ -39,7 +39,7 @@ class Result:
 
 
 def results(trials: Sequence[Trial], metric: str, goal: Literal["max", "min"]) -> list[Result]:
-    """The best first; points without a value last."""
+    """The results, best first; points without a value come last."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         point = {path: value for path, value in trial.point.items() if path != trial.seed_field}
@@ -50,7 +50,7 @@ def results(trials: Sequence[Trial], metric: str, goal: Literal["max", "min"]) -
 
 
 def unmeasured(metric: str) -> Iterator[str]:
-    """A sentence on a metric that skyrl does not log. A loss or an environment of your own may."""
+    """A sentence about a metric that skyrl does not log, though a custom loss or environment may."""
     for missing in unknown([metric]):
         near = nearest(missing, [spec.name for _, specs in METRICS for spec in specs])
         hint = f"did you mean {near}?" if near else "docs/metrics.md lists all metrics"
@@ -58,13 +58,13 @@ def unmeasured(metric: str) -> Iterator[str]:
 
 
 def table(found: Sequence[Result], metric: str) -> str:
-    """Markdown, one row to a point."""
+    """The results as a Markdown table, one row per point."""
     rows = [f"| {metric} | over seeds | trials | point |", "|---|---|---|---|"]
     return "\n".join([*rows, *map(_row, found)])
 
 
 def as_data(found: Sequence[Result]) -> list[dict[str, Any]]:
-    """The same for `results.json`."""
+    """The results as plain data, for `results.json`."""
     return [
         {
             "point": each.point,
@@ -97,7 +97,7 @@ def _best(file: Path, metric: str, goal: Literal["max", "min"]) -> float | None:
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines; a run that is going on may be writing the last."""
+    """Records of the complete lines of a file; a running run may be writing the last one."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:

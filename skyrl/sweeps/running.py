@@ -1,4 +1,4 @@
-"""Trains what a sweep has not trained yet, a bounded number of runs at a time."""
+"""Runs the trials of a sweep that are not trained yet, a bounded number at a time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from skyrl.launchers.prepared import machines_of
 from skyrl.sweeps.trials import Trial, Trials, spelled
 
 ACTIVE = ("waiting", "starting", "running", "ending")
-"""How states begin of launches that have not ended."""
+"""First words of the states of launches that have not ended."""
 
 _LOOK_SECONDS = 0.5
 
 
 def run_here(launcher: Launcher, trials: Sequence[Trial], at_once: int, say: Callable[[str], None]) -> None:
-    """Start each trial as a launch of its own and wait for all; Ctrl-C and SIGTERM let those that run save and end."""
+    """Start each trial as a separate launch and wait for all; on Ctrl-C or SIGTERM, running trials save and end."""
     waiting, running, pause = list(trials), dict[int, tuple[Trial, Launch]](), threading.Event()
     try:
         while waiting or running:
@@ -40,14 +40,14 @@ def run_here(launcher: Launcher, trials: Sequence[Trial], at_once: int, say: Cal
 
 
 def submit_array(launcher: Launcher, trials: Trials, chosen: Sequence[Trial], at_once: int, name: str) -> Launch:
-    """Submit the trials as one array of Slurm. Each task takes what the largest of them needs."""
+    """Submit the trials as one Slurm array. Each task requests the resources of the largest trial."""
     (trials.folder / LOGS).mkdir(exist_ok=True)
     array = Array(tasks=tuple(trial.number for trial in chosen), at_once=at_once)
     return launcher.start(Job(name=name, folder=trials.folder, cwd=Path.cwd(), array=array, machines=_largest(chosen)))
 
 
 def refuse_while_it_runs(folder: Path, launcher: Launcher) -> None:
-    """Raises `UserError` while an array of this sweep waits or runs: its trials would be trained twice."""
+    """Raises `UserError` if an array of this sweep is waiting or running: its trials would be trained twice."""
     if (folder / RECORD).exists():
         launch = Launch.read(folder)
         state = launcher.state(launch)

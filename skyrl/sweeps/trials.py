@@ -1,4 +1,4 @@
-"""The distinct trainings of a sweep, each with a number and a folder that it keeps."""
+"""The distinct trainings of a sweep, each with a permanent number and folder."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ class Trial:
     """Folder of the trial; its run has the folder `run` inside."""
 
     run: Any = field(repr=False)
-    """Resolved."""
+    """Resolved configuration of the run."""
 
     text: str = field(repr=False)
-    """Its configuration file."""
+    """Text of the trial's configuration file."""
 
     seed_field: str
 
     @property
     def run_folder(self) -> Path:
-        """Folder with its metrics."""
+        """Folder of the run, with its metrics."""
         return self.folder / "run"
 
     @property
     def state(self) -> str:
-        """The last report of the trial: finished, failed, stopped, running, starting; new before it began."""
+        """The last report of the trial: finished, failed, stopped, running, starting; new if it has not begun."""
         try:
             return str(json.loads((self.folder / STATE).read_text(encoding="utf-8"))["state"])
         except (OSError, ValueError, KeyError):
             return "new"
 
     def write(self) -> None:
-        """Make its folder, with its configuration."""
+        """Create the trial's folder and write its configuration file."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / RUN_FILE).write_text(self.text, encoding="utf-8")
 
@@ -67,10 +67,10 @@ class Trials:
     folder: Path
     trials: tuple[Trial, ...]
     twice: tuple[str, ...] = ()
-    """Sentences about points that are the same training as another one."""
+    """Sentences about points that describe the same training as an earlier one."""
 
     def write(self) -> None:
-        """Store which training has which number, and each one's configuration."""
+        """Store the numbers of all trainings, and each trial's configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
         known = _numbers(self.folder) | {fingerprint_of(trial.run): trial.number for trial in self.trials}
         (self.folder / _NUMBERS).write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
@@ -84,9 +84,9 @@ def folder_of(sweep: SweepConfig) -> Path:
 
 
 def trials_of(sweep: SweepConfig, environ: Mapping[str, str], *, device: str | None = None) -> Trials:
-    """Every distinct training, composed and checked; numbers of an earlier start stay. Writes nothing.
+    """Every distinct training, composed and checked; numbers from an earlier start are kept. Writes nothing.
 
-    `device` is that of the machines, where the run leaves it open. Raises `ConfigError` with all problems.
+    `device` is the machines' device, used if the run leaves it open. Raises `ConfigError` with all problems.
     """
     folder, problems = folder_of(sweep), list[Problem]()
     numbers, trials, twice = _numbers(folder), dict[str, Trial](), list[str]()
@@ -110,7 +110,7 @@ def trials_of(sweep: SweepConfig, environ: Mapping[str, str], *, device: str | N
 
 
 def _in_its_table(problem: Problem, sweep: SweepConfig, seed_field: str) -> Problem:
-    """The problem, whose place is the sweep's table with the value where one sets it: the one that wins."""
+    """The problem, placed in the sweep's table that sets the value; if several do, in the one that takes precedence."""
     tables: list[tuple[str, Collection[str]]] = [
         ("seeds", [seed_field] if sweep.seeds else []),
         ("grid", dict(flat(sweep.grid))),
@@ -156,12 +156,12 @@ def _trial(
 
 
 def fingerprint_of(run: RunConfig) -> str:
-    """What tells one training from another; names and folders are no part of it."""
+    """Hash that identifies a training; names and folders are not part of it."""
     return fingerprint(run)
 
 
 def spelled(point: Point) -> str:
-    """`trainer.seed=1 trainer.epochs=2`."""
+    """The point as text: `trainer.seed=1 trainer.epochs=2`."""
     return " ".join(f"{path}={_text(value)}" for path, value in point.items()) or "the run as it is"
 
 
@@ -170,7 +170,7 @@ def _text(value: object) -> str:
 
 
 def _numbers(folder: Path) -> dict[str, int]:
-    """Fingerprint -> number of every training that the sweep ever had. Raises `UserError` for a file that is broken."""
+    """Fingerprint -> number of every training that the sweep ever had. Raises `UserError` if the file is damaged."""
     file = folder / _NUMBERS
     if not file.exists():
         return {}
@@ -181,7 +181,7 @@ def _numbers(folder: Path) -> dict[str, int]:
 
 
 def waiting(trials: Trials, *, retry: bool) -> Iterator[Trial]:
-    """Trials to train now: those that have not finished; failed ones only if `retry`."""
+    """Trials to train now: all that have not finished; failed ones only with `retry`."""
     for trial in trials.trials:
         if trial.state != "finished" and (retry or trial.state != "failed"):
             yield trial

@@ -1,4 +1,4 @@
-"""Writing on a thread of its own, in order, so that the run does not wait for it."""
+"""Writing in order on a separate thread, so that the run does not wait for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class BackgroundWriter:
-    """Runs jobs one after the other on one thread, which starts with the first of them.
+    """Runs jobs one after the other on one thread, which starts with the first job.
 
-    A job that raises is the last one that runs, so that no file has a gap, and every later call here raises what it
-    raised. The queue has no bound of its own: a run bounds it to the samples of one step by `finished`.
+    After a job raises, no further job runs, so that no file has a gap, and every later call raises the same exception.
+    The queue is unbounded: a run limits it to the samples of one step by awaiting `finished`.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class BackgroundWriter:
         self._last: Future[None] | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run `job` after those before it. Raises what an earlier one failed with."""
+        """Queue `job`. Raises the exception of an earlier job that failed."""
         if self._last is not None and self._last.done():
             self._last.result()
         if self._thread is None:
@@ -27,24 +27,24 @@ class BackgroundWriter:
         self._last = self._thread.submit(_after, self._last, job)
 
     def finish(self) -> None:
-        """Return once every job is done. Raises what one of them failed with."""
+        """Return once every job is done. Raises the exception of a job that failed."""
         if self._last is not None:
             self._last.result()
 
     async def finished(self) -> None:
-        """`finish`, while the event loop continues."""
+        """Wait like `finish`, without blocking the event loop."""
         if self._last is not None:
-            await asyncio.shield(asyncio.wrap_future(self._last))  # who stops waiting does not stop the writing
+            await asyncio.shield(asyncio.wrap_future(self._last))  # cancelling the wait does not cancel the writing
 
     def close(self) -> None:
-        """Wait for every job, and end the thread. What a job failed with is raised by `finish`, and not here."""
+        """Wait for every job, and end the thread. The exception of a failed job is raised by `finish`, not here."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
 
 
 def _after(previous: Future[None] | None, job: Callable[[], None]) -> None:
-    """Run `job` unless the one before it failed, whose exception is raised again."""
+    """Run `job`, unless the job before it failed: then raise that exception again."""
     if previous is not None:
         previous.result()
     job()

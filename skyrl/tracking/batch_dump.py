@@ -24,7 +24,7 @@ class BatchDump:
         """Does nothing: the samples are in the run's folder."""
 
     def write_computed(self, computed: Computed) -> None:
-        """Write the batch. Raises `RunError` if the disk does not take it."""
+        """Write the batch. Raises `RunError` if it cannot be written."""
         path = self._folder / f"global_step_{computed.step}.safetensors"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

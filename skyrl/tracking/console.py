@@ -1,4 +1,4 @@
-"""The run as a person watches it: a live panel on a terminal, plain lines anywhere else."""
+"""Progress of a run on the console: a live panel on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Console:
     def __init__(
         self, total_steps: int, first_step: int = 0, stream: TextIO | None = None, folder: Path | None = None
     ) -> None:
-        """`first_step` is the step a resumed run starts from: the time left is judged by this session's steps alone.
-        `folder` is the run's; a panel of what it shows stays at the bottom of a terminal.
+        """`first_step` is the step a resumed run starts from: the time left is estimated from this session's steps
+        only. `folder` is the run folder; on a terminal, a panel at the bottom shows its progress.
         """
         self._total = total_steps
         self._first = first_step
@@ -72,4 +72,4 @@ class Console:
 def _live_panel(folder: Path) -> LivePanel:
     from skyrl.tracking.watching import LivePanel  # rich is slow to import, and only terminals need it
 
-    return LivePanel(folder, redirect_stdout=sys.stdout.isatty())  # output that goes to a file stays there
+    return LivePanel(folder, redirect_stdout=sys.stdout.isatty())  # output redirected to a file stays there

@@ -1,4 +1,4 @@
-"""From a run's folder to a tracking service: each step once, from the last one that the service has."""
+"""Delivers a run's folder to a tracking service: each step once, starting after the last one that the service has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skyrl.tracking.service import Known, Service, ServiceRun
 
 
 class Delivery:
-    """Feeds one service from `metrics.jsonl` and what lies beside it."""
+    """Feeds one service from `metrics.jsonl` and the files next to it."""
 
     def __init__(self, run: ServiceRun) -> None:
         self._run = run
@@ -24,17 +24,17 @@ class Delivery:
         self._shown = self._service.known.step  # tables up to this step are delivered
 
     def deliver(self, *, at_end: bool = False) -> None:
-        """Deliver what was written since the last call; `at_end`: what comes from the run is complete."""
+        """Deliver what was written since the last call; `at_end`: the run has ended and its files are complete."""
         for record in self._metrics.new():
             step, mark = int(record.pop("step")), hash(frozenset(record.items()))
-            if self._seen.get(step) != mark:  # else the file was replaced, and is read again
+            if self._seen.get(step) != mark:  # an equal record is from a file that was replaced and is read again
                 self._deliver_step(step, record, is_changed=step in self._seen)
                 self._seen[step] = mark
         if at_end:
             self._show_samples(math.inf)
 
     def close(self) -> None:
-        """Everything is in the service when this returns."""
+        """Close the service and store its progress; everything is in the service when this returns."""
         self._service.close()
         self._keep(self._service.known)
 
@@ -57,9 +57,9 @@ class Delivery:
                 self._shown = table.step
 
     def _deliver_step(self, step: int, metrics: dict[str, float], *, is_changed: bool) -> None:
-        """A step that the service has is left out; where the run went back, what followed is replaced if it can be.
+        """Deliver a step unless the service has it. If the run went back, replace the later steps if the service can.
 
-        `is_changed`: the file had another record of the step before.
+        `is_changed`: the file had a different record of the step before.
         """
         service = self._service
         if is_changed and service.rewind(step - 1):

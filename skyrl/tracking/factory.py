@@ -1,4 +1,4 @@
-"""From `trainer.logger` to trackers. The one place that selects."""
+"""Creates the trackers that `trainer.logger` names; no other module does."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _print(text: str) -> None:
 def trackers_of(
     trainer: TrainerConfig, *, total_steps: int, first_step: int, say: Callable[[str], None] = _print
 ) -> list[Tracker]:
-    """The trackers that the configuration names; `say` prints what befalls a service. Raises `ConfigError` for one that
-    this version does not have.
+    """The trackers that the configuration names; `say` prints messages about a service. Raises `ConfigError` for an
+    unknown tracker.
     """
     names = (trainer.logger,) if isinstance(trainer.logger, str) else trainer.logger
     for name in names:
@@ -51,7 +51,7 @@ def trackers_of(
 
 
 def service_run(trainer: TrainerConfig, name: str, folder: Path, *, first_step: int | None = None) -> ServiceRun:
-    """The run whose folder is now `folder`, for the service of this name. `first_step` is that of a live session."""
+    """The run in `folder`, for the service `name`. `first_step` is where a live session starts; None for a replay."""
     return ServiceRun(
         service=name,
         project=redacted(trainer.project_name),
@@ -64,7 +64,9 @@ def service_run(trainer: TrainerConfig, name: str, folder: Path, *, first_step: 
 
 
 def _without_secrets(settings: TrackersConfig) -> TrackersConfig:
-    """The settings with secrets masked in the texts that services show. Addresses stay: services are called by them."""
+    """The settings with secrets masked in the texts that services show. Addresses are kept: they are needed to reach
+    the services.
+    """
     return attrs.evolve(
         settings,
         tags=tuple(map(redacted, settings.tags)),

@@ -1,8 +1,9 @@
 """The program that feeds one tracking service: `python -m skyrl.tracking.follow`, started by `follower.py`.
 
-Its input is a line with the run, then a byte for each step that was written; its end is the end of the run. It lives
-in a process of its own, so that nothing that a service's package does reaches the run: slow calls, hooks at exit,
-threads, changed streams, crashes. Whatever a service raises ends it, and whoever started it tries again later.
+Its input is a line that describes the run, then one byte for each step that was written; the end of the input is the
+end of the run. It is a separate process, so that nothing in a service's package affects the run: slow calls, exit
+hooks, threads, changed streams, crashes. Any exception of a service ends this process, and `follower.py` starts it
+again later.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from skyrl.tracking.delivery import Delivery
 from skyrl.tracking.service import ServiceRun
 
 IN_USE = 3
-"""Exit code where another process feeds the same service from the same folder."""
+"""Exit code if another process feeds the same service from the same folder."""
 
 QUIET = {
     "WANDB_ERROR_REPORTING": "false",
@@ -31,15 +32,15 @@ QUIET = {
     "DO_NOT_TRACK": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-"""Variables by which the services' packages report about themselves to nobody."""
+"""Variables that turn off telemetry and messages of the services' packages."""
 
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-"""Variables by which a package reports a failure soon, unless they are set: `follower.py` tries again, and longer."""
+"""Variables that make a package report failures early, unless the user sets them: `follower.py` retries for longer."""
 
 
 def follow(run: ServiceRun, *, wait: bool) -> int:
-    """Deliver steps as they are written, until the input ends; then everything. `wait` for another process that feeds
-    the same service, which ends within its deadline. Returns the exit code.
+    """Deliver steps as they are written until the input ends, then the rest. With `wait`, first wait for another
+    process that feeds the same service, which ends within its deadline. Returns the exit code.
     """
     with _locked(run, wait=wait) as is_free:
         if not is_free:
@@ -50,7 +51,7 @@ def follow(run: ServiceRun, *, wait: bool) -> int:
             delivery = delivery or Delivery(run)
             delivery.deliver()
         if wait:
-            signal.alarm(max(1, math.ceil(run.settings.finish_seconds)))  # nobody may be there to end this process
+            signal.alarm(max(1, math.ceil(run.settings.finish_seconds)))  # the parent may no longer be there to do it
         delivery = delivery or Delivery(run)
         delivery.deliver(at_end=True)
         delivery.close()
@@ -58,14 +59,14 @@ def follow(run: ServiceRun, *, wait: bool) -> int:
 
 
 def _steps() -> bytes:
-    """A byte for each step since the last call, waiting for one; none at the end of the run."""
+    """Wait for steps and return one byte for each since the last call; empty at the end of the run."""
     assert isinstance(sys.stdin.buffer, io.BufferedReader)
     return sys.stdin.buffer.read1(65_536)
 
 
 @contextlib.contextmanager
 def _locked(run: ServiceRun, *, wait: bool) -> Iterator[bool]:
-    """Holds the lock of this service in the run's folder; False where another process does."""
+    """Holds the lock of this service in the run's folder; yields False if another process holds it."""
     run.state_file.parent.mkdir(parents=True, exist_ok=True)
     with run.state_file.with_suffix(".lock").open("wb") as lock:
         try:
@@ -77,7 +78,7 @@ def _locked(run: ServiceRun, *, wait: bool) -> Iterator[bool]:
 
 
 def main() -> int:
-    """Read the run from the input, and follow it. `--replay` says that it is over."""
+    """Read the run from standard input, and follow it. With `--replay`, the run has already ended."""
     os.environ.update({**QUIET, **{name: value for name, value in IMPATIENT.items() if name not in os.environ}})
     run = ServiceRun.of_line(sys.stdin.buffer.readline())
     sys.stdout, sys.stderr = (cast(TextIO, RedactedStream(stream)) for stream in (sys.stdout, sys.stderr))

@@ -1,7 +1,7 @@
-"""The run's side of a tracking service: a process that follows the run's folder, and a thread that looks after it.
+"""The run's side of a tracking service: a process that follows the run's folder, and a thread that supervises it.
 
-The loop sets an event after each step and does nothing else. What a service has not got yet is in `metrics.jsonl`, so
-that nothing is lost, however long it is away, and no queue can overflow.
+The training loop only sets an event after each step. Everything that a service has not received yet is in
+`metrics.jsonl`, so nothing is lost however long the service is down, and no queue can overflow.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from skyrl.tracking.service import Known, ServiceRun
 from skyrl.tracking.tracker import Tracker, Trackers
 
 FIRST_PAUSE = 10.0
-"""Seconds before a service that failed is tried again; the pause doubles each time, up to `LONGEST_PAUSE`."""
+"""Seconds before a failed service is tried again; the pause doubles each time, up to `LONGEST_PAUSE`."""
 
 LONGEST_PAUSE = 600.0
 
 _GLANCE = 1.0
-"""Seconds between looks at whether the process still runs, while no step ends."""
+"""Seconds between checks that the process is still running, while no step ends."""
 
 
 class Follower:
     """A tracker that keeps one service up to date. A service that fails is reported once, and tried again later."""
 
     def __init__(self, run: ServiceRun, say: Callable[[str], None]) -> None:
-        """`say` prints a line about the run. Nothing is started before the first step."""
+        """`say` prints a line about the run. The process starts with the first step."""
         self._run, self._say = run, say
         self._log = run.folder / "logs" / f"tracker_{run.service}.log"
         self._first = -1 if run.first_step is None else run.first_step
@@ -43,7 +43,7 @@ class Follower:
         self._thread = threading.Thread(target=self._look_after, name=f"tracker {run.service}", daemon=True)
         self._process: subprocess.Popen[bytes] | None = None
         self._has_failed = False
-        self._why = ""  # the process could not be started
+        self._why = ""  # reason why the process could not be started
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Follower:
 
     @property
     def steps_behind(self) -> int:
-        """Steps that were logged in this session, and that the service does not have yet."""
+        """Number of steps logged in this session that the service does not have yet."""
         if self._last is None:
             return 0
         return max(0, self._last - max(self._first, Known.read(self._run.state_file).step))
@@ -64,7 +64,7 @@ class Follower:
         self._step.set()
 
     def close(self) -> None:
-        """Wait until the service has everything, at most for `finish_seconds`."""
+        """Wait until the service has everything, for at most `finish_seconds`."""
         self._end.set()
         self._step.set()
         was_sending = False
@@ -86,7 +86,7 @@ class Follower:
         )
 
     def _look_after(self) -> None:
-        """Keep the process going until the run ends, with pauses where the service fails."""
+        """Keep the process running until the run ends, with pauses after each failure of the service."""
         pause, first_step = FIRST_PAUSE, self._run.first_step
         while True:
             is_last = self._end.is_set()
@@ -109,12 +109,12 @@ class Follower:
         with self._started() as process:
             assert process.stdin is not None
             line = attrs.evolve(self._run, first_step=first_step).to_line()
-            with contextlib.suppress(OSError):  # it is over already
+            with contextlib.suppress(OSError):  # the process has already ended
                 process.stdin.write(line)
                 process.stdin.flush()
                 os.set_blocking(process.stdin.fileno(), False)
                 while process.poll() is None and not self._end.is_set():
-                    with contextlib.suppress(BlockingIOError):  # it has much to read already
+                    with contextlib.suppress(BlockingIOError):  # the pipe is full: there is enough to read
                         process.stdin.write(b"\n")
                         process.stdin.flush()
                     self._await_step(process)
@@ -129,7 +129,9 @@ class Follower:
 
     @contextlib.contextmanager
     def _started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The process, in a session of its own: Ctrl-C is the run's business. It is killed with what it started."""
+        """The process, in a new session so that Ctrl-C reaches only the run. It is killed at the end, with its
+        children.
+        """
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -141,7 +143,7 @@ class Follower:
                 start_new_session=True,
             )
             try:
-                if self._is_over.is_set():  # since the last look at it
+                if self._is_over.is_set():  # the run ended since the last check
                     self._kill()
                 yield self._process
             finally:
@@ -164,7 +166,7 @@ class Follower:
 
 
 class WithLag:
-    """Trackers that are given one metric more: how far each service is behind."""
+    """Trackers that receive one more metric: how many steps each service is behind."""
 
     def __init__(self, trackers: Sequence[Tracker], followers: Sequence[Follower]) -> None:
         self._followers = tuple(followers)
@@ -179,12 +181,12 @@ class WithLag:
 
 
 def command(run: ServiceRun) -> list[str]:
-    """Command line of the process that feeds the service. `-P`: a folder of the user's is not taken for a package."""
+    """Command line of the process that feeds the service. `-P` keeps the working directory out of the import path."""
     return [run.settings.python or sys.executable, "-P", "-m", "skyrl.tracking.follow"]
 
 
 def environment(run: ServiceRun) -> dict[str, str]:
-    """Environment of that process: the run's, in which the services' packages find their keys."""
+    """Environment of that process: the environment of the run, where the services' packages find their keys."""
     if run.settings.python:
         return dict(os.environ)
     root = str(Path(skyrl.__file__).parents[1])
@@ -192,7 +194,7 @@ def environment(run: ServiceRun) -> dict[str, str]:
 
 
 def _last_line(log: Path) -> str:
-    """The last words of a process, which name the error."""
+    """The last line of a process's log, which names the error."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
     words = [line.strip() for line in lines if line.strip()]
     return words[-1][:300] if words else "it ended without a word"

@@ -1,4 +1,4 @@
-"""JSON lines that survive a restart: metrics of each step, and the trajectories that were sampled."""
+"""Files of JSON lines that survive a restart: metrics of each step, and sampled trajectories."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ _LINE_ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-    """A line with its end. Inside it is nothing that Unicode, and so `str.splitlines`, takes for the end of a line."""
+    """The record as one line, newline included. The line contains no other character that `str.splitlines` treats as a
+    line end.
+    """
     line = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    if any(end in line for end in _LINE_ENDS):  # few lines have one, and replacing looks at each letter
+    if any(end in line for end in _LINE_ENDS):  # few lines have one, and replacing scans every character
         line = line.translate({ord(end): escape for end, escape in _LINE_ENDS.items()})
     return line + "\n"
 
 
 class JsonLines:
-    """A file of JSON objects without secrets, one a line, each flushed when it is written."""
+    """A file of JSON objects one per line, with secrets masked, each flushed when it is written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -33,13 +35,13 @@ class JsonLines:
         self.extend([record])
 
     def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Add a line for each record, each flushed when the next is made."""
+        """Add a line for each record, each flushed before the next is made."""
         with self._path.open("a", encoding="utf-8", buffering=1) as lines:
             for record in records:
                 lines.write(json_line(redacted_tree(record)))
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Every complete line; one that a kill cut short is left out."""
+        """Every complete line; a line cut short by a kill is left out."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as lines:
@@ -73,7 +75,7 @@ class MetricsFile:
 def sample_records(
     step: int, groups: Sequence[TrajectoryGroup], decode: Callable[[Sequence[int]], str]
 ) -> Iterator[dict[str, Any]]:
-    """The record of each trajectory, see `sample_record`."""
+    """The record of each trajectory; see `sample_record`."""
     for number, group in enumerate(groups):
         for trajectory in group.trajectories:
             yield sample_record(step, number, group, trajectory, decode)
@@ -82,9 +84,9 @@ def sample_records(
 def sample_record(
     step: int, number: int, group: TrajectoryGroup, trajectory: Trajectory, decode: Callable[[Sequence[int]], str]
 ) -> dict[str, Any]:
-    """A trajectory as a record: prompt, answer, reward, why it ended, or why it was not judged.
+    """A trajectory as a record: prompt, answer, reward, and why sampling ended or why it was not judged.
 
-    `number` counts the groups of the step; `decode` turns token ids into text.
+    `number` is the index of the group in the step; `decode` turns token ids into text.
     """
     earlier = [{"response": decode(s.response_ids), "response_ids": [*s.response_ids]} for s in trajectory.earlier]
     turns = [turn for step in trajectory.steps for turn in step.rewards]
@@ -111,5 +113,5 @@ def sample_record(
 
 
 def _number(value: float) -> float | str:
-    """JSON has no word for NaN and infinity."""
+    """The number; NaN and infinity as text, because JSON has no form for them."""
     return value if isfinite(value) else str(value)

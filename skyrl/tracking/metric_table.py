@@ -1,6 +1,6 @@
 """Every metric that a run logs: its name, unit and meaning. `docs/metrics.md` is made from this table (`make pages`).
 
-A name in angle brackets stands for what the run decides: `<n>` for a number, any other for a word.
+A name in angle brackets is a placeholder that the run fills: `<n>` for a number, any other for a word.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def _seconds(name: str, meaning: str) -> Iterator[MetricSpec]:
 
 
 def _bounds(name: str, meaning: str) -> Iterator[MetricSpec]:
-    """Shares that a bound on ratios cuts off: on both sides together, and on each."""
+    """Fractions clipped by a bound on ratios: on both sides together, and on each side."""
     for kind, words in (("masked", ""), ("over_high", ", above the upper bound"), ("under_low", ", below the lower")):
         yield MetricSpec(f"policy/{name}_{kind}_ratio", "share", f"{meaning}{words}.")
 
 
 def _routers(prefix: str) -> Iterator[MetricSpec]:
-    """Metrics of the routers of a mixture of experts."""
+    """Metrics of the routers of a mixture-of-experts model."""
     yield MetricSpec(
         f"{prefix}/router_max_violation",
         "1",
@@ -306,11 +306,11 @@ METRICS: tuple[tuple[str, tuple[MetricSpec, ...]], ...] = (
     ("Supervised runs", _SUPERVISED),
     ("The run", _RUN),
 )
-"""All metrics, under the heading that they have in the documentation."""
+"""All metrics, grouped by their heading in the documentation."""
 
 
 def spec_of(name: str) -> MetricSpec | None:
-    """Entry of the table for a metric's name; None if it has none. An entry without placeholders goes first."""
+    """Entry of the table for a metric's name; None if there is none. Entries without placeholders take precedence."""
     found = [spec for _, specs in METRICS for spec in specs if spec.pattern.fullmatch(name)]
     return min(found, key=lambda spec: spec.name.count("<"), default=None)
 

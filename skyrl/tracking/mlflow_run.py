@@ -17,22 +17,22 @@ _STEP = "skyrl.step"
 """Tag with the last step that was logged."""
 
 _AT_ONCE = 100
-"""Parameters in one request, as MLflow bounds them; metrics may be 1,000."""
+"""Number of parameters per request, the limit of MLflow; for metrics it is 1,000."""
 
 _LONGEST = 500
-"""Letters of a parameter that every store of MLflow takes."""
+"""Length in characters of a parameter's value that every store of MLflow accepts."""
 
 
 class MlflowRun:
-    """One run in MLflow, where metrics cannot be taken back: steps that it has stay as they are."""
+    """One run in MLflow. Metrics cannot be deleted there, so delivered steps stay as they are."""
 
     def __init__(self, run: ServiceRun, known: Known) -> None:
-        """Raises `MlflowException` where the store cannot be reached, or has no run of the known id."""
+        """Raises `MlflowException` if the store cannot be reached, or has no run with the known id."""
         import mlflow
 
         address = run.settings.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         address = address or f"sqlite:///{run.folder.parent / 'mlflow.db'}"
-        mlflow.set_tracking_uri(address)  # log_table asks the global one
+        mlflow.set_tracking_uri(address)  # log_table uses the global one
         self._client = mlflow.MlflowClient(tracking_uri=address)
         self._id = known.id or self._new_run(run, address)
         self._client.update_run(self._id, status="RUNNING")
@@ -88,5 +88,5 @@ class MlflowRun:
 
 
 def _name(name: str) -> str:
-    """The name with what MLflow takes in names: letters, digits, and _ - . : / and spaces."""
+    """The name restricted to what MLflow allows: letters, digits, spaces and `_ - . : /`."""
     return re.sub(r"[^\w\-.: /]", "_", name, flags=re.ASCII)

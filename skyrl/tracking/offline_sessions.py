@@ -1,8 +1,8 @@
-"""Folders of services that stay offline: W&B and SwanLab write a new one in each session of a run.
+"""Folders of services that stay offline: W&B and SwanLab write a new folder in each session of a run.
 
-Both keep the end of their files in memory until they are closed, so that a killed session may lack steps that were
-given to it; and neither can take back a step. All of it can be delivered again from `metrics.jsonl`: folders that were
-not closed, or hold steps that come again, are deleted, unless they were synced.
+Both keep the end of their files in memory until they are closed, so a killed session may lack steps that were logged,
+and neither can delete a step. Everything can be delivered again from `metrics.jsonl`, so folders that were not closed,
+or that hold steps that will be repeated, are deleted unless they were synced.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from skyrl.tracking.service import Known, OfflineSession
 
 
 def resumable(known: Known, first_step: int | None) -> Known:
-    """The state once the folders are deleted whose steps have to be delivered again: all from the first one on that
-    was not closed, or that holds steps after `first_step` (None: the run does not go back).
+    """Delete the folders whose steps have to be delivered again, and return the new state. These are all folders from
+    the first one that was not closed, or that holds steps after `first_step` (None: the run does not go back).
     """
     for number, session in enumerate(known.sessions):
         folder = Path(session.path)
@@ -30,13 +30,13 @@ def resumable(known: Known, first_step: int | None) -> Known:
 
 
 def opened(known: Known, folder: str) -> Known:
-    """The state once a new session writes into the folder."""
+    """The state after a new session has started to write into `folder`."""
     session = OfflineSession(path=folder, after=known.step, step=known.step)
     return attrs.evolve(known, sessions=(*known.sessions, session))
 
 
 def closed(known: Known) -> Known:
-    """The state once the last session's files are complete."""
+    """The state after the last session's files were closed."""
     last = attrs.evolve(known.sessions[-1], step=known.step, is_closed=True)
     return attrs.evolve(known, sessions=(*known.sessions[:-1], last))
 

@@ -1,4 +1,4 @@
-"""The live panel of a run, drawn with rich from what the run's folder shows."""
+"""The live panel of a run, drawn with rich from the files in the run's folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from skyrl.tracking.run_progress import RunProgress, clock
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKS = 40
 _QUIET_AFTER = 10.0
-"""Seconds without news after which they are shown."""
+"""Seconds without new data after which the panel says so."""
 
 
 def panel(run: RunProgress) -> Panel:
@@ -77,7 +77,7 @@ def _values(run: RunProgress) -> Iterator[tuple[str, str]]:
 
 
 def _phases(run: RunProgress) -> Table | None:
-    """The phases of the step, as long as those of the last one, with the one that is going on."""
+    """The phases of a step with their duration in the last step, and the running one highlighted."""
     seconds = run.phase_seconds
     open_now = {what: since for what, since in run.now.waits if what not in ("step",)}
     names = list(dict.fromkeys([*seconds, *(what for what in open_now if " in " not in what)]))

@@ -1,12 +1,12 @@
 """Recordings of a run: samples and computations of each step, exact enough to replay a step and to compare runs.
 
     recording/
-        about.json                     form of the files, steps that the run was laid out for, versions of packages
-        step_000003.jsonl[.gz]         a line that says what follows, then one line for each group: `group_lines.py`
+        about.json                     format version, planned steps of the run, versions of packages
+        step_000003.jsonl[.gz]         a header line, then one line for each group: `group_lines.py`
         step_000003.safetensors        the batch: tokens, mask, log-probabilities, rewards, advantages, (B, L) each
         step_000003.json               every update, and xxh3-128 of every weight after the step: written last
 
-A step is there once its last file is; what a killed run left of another is not read.
+A step counts once its last file exists; files of a step that a killed run left incomplete are not read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDER = "recording"
 
 _STEP = re.compile(r"step_(\d+)\..+")
 _LAST = ".json"
-"""Suffix of the file that is written when everything else of a step is there."""
+"""Suffix of the file of a step that is written last."""
 
 
 @frozen(kw_only=True)
@@ -44,7 +44,7 @@ class Sampled:
 
     groups: tuple[TrajectoryGroup, ...]
     metrics: Mapping[str, float] = field(factory=dict)
-    """Metrics of what was dropped, replaced or left out to make the batch."""
+    """Metrics of the groups that were dropped, replaced or left out to make the batch."""
 
     epoch: int = 0
     """Passes over the data that were complete when the step began."""
@@ -55,18 +55,18 @@ class Update:
     """One optimizer step."""
 
     learner: str
-    """`policy` or `critic`."""
+    """Name of the learner: `policy` or `critic`."""
 
     metrics: Mapping[str, float]
 
 
 @frozen(kw_only=True, eq=False)
 class Computed:
-    """Everything the trainer computed in one step."""
+    """Everything that the trainer computed in one step."""
 
     step: int
     tensors: Mapping[str, Tensor]
-    """(B, L) by the names of `TrainingBatch`, in the order in which they come about."""
+    """Tensors (B, L) under the names of `TrainingBatch`, in the order in which they are computed."""
 
     updates: tuple[Update, ...]
     weights: Mapping[str, Mapping[str, str]]
@@ -77,12 +77,12 @@ class Recording:
     """The recording of one run. Steps count from 1."""
 
     def __init__(self, folder: Path, *, compress: bool = False) -> None:
-        """`compress` is for what is written; either form is read."""
+        """`compress` applies to writing; compressed and plain files can both be read."""
         self.folder = folder
         self._suffix = ".jsonl.gz" if compress else ".jsonl"
 
     def begin(self, about: Mapping[str, Any]) -> None:
-        """Make the folder, and say what it is of."""
+        """Create the folder and store `about`, the description of the run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"schema": SCHEMA, **about}, indent=1)
@@ -91,7 +91,7 @@ class Recording:
             raise RunError(f"the recording {self.folder} cannot be written: {error.strerror or error}") from error
 
     def about(self) -> dict[str, Any]:
-        """The arguments of `begin`. Raises `DataError` where there is no recording, or one of a later form."""
+        """The description given to `begin`. Raises `DataError` if there is no recording, or its format is newer."""
         path = self.folder / "about.json"
         try:
             about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -106,7 +106,7 @@ class Recording:
         return about
 
     def write_sampled(self, step: int, sampled: Sampled) -> None:
-        """Keep a batch. Raises `RunError` if it cannot be written."""
+        """Write the batch of a step. Raises `RunError` if it cannot be written."""
         head = {"step": step, "epoch": sampled.epoch, "groups": len(sampled.groups), "metrics": _plain(sampled.metrics)}
         lines = [
             json.dumps(each, ensure_ascii=False) for each in (head, *map(redacted_tree, map(as_object, sampled.groups)))
@@ -121,7 +121,7 @@ class Recording:
             raise RunError(f"the recording {self.folder} cannot be written: {error.strerror or error}") from error
 
     def write_computed(self, computed: Computed) -> None:
-        """Keep what came of the batch, which is there already. Raises `RunError` if it cannot be written."""
+        """Write the computations of a step, after `write_sampled`. Raises `RunError` if they cannot be written."""
         path = self._path(computed.step, ".safetensors")
         record = {
             "step": computed.step,
@@ -138,12 +138,12 @@ class Recording:
             raise RunError(f"the recording {self.folder} cannot be written: {error}") from error
 
     def steps(self) -> list[int]:
-        """Steps that are there, ascending."""
+        """Numbers of the complete steps, ascending."""
         found = (_STEP.fullmatch(path.name) for path in self.folder.glob(f"step_*{_LAST}"))
         return sorted(int(name[1]) for name in found if name)
 
     def sampled(self, step: int) -> Sampled:
-        """The batch of a step. Raises `DataError` that names the file and line if it is not whole."""
+        """The batch of a step. Raises `DataError`, which names the file and line, if it is incomplete."""
         self._expect(step)
         plain = self._path(step, ".jsonl")
         path = plain if plain.is_file() else self._path(step, ".jsonl.gz")
@@ -178,7 +178,7 @@ class Recording:
             raise DataError(f"{path} cannot be read: {error}") from error
 
     def forget_after(self, step: int) -> None:
-        """Drop later steps, which will happen again."""
+        """Delete the recordings of later steps, which will be repeated."""
         for path in self.folder.glob("step_*"):
             name = _STEP.match(path.name)
             if name and int(name[1]) > step:

@@ -1,4 +1,4 @@
-"""A run's folder as trackers read it: metrics, samples and evaluations as they are written, and the configuration."""
+"""Reads a run's folder for trackers: metrics, samples and evaluations as they are written, and the configuration."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ COLUMNS = ("step", "prompt_id", "sample", "reward", "stop_reason", "prompt", "re
 """Columns of tables of samples."""
 
 LONGEST = 4_000
-"""Letters of a text in a table."""
+"""Largest number of characters of a text in a table."""
 
 
 class GrowingLines:
-    """A file of JSON lines that another process appends to. Each complete line is given once; all of them are given
-    again once the file was replaced, as it is where a run returns to a checkpoint.
+    """A file of JSON lines that another process appends to. Each complete line is returned once. After the file is
+    replaced, as when a run returns to a checkpoint, all lines are returned again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,11 +30,11 @@ class GrowingLines:
 
     @property
     def is_replaced(self) -> bool:
-        """Is it another file than the one that was read?"""
+        """Whether the file was replaced since it was last read."""
         return bool(self._offset) and self._path.is_file() and self._path.stat().st_ino != self._inode
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Lines that were completed since the last call. A file that is not there has none yet."""
+        """Lines that were completed since the last call. A file that does not exist has no lines yet."""
         if not self._path.is_file():
             return
         with self._path.open("rb") as lines:
@@ -52,13 +52,13 @@ class SampleTables:
     """Tables of the samples of each step, from `trajectories.jsonl`."""
 
     def __init__(self, path: Path, rows: int) -> None:
-        """`rows` is the size of a table, at most."""
+        """`rows` is the largest number of rows of a table."""
         self._lines, self._size = GrowingLines(path), rows
         self._ahead: list[dict[str, Any]] = []  # at most one: the first record of a later step
 
     def before(self, step: float) -> Iterator[Table]:
-        """Tables of the steps before this one that were not given yet: when it is logged, they are complete. Where the
-        file was replaced, they are given again.
+        """Tables of the steps before `step` that were not returned yet; they are complete once `step` is logged. After
+        the file is replaced, they are returned again.
         """
         tables: dict[int, list[Sequence[Any]]] = {}
         for record in self._records_before(step) if self._size else ():
@@ -69,7 +69,7 @@ class SampleTables:
             yield Table(name="samples", step=number, columns=COLUMNS, rows=rows)
 
     def _records_before(self, step: float) -> Iterator[dict[str, Any]]:
-        """New records; one of a later step ends them, and is kept for the next call."""
+        """New records before `step`; the first record of a later step is kept for the next call."""
         ahead, self._ahead = [] if self._lines.is_replaced else self._ahead, []
         for record in chain(ahead, self._lines.new()):
             if record["step"] >= step:
@@ -79,7 +79,7 @@ class SampleTables:
 
 
 def evaluation_tables(folder: Path, step: int, rows: int) -> Iterator[Table]:
-    """A table for each data source that was evaluated after a step; `folder` is that of all evaluations."""
+    """A table for each data source that was evaluated after a step; `folder` contains all evaluations."""
     for file in sorted((folder / f"global_step_{step}_evals").glob("*.jsonl")) if rows else ():
         if file.stem == "aggregated_results":
             continue
@@ -90,13 +90,13 @@ def evaluation_tables(folder: Path, step: int, rows: int) -> Iterator[Table]:
 
 
 def stored_configuration(folder: Path) -> dict[str, Any]:
-    """`config.json` of the folder, in which secrets are masked."""
+    """`config.json` of the run's folder, which has secrets masked."""
     stored: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return stored
 
 
 def derived_values(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that the configuration's author left open, with what they became: dotted path -> value."""
+    """Values that the user left open and skyrl derived: dotted path -> value."""
     leaves = dict(flat(stored["config"]))
     return {path: leaves[path] for path in stored.get("derived", ()) if path in leaves}
 

@@ -1,7 +1,7 @@
-"""The progress of a run as its folder shows it, read by the live panel and by `skyrl watch`.
+"""The progress of a run, read from its folder by the live panel and by `skyrl watch`.
 
-metrics.jsonl     a line for each step: read on from where the last look ended
-progress.json     what the run is doing now, replaced every second: `skyrl.runs.progress_file`
+metrics.jsonl     a line for each step: each look continues where the last one ended
+progress.json     current activity of the run, replaced every second: `skyrl.runs.progress_file`
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ FILE = "progress.json"
 """Name of the file in the run's folder."""
 
 _SHOWN = 60
-"""Steps of which rewards are kept."""
+"""Number of steps whose rewards are kept."""
 
 _WHOLE = "timing/step"
 _BESIDE = ("timing/eval", "timing/save_checkpoints")
-"""Times of a step, and beside it."""
+"""Times that are measured outside of a step's own time."""
 
 
 @attrs.frozen(kw_only=True)
 class Now:
-    """One `progress.json`."""
+    """Content of `progress.json`."""
 
     state: str = "running"
-    """running, finished, stopped, or failed."""
+    """State of the run: running, finished, stopped, or failed."""
 
     name: str = ""
     total_steps: int = 0
     first_step: int = 0
-    """Step that the session began from."""
+    """Step that the session started from."""
 
     waits: tuple[tuple[str, float], ...] = ()
-    """Phases and calls that are open, with their seconds, the oldest first."""
+    """Phases and calls in progress, each with its seconds so far, the oldest first."""
 
     details: str = ""
     warning: str = ""
     memory_bytes: int = 0
-    """Resident memory of the command's own process."""
+    """Resident memory of the command's process, without its workers."""
 
     @classmethod
     def read(cls, text: str) -> Now:
-        """Raises ValueError for text that is no such file."""
+        """Parse the text of `progress.json`. Raises `ValueError` if it is malformed."""
         plain = json.loads(text)
         known = {field.name for field in attrs.fields(cls)}
         waits = tuple((str(what), float(seconds)) for what, seconds in plain.pop("waits", ()))
@@ -57,18 +57,18 @@ class Now:
 
 
 class RunProgress:
-    """Progress of a run by the files in its folder. `look` reads what was written since the last look."""
+    """Progress of a run, read from the files in its folder. `look` reads what was written since the last call."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._metrics, self._file, self._clock = folder / "metrics.jsonl", folder / FILE, clock
         self._place, self._inode, self._text, self._changed = 0, 0, "", clock()
         self.now = Now()
         self.on_step: Callable[[], None] = lambda: None
-        """Called after each new record was read."""
+        """Called after each new record of the metrics is read."""
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing was read of the metrics."""
+        """Discard everything that was read from the metrics."""
         self._place = 0
         self.last: dict[str, Any] = {}
         """Metrics of the last step."""
@@ -78,7 +78,7 @@ class RunProgress:
         """Step and score of the last evaluation."""
 
     def look(self) -> bool:
-        """Read what was written since the last look; whether there was anything."""
+        """Read what was written since the last call; returns whether there was anything new."""
         before = self._place, self._text
         self._read_now()
         self._read_metrics()
@@ -99,7 +99,7 @@ class RunProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Judged by this session's steps after its first, which warms up; None before there is one."""
+        """Estimate from this session's steps, without its first, which warms up; None before there is such a step."""
         timed = [seconds for step, seconds in self._seconds if step > self.now.first_step + 1]
         return fmean(timed) * max(0, self.now.total_steps - self.step) if timed else None
 
@@ -116,10 +116,10 @@ class RunProgress:
             self.now = Now.read(text)
             self._text = text
         except (OSError, ValueError, TypeError):
-            return  # not there yet
+            return  # not written yet
 
     def _read_metrics(self) -> None:
-        """Complete lines; a file that was replaced, as a resumed run does, is read anew."""
+        """Read the new complete lines; a file that was replaced, as by a resumed run, is read again from the start."""
         try:
             with self._metrics.open("rb") as lines:
                 found = lines.seek(0, 2)
@@ -151,7 +151,7 @@ class RunProgress:
 
 
 def clock(seconds: float) -> str:
-    """`2:05`, or `1:02:05`."""
+    """The duration as text: `2:05`, or `1:02:05`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,10 +1,10 @@
-"""Samples of a run for people: a readable line for each, and the numbers of every token.
+"""Files of a run's samples: a readable line for each sample, and numeric columns for every token.
 
     RUN/trajectories.jsonl           one line for each sample: `sample_records` in `jsonlines.py`
     RUN/tokens/step_000003.arrow     columns of every token: `token_file.py`
 
-Both are written on a thread of their own. A step's lines are there before its checkpoint, so that a run that resumes
-can cut the files back to it.
+Both are written on a separate thread. A step's lines are written before its checkpoint, so a run that resumes can
+truncate the files to it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from skyrl.tracking.token_file import COMPUTED, KeptGroup, TokenFiles
 from skyrl.trajectory import TrajectoryGroup
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids -> text."""
+"""Function from token ids to text."""
 
 
 class SampleFiles:
-    """Both files of one run. What waits to be written is bounded to one step by `finished`."""
+    """Both files of one run. Awaiting `finished` limits unwritten data to one step."""
 
     def __init__(self, lines: JsonLines, tokens: TokenFiles) -> None:
         self.lines, self.tokens = lines, tokens
@@ -38,47 +38,47 @@ class SampleFiles:
         return SampleSink(self, decode, most)
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run `job` on the writer's thread. Raises what an earlier one failed with."""
+        """Run `job` on the writer's thread. Raises the exception of an earlier job that failed."""
         self._writer.submit(job)
 
     async def finished(self) -> None:
-        """Return once everything is written. Raises what writing failed with: OSError for a full disk."""
+        """Return once everything is written. Raises the error of a failed write, such as `OSError` for a full disk."""
         await self._writer.finished()
 
     def close(self) -> None:
-        """Write what there is, and end the thread."""
+        """Write everything that is pending, and end the thread."""
         self._writer.close()
 
     def forget_after(self, step: int) -> None:
-        """Drop what was written of later steps."""
+        """Delete the samples of later steps."""
         self._writer.finish()
         self.lines.forget_after(step)
         self.tokens.forget_after(step)
 
 
 class SampleSink:
-    """A `Sink` of traced steps: lines are written when a batch has come, tokens when its step is computed."""
+    """A `Sink` of traced steps: lines are written when a batch arrives, tokens when its step is computed."""
 
     def __init__(self, files: SampleFiles, decode: Decode, most: int) -> None:
         self._files, self._decode, self._most = files, decode, most
         self._pending: tuple[int, list[KeptGroup]] | None = None
 
     def keep(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        """Write the lines of a batch, in the background. Raises what writing the batches before it failed with."""
+        """Write the lines of a batch, in the background. Raises the error of an earlier write that failed."""
         self.write_uncomputed()
         kept = kept_groups(step, groups, self._most)
         self._pending = step, kept
         self._files.submit(partial(self._write_lines, step, kept))
 
     def write_sampled(self, step: int, sampled: Sampled) -> None:
-        """Does nothing: the batch is given to `keep`, which a subclass of the experiment may want to watch."""
+        """Does nothing: the batch is passed to `keep`, which a subclass of the experiment may override."""
 
     def write_computed(self, computed: Computed) -> None:
         tensors = {name: computed.tensors[name].numpy() for name in COMPUTED if name in computed.tensors}
         self._write_tokens(tensors)
 
     def write_uncomputed(self) -> None:
-        """Write the tokens of a step that was given up: it has no advantages."""
+        """Write the tokens of a step that was abandoned, without advantages."""
         self._write_tokens({})
 
     def _write_tokens(self, computed: Mapping[str, np.ndarray]) -> None:
@@ -97,10 +97,10 @@ class SampleSink:
 
 
 def kept_groups(step: int, groups: Sequence[TrajectoryGroup], most: int) -> list[KeptGroup]:
-    """Groups of a step that are kept, in their order, until there are `most` samples; -1 keeps all.
+    """The groups of a step to keep, in their order, with `most` samples in total; -1 keeps all.
 
-    They are drawn by the step's number, because an asynchronous batch begins with the groups that were done first,
-    which are the short ones. The last group may be kept in part.
+    They are drawn at random, seeded with the step, because an asynchronous batch begins with the groups that finished
+    first, which are the short ones. One group may be kept in part.
     """
     rows = [sum(len(one.steps) for one in group.trajectories) for group in groups]
     first = list(accumulate(rows, initial=0))

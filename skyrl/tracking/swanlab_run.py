@@ -17,23 +17,23 @@ from skyrl.tracking.service import Known, ServiceRun, Table
 
 
 class SwanLabRun:
-    """One run in SwanLab, where steps that it has stay as they are."""
+    """One run in SwanLab. Delivered steps cannot be changed there."""
 
     def __init__(self, run: ServiceRun, known: Known) -> None:
-        """Raises what `swanlab.init` raises, such as an error of authentication."""
+        """Raises what `swanlab.init` raises, such as an authentication error."""
         import swanlab
 
         shared, own = run.settings, run.settings.swanlab
         mode = own.mode or os.environ.get("SWANLAB_MODE") or "online"
         self._is_offline = mode == "offline"
-        known = resumable(known, run.first_step if self._is_offline else None)  # online, it leaves out what it has
+        known = resumable(known, run.first_step if self._is_offline else None)  # online, it skips steps it has
         known = attrs.evolve(known, id=own.id or known.id or secrets.token_hex(8))
         folder = Path(own.path or run.folder / "swanlog").expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
         self._swanlab = swanlab
         self._run = swanlab.init(
             workspace=own.workspace,
-            project=re.sub(r"[^0-9a-zA-Z_\-+.]", "_", run.project)[:100],  # what SwanLab takes
+            project=re.sub(r"[^0-9a-zA-Z_\-+.]", "_", run.project)[:100],  # what SwanLab allows
             name=run.name,
             id=known.id,
             resume="allow",
@@ -71,6 +71,6 @@ class SwanLabRun:
 
 
 def _settings(swanlab: Any) -> Any:
-    """Nothing about the machine, the code or the terminal is collected: configurations and metrics alone are."""
+    """Settings that collect nothing about the machine, the code or the terminal, only configuration and metrics."""
     kinds = ("hardware", "runtime", "requirements", "conda", "git", "swanlab", "monitor")
     return swanlab.Settings(interactive=False, probe=dict.fromkeys(kinds, False), terminal={"proxy_type": "none"})

@@ -1,4 +1,4 @@
-"""TensorBoard: event files, written by the package `tensorboard` alone."""
+"""TensorBoard: event files, written with the package `tensorboard` only."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from skyrl.tracking.service import Known, ServiceRun, Table
 
 
 class TensorBoardEvents:
-    """Event files of one run, in one folder. What comes again after a resume replaces what was there: readers drop it
-    (`purge_orphaned_data` of TensorBoard, which is on).
+    """Event files of one run, in one folder. Steps that are repeated after a resume replace the earlier ones, which
+    readers drop (TensorBoard's `purge_orphaned_data`, on by default).
     """
 
     def __init__(self, folder: Path, known: Known, about: Mapping[str, object]) -> None:
-        """`about` is shown as text beside the configuration: notes, tags, group."""
+        """`about` is shown as text with the configuration: notes, tags, group."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.known = attrs.evolve(known, id=known.id or folder.name)
         self._about = about
         self._has_tables_up_to = known.step
         self._writer = EventFileWriter(str(folder))
-        self.rewind(self.known.step)  # what a kill left between an event and its record in `known`
+        self.rewind(self.known.step)  # drops events that a kill left without a record in `known`
 
     @classmethod
     def of_run(cls, run: ServiceRun, known: Known) -> Self:
@@ -58,7 +58,7 @@ class TensorBoardEvents:
         self._writer.flush()
 
     def table(self, table: Table) -> None:
-        if table.step > self._has_tables_up_to:  # readers drop scalars alone
+        if table.step > self._has_tables_up_to:  # readers drop only scalars
             self._text(table.name, table.step, table.as_markdown())
 
     def close(self) -> None:

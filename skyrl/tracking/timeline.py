@@ -1,9 +1,9 @@
-"""The timeline of profiled steps: every phase, and every call of another process, by one clock, that of the command.
+"""The timeline of profiled steps: every phase, and every call to another process, on the clock of the command.
 
     timeline.jsonl    {"step": 3, "spans": [["generate", 0.0, 1.25], ["engine-0 in TorchEngine.generate", ...], ...]}
 
 `chrome_trace` turns it into the JSON that Perfetto (https://ui.perfetto.dev) and chrome://tracing show. Phases are one
-track, and each process is another. Calls of one process that overlap lie on several lanes of its track.
+track, and each process is another. Overlapping calls to one process are on separate lanes of its track.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _AROUND = "step"
 
 
 class Timeline:
-    """A `Tracker` that keeps the spans of some steps: they are written when the step is recorded."""
+    """A `Tracker` that collects the spans of some steps and writes them when the step is recorded."""
 
     def __init__(self, lines: JsonLines, progress: Progress, steps: Collection[int], first_step: int) -> None:
-        """`first_step` steps were recorded before. Where `steps` is empty, nothing is kept."""
+        """`first_step` is the number of steps recorded before. If `steps` is empty, nothing is collected."""
         self._lines, self._steps, self._next = lines, frozenset(steps), first_step + 1
         self._spans: list[Span] = []
         if self._steps:
@@ -43,12 +43,12 @@ class Timeline:
             self._lines.append({"step": step, "spans": told})
 
     def close(self) -> None:
-        """Does nothing: each step is written when it is over."""
+        """Does nothing: each step is written when it ends."""
 
 
 def chrome_trace(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The trace of these lines of `timeline.jsonl`, in the trace event format; times are in microseconds, and a step
-    begins where the one before it in the file ends.
+    """The trace of `records`, lines of `timeline.jsonl`, in the trace event format. Times are in microseconds, and each
+    step begins where the previous one in the file ends.
     """
     events: list[dict[str, Any]] = []
     offset, tracks = 0.0, _Tracks()
@@ -73,13 +73,13 @@ def chrome_trace(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _track_of(what: str) -> tuple[str, str]:
-    """Process and call of a span; a phase is on a track of all phases."""
+    """Track and name of a span: a call is on the track of its process, a phase on the track of all phases."""
     process, found, call = what.partition(" in ")
     return (process, call) if found else (_PHASES, what)
 
 
 class _Tracks:
-    """Numbers of tracks, and lanes of each, such that no two spans of a lane overlap unless one holds the other."""
+    """Numbers the tracks and assigns lanes such that no two spans of a lane overlap unless one contains the other."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, list[list[float]]] = {}
@@ -88,7 +88,7 @@ class _Tracks:
         return list(self._lanes).index(track)
 
     def lane(self, track: str, began: float, ended: float) -> int:
-        """The first lane on which the span fits: behind those that ended, or inside those that are open."""
+        """The first lane on which the span fits: after spans that have ended, or, for phases, inside an open one."""
         lanes = self._lanes.setdefault(track, [])
         for number, ends in enumerate(lanes):
             while ends and ends[-1] <= began:

@@ -1,4 +1,4 @@
-"""How long the parts of a step took."""
+"""Durations of the parts of a step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Clock:
     """Seconds by name, summed until they are taken."""
 
     def __init__(self, around: Callable[[str], AbstractContextManager[object]] = nullcontext) -> None:
-        """Every measured block is in `around(name)`, too."""
+        """Every measured block also runs inside `around(name)`."""
         self._around = around
         self._seconds: dict[str, float] = {}
         self.total = 0.0
-        """Seconds of all steps of the run, those before it was resumed among them."""
+        """Seconds of all steps of the run, including earlier sessions."""
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
@@ -28,7 +28,7 @@ class Clock:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """`timing/<name>` -> seconds since the last time this was asked, and start again at zero."""
+        """`timing/<name>` -> seconds since the last call, and start again from zero."""
         taken = {f"timing/{name}": seconds for name, seconds in self._seconds.items()}
         self._seconds = {}
         return taken

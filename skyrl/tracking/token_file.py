@@ -1,8 +1,9 @@
-"""Numbers of every token of the trajectories that a run keeps: `RUN/tokens/step_000003.arrow`, one file a step.
+"""Numeric columns for every token of the trajectories that a run keeps: `RUN/tokens/step_000003.arrow`, one file per
+step.
 
-The form is Arrow's IPC file (Feather 2), which pyarrow, pandas, polars and DuckDB read, with buffers in zstd unless
-they are small. A record batch holds the rows of one group, so that one group is read without the others. A row is what
-the policy saw in one go: a trajectory, or one of its turns where a trajectory has several rows. Columns:
+The format is Arrow's IPC file (Feather 2), which pyarrow, pandas, polars and DuckDB read, with buffers compressed with
+zstd unless they are small. A record batch holds the rows of one group, so one group can be read without the others. A
+row is one forward pass of the policy: a trajectory, or one of its turns if the trajectory has several rows. Columns:
 
     prompt_id, sample, turn    text, int32, int32: which row it is; `turn` counts the rows of a trajectory from 0
     prompt_ids                 list of int32
@@ -10,9 +11,9 @@ the policy saw in one go: a trajectory, or one of its turns where a trajectory h
     loss_mask                  list of bool: the policy sampled the token
     weight_versions            list of int32
     rollout_logprobs           list of float32: under the engine, in nats, 0 where `loss_mask` is false
-    rewards, advantages        list of float32, where the step came so far: as they were trained on
+    rewards, advantages        list of float32, if the step got that far: as used in training
     old_logprobs, ref_logprobs, values, returns
-                               list of float32, where the run computes them: under the learner before the update, under
+                               list of float32, if the run computes them: under the learner before the update, under
                                the reference model; of the critic
 
 The schema's metadata holds `skyrl.version` and `skyrl.pieces`: JSON, text of each token id in the file on its own.
@@ -35,29 +36,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FOLDER = "tokens"
-"""Name of the folder in the run folder."""
+"""Name of the folder with these files in the run folder."""
 
 VERSION = 1
-"""Version of the form. It rises when a reader of an older one would misread the columns."""
+"""Version of the format. It rises when a reader of an older version would misread the columns."""
 
 COMPUTED = ("rewards", "advantages", "old_logprobs", "ref_logprobs", "values", "returns")
-"""Columns that a step computes from its batch, by the names of `TrainingBatch`."""
+"""Columns that a step computes from its batch, under the names of `TrainingBatch`."""
 
 
 _COMPRESSED_BYTES = 16 * 1024
-"""Mean size of a record batch from which its buffers are compressed: zstd makes those of a few tokens no smaller."""
+"""Mean size of a record batch, in bytes, from which buffers are compressed: zstd does not shrink smaller ones."""
 
 
 @frozen(kw_only=True)
 class KeptGroup:
-    """A group of which some samples are kept, and where its samples stand in the step's batch."""
+    """A group of which some samples are kept, with the position of its samples in the step's batch."""
 
     group: TrajectoryGroup
     first_row: int
-    """Row of the batch that its first sample begins at."""
+    """Row of the batch at which its first sample begins."""
 
     samples: int
-    """How many of its samples are kept, from the first."""
+    """Number of samples that are kept, from the first."""
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -66,17 +67,17 @@ class KeptGroup:
 
     @property
     def rows(self) -> int:
-        """Rows of the file that they take."""
+        """Number of rows of the kept samples in the file."""
         return sum(len(one.steps) for one in self.trajectories)
 
 
 @frozen(kw_only=True)
 class TokenTable:
-    """One group as it is read: name of a column -> one entry for each row."""
+    """One group as read from the file: name of a column -> one entry for each row."""
 
     columns: Mapping[str, Sequence[Any]]
     pieces: Mapping[int, str] = field(factory=dict)
-    """Text of a token id on its own."""
+    """Text of each token id, decoded on its own."""
 
 
 class TokenFiles:
@@ -87,7 +88,7 @@ class TokenFiles:
         self._pieces: dict[int, str] = {}
 
     def path(self, step: int) -> Path:
-        """The file of a step, which may not be there."""
+        """The file of a step, which may not exist."""
         return self.folder / f"step_{step:06}.arrow"
 
     def write(
@@ -99,7 +100,7 @@ class TokenFiles:
     ) -> None:
         """Write the file of a step. `computed` has (B, L) arrays of the whole batch; `decode` turns ids into text.
 
-        The file takes its name when it is whole. Raises OSError if it cannot be written.
+        The file gets its final name when it is complete. Raises `OSError` if it cannot be written.
         """
         import pyarrow as pa
 
@@ -120,7 +121,9 @@ class TokenFiles:
         scratch.replace(self.path(step))
 
     def read(self, step: int, group: int) -> TokenTable | None:
-        """The rows of the n-th kept group of a step, from 0; None if there are none. Raises `DataError`."""
+        """The rows of the kept group with index `group` in a step, counted from 0; None if there are none. Raises
+        `DataError`.
+        """
         import pyarrow as pa
 
         path = self.path(step)
@@ -141,14 +144,14 @@ class TokenFiles:
             raise DataError(f"{path} cannot be read: {error}") from error
 
     def forget_after(self, step: int) -> None:
-        """Drop the files of later steps, which will be written again, and what a kill left half written."""
+        """Drop the files of later steps, which will be written again, and files that a kill left incomplete."""
         for path in self.folder.glob("step_*"):
             number = path.stem.removeprefix("step_")
             if path.suffix == ".tmp" or (number.isdecimal() and int(number) > step):
                 path.unlink()
 
     def _pieces_of(self, rows: pa.RecordBatch, decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
-        """Text of every token id in the rows, each decoded once in a run."""
+        """Text of every token id in the rows, each decoded once per run."""
         columns = [rows.column(name).values.buffers()[1] for name in ("prompt_ids", "response_ids")]
         ids = np.unique(np.concatenate([np.frombuffer(column, np.int32) for column in columns])).tolist()
         self._pieces |= {each: _piece(each, decode) for each in ids if each not in self._pieces}
@@ -156,7 +159,7 @@ class TokenFiles:
 
 
 def _piece(token: int, decode: Callable[[Sequence[int]], str]) -> str:
-    """Text of a token after another one: some tokenizers drop the space that a text begins with."""
+    """Text of a token, decoded after another one: some tokenizers drop the leading space of a text."""
     alone = decode([token])
     twice = decode([token, token])
     return twice.removeprefix(alone) if twice.startswith(alone) else alone
@@ -188,7 +191,7 @@ def _rows(kept: Sequence[KeptGroup], computed: Mapping[str, np.ndarray]) -> pa.R
 
 
 def _answer(values: np.ndarray, number: int, row: TokenRow) -> np.ndarray:
-    """The part of a batch's row that is the answer; values of what the environment put there included."""
+    """The part of a batch's row that belongs to the answer, including tokens that the environment inserted."""
     first = len(row.prompt_ids)
     return values[number, first : first + len(row.response_ids)].astype(np.float32)
 
@@ -208,8 +211,8 @@ def _strings(values: Sequence[str]) -> pa.Array:
 
 
 def _column(values: np.ndarray) -> pa.Array:
-    """The values without a copy, unless they are bools, which Arrow has as bits. `pyarrow.array` would import pandas,
-    and so would `to_numpy`: 38 MB.
+    """The values as an Arrow array, without a copy unless they are bools, which Arrow stores as bits. `pyarrow.array`
+    and `to_numpy` would import pandas, which takes 38 MB.
     """
     import pyarrow as pa
 
@@ -218,5 +221,5 @@ def _column(values: np.ndarray) -> pa.Array:
 
 
 def _offsets(values: Sequence[Sized]) -> np.ndarray:
-    """Where each of the values begins and the last one ends, in a row of all their elements."""
+    """Offsets of an Arrow list: where each value begins, and where the last one ends, in their concatenation."""
     return np.cumsum([0, *map(len, values)], dtype=np.int32)

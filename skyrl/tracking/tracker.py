@@ -13,10 +13,10 @@ class Tracker(Protocol):
     """Something that metrics are logged to."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics of one step, by name; step 0 is what was measured before training."""
+        """Log the metrics of one step, by name; step 0 holds the metrics from before training."""
 
     def close(self) -> None:
-        """Flush: everything logged is in its place when this returns."""
+        """Flush: everything logged has been stored when this returns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -34,7 +34,7 @@ class TrackedRun:
     """Steps of the whole run."""
 
     first_step: int
-    """Step that the session starts from: above 0 in a resumed run."""
+    """Step that the session starts from; above 0 in a resumed run."""
 
 
 class LastMetrics:

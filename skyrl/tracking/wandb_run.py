@@ -15,11 +15,11 @@ from skyrl.tracking.run_files import derived_values
 from skyrl.tracking.service import Known, ServiceRun, Table
 
 INIT_SECONDS = 20.0
-"""How long a start may take; an attempt that takes longer fails, and is made again later."""
+"""Deadline of a start in seconds; an attempt that takes longer fails and is repeated later."""
 
 
 class WandbRun:
-    """One run in W&B, which counts steps upwards only: those that it has stay as they are."""
+    """One run in W&B, which accepts only increasing steps: delivered steps cannot be changed."""
 
     def __init__(self, run: ServiceRun, known: Known) -> None:
         """Raises what `wandb.init` raises, such as `CommError` without a network."""
@@ -30,7 +30,7 @@ class WandbRun:
         known = resumable(known, run.first_step) if self._is_offline else known
         self._run = wandb.init(
             entity=own.entity,
-            project=re.sub(r"[/\\#?%:]", "_", run.project)[:128],  # what W&B takes in names of projects
+            project=re.sub(r"[/\\#?%:]", "_", run.project)[:128],  # what W&B allows in project names
             name=run.name,
             id=own.id or known.id or secrets.token_hex(4),
             resume="allow",
@@ -46,7 +46,7 @@ class WandbRun:
         if self._is_offline:
             self.known = opened(known, str(self._run.settings.sync_dir))
         else:
-            self.known = attrs.evolve(known, step=self._run.step - 1)  # what the server has
+            self.known = attrs.evolve(known, step=self._run.step - 1)  # the last step that the server has
         self._last = self.known.step
 
     @classmethod
@@ -78,7 +78,7 @@ class WandbRun:
 
 
 def _settings(wandb: Any, base_url: str | None, finish_seconds: float) -> Any:
-    """Nothing about the machine, the code or the terminal is collected: configurations and metrics alone are."""
+    """Settings that collect nothing about the machine, the code or the terminal, only configuration and metrics."""
     address = {"base_url": base_url} if base_url else {}
     return wandb.Settings(
         console="off",
@@ -95,5 +95,5 @@ def _settings(wandb: Any, base_url: str | None, finish_seconds: float) -> Any:
 
 
 def _cell(value: object) -> object:
-    """A column of a table has one type: numbers stay, everything else is text."""
+    """The value as a cell of a W&B table: numbers and None are kept, everything else becomes text."""
     return value if isinstance(value, int | float) or value is None else str(value)

@@ -15,14 +15,14 @@ from skyrl.tracking.panel import panel
 from skyrl.tracking.run_progress import FILE, RunProgress, clock
 
 LOOK_EVERY = 0.5
-"""Seconds between two looks at the folder."""
+"""Seconds between two reads of the folder."""
 
 
 class LivePanel:
-    """The panel of a run at the bottom of the terminal, redrawn by a thread of its own."""
+    """The panel of a run at the bottom of the terminal, redrawn by a separate thread."""
 
     def __init__(self, folder: Path, *, redirect_stdout: bool) -> None:
-        """`redirect_stdout`: lines that are printed there appear above the panel."""
+        """`redirect_stdout`: lines printed to standard output appear above the panel."""
         self._run = RunProgress(folder)
         self.console = Console(stderr=True)
         self._live = Live(
@@ -39,7 +39,7 @@ class LivePanel:
         return panel(self._run)
 
     def close(self) -> None:
-        """Take the panel away."""
+        """Remove the panel."""
         self._live.stop()
 
 
@@ -57,9 +57,10 @@ def _refuse_strange(folder: Path) -> None:
 
 
 def follow(folder: Path, say: Callable[[str], None], ended: threading.Event, *, look_every: float = LOOK_EVERY) -> str:
-    """Say the last step, and each new one, until the run has ended or `ended` is set. Returns the run's last state.
+    """Report the last step and each new one through `say`, until the run has ended or `ended` is set. Returns the run's
+    last state.
 
-    Raises `UserError` for a folder in which no run has shown its progress.
+    Raises `UserError` if no run has written its progress into the folder.
     """
     run = RunProgress(folder)
     run.look()

@@ -1,1 +1,1 @@
-"""The loop, from groups of trajectories to updated weights, and evaluation. Its collaborators come built."""
+"""The loop, from groups of trajectories to updated weights, and evaluation. Collaborators are passed in ready-made."""

@@ -33,9 +33,9 @@ from skyrl.config.registry import AdvantageEstimatorRegistry
 
 
 def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
-    """The estimator that the configuration asks for, with what it wants done to advantages afterwards.
+    """The estimator that the configuration asks for, with the configured normalisation of advantages.
 
-    Raises `ConfigError` for one that does not exist.
+    Raises `ConfigError` for an unknown estimator.
     """
     estimate = Masked(estimate=_estimator(algorithm))
     if algorithm.advantage_batch_normalize:
@@ -46,7 +46,7 @@ def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:
 
 @attrs.frozen(kw_only=True)
 class Masked:
-    """An estimator whose result is 0 where the policy sampled nothing."""
+    """Wraps an estimator: its result is set to 0 at tokens that the policy did not sample."""
 
     estimate: AdvantageEstimator
 
@@ -57,7 +57,7 @@ class Masked:
 
 @attrs.frozen(kw_only=True)
 class Standardized:
-    """`advantage_batch_normalize`."""
+    """Wraps an estimator: standardises its advantages over the batch (`advantage_batch_normalize`)."""
 
     estimate: AdvantageEstimator
 
@@ -68,7 +68,7 @@ class Standardized:
 
 @attrs.frozen(kw_only=True)
 class Normalized:
-    """`advantage_norm`: over tokens."""
+    """Wraps an estimator: normalises its advantages over tokens (`advantage_norm`)."""
 
     estimate: AdvantageEstimator
     norm: NormConfig
@@ -83,13 +83,13 @@ class Normalized:
 
 @attrs.frozen(kw_only=True)
 class CriticTargets:
-    """Targets of a critic: lambda-returns, or, where advantages ignore values, plain discounted returns."""
+    """Targets of a critic: lambda-returns, or plain discounted returns if the advantages do not use values."""
 
     gamma: float
     lambd: float
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
-        """(B, L), 0 outside the mask."""
+        """(B, L): target of each token, 0 outside the mask."""
         assert batch.values is not None
         return generalized_advantages(batch.rewards, batch.values, batch.loss_mask, gamma=self.gamma, lambd=self.lambd)[
             1

@@ -1,10 +1,10 @@
-"""Watches metrics for what goes wrong in training: each alarm of the configuration sees every record of the run.
+"""Watches metrics for signs of failing training: every configured alarm sees every record of the run.
 
     alarms = Alarms(alarms_of(trainer.alarms, defaults=True))
     for raised in alarms.look(step, metrics): ...
 
-An alarm keeps a bounded number of values, which a checkpoint stores, so that a resumed run raises what an undisturbed
-one raises.
+An alarm keeps a bounded number of values. Checkpoints store them, so a resumed run raises the same alarms as an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Seen:
     first: list[float] = attrs.Factory(list)
     last: list[float] = attrs.Factory(list)
     best_before: float | None = None
-    """The best value before the last ones."""
+    """The best value before the most recent ones."""
 
     against: list[float] = attrs.Factory(list)
     peak: _Peak | None = None
@@ -65,7 +65,7 @@ class Alarm:
         self._seen = _Seen()
 
     def look(self, metrics: Mapping[str, float]) -> str | None:
-        """A sentence if the condition is true from this record on; None if it is false, or was true before."""
+        """A sentence if this record makes the condition true; None if it is false, or was already true."""
         self._note_other(metrics)
         value = metrics.get(self.config.metric)
         if value is None or not isfinite(value):
@@ -76,11 +76,11 @@ class Alarm:
         return None if was_raised else reason
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint, with the condition that it belongs to."""
+        """State for a checkpoint, together with the alarm's condition."""
         return {"condition": self._condition(), "seen": attrs.asdict(self._seen)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken; that of another condition is left aside."""
+        """Continue where `state` was taken; the state of a different condition is ignored."""
         if state.get("condition") == self._condition():
             seen = dict(state["seen"])
             peak = seen.pop("peak")
@@ -104,7 +104,7 @@ class Alarm:
         other = metrics.get(self.config.against)
         if other is not None and isfinite(other):
             self._seen.against = [*self._seen.against, other][-self.config.window :]
-            if self._seen.peak is not None and self._seen.peak.against is None:  # it was before the first step
+            if self._seen.peak is not None and self._seen.peak.against is None:  # peak from before the first step
                 self._seen.peak.against = other
 
     def _reason(self, value: float, metrics: Mapping[str, float]) -> str | None:
@@ -112,7 +112,7 @@ class Alarm:
         if config.when == "drops":
             return self._dropped(value, metrics.get(f"{config.metric}_stderr"))
         compares = config.when in ("rises", "falls")
-        if seen.count < config.window * (2 if compares else 1):  # the first values and the last are different ones
+        if seen.count < config.window * (2 if compares else 1):  # the first and the last windows must not overlap
             return None
         mean, since = fmean(seen.last), f"over the last {config.window} values"
         bound = config.threshold * (fmean(seen.first) if compares else 1.0)
@@ -126,7 +126,7 @@ class Alarm:
         return None
 
     def _compared(self) -> str:
-        """Words on how the bound of `rises` and `falls` came about."""
+        """Explains in words how the bound of `rises` and `falls` was computed."""
         if self.config.when not in ("rises", "falls"):
             return ""
         return f" ({self.config.threshold:g} times the {fmean(self._seen.first):.4g} of the first)"
@@ -144,7 +144,7 @@ class Alarm:
         return self._while_risen(f"{config.metric} is {value:.4g} after {seen.peak.value:.4g}", against)
 
     def _while_risen(self, dropped: str, against: float | None) -> str | None:
-        """The whole reason, where the other metric has risen since the best value, or none has to."""
+        """The full reason if the other metric has risen since the best value, or if no other metric is configured."""
         before = self._seen.peak.against if self._seen.peak else None
         if not self.config.against:
             return dropped
@@ -170,7 +170,7 @@ class Alarms:
 
     @property
     def stopped_by(self) -> str:
-        """Name of the alarm that ended the run; empty as long as none has."""
+        """Name of the alarm that ended the run; empty if none has."""
         return self._stopped_by
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[RaisedAlarm]:
@@ -196,7 +196,9 @@ class Alarms:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken. An alarm that was removed, or does not stop any more, has ended nothing."""
+        """Continue where `state` was taken. `stopped_by` is cleared if that alarm was removed or no longer stops the
+        run.
+        """
         stored = state.get("alarms", {})
         for name, alarm in self._alarms.items():
             if name in stored:

@@ -1,4 +1,4 @@
-"""Collates groups of trajectories to one training batch."""
+"""Collates groups of trajectories into one training batch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from skyrl.trajectory import TokenRow, Trajectory, TrajectoryGroup
 
 
 def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
-    """Rows in the order of the groups, of the samples in them, and of their steps: prompt, response, padding on the
-    right.
+    """One row for each step of each sample, in the order of the groups: prompt, response, padding on the right.
 
     Raises `RunError` if every answer was cut off and none may be trained on.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     steps = [trajectory.steps for trajectory in trajectories]
     rows = [row for own in steps for row in own]
-    per_row = np.repeat(np.arange(len(trajectories)), [len(own) for own in steps])  # its trajectory
+    per_row = np.repeat(np.arange(len(trajectories)), [len(own) for own in steps])  # trajectory of each row
     numbers = np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups])[per_row]
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     shape = (len(rows), max(lengths))
@@ -63,7 +62,7 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
 
 
 def versions_behind(groups: Sequence[TrajectoryGroup], version: int, width: int) -> Tensor:
-    """(B, `width`) int64: updates of the weights since each token was drawn, at weights of `version`; 0 elsewhere. The
+    """(B, `width`) int64: number of weight updates between the sampling of each token and `version`; 0 elsewhere. The
     rows are those of `collate`.
     """
     rows = [row for group in groups for trajectory in group.trajectories for row in trajectory.steps]
@@ -82,7 +81,7 @@ def _array(values: Sequence[float], code: str) -> NDArray[Any]:
 
 
 def _steps(trajectories: Sequence[Trajectory], per_row: NDArray[np.int64]) -> dict[str, Tensor]:
-    """The trajectory of each row, and whether the row is its last; None where each is a row."""
+    """The trajectory of each row, and whether the row is its last; empty if every trajectory is a single row."""
     if not any(trajectory.earlier for trajectory in trajectories):
         return {}
     last = np.append(per_row[1:] != per_row[:-1], True)
@@ -90,8 +89,8 @@ def _steps(trajectories: Sequence[Trajectory], per_row: NDArray[np.int64]) -> di
 
 
 def _credit(rewards: NDArray[np.float32], row: TokenRow) -> None:
-    """Put each turn's reward on the last token of it that is trained on; where there is none, on its last token, and
-    where the turn sampled nothing, on the last token of the prompt.
+    """Put each turn's reward on its last trained token; if it has none, on its last token; if the turn sampled nothing,
+    on the last token of the prompt.
     """
     for turn in row.rewards:
         trained = (token for token in range(turn.token, -1, -1) if row.loss_mask[token])

@@ -1,4 +1,4 @@
-"""A step in numbers, under the names that SkyRL's users know."""
+"""Metrics of a step, under the names that SkyRL uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Metrics = dict[str, float]
 
 
 def describe(groups: Sequence[TrajectoryGroup]) -> Metrics:
-    """Rewards and lengths of what was sampled; groups that were dropped are counted, and measured nowhere else."""
+    """Rewards and lengths of the samples; dropped groups are counted, but excluded from every other metric."""
     counted = [group for group in groups if not group.dropped]
     if not counted:
         return measure(groups)
@@ -59,8 +59,8 @@ def mean_positive(rewards: Sequence[float]) -> float:
 def average(updates: Sequence[Mapping[str, float]]) -> Metrics:
     """Mean of each metric over the optimizer steps of a batch; `skipped_updates` is their number.
 
-    What a skipped step measured is left out; where all were skipped, metrics that are not finite are left out, and
-    where there was no step at all there is nothing to say.
+    Metrics of skipped steps are left out. If all steps were skipped, non-finite metrics are left out; without any step
+    the result is empty.
     """
     if not updates:
         return {"skipped_updates": 0.0}

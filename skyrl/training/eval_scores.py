@@ -1,8 +1,8 @@
-"""Scores of an evaluation: several samples of each prompt, and what they say of the policy.
+"""Scores of an evaluation: metrics of a policy from several samples of each prompt.
 
     mean     every sample counts: the score of one answer
     pass@k   is one of k answers right?                 best@N   the best of all N
-    maj@N    is the answer right that most samples gave?
+    maj@N    is the most common answer right?
 
 Samples of a prompt are not independent, so standard errors are clustered by prompt.
 """
@@ -23,7 +23,7 @@ def scores(groups: Sequence[TrajectoryGroup], samples: int) -> Metrics:
     """Metrics by their short names, such as `avg_score` and `pass_at_4`, for `samples` samples of each prompt.
 
     A sample counts as right for pass@k and maj@N if its reward is positive. Samples that stand in for failed ones
-    (`failed_samples = "fill"`) are left out; a prompt with fewer than k others is left out of pass@k.
+    (`failed_samples = "fill"`) are left out; a prompt with fewer than k remaining samples is left out of pass@k.
     """
     rewards = _rewards(groups)
     found = {
@@ -49,13 +49,13 @@ def shares(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, list[li
 
 
 def intervals(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, tuple[float, float]]:
-    """95 % confidence intervals of `avg_score` and of every share, by the names that `scores` has for them."""
+    """95 % confidence intervals of `avg_score` and of every share, under the names that `scores` uses."""
     bounds = {name: share_interval(clusters) for name, clusters in shares(groups, samples).items()}
     return {"avg_score": mean_interval(_rewards(groups)), **bounds}
 
 
 def _counted(groups: Sequence[TrajectoryGroup]) -> list[list[Trajectory]]:
-    """The samples of each prompt that has some, without copies that stand in for others."""
+    """The samples of each prompt without copies that stand in for others; prompts without samples are left out."""
     rows = ([row for row in group.trajectories if not row.filled] for group in groups)
     return [own for own in rows if own]
 
@@ -65,7 +65,7 @@ def _rewards(groups: Sequence[TrajectoryGroup]) -> list[list[float]]:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that k of the samples, drawn without replacement, hold a right one: 1 - C(n - c, k) / C(n, k).
+    """Probability that k of the samples, drawn without replacement, include a right one: 1 - C(n - c, k) / C(n, k).
 
     The unbiased estimator of Chen et al., "Evaluating large language models trained on code", arXiv:2107.03374, eq. 1.
     """
@@ -73,10 +73,10 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def majority(votes: Sequence[tuple[str | None, float]]) -> float:
-    """Share of right samples among those that gave the commonest answer (self-consistency, arXiv:2203.11171).
+    """Share of right samples among those that gave the most common answer (self-consistency, arXiv:2203.11171).
 
     Each vote is an answer and its reward. Answers that are equally common count alike; samples without an answer do not
-    vote, and 0 is what a prompt gets for which none did.
+    vote, and a prompt without votes gets 0.
     """
     by_answer: dict[str, list[float]] = {}
     for answer, reward in votes:
@@ -93,7 +93,7 @@ def _with_error(name: str, clusters: Sequence[Sequence[float]]) -> Mapping[str, 
 
 
 def _powers_of_two(most: int) -> Iterator[int]:
-    """1, 2, 4, ... below the number, and the number itself."""
+    """1, 2, 4, ... below `most`, then `most` itself."""
     k = 1
     while k < most:
         yield k

@@ -1,4 +1,4 @@
-"""How good the policy is on prompts it does not train on."""
+"""Evaluates the policy on prompts that it is not trained on."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Evaluation:
         dump_folder: Path | None,
         decode: Callable[[Sequence[int]], str],
     ) -> None:
-        """`batch_size` counts prompts in flight at a time; answers are written below `dump_folder` unless it is
-        None.
+        """`batch_size` is the number of prompts in flight at a time; answers are written below `dump_folder` if it is
+        given.
         """
         self._prompts = prompts
         self._generator = generator
@@ -45,8 +45,8 @@ class Evaluation:
     async def run(self, version: int) -> Metrics:
         """Metrics of `eval_scores.py` under `eval/<data source>/` and `eval/all/`.
 
-        Groups whose environment failed for good have no score: `eval/dropped_groups` counts them, and `eval/failures`
-        with its kinds every attempt that failed, where there were any.
+        Groups whose environment failed for good have no score: `eval/dropped_groups` counts them, and `eval/failures`,
+        with its kinds, counts failed attempts if there were any.
         """
         groups = await self.sample(version)
         metrics = self.measure(groups)
@@ -79,7 +79,7 @@ class Evaluation:
         return metrics | failures
 
     def dump(self, folder: Path, step: int, groups: Sequence[TrajectoryGroup], metrics: Metrics) -> None:
-        """Write every sample that has a score, a file for each data source, and the metrics."""
+        """Write every sample that has a score, one file per data source, and the metrics."""
         folder.mkdir(parents=True, exist_ok=True)
         for source, own in by_source(groups).items():
             records = map(redacted_tree, sample_records(step, own, self._decode))
@@ -97,6 +97,6 @@ def by_source(groups: Sequence[TrajectoryGroup]) -> dict[str, list[TrajectoryGro
 
 
 def with_all(groups: Sequence[TrajectoryGroup]) -> dict[str, list[TrajectoryGroup]]:
-    """The groups by data source, and all of them together as `all`; empty where every group was dropped."""
+    """The groups by data source, and all of them together as `all`; empty if every group was dropped."""
     found = by_source(groups)
     return {**found, "all": [group for group in groups if not group.dropped]} if found else {}

@@ -25,13 +25,14 @@ Shape = Callable[[TrainingBatch], tuple[Tensor, Metrics]]
 """Reward shaping: rewards at tokens, (B, L), and metrics."""
 
 _TERMS = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "values", "rewards", "advantages")
-"""The first with a non-finite value is the cause of those after it; rewards may hold a KL term."""
+"""Checked in this order: the first with a non-finite value is the cause of those after it. Rewards may include a KL
+term."""
 
 _SHOWN = 4
 
 
 def refuse_non_finite(batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -> None:
-    """Raises `BatchError` that names the term and the samples. `groups` are those that the rows were made from."""
+    """Raises `BatchError`, which names the term and the samples. `groups` are those that the rows were made from."""
     names = [f"sample {row.sample_index} of prompt {group.prompt.id}" for group in groups for row in group.trajectories]
     for term in _TERMS:
         values: Tensor | None = getattr(batch, term)
@@ -54,11 +55,11 @@ class FiniteNumbers:
         self._groups: Sequence[TrajectoryGroup] = ()
 
     def arrived(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
-        """`groups` are those that the next batch is made from."""
+        """Remember the groups that the next batch is made from."""
         self._groups = groups
 
     def shaping(self, shape: Shape) -> Shape:
-        """`shape`, which sees finite rewards only."""
+        """`shape`, called only with finite rewards."""
 
         def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
             refuse_non_finite(batch, self._groups)
@@ -67,7 +68,7 @@ class FiniteNumbers:
         return shaped
 
     def estimating(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
-        """`estimate`, which sees finite values only, and whose advantages are finite."""
+        """`estimate`, called only with finite values; its advantages must be finite, too."""
 
         def estimated(batch: TrainingBatch) -> Tensor:
             refuse_non_finite(batch, self._groups)
@@ -88,14 +89,14 @@ class NonFiniteGuard:
         self._skipped = self._went_back = 0
 
     def passed(self) -> None:
-        """A step had no non-finite value."""
+        """Record a step without non-finite values."""
         self._skipped = 0
 
     async def leave_out(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
         """The step that raised `error` is skipped; `before` is the state of the trainer's position at its beginning.
 
-        The engines get the unchanged weights as the next version. Raises `NonFiniteError` where steps are not to be
-        skipped, where something was learned already, or where too many in a row were skipped.
+        The engines get the unchanged weights as the next version. Raises `NonFiniteError` if steps may not be skipped,
+        if an update was already made, or if too many steps in a row were skipped.
         """
         if self._policy != "skip" or not isinstance(error, BatchError):
             raise error
@@ -109,19 +110,19 @@ class NonFiniteGuard:
         return await self._trainer.weights.publish(self._trainer.version + 1) | {"trainer/skipped_steps": 1}
 
     def roll_back(self, error: NonFiniteError) -> None:
-        """The run returns to its last checkpoint. Raises `NonFiniteError` where it must not."""
+        """The run returns to its last checkpoint. Raises `NonFiniteError` if it may not."""
         if self._policy != "roll_back":
             raise error
         self._went_back += 1
         if self._went_back > self._most_back:
             raise NonFiniteError(
-                f"{error} (after {self._most_back} times of going back, as many as "
-                "trainer.faults.max_roll_backs allows)"
+                f"{error} (after {self._most_back} rollbacks, the limit of "
+                "trainer.faults.max_roll_backs)"
             ) from error
 
     def rolled_back(self, error: NonFiniteError) -> None:
-        """The run has returned, to the trainer's version."""
-        _warn(f"going back to step {self._trainer.version}, and on with other prompts: {error}")
+        """The run has returned to the trainer's version."""
+        _warn(f"rolling back to step {self._trainer.version} and continuing with other prompts: {error}")
 
 
 def _warn(text: str) -> None:

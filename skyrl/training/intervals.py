@@ -1,6 +1,6 @@
-"""Standard errors and 95 % confidence intervals of an evaluation, where the samples of a prompt are not independent.
+"""Standard errors and 95 % confidence intervals of an evaluation whose samples of one prompt are not independent.
 
-Shares get Wilson's score interval with an effective number of samples; rewards a bootstrap over prompts.
+Shares use Wilson's score interval with an effective number of samples; rewards use a bootstrap over prompts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def share_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 def clustered_error(clusters: Sequence[Sequence[float]]) -> float:
-    """Standard error of the mean over all values, where those of one cluster hang together.
+    """Standard error of the mean over all values, where values of one cluster are correlated.
 
     Miller, "Adding error bars to evals", arXiv:2411.00640, eq. 4, times sqrt(G / (G - 1)) for G clusters, so that
     clusters of one value give the usual standard error. Needs two clusters.

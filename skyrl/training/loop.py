@@ -1,7 +1,7 @@
-"""The training loop: step after step, and what there is to do around each of them.
+"""The training loop: repeats the steps of a trainer, and does the work around them.
 
-What happens inside a step is the trainer's business (`trainer.py`, `supervised.py`). Here is when to evaluate, refresh
-the reference, save, export and stop, what follows a non-finite value, and what a checkpoint holds of the loop.
+A step itself is defined by the trainer (`trainer.py`, `supervised.py`). The loop decides when to evaluate, refresh the
+reference, save, export and stop, handles non-finite values, and defines the loop's state in a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from skyrl.training.triggers import Trigger
 
 
 class Position(Protocol):
-    """The position of training in its data, with other state that changes from step to step beside the weights."""
+    """The position of training in its data, and any other state besides the weights that changes from step to step."""
 
     @property
     def epoch(self) -> int:
         """Passes over the data that are complete."""
 
     def metrics(self) -> Metrics:
-        """How far training has come, by the names it is logged under; `trainer/epoch` is among them."""
+        """Progress of training, under the names that it is logged with, `trainer/epoch` included."""
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint."""
@@ -39,14 +39,14 @@ class Position(Protocol):
         """The part of `state` that says which data come next."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken. Raises `ResumeError` for a state of other data."""
+        """Continue where `state` was taken. Raises `ResumeError` if the state belongs to other data."""
 
 
 class Stepper(Protocol):
-    """One kind of training as the loop repeats it."""
+    """The interface of a trainer, as the loop uses it."""
 
     version: int
-    """Steps that the weights have behind them. The loop counts them."""
+    """Number of steps that the weights have been trained for. The loop counts them."""
 
     @property
     def tokens(self) -> str:
@@ -56,17 +56,17 @@ class Stepper(Protocol):
     def position(self) -> Position: ...
 
     async def begin(self) -> Metrics:
-        """Get ready for steps from `version` on: at the start of a session, and after a return to a checkpoint."""
+        """Prepare for the steps after `version`: at the start of a session, and after a return to a checkpoint."""
 
     async def step(self) -> Metrics:
-        """One batch and what is learned from it. Raises `NonFiniteError`, and `Stopped` where nothing was learned."""
+        """Train on one batch. Raises `NonFiniteError`, and `Stopped` if nothing was learned."""
 
 
 class StepGuard(Protocol):
-    """Decides what follows a non-finite value."""
+    """Decides how to continue after a non-finite value."""
 
     def passed(self) -> None:
-        """A step had none."""
+        """Record a step without a non-finite value."""
 
     async def leave_out(self, error: NonFiniteError, before: Mapping[str, Any]) -> Metrics:
         """Skip the step that raised; `before` is the state of the position at its beginning. Raises `NonFiniteError`
@@ -84,38 +84,38 @@ class Checkpoints(Protocol):
     """Storage of the models and of the loop's state."""
 
     async def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Keep both: they are copied when this returns, and may be written later. Raises what the save before failed
-        with.
+        """Save both: they have been copied when this returns, and may be written later. Raises the error of the
+        previous save if that failed.
         """
 
     async def finish(self) -> None:
-        """Return when all that was to be saved is. Raises `RunError` if it cannot be."""
+        """Wait until everything is saved. Raises `RunError` if that fails."""
 
     async def go_back(self) -> Mapping[str, Any] | None:
-        """The models become those of the last checkpoint. The state in it; None where there is no checkpoint."""
+        """Restore the models of the last checkpoint and return its state; None if there is no checkpoint."""
 
 
 @frozen(kw_only=True)
 class Hooks:
-    """Actions of one kind of training around its steps."""
+    """Actions around the steps that depend on the kind of training."""
 
     evaluate: Callable[[int], Awaitable[Metrics]] | None
-    """Metrics of the weights of a version, on other data."""
+    """Evaluates the weights of a version on held-out data."""
 
     export: Callable[[int], Awaitable[None]]
-    """Write the model of a step."""
+    """Writes the model of a step."""
 
     refresh_reference: Callable[[], Awaitable[None]] | None = None
-    """Copy the policy to the reference. None: there is no reference, or it stays as it is."""
+    """Copies the policy to the reference. None: there is no reference, or it never changes."""
 
     guard: StepGuard | None = None
-    """None: a non-finite value ends the run."""
+    """Decides what follows a non-finite value. None: it ends the run."""
 
     alarms: Alarms = field(factory=lambda: Alarms(()))
-    """Conditions on metrics."""
+    """Alarms of the run: conditions on metrics."""
 
     report_alarm: Callable[[RaisedAlarm], None] = lambda raised: None
-    """Tell of a raised alarm."""
+    """Reports a raised alarm."""
 
 
 class TrainingLoop:
@@ -133,14 +133,14 @@ class TrainingLoop:
         shutdown: ShutdownSignal,
         checkpoints: Checkpoints,
     ) -> None:
-        """`total_steps` counts batches, those of earlier sessions included."""
+        """`total_steps` counts batches, including those of earlier sessions."""
         self.trainer, self.total_steps = trainer, total_steps
         self.tracker, self.clock, self.shutdown = tracker, clock, shutdown
         self._hooks, self._checkpoints = hooks, checkpoints
         self._evaluates_first = config.eval_before_train
         self._saved = 0
         self._before: dict[str, Any] | None = None  # the position at the beginning of the step in progress
-        self._unrecorded: Metrics | None = None  # of a step whose evaluation is not over
+        self._unrecorded: Metrics | None = None  # metrics of a step whose evaluation has not finished
         self._longest_step = 0.0
         self._triggers = {
             "evaluate": Trigger(config.eval_interval),
@@ -166,7 +166,7 @@ class TrainingLoop:
             raise await self._saved_before_the_end(stop) from None
 
     async def _begin(self) -> None:
-        """Get the trainer ready, and finish what an earlier session left undone."""
+        """Get the trainer ready, and finish the evaluation that an earlier session left undone."""
         with self.shutdown.interruptible():
             metrics = await self.trainer.begin()
             if self.trainer.version == 0:
@@ -178,7 +178,9 @@ class TrainingLoop:
             await self._conclude(dict(self._unrecorded), evaluate=True)
 
     async def step(self) -> Metrics:
-        """One step of the trainer, skipped where the guard says so; the version counts it. Raises `NonFiniteError`."""
+        """One step of the trainer, skipped if the guard decides so; `version` counts it either way. Raises
+        `NonFiniteError`.
+        """
         if self.shutdown.seconds_left < self._longest_step:
             self.shutdown.request_before_deadline()
         self.shutdown.check()
@@ -214,7 +216,9 @@ class TrainingLoop:
                 await refresh()
 
     async def _go_back(self, error: NonFiniteError) -> None:
-        """To the last checkpoint, with the data after this batch. Raises `error` where the run has to end."""
+        """Return to the last checkpoint, and continue with the data after this batch. Raises `error` if the run has to
+        end.
+        """
         if self._hooks.guard is None:
             raise error
         self._hooks.guard.roll_back(error)
@@ -226,7 +230,7 @@ class TrainingLoop:
         await self.trainer.begin()
 
     async def _conclude(self, metrics: Metrics, *, evaluate: bool) -> None:
-        """Conclude a step: evaluation, record, export, checkpoint; a checkpoint has its record and export."""
+        """Conclude a step: evaluation, record, export, checkpoint; every checkpoint has its record and export."""
         if evaluate:
             self._unrecorded = metrics
             with self.shutdown.interruptible():
@@ -255,7 +259,7 @@ class TrainingLoop:
         self._saved = self.trainer.version
 
     async def _saved_before_the_end(self, stop: Stopped) -> Stopped:
-        """Keeps the last step, where checkpoints are wanted; nothing is reported as saved before it is."""
+        """Save the last step if checkpoints are enabled; it is reported as saved only once it is."""
         version = self.trainer.version
         if version > self._saved and self._triggers["save"].ever:
             await self._keep()
@@ -290,11 +294,11 @@ class TrainingLoop:
             **(self._before or self.trainer.position.state()),
             "triggers": {what: trigger.state() for what, trigger in self._triggers.items()},
             "alarms": self._hooks.alarms.state(),
-            "unrecorded": self._unrecorded,  # metrics of the last step, where its evaluation is still to come
+            "unrecorded": self._unrecorded,  # metrics of the last step, if its evaluation is still to come
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue after the step that `state` was taken at."""
+        """Continue after the step at which `state` was taken."""
         self.trainer.version = self._saved = int(state["version"])
         self.clock.total = float(state.get("seconds", 0.0))  # absent from older checkpoints of supervised runs
         self.trainer.position.load_state(state)

@@ -1,8 +1,8 @@
 """Layers around the calls that a trainer makes: timing, turns on shared devices, interruption, recording.
 
-A layer is an asynchronous context that a call runs in. `layered` puts a method into several of them, the outermost
-first. The records below have the shapes of the trainer's collaborators; the layers of each method are listed where the
-trainer is put together (`get_trainer` in `experiments/ppo.py`), and the step mentions none of them.
+A layer is an asynchronous context around a call. `layered` wraps a method in several layers, the outermost first. The
+records below have the shapes of the trainer's collaborators; the layers of each method are listed where the trainer is
+assembled (`get_trainer` in `experiments/ppo.py`), and the code of a step mentions none of them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def layered(
     *layers: Callable[P, AbstractAsyncContextManager[object]],
     on_result: Sequence[Callable[Concatenate[R, P], None]] = (),
 ) -> Call[P, R]:
-    """`method`, each call of which runs inside the contexts that `layers` make of its arguments, the outermost first.
+    """Wraps `method`: each call runs inside the contexts that `layers` make from its arguments, the outermost first.
 
-    Each listener of `on_result` gets the result and the arguments, in order, once every context has been left. None is
-    called where the method or a layer raises.
+    Each listener of `on_result` gets the result and the arguments, in order, once every context has been left. No
+    listener is called if the method or a layer raises.
 
     Example: `layered(policy.score, in_context(shutdown.interruptible), run_before(make_room))`
     """
@@ -73,7 +73,7 @@ def run_after(conclude: Callable[[], Awaitable[None]]) -> Callable[..., Abstract
 
 
 def in_context(enter: Callable[[], AbstractContextManager[object]]) -> Callable[..., AbstractAsyncContextManager[None]]:
-    """A layer that runs each call in a context of its own, made by `enter()`."""
+    """A layer that runs each call in a new context from `enter()`."""
 
     @asynccontextmanager
     async def entered(*_: object, **__: object) -> AsyncIterator[None]:
@@ -107,6 +107,6 @@ class LayeredLearner(LayeredScorer):
 
 @frozen(kw_only=True)
 class LayeredPublisher:
-    """The way of weights to the engines. See `skyrl.training.trainer.Publisher`."""
+    """Weight transfer to the engines. See `skyrl.training.trainer.Publisher`."""
 
     publish: Call[[int], Metrics]

@@ -1,5 +1,5 @@
-"""The objective of the policy, built from the configuration: which policy loss, which
-correction, which KL estimate, and how tokens are weighed. `policy_losses.py` selects the loss.
+"""The objective of the policy, built from the configuration: policy loss, correction, KL estimate and token weights.
+`policy_losses.py` selects the loss.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from skyrl.tree import required
 
 @attrs.frozen(kw_only=True)
 class Reduction:
-    """`loss_reduction`: the share of each token in the mini-batch."""
+    """Weight of each token in the mini-batch, by `loss_reduction`."""
 
     name: LossReduction = "token_mean"
     max_seq_len: int | None = None
-    """Tokens, for `seq_mean_token_sum_norm`."""
+    """Number of tokens that `seq_mean_token_sum_norm` divides by."""
 
     micro_batch_rows: int = 1
-    """Rows of a micro-batch, for `token_mean_legacy`."""
+    """Rows of a micro-batch, used by `token_mean_legacy`."""
 
     def __call__(self, batch: TrainingBatch) -> Tensor:
-        """(B, L) weights of the mini-batch."""
+        """(B, L) weights of the tokens of a mini-batch."""
         match self.name:
             case "token_mean":
                 return token_mean(batch.loss_mask)
@@ -55,7 +55,7 @@ class Reduction:
 
 
 def answer_mean(batch: TrainingBatch) -> Tensor:
-    """(B, L): every answer counts the same, and in it every token, whether it is one row or several."""
+    """(B, L): every answer counts the same, and so does every token in it, whether the answer is one row or several."""
     if batch.trajectories is None:
         return sequence_mean(batch.loss_mask)
     return prompt_mean(batch.loss_mask, batch.trajectories)
@@ -63,37 +63,38 @@ def answer_mean(batch: TrainingBatch) -> Tensor:
 
 @attrs.frozen(kw_only=True)
 class PolicyObjective:
-    """The objective of one optimizer step of the policy over a mini-batch, which is minimized.
+    """The objective that one optimizer step of the policy minimizes over a mini-batch.
 
         sum_t weight_t loss_t
         + kl_loss_coef * mean over answers of mean over tokens of KL(pi || pi_ref)
         - entropy_loss_coef * mean over tokens of the entropy of pi
 
-    `weigh` is called once with the whole mini-batch; the object itself then with each micro-batch, whose losses add up.
+    `weigh` is called once with the whole mini-batch; the objective is then called with each micro-batch, and their
+    losses add up.
     """
 
     policy_loss: PolicyLoss
     vanishes_without_advantage: bool = False
-    """Are loss and gradient exactly 0 at tokens whose advantage is 0?"""
+    """Whether loss and gradient are exactly 0 at tokens whose advantage is 0."""
 
     kl_loss_coef: float = 0.0
-    """0 when the KL loss is off: then no reference log-probabilities are looked at."""
+    """Weight of the KL loss; 0 turns it off, and reference log-probabilities are not read."""
 
     kl_estimator: KLEstimator = "k3"
     entropy_loss_coef: float = 0.0
-    """0 when the entropy bonus is off."""
+    """Weight of the entropy bonus; 0 turns it off."""
 
     reduction: Reduction = attrs.field(factory=Reduction)
     correction: OffPolicyCorrection = attrs.field(factory=OffPolicyCorrection)
 
     @property
     def wants_entropy(self) -> bool:
-        """Does the loss need the gradient of the entropy?"""
+        """Whether the loss needs the gradient of the entropy."""
         return self.entropy_loss_coef != 0
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
-        """The mini-batch with the share of each of its tokens in the loss filled in, without the rows that have no part
-        in it: no token, or no advantage where nothing but advantages makes a gradient.
+        """The mini-batch with the weight of each token filled in, without rows that do not contribute: rows without a
+        trained token, or without an advantage if the gradient depends on advantages alone.
         """
         mask = batch.loss_mask
         weighed = batch.given(
@@ -111,11 +112,11 @@ class PolicyObjective:
     def __call__(
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Loss of one micro-batch (a scalar with gradient), its parts, each a sum to be added over micro-batches, and
-        by name numbers for each token or sequence, whose mean is to be taken over all of them.
+        """Returns the loss of one micro-batch (a scalar with gradient), its parts as sums to be added over
+        micro-batches, and named values per token or sequence, to be averaged over all micro-batches.
 
-        `logprobs` and `entropy` (B, L) are the current policy's; `entropy` is read with an entropy bonus only. Where
-        the batch has no old log-probabilities, they are the current ones, without gradient.
+        `logprobs` and `entropy` (B, L) are the current policy's; `entropy` is read only with an entropy bonus. If the
+        batch has no old log-probabilities, the current ones are used, without gradient.
         """
         assert batch.loss_weights is not None
         inputs = self._inputs(logprobs, batch)
@@ -158,9 +159,9 @@ def old_logprobs(current: Tensor, batch: TrainingBatch) -> Tensor:
 
 
 def policy_objective(algorithm: AlgorithmConfig, *, micro_batch_rows: int = 1) -> PolicyObjective:
-    """The objective that the configuration asks for. Raises `ConfigError` for a loss that does not exist.
+    """The objective that the configuration asks for. Raises `ConfigError` for an unknown loss.
 
-    `micro_batch_rows` is `trainer.micro_train_batch_size_per_gpu`, which one reduction is defined by.
+    `micro_batch_rows` is `trainer.micro_train_batch_size_per_gpu`, which `token_mean_legacy` is defined by.
     """
     return PolicyObjective(
         vanishes_without_advantage=loss_facts(algorithm).vanishes_without_advantage,
@@ -194,5 +195,5 @@ def off_policy_correction(config: OffPolicyCorrectionConfig) -> OffPolicyCorrect
 
 
 def _weighted_sum(values: Tensor, weights: Tensor) -> Tensor:
-    """Sum of weight x value; where the weight is 0 the value is not touched, so that NaN there reaches no gradient."""
+    """Sum of weight x value; values with weight 0 are masked out, so that a NaN among them reaches no gradient."""
     return (torch.where(weights != 0, values, 0.0) * weights).sum()

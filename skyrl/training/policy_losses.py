@@ -17,7 +17,7 @@ from skyrl.config.registry import PolicyLossRegistry
 
 
 def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
-    """The loss that the configuration asks for, with its settings. Raises `ConfigError` for one that does not exist."""
+    """The loss that the configuration asks for, with its settings. Raises `ConfigError` for an unknown loss."""
     low, high = algorithm.eps_clip_low, algorithm.eps_clip_high
     match algorithm.policy_loss_type:
         case "regular":

@@ -12,12 +12,12 @@ from skyrl.trajectory import TrajectoryGroup
 
 
 class RolloutPosition:
-    """The state of rollouts and of reward shaping, and how much was sampled since the beginning of the run."""
+    """The state of rollouts and of reward shaping, and the amount sampled since the beginning of the run."""
 
     def __init__(self, rollouts: Rollouts, shaping: RewardShaping) -> None:
         self._rollouts, self._shaping = rollouts, shaping
         self.samples_seen = self.tokens_seen = 0
-        """Answers that were sampled for training, and their tokens."""
+        """Number of answers sampled for training, and of their tokens."""
 
     @property
     def epoch(self) -> int:
@@ -31,7 +31,7 @@ class RolloutPosition:
         self.tokens_seen += sum(len(answer.response_ids) for answer in answers)
 
     def metrics(self) -> Metrics:
-        """Epochs, samples and tokens, by the names they are logged under."""
+        """Epochs, samples and tokens, under the names that they are logged with."""
         return {
             "trainer/epoch": self.epoch,
             "trainer/samples_seen": self.samples_seen,
@@ -52,11 +52,11 @@ class RolloutPosition:
         return {"rollouts": self._rollouts.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken. Raises `ResumeError` for a state of other prompts."""
+        """Continue where `state` was taken. Raises `ResumeError` if the state belongs to other prompts."""
         self.samples_seen, self.tokens_seen = int(state["samples_seen"]), int(state["tokens_seen"])
         self._rollouts.load_state(state["rollouts"])
         self.take_back_shaping(state)
 
     def take_back_shaping(self, state: Mapping[str, Any]) -> None:
-        """Reward shaping is again what it was when `state` was taken; the position in the data stays."""
+        """Restore reward shaping to its state in `state`; the position in the data stays."""
         self._shaping.load_state(state["rewards"])

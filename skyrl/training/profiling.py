@@ -1,4 +1,4 @@
-"""Profiles of chosen steps: each rank of a learner traces its updates into a folder of the step."""
+"""Profiles of chosen steps: each rank of a learner traces its updates into a folder for that step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Profiled(Protocol):
     """A model whose ranks can trace their updates."""
 
     async def profile(self, folder: Path | None) -> None:
-        """Every rank traces its updates into `folder` from now on; None: no rank does."""
+        """Make every rank trace its updates into `folder` from now on; None stops tracing."""
 
 
 class ProfiledSteps:
@@ -25,11 +25,11 @@ class ProfiledSteps:
         self._steps, self._folder, self._step = frozenset(steps), folder, 0
 
     def sampled(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
-        """A listener to `Rollouts.next_batch`: the step after `version` has begun."""
+        """Listener for `Rollouts.next_batch`: the step after `version` has begun."""
         self.begins(version + 1)
 
     def begins(self, step: int) -> None:
-        """Updates from now on are those of this step."""
+        """Treat updates from now on as part of `step`."""
         self._step = step
 
     def around(self, model: Profiled) -> Callable[[TrainingBatch], AbstractAsyncContextManager[None]]:

@@ -1,4 +1,4 @@
-"""Selects the shaping of rewards of a configuration; no other module does."""
+"""Selects the reward shaping of a configuration; no other module does."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class RewardShaping:
         self._changes_totals = config != RewardShapingConfig()
 
     def __call__(self, batch: TrainingBatch) -> tuple[Tensor, Metrics]:
-        """Rewards at tokens, (B, L), and what there is to log."""
+        """Rewards at tokens, (B, L), and metrics."""
         rewards = self._shaped(batch) if self._changes_totals else batch.rewards
         if self._penalty is None:
             return rewards, {}
         return self._penalty(batch.given(rewards=rewards))
 
     def _shaped(self, batch: TrainingBatch) -> Tensor:
-        """Turns keep their rewards, scaled; what the shaping of the whole answer makes of their sum, the last token
-        that is trained on gets beside its own.
+        """Turns keep their scaled rewards; the difference between their sum and the shaped reward of the whole answer
+        is added to the last trained token.
         """
         config = self._config
         totals = batch.over_trajectories(batch.scores)
@@ -53,7 +53,7 @@ class RewardShaping:
             )
         totals = scaled(totals, bias=config.bias, scale=config.scale, clip=config.clip)
         ends = torch.ones_like(batch.lengths, dtype=torch.bool) if batch.last_step is None else batch.last_step
-        if config.norm != NormConfig():  # answers that are left out of training are left out of its statistics, too
+        if config.norm != NormConfig():  # statistics exclude answers that are not trained on
             trained = batch.over_trajectories(batch.loss_mask.sum(1)) > 0
             totals = by_config(config.norm, totals, batch.groups, ends & trained)
         rewards = batch.rewards * config.scale
@@ -71,13 +71,13 @@ class RewardShaping:
 
 
 class KLPenalty:
-    """Takes beta KL(pi_old || pi_ref) from the reward of each token, and lets the controller see how large it was."""
+    """Subtracts beta KL(pi_old || pi_ref) from the reward of each token, and updates the controller of beta."""
 
     def __init__(self, controller: KLController, estimator: KLEstimator) -> None:
         self.controller, self._estimator = controller, estimator
 
     def __call__(self, batch: TrainingBatch) -> tuple[Tensor, Metrics]:
-        """Rewards at tokens, (B, L), and what there is to log. The batch holds old and reference log-probabilities."""
+        """Rewards at tokens, (B, L), and metrics. The batch holds old and reference log-probabilities."""
         assert batch.old_logprobs is not None and batch.ref_logprobs is not None
         divergence = kl_estimate(batch.old_logprobs, batch.ref_logprobs, self._estimator)
         divergence = torch.where(batch.loss_mask, divergence, 0.0)
@@ -93,7 +93,7 @@ class KLPenalty:
 
 
 def reward_shaping(algorithm: AlgorithmConfig) -> RewardShaping:
-    """The configured shaping of rewards."""
+    """Reward shaping that the configuration asks for."""
     penalty = KLPenalty(_controller(algorithm), algorithm.kl_estimator_type) if algorithm.use_kl_in_reward else None
     return RewardShaping(algorithm.reward_shaping, penalty)
 
@@ -108,7 +108,7 @@ def _controller(algorithm: AlgorithmConfig) -> KLController:
 
 
 def _last_selected(batch: TrainingBatch) -> Tensor:
-    """(B,) int64: the last token of each row that is trained on; the last token of the row where there is none."""
+    """(B,) int64: the last trained token of each row, or the row's last token if none is trained on."""
     columns = torch.arange(batch.loss_mask.shape[1], device=batch.loss_mask.device)
     last = torch.where(batch.loss_mask, columns, -1).amax(1)
     return torch.where(last < 0, batch.lengths - 1, last)

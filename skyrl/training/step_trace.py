@@ -1,7 +1,7 @@
-"""Traces of a step's computations, taken from outside: the step does not mention them.
+"""Traces of a step's computations, taken from outside: the code of the step does not mention them.
 
-A trace offers layers for the trainer's collaborators (`middleware.py`), which pass every call on and keep what they
-need of the results. When new weights are about to leave for the engines the step is complete, and is written.
+A trace provides layers for the trainer's collaborators (`middleware.py`), which forward every call and keep the results
+they need. A step is complete, and is written, just before its weights are sent to the engines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skyrl.training.guards import Shape
 from skyrl.trajectory import TrajectoryGroup
 
 Digests = Callable[[], Awaitable[dict[str, str]]]
-"""Name of each weight of a learner -> its digest, now."""
+"""Function that returns the current digest of each weight of a learner, by name."""
 
 STAGES = (
     "input_ids",
@@ -37,14 +37,14 @@ STAGES = (
     "advantages",
     "returns",
 )
-"""Tensors of a batch, (B, L), each after those that it is made from."""
+"""Tensors of a batch, (B, L), each after those that it is computed from."""
 
 
 class Sink(Protocol):
     """Receiver of traced steps: a recording, or a comparison with one."""
 
     def write_sampled(self, step: int, sampled: Sampled) -> None:
-        """The batch of a step, before anything is computed."""
+        """Write the sampled batch of a step, before anything is computed from it."""
 
     def write_computed(self, computed: Computed) -> None:
         """Write the computations of a step, before the engines get the new weights."""
@@ -54,7 +54,7 @@ class StepTrace:
     """The computations of one trainer's step, collected by the layers that it offers and written to sinks."""
 
     def __init__(self, sinks: Sequence[Sink], rollouts: Rollouts, digests: Mapping[str, Digests], clock: Clock) -> None:
-        """`digests` are asked, by learner, at the end of each step; what that takes is measured by `clock`.
+        """`digests` are computed for each learner at the end of each step; `clock` measures the time.
 
         Without `sinks` the layers only pass calls on.
         """
@@ -64,7 +64,7 @@ class StepTrace:
         self._updates: list[Update] = []
 
     def sampled(self, groups: tuple[TrajectoryGroup, ...], version: int) -> None:
-        """A listener to `Rollouts.next_batch`."""
+        """Listener for `Rollouts.next_batch`."""
         self._step, self._batch, self._updates = version + 1, None, []
         if not self._sinks:
             return
@@ -73,7 +73,7 @@ class StepTrace:
             sink.write_sampled(self._step, sampled)
 
     def learned(self, learner: str) -> Callable[[Metrics, TrainingBatch], None]:
-        """A listener to the updates of a learner."""
+        """Listener for the updates of a learner."""
 
         def updated(metrics: Metrics, batch: TrainingBatch) -> None:
             self._updates.append(Update(learner=learner, metrics=dict(metrics)))
@@ -82,9 +82,9 @@ class StepTrace:
 
     @asynccontextmanager
     async def before_publishing(self, version: int) -> AsyncIterator[None]:
-        """A layer around `Publisher.publish`: when weights of a new step are about to leave, the step is complete.
+        """A layer around `Publisher.publish`: the step is complete when its new weights are about to be sent.
 
-        Weights that a session starts with belong to no step.
+        The weights that a session starts with do not belong to a step.
         """
         batch, self._batch = self._batch, None
         if self._sinks and batch is not None and version == self._step:
@@ -92,7 +92,7 @@ class StepTrace:
         yield
 
     def shaping(self, shape: Shape) -> Shape:
-        """`shape`, whose batch is kept."""
+        """`shape`; the trace keeps its batch."""
 
         def shaped(batch: TrainingBatch) -> tuple[Tensor, Metrics]:
             self._batch = batch
@@ -101,7 +101,7 @@ class StepTrace:
         return shaped
 
     def estimating(self, estimate: AdvantageEstimator) -> AdvantageEstimator:
-        """`estimate`, whose batch and advantages are kept."""
+        """`estimate`; the trace keeps its batch and advantages."""
 
         def estimated(batch: TrainingBatch) -> Tensor:
             self._batch = batch
@@ -112,7 +112,7 @@ class StepTrace:
         return estimated
 
     def returning(self, targets: Callable[[TrainingBatch], Tensor]) -> Callable[[TrainingBatch], Tensor]:
-        """`targets`, whose returns are kept."""
+        """`targets`; the trace keeps the returns."""
 
         def targeted(batch: TrainingBatch) -> Tensor:
             returns = targets(batch)
@@ -134,11 +134,13 @@ class StepTrace:
 
 
 def weight_digests(weights: Iterator[tuple[str, Tensor]]) -> dict[str, str]:
-    """xxh3-128 of every weight, a whole tensor of any shape, by name. It runs where the weights are gathered."""
+    """xxh3-128 digest of every weight by name, each a whole tensor of any shape. Runs in the process that gathers the
+    weights.
+    """
     return {name: digest(tensor) for name, tensor in weights}
 
 
 def _tensors(batch: TrainingBatch) -> dict[str, Tensor]:
     present = {name: getattr(batch, name) for name in STAGES if getattr(batch, name) is not None}
-    present["input_ids"] = present["input_ids"].to(torch.int32)  # no vocabulary needs more
+    present["input_ids"] = present["input_ids"].to(torch.int32)  # no vocabulary needs more bits
     return {name: tensor.detach().cpu() for name, tensor in present.items()}

@@ -1,4 +1,4 @@
-"""One step of supervised training: a batch of rows, and an optimizer step. `loop.py` repeats it."""
+"""One step of supervised training: one batch of rows and one optimizer step. `loop.py` repeats it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Row = TypeVar("Row")
 
 
 class RowPosition(Generic[Row]):
-    """The next rows of the training data."""
+    """The position of supervised training in its rows."""
 
     def __init__(self, cursor: PromptCursor[Row], total_steps: int, run: SupervisedConfig) -> None:
-        """`total_steps` is the length of the whole run, which learning rates of its schedule may depend on."""
+        """`total_steps` is the length of the whole run, which the learning-rate schedule may depend on."""
         self._cursor, self._total_steps = cursor, total_steps
         self._optimizer, self._may_change = run.optimizer_config, run.resume_with_changes
         self._epoch_of_batch = cursor.epoch
@@ -35,11 +35,11 @@ class RowPosition(Generic[Row]):
         return self._cursor.take()
 
     def metrics(self) -> Metrics:
-        """The epoch that the last batch is of, counted from 0."""
+        """The epoch of the last batch, counted from 0."""
         return {"trainer/epoch": float(self._epoch_of_batch)}
 
     def state(self) -> dict[str, Any]:
-        """State of the training, as a checkpoint stores it."""
+        """State of the position, as a checkpoint stores it."""
         return {"total_steps": self._total_steps, **self.data()}
 
     def data(self) -> dict[str, Any]:
@@ -49,14 +49,14 @@ class RowPosition(Generic[Row]):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken.
 
-        Raises `ResumeError` for a state of other rows, and where the run has another length, and with it another
-        learning rate at the steps that were taken, unless changes are allowed.
+        Raises `ResumeError` if the state belongs to other rows, or if the run now has another length, which would
+        change the learning rate of steps already taken, unless changes are allowed.
         """
         self._refuse_another_length(int(state.get("total_steps", self._total_steps)))
         self._cursor.load_state(state["rows"])
 
     def _refuse_another_length(self, before: int) -> None:
-        """A schedule that ends with the run has had other rates than one that ends elsewhere."""
+        """Raises `ResumeError` if the schedule depends on the length of the run and that length has changed."""
         optimizer = self._optimizer
         ends = optimizer.scheduler not in ("constant", "constant_with_warmup") or optimizer.warmup_steps_proportion
         if before != self._total_steps and ends and not self._may_change:
@@ -68,7 +68,7 @@ class RowPosition(Generic[Row]):
 
 
 class SupervisedTrainer(Generic[Row]):
-    """Learns from rows. It knows neither what they are nor where the model lives."""
+    """Trains a model on rows, independent of the kind of rows and of the model's device."""
 
     tokens = "train/tokens"
     """Metric that counts the tokens of a step."""
@@ -76,17 +76,17 @@ class SupervisedTrainer(Generic[Row]):
     def __init__(
         self, position: RowPosition[Row], collate: Callable[[Sequence[Row]], TrainingBatch], learner: Learner
     ) -> None:
-        """`collate` makes a batch of rows."""
+        """`collate` makes a batch from rows."""
         self.position, self.collate, self.learner = position, collate, learner
         self.version = 0
-        """Optimizer steps that the weights have behind them."""
+        """Number of optimizer steps that the weights have been trained for."""
 
     async def begin(self) -> Metrics:
         """Does nothing: there are no engines to prepare."""
         return {}
 
     async def step(self) -> Metrics:
-        """One batch and one optimizer step."""
+        """Train on one batch, with one optimizer step."""
         batch = self.collate(self.position.take())
         learned = await self.learner.update(batch)
         renamed = {name.removeprefix("policy_").removeprefix("critic_"): value for name, value in learned.items()}

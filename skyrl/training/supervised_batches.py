@@ -1,4 +1,4 @@
-"""Rows of supervised training as batches. They have no rewards, and nobody sampled them: those columns are empty."""
+"""Rows of supervised training as batches. They were not sampled and have no rewards, so those columns are empty."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 
 
 def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:
-    """A row for each, with the learned tokens selected, and their weights where those differ."""
+    """One row for each supervised row, with its learned tokens selected, and token weights if they differ from that
+    mask.
+    """
     lengths = [row.length for row in rows]
     ids, weights = _padded([row.token_ids for row in rows]), _padded([row.weights for row in rows])
     batch = _batch(ids, weights > 0, lengths, list(range(len(rows))), None)
@@ -23,9 +25,9 @@ def collate_supervised(rows: Sequence[SupervisedRow]) -> TrainingBatch:
 
 
 def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) -> TrainingBatch:
-    """Two rows for each pair, chosen and rejected, each with one more token, which is selected: its value is that of
-    the chat before it. With `share_prompts`, what both begin with is marked as their prompt. The margin of a pair is
-    the reward of the selected token of its chosen row.
+    """Two rows for each pair, chosen and rejected. Each gets one more token, which is selected: its value scores the
+    chat before it. With `share_prompts`, the tokens that both begin with are marked as their prompt. The margin of a
+    pair is the reward of the selected token of its chosen row.
     """
     sequences = [np.append(ids, 0) for row in rows for ids in (row.chosen, row.rejected)]
     lengths = [len(sequence) for sequence in sequences]
@@ -39,7 +41,7 @@ def collate_pairs(rows: Sequence[PreferenceRow], *, share_prompts: bool = True) 
 
 
 def common_beginning(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """Tokens that both sequences begin with, fewer than either has."""
+    """Number of leading tokens that both sequences share, at most one less than the shorter has."""
     count = min(len(one), len(other)) - 1
     differs = np.flatnonzero(one[:count] != other[:count])
     return int(differs[0]) if len(differs) else count

@@ -13,25 +13,25 @@ from skyrl.batch import TrainingBatch
 from skyrl.learners.supervised import pair_margins, pair_scores, preference_loss
 
 MOST_PERPLEXITY = math.log(1e30)
-"""Nats above which a perplexity is not written as a number that helps anybody."""
+"""Nats above which the perplexity is not reported, because the number would be meaningless."""
 
 
 class Scorer(Protocol):
-    """A model that says something of each selected token."""
+    """A model that gives a number for each selected token."""
 
     async def score(self, batch: TrainingBatch) -> Tensor:
-        """(B, L)."""
+        """(B, L) scores of the selected tokens."""
 
 
 Sums = dict[str, tuple[float, float]]
-"""Sums by name, each with the number of its terms."""
+"""Sums by name, each with the number of its terms: name -> (sum, count)."""
 
 Measure = Callable[[Tensor, TrainingBatch], Sums]
 """Function from a batch's scores to sums."""
 
 
 class SupervisedEvaluation:
-    """Goes over sets of rows, each by itself and all together."""
+    """Evaluates a model on several sets of rows, separately and together."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class SupervisedEvaluation:
         *,
         batch_size: int,
     ) -> None:
-        """`batch_size` counts rows of the sets."""
+        """`batch_size` is in rows of the evaluation sets."""
         self._sets, self._collate, self._measure, self._batch_size = sets, collate, measure, batch_size
 
     async def run(self, model: Scorer) -> dict[str, float]:
-        """`eval/<set>/loss`, ... and `eval/all/...`."""
+        """Metrics `eval/<set>/loss`, ... of each set, and `eval/all/...` of all together."""
         metrics: dict[str, float] = {}
         whole: Sums = {}
         for name, rows in self._sets.items():
@@ -59,14 +59,16 @@ class SupervisedEvaluation:
 
 
 def likelihood(logprobs: Tensor, batch: TrainingBatch) -> Sums:
-    """Nats and number of the learned tokens of a batch, each counted by its weight. `logprobs` (B, L)."""
+    """Negative log-likelihood in nats and number of the learned tokens of a batch, both weighted per token. `logprobs`
+    (B, L).
+    """
     weights = batch.loss_mask if batch.token_weights is None else batch.token_weights
     nats = torch.where(batch.loss_mask, -logprobs, 0.0).double() * weights
     return {"loss": (nats.sum().item(), float(weights.double().sum()))}
 
 
 def preferences(values: Tensor, batch: TrainingBatch) -> Sums:
-    """The loss of the pairs of a batch, and how many of them are in the right order. `values` (B, L)."""
+    """The loss of the pairs of a batch, and the number of pairs in the right order. `values` (B, L)."""
     chosen, rejected = pair_scores(torch.where(batch.loss_mask, values, 0.0))
     pairs = float(len(chosen))
     return {

@@ -1,6 +1,7 @@
-"""Models and engines that take turns on the same devices: whoever works next finds room, the others are in host memory.
+"""Models and engines that take turns on the same devices: whatever works next has room, the others are in host memory.
 
-The loop does not know. Its collaborators are wrapped, and every call first makes sure of who is there:
+The training loop is not involved. Its collaborators are wrapped, and every call first moves what it needs to the
+devices:
 
     engines generate     the engines alone
     a model scores       its weights alone
@@ -24,30 +25,30 @@ class Movable(Protocol):
     """A model on all its ranks."""
 
     async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
-        """To host memory. Bytes moved."""
+        """Move the given parts to host memory. Returns the number of bytes moved."""
 
     async def onload(self, *, model: bool = True, optimizer: bool = True) -> int:
-        """To the device. Bytes moved."""
+        """Move the given parts to the device. Returns the number of bytes moved."""
 
 
 class Sleeper(Protocol):
-    """The engines."""
+    """Engines that can pause and release their memory."""
 
     async def pause(self) -> None:
-        """Finish what is running, take no new work."""
+        """Finish running requests and accept no new ones."""
 
     async def resume(self) -> None:
-        """Take work again."""
+        """Accept requests again."""
 
     async def sleep(self) -> None:
-        """Give up the memory of weights and caches."""
+        """Release the memory of weights and caches."""
 
     async def wake(self) -> None:
-        """Take it again."""
+        """Allocate the memory of weights and caches again."""
 
 
 class TimeSharing:
-    """Knows who is on the devices, and moves only what has to be moved."""
+    """Tracks what is on the devices, and moves only what has to be moved."""
 
     def __init__(
         self,
@@ -56,10 +57,10 @@ class TimeSharing:
         *,
         keep_optimizers: Collection[str] = (),
     ) -> None:
-        """`models` are those that share, by name; they are on the devices. Others are left alone.
+        """`models` are the models that share the devices, by name; they start on the devices. Others are not moved.
 
-        `engines` makes the engines, awake, once all models have left; None where the engines have devices of their own.
-        The optimizer state of the models in `keep_optimizers` stays on the device.
+        `engines` starts the engines, awake, once all models have left; None if the engines have separate devices. The
+        optimizer state of the models in `keep_optimizers` stays on the device.
         """
         self._models, self._make_engines = models, engines
         self._parts: dict[str, tuple[Part, ...]] = {
@@ -70,7 +71,7 @@ class TimeSharing:
         self._awake = self._paused = False
 
     async def for_engines(self) -> None:
-        """The engines alone, at work."""
+        """Make room for the engines alone, and let them work."""
         if self._make_engines is not None:
             await self._only({})
             await self._wake()
@@ -79,19 +80,21 @@ class TimeSharing:
             self._paused = False
 
     async def for_scoring(self, name: str) -> None:
-        """The weights of this model alone."""
+        """Make room for the weights of this model alone."""
         await self._sleep()
         await self._only({name: _WEIGHTS})
 
     async def for_learning(self, name: str) -> None:
-        """This model and its optimizer's state alone."""
+        """Make room for this model and its optimizer state alone."""
         await self._sleep()
         await self._only({name: self._parts.get(name, ())})
 
     async def for_travel(self, name: str) -> None:
-        """The weights of this model, and the engines, which take no work before the weights have come."""
+        """Make room for the weights of this model and for the engines, which accept no requests until the weights have
+        arrived.
+        """
         if self._make_engines is not None and self._engines is None:
-            await self.for_engines()  # they need room to start
+            await self.for_engines()  # engines need room to start
         await self._only({name: _WEIGHTS})
         await self._wake()
 

@@ -1,5 +1,6 @@
-"""The algorithm. `PPOTrainer.step` is the box in the paper; `loop.py` says what happens around it and when. Timing,
-recording and turns on shared devices are layers around the trainer's collaborators (`middleware.py`).
+"""The training algorithm. `PPOTrainer.step` is the algorithm as printed in the paper; `loop.py` decides what happens
+around it and when. Timing, recording and turns on shared devices are layers around the trainer's collaborators
+(`middleware.py`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class BatchSource(Protocol):
     """A source of training batches; the trainer cannot tell a synchronous source from an asynchronous one."""
 
     async def next_batch(self, version: int, /) -> tuple[TrajectoryGroup, ...]:
-        """One full batch of groups, sampled by weights that are `version` or, asynchronously, not much older."""
+        """One full batch of groups, sampled with weights of `version` or, asynchronously, slightly older ones."""
 
     def metrics(self) -> Metrics:
-        """Numbers of groups that were dropped, replaced or left out to make the last batch."""
+        """Counts of the groups that were dropped, replaced or left out while making the last batch."""
 
 
 class Scorer(Protocol):
@@ -51,7 +52,9 @@ class Publisher(Protocol):
     """Sends the learner's weights to the engines."""
 
     async def publish(self, version: int, /) -> Metrics:
-        """The engines sample from the learner's weights, as `version`, when this returns; how far apart both are."""
+        """Send the learner's weights as `version`: the engines sample from them when this returns. Metrics of the
+        difference between engines and learner.
+        """
 
 
 class PPOTrainer:
@@ -77,7 +80,7 @@ class PPOTrainer:
         targets: Callable[[TrainingBatch], Tensor],
         position: RolloutPosition,
     ) -> None:
-        """`position` is what a checkpoint stores of `rollouts` and `shape`."""
+        """`position` is the state of `rollouts` and `shape` that a checkpoint stores."""
         self._config = trainer_cfg
         self.rollouts = rollouts
         self.policy = policy
@@ -89,7 +92,7 @@ class PPOTrainer:
         self.targets = targets
         self.position = position
         self.version = 0
-        """Number of steps that the weights have behind them; the training loop counts them."""
+        """Number of steps that the weights have been trained for; the training loop counts them."""
         self._mini_batch = required(
             trainer_cfg.policy_mini_batch_size_in_samples, "trainer.policy_mini_batch_size_in_samples"
         )
@@ -98,13 +101,13 @@ class PPOTrainer:
         )
 
     async def begin(self) -> Metrics:
-        """The engines get the weights that training continues from."""
+        """Send the engines the weights that training continues from."""
         return await self.weights.publish(self.version)
 
     async def step(self) -> Metrics:
         """One batch of prompts, from sampling to new weights in the engines (GRPO, arXiv:2402.03300, algorithm 1).
 
-        Nothing is learnt before `improve`: a step that is given up until there costs only its own time.
+        Nothing is learned before `improve`: a step abandoned before that point loses only its own time.
         """
         groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
         batch = collate(groups)
@@ -116,7 +119,7 @@ class PPOTrainer:
             batch = batch.given(ref_logprobs=await self.reference.score(batch))  # log pi_ref
         if self.critic:
             batch = batch.given(values=await self.critic.score(batch))  # V of the states that tokens were drawn in
-        rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) where that is wanted
+        rewards, shaped = self.shape(batch)  # r_t, less beta KL(pi_old || pi_ref) if configured
         batch = batch.given(rewards=rewards)
         batch = batch.given(advantages=self.estimate(batch))
         metrics = await self.improve(batch)  # epochs x mini-batches of updates of critic and policy
@@ -124,8 +127,8 @@ class PPOTrainer:
         return describe(groups) | self.rollouts.metrics() | describe_advantages(batch) | shaped | metrics
 
     async def improve(self, batch: TrainingBatch) -> Metrics:
-        """`update_epochs_per_batch` passes over the batch, first of the critic and then of the policy, one optimizer
-        step for each mini-batch; metrics are averages.
+        """`update_epochs_per_batch` passes over the batch, with one optimizer step per mini-batch: all passes of the
+        critic, then those of the policy. Metrics are averages.
         """
         metrics: Metrics = {}
         if self.critic:
@@ -138,7 +141,7 @@ class PPOTrainer:
     async def _learn(
         self, learner: Learner, batch: TrainingBatch, answers: int, *, max_ratio: float | None = None
     ) -> Metrics:
-        """`max_ratio`: see `AlgorithmConfig.max_importance_ratio`."""
+        """One optimizer step per mini-batch; for `max_ratio` see `AlgorithmConfig.max_importance_ratio`."""
         mini_batches = list(batch.split_by_answers(answers))
         learnable = [mini_batch for mini_batch in mini_batches if mini_batch.loss_mask.any()]
         updates: list[Metrics] = []
@@ -152,7 +155,9 @@ class PPOTrainer:
         return average(updates) | counts
 
     def _with_the_engines_logprobs(self, batch: TrainingBatch, groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
-        """log pi_old as the engine has it, and the share that the current policy is to have in it."""
+        """Fill in log pi_old from the engine's log-probabilities and, if configured, the share of the current policy in
+        it.
+        """
         batch = batch.given(old_logprobs=batch.rollout_logprobs)
         if self._config.algorithm.old_logprobs == "engine":
             return batch

@@ -1,4 +1,4 @@
-"""Triggers of saving, exporting and evaluating."""
+"""Triggers for saving, exporting and evaluating."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from skyrl.config.intervals import Interval, read_interval
 
 
 class Trigger:
-    """Due when any of its steps, epochs or seconds is, each counted from its own last time (AReaL's rule), and at the
-    last step. The seconds are those that the run has run for, over all of its sessions.
+    """Due when its interval in steps, epochs or seconds has passed, each counted separately (AReaL's rule), and at the
+    last step. Seconds count the time that the run has been running, over all sessions.
     """
 
     def __init__(self, interval: Interval, now: Callable[[], float] = time.monotonic) -> None:
@@ -20,8 +20,8 @@ class Trigger:
         self._since = now()
 
     def due(self, step: int, epochs: int, *, last: bool) -> bool:
-        """Whether the trigger is due after this step, the last one or not, with so many epochs complete. Called once
-        after each step.
+        """Whether the trigger is due after `step`, with `epochs` complete; `last` marks the run's last step. Call it
+        once after each step.
         """
         every = self._every
         by_step = every.steps is not None and step % every.steps == 0
@@ -34,7 +34,7 @@ class Trigger:
 
     @property
     def ever(self) -> bool:
-        """Is it ever due?"""
+        """Whether the trigger can ever be due."""
         return self._every.ever
 
     def state(self) -> dict[str, Any]:
@@ -43,6 +43,6 @@ class Trigger:
         return {"epochs": self._epochs, **seconds}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, also from that of another interval."""
+        """Continue where `state` was taken, even if the interval has changed since."""
         self._epochs = int(state.get("epochs", 0))
         self._since = self._now() - float(state.get("seconds", 0.0))

@@ -1,1 +1,1 @@
-"""Seeing a run: the local pages of `skyrl view`, and the file of `skyrl report`. Nothing here imports torch."""
+"""Views of a run: the local pages of `skyrl view`, and the file of `skyrl report`. Nothing here imports torch."""

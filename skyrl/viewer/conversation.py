@@ -1,4 +1,4 @@
-"""A stored sample as a conversation: messages of the prompt, then what was sampled and what came between."""
+"""A stored sample as a conversation: messages of the prompt, then sampled text and the text inserted between."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from skyrl.viewer.token_shades import Token, shades
 _HEADER = re.compile(
     r"<\|im_start\|>(\w+)|<\|start_header_id\|>(\w+)|<start_of_turn>(\w+)|<\|(tool|user|observation)\|>"
 )
-"""How chat templates begin a message, with its role."""
+"""The beginning of a message in chat templates, with its role."""
 
 
 @frozen(kw_only=True)
 class Message:
-    """A message of the prompt, or a part of the answer: text, or tokens where these are stored."""
+    """A message of the prompt, or a part of the answer: text, or tokens if these are stored."""
 
     role: str
     text: str = ""
@@ -33,13 +33,13 @@ class Message:
 
 
 def prompt_messages(record: Mapping[str, Any]) -> list[Message]:
-    """The conversation that the answer follows."""
+    """The messages of the prompt."""
     return [_message(message) for message in record.get("prompt", ()) if isinstance(message, Mapping)]
 
 
 def answer_tokens(record: Mapping[str, Any], table: TokenTable | None) -> list[list[Token]]:
-    """Tokens of each row of the sample, from the first turn; empty if they are not stored, or are those of another
-    attempt at the step.
+    """Tokens of each row of the sample, from the first turn; empty if they are not stored, or belong to another attempt
+    at the step.
     """
     if table is None:
         return []
@@ -56,7 +56,7 @@ def answer_tokens(record: Mapping[str, Any], table: TokenTable | None) -> list[l
 
 
 def answer_parts(record: Mapping[str, Any], rows: Sequence[Sequence[Token]], mode: str) -> list[Message]:
-    """The answer, cut where sampled tokens and those that were put between meet; as text where no token is stored."""
+    """The answer, split into sampled parts and parts inserted between them; as text if no tokens are stored."""
     if not rows:
         texts = [str(row.get("response", "")) for row in (*record.get("earlier", ()), record)]
         return [Message(role="assistant", text=text) for text in texts]
@@ -64,7 +64,7 @@ def answer_parts(record: Mapping[str, Any], rows: Sequence[Sequence[Token]], mod
 
 
 def window(rows: Sequence[Sequence[Token]], first: int, most: int) -> list[list[Token]]:
-    """`most` tokens from the `first`, counted over all rows, in their rows."""
+    """At most `most` tokens from index `first`, counted over all rows, grouped by row."""
     cut, before = [], 0
     for row in rows:
         start, stop = max(first - before, 0), max(first + most - before, 0)
@@ -79,7 +79,7 @@ def _tokens(table: TokenTable, number: int) -> list[Token]:
 
     def column(name: str) -> Sequence[Any]:
         given: Sequence[Any] = table.columns[name][number] if name in table.columns else ()
-        return given or [None] * len(ids)  # a run that keeps no log-probabilities has empty lists
+        return given or [None] * len(ids)  # a run without log-probabilities stores empty lists
 
     named = zip(
         ids,
@@ -113,7 +113,7 @@ def _parts(row: Sequence[Token], mode: str) -> list[Message]:
 
 
 def _role(text: str) -> str:
-    """Who speaks in what was put between: the first role that a template's header names."""
+    """Role of an inserted text: the first one that a template's header names, else `environment`."""
     found = _HEADER.search(text)
     name = next((name for name in found.groups() if name), "") if found else ""
     return name if name and name != "assistant" else "environment"

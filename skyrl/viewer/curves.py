@@ -1,4 +1,4 @@
-"""Curves of one or several runs as Plotly figures: which metrics share a chart, and under which title."""
+"""Curves of one or several runs as Plotly figures: defines which metrics share a chart, and its title."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHARTS: tuple[tuple[str, str], ...] = (
     ("Memory", r"memory/.+"),
     ("Engines", r"inference/engines_(in_service|lost)"),
 )
-"""Title, and pattern of the metrics in the chart. A chart that no run has a metric for is left out."""
+"""Title of each chart, and pattern of its metrics. A chart without a metric in any run is left out."""
 
 _WHOLE_TIMES = ("timing/step", "timing/all_steps")
 _COLOURS = (
@@ -57,7 +57,7 @@ class Chart:
 
 
 def charts(runs: Mapping[str, Records]) -> Iterator[Chart]:
-    """All charts of these runs, by name: a colour for each run, a dash for each metric."""
+    """All charts of these named runs, with a colour for each run and a dash style for each metric."""
     for title, pattern in CHARTS:
         names = _names(runs, re.compile(pattern))
         if names:
@@ -70,7 +70,7 @@ def charts(runs: Mapping[str, Records]) -> Iterator[Chart]:
 
 
 def _names(runs: Mapping[str, Records], pattern: re.Pattern[str]) -> list[str]:
-    """Metrics that fit, in the order in which they first come."""
+    """Metrics that match, in the order of their first occurrence."""
     return list(dict.fromkeys(n for records in runs.values() for line in records for n in line if pattern.fullmatch(n)))
 
 

@@ -1,4 +1,4 @@
-"""The pages of `skyrl view`, from addresses to HTML. Jinja escapes every text, since answers are hostile."""
+"""The pages of `skyrl view`, from addresses to HTML. Jinja escapes all text, because answers are untrusted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skyrl.viewer.sample_index import SampleIndex
 from skyrl.viewer.token_shades import MODES
 
 ON_A_PAGE = 50
-"""Samples of a list."""
+"""Number of samples on a page of the list."""
 
 TOKENS_ON_A_PAGE = 4000
 
@@ -34,7 +34,7 @@ class Pages:
         self._templates.filters["query"] = lambda values: urlencode(values)
 
     def samples(self, query: Mapping[str, str]) -> str:
-        """The list. Raises `ValueError` for a filter that cannot be."""
+        """The page with the list of samples. Raises `ValueError` for an invalid filter."""
         wanted = SampleFilter.of(query)
         page = _page_number(query)
         count = self._index.count(wanted)
@@ -50,7 +50,7 @@ class Pages:
         )
 
     def sample(self, number: int, query: Mapping[str, str]) -> str | None:
-        """One sample as a conversation; None if it is not there."""
+        """One sample as a conversation; None if it does not exist."""
         record = self._index.record(number)
         if record is None:
             return None
@@ -80,7 +80,7 @@ class Pages:
         )
 
     def group(self, number: int) -> str | None:
-        """The samples of one group beside each other; None if there is no such sample."""
+        """The samples of one group side by side; None if there is no such sample."""
         rows = self._index.group_of(number)
         found = [(row, record) for row in rows if (record := self._index.record(row["id"])) is not None]
         if not found:
@@ -90,16 +90,16 @@ class Pages:
         return self._rendered("group.html", number=number, found=found, components=names, prompt=prompt)
 
     def prompt(self, prompt: str) -> str:
-        """Samples of the same prompt over the steps."""
+        """The samples of one prompt over the steps."""
         rows = self._index.rows(SampleFilter(prompt=prompt, order="oldest"), most=1000)
         return self._rendered("prompt.html", prompt_id=prompt, steps=_by_step(rows))
 
     def mistake(self, text: str) -> str:
-        """A page that says what is wrong."""
+        """A page with an error message."""
         return self._rendered("mistake.html", text=text)
 
     def _token_rows(self, record: Mapping[str, Any]) -> tuple[list[Any], str]:
-        """Tokens of each row, and what keeps them from being shown."""
+        """Tokens of each row, and the reason if they cannot be shown."""
         if "group" not in record:
             return [], "The run was made by a version that stored no tokens."
         try:

@@ -1,7 +1,7 @@
-"""`skyrl report`: runs in one HTML file that asks nothing of any network, for mail, archives and reviews.
+"""`skyrl report`: runs in one self-contained HTML file, for mail, archives and reviews.
 
-Plotly is inside, and a content security policy that allows the file's own two scripts by their digests and nothing
-else: neither a request nor a script in an answer of the model.
+The file contains Plotly and a content security policy that allows only its own two scripts, by their digests: no
+network requests, and no scripts in the model's answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from skyrl.viewer.run_events import Event, events
 from skyrl.viewer.settings import settings
 
 LONGEST_TEXT = 4000
-"""Characters of a message in a report."""
+"""Largest number of characters of a message in a report."""
 
 
 @frozen(kw_only=True)
@@ -41,8 +41,8 @@ class ReportedRun:
 
 
 def report(folders: Sequence[Path], *, samples: int, layouts: Mapping[Path, str] | None = None) -> str:
-    """The HTML of these runs, with at most so many samples of each. `layouts` are pictures of runs as SVG, by folder.
-    Raises `UserError` for a folder without metrics.
+    """The HTML of these runs, with at most `samples` samples of each. `layouts` are SVG pictures of the runs' layouts,
+    by folder. Raises `UserError` for a folder without metrics.
     """
     runs = [_read(folder, name, samples) for folder, name in zip(folders, _names(folders), strict=True)]
     drawn = list(charts({run.name: run.records for run in runs}))
@@ -79,13 +79,13 @@ def _read(folder: Path, name: str, samples: int) -> ReportedRun:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Short names of the runs; whole paths where these are not different."""
+    """Short names of the runs; whole paths if the names are not unique."""
     short = [folder.absolute().name for folder in folders]
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
 def _spread(file: Path, most: int) -> Iterator[dict[str, Any]]:
-    """At most so many lines of the file, evenly from the first to the last; the others are not parsed."""
+    """At most `most` lines of the file, evenly spaced from the first to the last; the others are not parsed."""
     if not file.is_file() or most < 1:
         return
     with file.open("rb") as lines:
@@ -109,7 +109,7 @@ def _numbers(records: Records) -> list[tuple[str, float, float, float, float]]:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """A content security policy that runs these scripts alone. Plotly sets styles itself."""
+    """A content security policy that allows only these scripts. Inline styles are allowed because Plotly sets them."""
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
@@ -119,5 +119,5 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def _as_data(value: object) -> str:
-    """JSON that nothing in it can end the script element with."""
+    """JSON that is safe inside a script element: nothing in it can end the element."""
     return json.dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

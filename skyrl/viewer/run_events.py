@@ -1,4 +1,4 @@
-"""Events of a run besides its steps: checkpoints, alarms, steps left out, failures, engines lost."""
+"""Events of a run besides its steps: checkpoints, alarms, skipped steps, failures, lost engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skyrl.runs.stored_runs import checkpoints_of
 from skyrl.tracking.jsonlines import JsonLines
 
 MOST = 500
-"""Events of a report."""
+"""Largest number of events in a report."""
 
 
 @frozen(kw_only=True, order=True)
@@ -64,7 +64,7 @@ def _engines(records: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
 
 
 def _checkpoints(run: Path) -> Iterator[Event]:
-    """Checkpoints that are there now; older ones may have been deleted."""
+    """Checkpoints that exist now; older ones may have been deleted."""
     try:
         folder = checkpoints_of(str(run))
     except SkyRLError:

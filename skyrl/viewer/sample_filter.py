@@ -1,4 +1,4 @@
-"""Which samples a list shows, and in which order."""
+"""Filter and order of a list of samples."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _WORDS = re.compile(r'"([^"]*)"|(\S+)')
 
 @frozen(kw_only=True)
 class SampleFilter:
-    """Every condition has to hold; None and an empty text are no condition."""
+    """Conditions on samples, all of which must hold; None and an empty text mean no condition."""
 
     words: str = ""
-    """Words that all have to be in prompt, answer or failure, in any order; `"a phrase"` has to be as it is. A word may
-    be longer than what is written."""
+    """Words that must all occur in prompt, answer or failure, in any order; `"a phrase"` must occur as it is. A word
+    matches any word that begins with it."""
 
     step: int | None = None
     source: str = ""
     prompt: str = ""
     stop: str = ""
     failed: bool | None = None
-    """A failure of the environment, or a sample that it did not judge."""
+    """Whether the environment failed or did not judge the sample."""
 
     least_reward: float | None = None
     most_reward: float | None = None
@@ -60,17 +60,17 @@ class SampleFilter:
         return " AND ".join(check for check, _ in wanted) or "1", tuple(value for _, value in wanted)
 
     def sorting(self) -> str:
-        """The SQL of the order."""
+        """The SQL expression of the order."""
         return ORDERS[self.order]
 
     def query(self) -> dict[str, str]:
-        """The conditions as the parameters of an address."""
+        """The conditions as the query parameters of an address."""
         given = {name: value for name, value in asdict(self).items() if value not in (None, "")}
         return {name: str(int(value)) if isinstance(value, bool) else str(value) for name, value in given.items()}
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> SampleFilter:
-        """The filter of an address. Raises `ValueError` with a sentence for who typed it."""
+        """The filter in the query parameters of an address. Raises `ValueError` with a sentence for the user."""
         order = query.get("order", "newest")
         if order not in ORDERS:
             raise ValueError(f"order is one of {', '.join(ORDERS)}")
@@ -90,7 +90,7 @@ class SampleFilter:
 
 
 def match_of(words: str) -> str:
-    """The query of FTS5 for what a person typed: every word quoted, so that none of them is an operator."""
+    """The FTS5 query for the text that a user typed: every word is quoted, so none is read as an operator."""
     terms = [(phrase or word, bool(word)) for phrase, word in _WORDS.findall(words)]
     quoted = ['"' + text.replace('"', '""') + '"' + ("*" if is_word else "") for text, is_word in terms]
     return " ".join(term for term, (text, _) in zip(quoted, terms, strict=True) if any(map(str.isalnum, text)))

@@ -1,7 +1,7 @@
-"""An index of `trajectories.jsonl`, built beside it and kept up while the run writes more.
+"""An index of `trajectories.jsonl`, stored next to it and updated while the run writes.
 
-`RUN/trajectories.index` is an SQLite database: where each line lies in the file, the columns that a list is filtered
-and sorted by, and an FTS5 index of the words. Texts stay in the JSON lines. The file may be deleted at any time.
+`RUN/trajectories.index` is an SQLite database: the position of each line in the file, the columns for filtering and
+sorting, and an FTS5 index of the words. Texts stay in the JSON lines. The file may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from skyrl.errors import DataError
 from skyrl.viewer.sample_filter import SampleFilter
 
 VERSION = 1
-"""Version of the tables. An index of another one is built anew."""
+"""Version of the tables. An index of another version is rebuilt."""
 
 _TABLES = """
 CREATE TABLE samples (
@@ -40,10 +40,10 @@ _EXCERPT = 160
 
 
 class SampleIndex:
-    """The index of one file of samples. `update` is for one thread at a time; the rest may run beside it."""
+    """The index of one file of samples. Call `update` from one thread at a time; other methods may run concurrently."""
 
     def __init__(self, samples: Path, index: Path) -> None:
-        """`index` is made if it is not there. Raises `DataError` if it cannot be."""
+        """`index` is created if it does not exist. Raises `DataError` if that fails."""
         self.samples, self._path = samples, index
         try:
             self._prepare()
@@ -51,12 +51,12 @@ class SampleIndex:
             raise DataError(f"the index {index} cannot be made: {error}; see --index") from error
 
     def update(self, most: int = 500) -> int:
-        """Index at most so many lines more; how many there were. 0: the index has all complete lines."""
+        """Index up to `most` more lines. Returns the number of new lines; 0 if all complete lines are indexed."""
         with self._connected() as connection:
             inode, position, last_offset, last_digest = connection.execute("SELECT * FROM state").fetchone()
             try:
                 lines = self.samples.open("rb")
-            except FileNotFoundError:  # the run is about to begin
+            except FileNotFoundError:  # the run has not begun
                 return 0
             with lines:
                 if _was_replaced(lines, inode, position, last_offset, last_digest):
@@ -72,21 +72,21 @@ class SampleIndex:
         return len(found)
 
     def count(self, wanted: SampleFilter) -> int:
-        """Samples that fit."""
+        """Number of samples that match."""
         where, values = wanted.condition()
         with self._connected() as connection:
             (found,) = connection.execute(f"SELECT count(*) FROM samples WHERE {where}", values).fetchone()
         return int(found)
 
     def rows(self, wanted: SampleFilter, *, first: int = 0, most: int = 50) -> list[dict[str, Any]]:
-        """Columns of the samples that fit, in the filter's order, from the `first`."""
+        """Columns of at most `most` matching samples, in the filter's order, from index `first`."""
         where, values = wanted.condition()
         query = f"SELECT * FROM samples WHERE {where} ORDER BY {wanted.sorting()} LIMIT ? OFFSET ?"
         with self._connected() as connection:
             return [dict(row) for row in connection.execute(query, (*values, most, first))]
 
     def choices(self) -> dict[str, list[Any]]:
-        """Values that filters can be set to: sources, and the first and last step."""
+        """Values to choose from in filters: sources, and the first and last step."""
         with self._connected() as connection:
             sources = connection.execute("SELECT DISTINCT source FROM samples ORDER BY source LIMIT 200")
             steps = connection.execute("SELECT min(step), max(step) FROM samples").fetchone()
@@ -100,7 +100,7 @@ class SampleIndex:
         return before, after
 
     def group_of(self, number: int) -> list[dict[str, Any]]:
-        """Columns of all samples that answer the same prompt in the same step as this one, itself included."""
+        """Columns of all samples of the same prompt and step as this one, itself included."""
         query = """SELECT other.* FROM samples AS one JOIN samples AS other
             ON other.step = one.step AND other.prompt_id = one.prompt_id AND other.grp = one.grp
             WHERE one.id = ? ORDER BY other.id LIMIT 256"""
@@ -108,7 +108,7 @@ class SampleIndex:
             return [dict(row) for row in connection.execute(query, (number,))]
 
     def record(self, number: int) -> dict[str, Any] | None:
-        """The line of a sample; None if there is no such sample, or the run has cut its file meanwhile."""
+        """The line of a sample; None if there is no such sample, or the run has truncated its file meanwhile."""
         with self._connected() as connection:
             row = connection.execute("SELECT * FROM samples WHERE id = ?", (number,)).fetchone()
         if row is None:
@@ -123,13 +123,13 @@ class SampleIndex:
         return record if record.get("step") == row["step"] and record.get("prompt_id") == row["prompt_id"] else None
 
     def _prepare(self) -> None:
-        """An index of another version, and a damaged one, is made anew."""
+        """Rebuild the index if it has another version or is damaged."""
         try:
             with self._connected() as connection:
                 if connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
                     return
         except sqlite3.DatabaseError:
-            pass  # it is no database
+            pass  # it is not a database
         for name in ("", "-journal"):
             self._path.with_name(self._path.name + name).unlink(missing_ok=True)
         with self._connected() as connection:
@@ -148,7 +148,7 @@ class SampleIndex:
         connection.execute("INSERT INTO words (words) VALUES ('delete-all')")
 
     def _add(self, connection: sqlite3.Connection, lines: list[tuple[int, bytes]]) -> None:
-        """One line's columns and words after the other; what is no record of a sample is passed over."""
+        """Add the columns and words of each line; lines that are not a sample's record are skipped."""
         for offset, line in lines:
             record = _parsed(line)
             if record is not None:
@@ -159,7 +159,7 @@ class SampleIndex:
 
 
 def _was_replaced(lines: Any, inode: int, position: int, last_offset: int, last_digest: bytes) -> bool:
-    """A run that resumes cuts its file back, and writes other lines after the cut."""
+    """Whether the file changed before `position`: a run that resumes truncates it and writes other lines."""
     status = os.fstat(lines.fileno())
     if position == 0:
         return False
@@ -210,7 +210,7 @@ def _columns(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(record: Mapping[str, Any]) -> str:
-    """Everything of a sample that a person may look for."""
+    """All text of a sample that a user may search for."""
     messages = [str(message.get("content", "")) for message in record.get("prompt", ())]
     answers = [str(row.get("response", "")) for row in (*record.get("earlier", ()), record)]
     return "\n".join((*messages, *answers, *map(str, record.get("failures", ())), str(record.get("skipped", ""))))

@@ -1,8 +1,8 @@
 """The service of `skyrl view`: pages for the browser of the user who started it, which change nothing.
 
-A request has to name this machine as its host, so that no page of another site reaches the samples by a name that it
-points here, and to bring a key that the command printed, so that no other user of the machine reaches them. There is no
-route that writes; scripts and styles come from here alone.
+A request must name this machine as its host, so that no other site can reach the samples through DNS rebinding, and
+carry a key that the command printed, so that no other user of the machine can reach them. No route writes; scripts and
+styles are served only from here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from skyrl.viewer.sample_filter import SampleFilter
 from skyrl.viewer.sample_index import SampleIndex
 
 HOSTS = ("127.0.0.1", "localhost")
-"""Names of this machine that a request may have."""
+"""Host names that a request may have."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -43,24 +43,24 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 PAUSE = 1.0
-"""Seconds between two looks at a file that has nothing new."""
+"""Seconds between two checks of a file without new lines."""
 
 
 class IndexUpdater:
-    """Keeps an index up to date on a thread of its own, until it is closed."""
+    """Keeps an index up to date on a separate thread, until it is closed."""
 
     def __init__(self, index: SampleIndex) -> None:
         self._index, self._closed = index, threading.Event()
         self._thread = threading.Thread(target=self._run, name="skyrl-index", daemon=True)
         self.complete = False
-        """Were all lines indexed, when the file was last looked at?"""
+        """Whether all lines were indexed at the last check of the file."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Return when the thread has ended."""
+        """Stop the thread and wait until it has ended."""
         self._closed.set()
         self._thread.join()
 
@@ -72,7 +72,7 @@ class IndexUpdater:
 
 
 class SafeHeaders:
-    """Puts `HEADERS` on every response."""
+    """Adds `HEADERS` to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -88,11 +88,13 @@ class SafeHeaders:
 
 
 class OneUser:
-    """Answers who brings the key: in the address once, which a cookie replaces, as addresses are kept and shown."""
+    """Admits requests with the key. It is sent once in the address and then kept in a cookie, because addresses are
+    stored and shown.
+    """
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app, self._key = app, key
-        self._cookie = f"skyrl_view_{sha256(key.encode()).hexdigest()[:8]}"  # ports of one host share their cookies
+        self._cookie = f"skyrl_view_{sha256(key.encode()).hexdigest()[:8]}"  # cookies are shared by all ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or self._is_key(Request(scope).cookies.get(self._cookie, "")):
@@ -110,7 +112,7 @@ class OneUser:
 
 
 def view_app(pages: Pages, index: SampleIndex, updater: IndexUpdater, key: str) -> Starlette:
-    """The service, for any ASGI server; `key` is what a browser has to bring, as `?key=...`."""
+    """The service, for any ASGI server; a browser must send `key`, as `?key=...`."""
 
     async def samples(request: Request) -> Response:
         return await _page(pages, lambda query: pages.samples(query), request)

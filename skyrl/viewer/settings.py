@@ -1,4 +1,4 @@
-"""The configurations of runs as a report shows them: values with their origins, and where runs differ."""
+"""The configurations of runs for a report: values with their origins, and differences between runs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ class FieldRow:
     """The value in each run, as JSON."""
 
     origins: tuple[str, ...]
-    """For each run `default`, `derived`, or the place that the value was written at, such as `run.toml:14`."""
+    """For each run `default`, `derived`, or the place where the value was written, such as `run.toml:14`."""
 
     @property
     def differs(self) -> bool:
-        """Have the runs different values?"""
+        """Whether the runs have different values."""
         return len(set(self.values)) > 1
 
     @property
     def is_default(self) -> bool:
-        """Was it left as it is in every run?"""
+        """Whether every run uses the default."""
         return set(self.origins) == {"default"}
 
 
 def settings(folders: Sequence[Path]) -> list[FieldRow]:
-    """All fields of the runs in these folders, in the order of the tree. Raises `UserError` where one has none."""
+    """All fields of the runs in these folders, in the order of the tree. Raises `UserError` if a folder has no
+    configuration.
+    """
     stored = [_stored(folder) for folder in folders]
     leaves = [dict(_leaves("", each["config"])) for each in stored]
     derived = [set(each.get("derived", ())) for each in stored]
@@ -69,7 +71,7 @@ def _origin(
 
 
 def _table(places: object) -> dict[str, str]:
-    """Places by path, the innermost first; earlier versions stored none."""
+    """Places of values by path, longest path first; earlier versions stored none."""
     found = places if isinstance(places, dict) else {}
     return {path: str(found[path]) for path in sorted(found, key=len, reverse=True)}
 
@@ -87,7 +89,7 @@ def _stored(folder: Path) -> Mapping[str, Any]:
 
 
 def _defaults(kind: str) -> Mapping[str, str]:
-    """The values that this version has without a file; none for a kind that it does not know."""
+    """The default values of this version; none for an unknown kind of run."""
     import cattrs
 
     from skyrl.config.kinds import KINDS, root_of

@@ -1,4 +1,4 @@
-"""Numbers of a token as one of a few shades: names of classes in the style sheet."""
+"""Maps numbers of a token to one of a few shades: class names of the style sheet."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TypeGuard
 from attrs import frozen
 
 MODES = ("mask", "probability", "difference", "advantage", "version")
-"""What tokens can be coloured by."""
+"""Quantities by which tokens can be coloured."""
 
 STEPS = 4
-"""Shades on each side of 0."""
+"""Number of shades on each side of 0."""
 
 
 @frozen(kw_only=True)
@@ -33,12 +33,12 @@ class Token:
 
     @property
     def difference(self) -> float | None:
-        """Log-probability under the learner minus that under the engine, in nats."""
+        """Log-probability under the learner minus log-probability under the engine, in nats."""
         return None if self.learner is None or self.logprob is None else self.learner - self.logprob
 
     @property
     def title(self) -> str:
-        """All numbers, as a hint."""
+        """All numbers of the token, as a tooltip."""
         if not self.sampled:
             return f"id {self.id}, not sampled"
         numbers = {
@@ -53,7 +53,7 @@ class Token:
 
 def shades(tokens: Sequence[Token], mode: str) -> list[str]:
     """A class for each token: `m` not sampled, `s` sampled, `u` unknown, `p0` to `p9` probability in tenths, `v0` to
-    `v5` for the weights, and for what has a sign `n4` to `n1`, `z` for 0, and `a1` to `a4`.
+    `v5` version of the weights; for signed values `n4` to `n1`, `z` for 0, and `a1` to `a4`.
 
     Differences are scaled to one nat, advantages to the largest of the tokens given.
     """
@@ -78,7 +78,7 @@ def _shade(token: Token, mode: str, largest: float, versions: Sequence[int]) -> 
 
 
 def signed(value: float) -> str:
-    """The shade of a number between -1 and 1; what lies beyond has the strongest."""
+    """The shade of a number between -1 and 1; numbers beyond get the strongest shade."""
     step = min(ceil(abs(value) * STEPS), STEPS)
     return f"{'a' if value > 0 else 'n'}{step}" if step else "z"
 

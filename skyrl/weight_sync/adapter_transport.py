@@ -1,7 +1,7 @@
-"""Adapters (LoRA) on their way to engines that hold the weights that they are for: the adapter travels, nothing else.
+"""Transports of LoRA adapters to engines that already hold the base weights: only the adapter is sent.
 
-The first transfer of a run is the adapter, too: engines load the base weights themselves, and the canary compares what
-they compute.
+This includes the first transfer of a run: engines load the base weights themselves, and the canary verifies what they
+compute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from skyrl.weight_sync.senders import BroadcastSender, FolderSender
 from skyrl.weight_sync.transports import TransferRendezvous, WeightSource, send_both
 
 DTYPE = "float32"
-"""Type in which adapters travel: that in which they learn."""
+"""Dtype in which adapters are sent, the one in which they are trained."""
 
 
 class SharedAdapterTransport:
@@ -38,7 +38,7 @@ class BroadcastAdapterTransport:
     """The learner's first rank sends the adapter to all engines at once over gloo."""
 
     def __init__(self, place: TransferRendezvous, lora: SkyRLLoraConfig) -> None:
-        """One process of each engine comes to `place`."""
+        """One process of each engine joins the groups that `place` creates."""
         self._place, self._lora = place, lora
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:

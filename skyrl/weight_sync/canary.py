@@ -1,7 +1,7 @@
 """The canary: a few fixed prompts that the engines continue and the learner scores, after every sync.
 
-Digests prove that the right bytes came. The canary proves that they are what the engine computes with: a fused or tied
-module that kept its old values, or a key-value cache computed from them, shows as log-probabilities that differ.
+Digests prove that the right bytes arrived. The canary proves that the engine computes with them: a fused or tied module
+that kept its old values, or a key-value cache computed from them, shows as log-probabilities that differ.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ class Canary:
     """Compares an engine's log-probabilities with the learner's."""
 
     prompts: tuple[Tokens, ...]
-    """Token ids. Long enough to fill a block of a prefix cache (128 tokens at most), they are found in one that was not
+    """Token ids. A prompt that fills a block of a prefix cache (at most 128 tokens) also detects a cache that was not
     dropped."""
 
     temperature: float
     """Sampling temperature at which the learner scores."""
 
     bound: float
-    """Largest mean absolute difference that is rounding, in nats."""
+    """Largest mean absolute difference, in nats, that is attributed to rounding."""
 
     new_tokens: int = 4
-    """Tokens sampled and compared for each prompt: the first is drawn after prefill, the others after decoding."""
+    """Number of tokens sampled and compared for each prompt: the first is drawn after prefill, the others after
+    decoding."""
 
     async def compare(self, source: WeightSource, engines: Sequence[InferenceEngine], version: int) -> Metrics:
         """Mean and largest absolute difference, in nats, over all engines.
 
-        Raises `WeightSyncError`, which names the engine, when the mean of one is beyond the bound.
+        Raises `WeightSyncError`, which names the engine, if the mean of an engine exceeds the bound.
         """
         answers = await asyncio.gather(*(self._continue(engine, version) for engine in engines))
         drawn = [list(zip(self.prompts, each, strict=True)) for each in answers]
@@ -58,7 +59,7 @@ class Canary:
         return {"weight_sync/parity_mean": every.mean().item(), "weight_sync/parity_max": every.max().item()}
 
     def _refuse(self, mean: float, engine: int, version: int) -> None:
-        if not mean <= self.bound:  # NaN is not
+        if not mean <= self.bound:  # refuses NaN as well
             raise WeightSyncError(
                 f"engine {engine} does not compute with the weights of version {version} that it was sent, or computes "
                 f"in another precision: its log-probabilities differ from the learner's by {mean:.3g} nats on average, "
@@ -103,7 +104,7 @@ def _differences(answers: Sequence[Sampled], scored: dict[tuple[Tokens, Tokens],
 
 
 def rows(answers: Sequence[Sampled]) -> TrainingBatch:
-    """Prompt and completion, row by row, as a learner scores them."""
+    """A batch with one row per prompt and its completion, as a learner scores them."""
     lengths = [len(prompt) + len(answer.token_ids) for prompt, answer in answers]
     shape = (len(answers), max(lengths))
     input_ids, mask, logprobs = (

@@ -1,7 +1,7 @@
 """The learner's end of vLLM's own weight transfer: NCCL between GPUs, CUDA IPC on shared ones.
 
-vLLM's trainer engine says what its workers have to do; `_Workers` brings it to them, and compares digests before the
-update is finished. Digests are computed on the GPU: the weights do not leave it.
+vLLM's trainer engine decides what its workers have to do; `_Workers` passes that on to them, and compares digests
+before the update is finished. Digests are computed on the GPU: the weights do not leave it.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _TRANSFER = "vllm.distributed.weight_transfer"
 
 @frozen(kw_only=True)
 class NativeSender:
-    """Sends by the transfer of this name; `skyrl.inference.incoming_weights.Native` is the other end.
+    """Sends weights through vLLM's transfer `backend`; `skyrl.inference.incoming_weights.Native` is the other end.
 
-    Through CUDA IPC every rank of the learner sends, each to the worker that shares its GPU; otherwise the first does.
+    With CUDA IPC every rank of the learner sends to the worker that shares its GPU; otherwise only the first sends.
     """
 
     group: TransferGroup
-    """The transfer group of the learner's first rank; the other ranks come right after it."""
+    """The transfer group with the rank of the learner's first process; the other ranks follow it."""
 
     backend: str
     senders: int
-    """Ranks of the learner that run this."""
+    """Number of the learner's ranks that run this sender."""
 
     weights: tuple[WeightInfo, ...]
     bucket_bytes: int
-    """Handed over at a time through CUDA IPC."""
+    """Number of bytes handed over at a time through CUDA IPC."""
 
     def __call__(self, weights: Weights) -> None:
-        """Raises `WeightSyncError` when an engine does not come, goes away, or did not get what was sent."""
+        """Send the weights. Raises `WeightSyncError` if an engine does not join, leaves, or received other bytes."""
         rank = dist.get_rank() if self.senders > 1 else 0
         with self.group.moved(rank).rendezvous() as store:
             receivers = range(self.senders, self.group.size)
@@ -107,7 +107,7 @@ class _Workers:
 
 
 def _source(infos: Sequence[WeightInfo], weights: Weights, digests: dict[str, Tensor]) -> object:
-    """The weights as vLLM's `WeightSource`, rounded to the type that was announced; digests of them go to `digests`."""
+    """The weights as vLLM's `WeightSource`, rounded to the announced dtype; their digests are added to `digests`."""
     base = importlib.import_module(f"{_TRANSFER}.base")
 
     class Source(base.WeightSource):  # type: ignore[misc, name-defined]  # the base comes with vLLM
@@ -129,10 +129,10 @@ def _dtype(info: WeightInfo) -> torch.dtype:
 
 
 def free_address(driver: str) -> tuple[str, int]:
-    """An address of this process that every process which reaches the driver can reach, and a free port there."""
+    """An address of this process that every process which can reach the driver can reach, and a free port there."""
     family, _, _, _, there = socket.getaddrinfo(driver, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(there)  # sends nothing: it only chooses the way
+        probe.connect(there)  # sends nothing: it only selects the route
         host = probe.getsockname()[0]
     with socket.socket(family) as free:
         free.bind((host, 0))

@@ -1,5 +1,5 @@
-"""New weights for the engines, as one operation that leaves each engine with all of the new weights or all of the old,
-or out of service.
+"""Weight transfer to the engines as one operation, which leaves each engine with all of the new weights, all of the
+old ones, or out of service.
 
     pause -> send, verified tensor by tensor -> caches dropped, version adopted -> canary -> resume
 """
@@ -15,7 +15,7 @@ from skyrl.weight_sync.transports import WeightSource, WeightTransport
 
 
 class WeightSync:
-    """Brings the learner's weights into the engines."""
+    """Transfers the learner's weights to the engines."""
 
     def __init__(
         self,
@@ -27,9 +27,9 @@ class WeightSync:
         interval: int = 1,
         canary_interval: int = 1,
     ) -> None:
-        """`arrived` is called with each version that the engines sample from. Engines receive every `interval`th
-        version, the first one there is, and versions that `catch_up` asks for. The canary compares after the first
-        transfer, after every `canary_interval`th of the later ones, and after those that new engines take part in.
+        """`arrived` is called with each version from which the engines now sample. Engines receive the first version,
+        every version divisible by `interval`, and those that `catch_up` requests. The canary compares after the first
+        transfer, after every `canary_interval`th later one, and after every transfer in which new engines take part.
         """
         self._source, self._client, self._transport, self._canary = source, client, transport, canary
         self._arrived, self._interval = arrived, interval
@@ -37,39 +37,39 @@ class WeightSync:
         self._newest, self._sent, self._transfers = 0, -1, 0
 
     async def publish(self, version: int) -> Metrics:
-        """The learner's weights are of this version now; the engines get them where their turn has come."""
+        """Announce that the learner's weights now are `version`, and transfer them if a transfer is due."""
         self._newest = version
-        went_back = version < self._sent  # to a checkpoint: the engines must not be ahead
+        went_back = version < self._sent  # to a checkpoint: the engines must not be ahead of it
         due = self._sent < 0 or went_back or version % self._interval == 0 or self.is_missing
         return await self._send() if due else self._client.metrics
 
     @property
     def is_behind(self) -> bool:
-        """The engines hold older weights than the learner, or none."""
+        """Whether the engines hold older weights than the learner, or none."""
         return self._sent != self._newest or self.is_missing
 
     @property
     def is_missing(self) -> bool:
-        """The engines gave up their weights while they slept: nothing may be sampled before they have some again."""
+        """Whether the engines discarded their weights to sleep: nothing may be sampled before they receive new ones."""
         return not self._client.holds_weights
 
     async def catch_up(self) -> None:
-        """The engines have the learner's weights when this returns."""
+        """Transfer the learner's weights unless the engines already hold them."""
         if self.is_behind:
             await self._send()
 
     async def send_again(self) -> None:
-        """The engines have the weights of the newest version when this returns; called where the last one was lost and
-        another one has taken its place, which has none.
+        """Transfer the newest version, whatever the engines hold. Called when the last engine was lost and replaced by
+        a new one, which does not have the weights yet.
         """
         await self._send()
 
     async def _send(self) -> Metrics:
-        """Every engine samples from the learner's weights, as the newest version, when this returns; how close they
-        are, and how many are in service, is returned.
+        """Transfer the learner's weights, as the newest version, to every engine. Returns the metrics of the canary and
+        of the engines.
 
-        Raises `WeightSyncError`. No token is sampled from weights that are not whole: an engine that was touched and
-        not verified takes no work any more.
+        Raises `WeightSyncError`. No token is sampled from incomplete weights: an engine whose weights were changed but
+        not verified takes no more work.
         """
         version = self._newest
         await self._client.pause()
@@ -81,7 +81,7 @@ class WeightSync:
         return metrics | self._client.metrics
 
     async def _bring(self, version: int) -> Metrics:
-        """Send and compare; where the last engine dies meanwhile, once more to the one that takes its place."""
+        """Send and compare. If the last engine dies meanwhile, start again with the engine that replaces it."""
         are_new = False
         while True:
             are_new = await self._client.admit_started() or are_new
@@ -97,7 +97,7 @@ class WeightSync:
                     raise
 
     async def _send_to_those_left(self, version: int) -> None:
-        """A transfer in which one of several engines is lost begins again with the others, whichever end noticed it."""
+        """Send to the engines in service. If one of several is lost, on either end's report, start again without it."""
         while True:
             serving = self._client.in_service
             try:
@@ -106,5 +106,5 @@ class WeightSync:
                 if self._client.in_service not in (serving, ()):
                     continue
                 if isinstance(error, WeightSyncError) and serving == self._client.in_service:
-                    await self._client.resume()  # who is still in service holds whole weights
+                    await self._client.resume()  # engines still in service hold complete weights
                 raise

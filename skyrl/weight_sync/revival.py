@@ -1,4 +1,4 @@
-"""What samples while its last engine dies goes on when another engine has taken its place and has the weights."""
+"""Lets sampling continue after the last engine has died, once a new engine has replaced it and has the weights."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ R = TypeVar("R")
 
 
 class Revival:
-    """Brings weights to an engine that took the place of the last one, while a call waits for samples.
+    """Transfers weights to an engine that replaces the last one, while a call waits for samples.
 
-    The learner is idle during such a call. At any other time the next transfer of weights waits for the engine.
+    The learner is idle during such a call. At any other time the next weight transfer waits for the engine.
     """
 
     def __init__(self, client: InferenceEngineClient, bring: Callable[[], Awaitable[None]]) -> None:
-        """`bring` gives the engines the newest weights, and waits for engines that are being started."""
+        """`bring` transfers the newest weights to the engines, and waits for engines that are being started."""
         self._client, self._bring = client, bring
         self._brings = asyncio.Lock()
 
     def around(self, method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-        """`method`, during which engines are revived. Raises what killed the last engine if none follows it."""
+        """Wraps `method` so that engines are revived while it runs. The wrapper raises the error that killed the last
+        engine if none replaces it.
+        """
 
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
             asked = asyncio.ensure_future(method(*args, **kwargs))
@@ -43,7 +45,7 @@ class Revival:
         return call
 
     async def _watch(self) -> None:
-        """Ends with an exception only."""
+        """Revives engines whenever none is left; ends only with an exception."""
         while True:
             await self._client.bereft()
             async with self._brings:

@@ -21,19 +21,19 @@ from skyrl.storage.places import is_address, storage_at
 Weights = Iterator[tuple[str, Tensor]]
 
 BUCKET_BYTES = 256 * 2**20
-"""Weights that travel together: large enough to fill a connection, small beside a model."""
+"""Size in bytes of weights that are sent together: large enough to fill a connection, small compared with a model."""
 
 
 @frozen(kw_only=True)
 class BroadcastSender:
-    """Sends to every engine of the meeting at once; `skyrl.inference.incoming_weights.Broadcast` is the other end."""
+    """Sends to every engine of the group at once; `skyrl.inference.incoming_weights.Broadcast` is the other end."""
 
     group: TransferGroup
     dtype: str
-    """Type to which weights are rounded before they travel."""
+    """Dtype to which weights are rounded before they are sent."""
 
     def __call__(self, weights: Weights) -> None:
-        """Raises `WeightSyncError` when an engine does not come or goes away."""
+        """Send the weights. Raises `WeightSyncError` if an engine does not join or leaves."""
         with self.group.join() as channel:
             for bucket in buckets(weights, self.dtype):
                 channel.send_bytes(_encoded({name: digest(tensor) for name, tensor in bucket.items()}))
@@ -51,7 +51,7 @@ class FolderSender:
     dtype: str
 
     def __call__(self, weights: Weights) -> None:
-        """One `NNNNN.safetensors` per bucket, and beside it the digests as JSON, written last."""
+        """Write one `NNNNN.safetensors` per bucket, then its digests beside it as JSON."""
         for number, bucket in enumerate(buckets(weights, self.dtype)):
             file = Path(self.path) / f"{number:05}.safetensors"
             save_file(bucket, file)
@@ -64,18 +64,20 @@ class DeltaSender:
     """Writes the weights that differ from a base version; `skyrl.inference.incoming_weights.Delta` reads them."""
 
     path: str
-    """A folder that holds the files of the base, or its address in an object store."""
+    """The folder that holds the files of the base, or its address in an object store."""
 
     dtype: str
 
     prefix: str
-    """Begins the names of new files; no earlier file has it."""
+    """Prefix of the names of new files, which no earlier file has."""
 
     base: DeltaFiles
-    """Content of the folder after the last transfer; empty to write all weights."""
+    """Files of the last transfer, with digests; empty to write all weights."""
 
     def __call__(self, weights: Weights) -> dict[str, dict[str, str]]:
-        """The files of the new version: those of the base, as far as weights are current in them, and new ones."""
+        """Write the changed weights. Returns the files of the new version, with digests: files of the base in which
+        weights are still current, and new ones.
+        """
         known = {name: (file, digest) for file, digests in self.base.items() for name, digest in digests.items()}
         files: dict[str, dict[str, str]] = {}
         for number, bucket in enumerate(buckets(self._changed(weights, known, files), self.dtype)):
@@ -93,7 +95,7 @@ class DeltaSender:
     def _changed(
         self, weights: Weights, known: Mapping[str, tuple[str, str]], files: dict[str, dict[str, str]]
     ) -> Weights:
-        """Tensors of another digest than `known`, rounded; the others are entered in `files` under their old file."""
+        """Rounded tensors whose digest differs from `known`; the others are added to `files` under their old file."""
         for name, tensor in weights:
             rounded = tensor.detach().to("cpu", getattr(torch, self.dtype)).contiguous()
             file, before = known.get(name, ("", ""))
@@ -106,8 +108,8 @@ class DeltaSender:
 def buckets(
     weights: Weights, dtype: str, bucket_bytes: int = BUCKET_BYTES, *, device: str = "cpu"
 ) -> Iterator[dict[str, Tensor]]:
-    """The weights in order, each with its whole shape, rounded to `dtype`, on the device, in parts of about
-    `bucket_bytes`, none empty.
+    """The weights in order, each with its whole shape, rounded to `dtype`, on `device`, in non-empty buckets of about
+    `bucket_bytes` bytes.
     """
     bucket: dict[str, Tensor] = {}
     size = 0

@@ -32,7 +32,7 @@ from skyrl.weight_sync.update_groups import UpdateGroupSender
 R = TypeVar("R")
 
 _MOST_STORED = 2.0
-"""Bytes of the files of a delta, as a multiple of those of all weights, beyond which all weights are written anew."""
+"""Largest size of a delta's files, as a multiple of the size of all weights. Beyond it, all weights are written."""
 
 
 class WeightSource(Protocol):
@@ -46,12 +46,12 @@ class WeightSource(Protocol):
         adapter: bool = False,
         dtype: str | None = None,
     ) -> R:
-        """Call `consume` with name and value, with its whole shape, of every weight, tied ones once, on the first rank,
-        and return its result.
+        """Call `consume` on the first rank with the name and the value, in its whole shape, of every weight, tied ones
+        once, and return its result.
 
-        With `everywhere` it runs on every rank, each of which has all weights; with `adapter` it gets the tensors of
-        the adapter alone. `dtype` is the type that `consume` rounds them to, if it is one for all: they may be rounded
-        before.
+        With `everywhere`, `consume` runs on every rank, each of which has all weights; with `adapter`, it gets only the
+        tensors of the adapter. `dtype` is the type to which `consume` rounds all of them, if there is one: the source
+        may then round them itself.
         """
 
     async def metadata(self, *, adapter: bool = False) -> Sequence[tuple[str, tuple[int, ...], str]]:
@@ -62,12 +62,13 @@ class WeightSource(Protocol):
 
 
 class WeightTransport(Protocol):
-    """One way for weights to travel."""
+    """One way to transfer weights from the learner to the engines."""
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        """Every engine in service holds the source's weights, as `version`, when this returns.
+        """Transfer the source's weights, as `version`, to every engine in service.
 
-        Engines are paused. Raises `WeightSyncError`; an engine then holds its old weights or has left service.
+        Called while engines are paused. Raises `WeightSyncError`; an engine then holds its old weights or has left
+        service.
         """
 
 
@@ -80,15 +81,17 @@ class SharedTransport:
 
 
 class TransferRendezvous:
-    """The driver's `TCPStore`, and who comes to it: ranks of the learner, then the workers of each engine in turn."""
+    """Creates transfer groups over the driver's `TCPStore`: ranks of the learner, then the workers of each engine."""
 
     def __init__(self, host: str, port: int, *, workers: int = 1, timeout: float) -> None:
-        """`workers` of one engine; `timeout` in seconds, for whole messages and meetings."""
+        """`workers` is the number of workers of one engine; `timeout`, in seconds, limits each message and joining."""
         self._host, self._port, self._workers, self._timeout = host, port, workers, timeout
         self._names = (f"weights-{secrets.token_hex(4)}-{number}" for number in count())
 
     def call(self, engines: int, *, senders: int = 1) -> tuple[TransferGroup, list[TransferGroup]]:
-        """A new meeting, as the first rank of the learner has it and as the first worker of each engine has it."""
+        """A new transfer group: with the rank of the learner's first process, and with that of each engine's first
+        worker.
+        """
         size = senders + engines * self._workers
         first = TransferGroup(
             host=self._host, port=self._port, name=next(self._names), rank=0, size=size, timeout=self._timeout
@@ -97,7 +100,7 @@ class TransferRendezvous:
 
 
 class BroadcastTransport:
-    """The learner's first rank sends to all engines at once over gloo; memory is one bucket on either side."""
+    """The learner's first rank sends to all engines at once over gloo; each side holds one bucket in memory."""
 
     def __init__(self, place: TransferRendezvous, *, dtype: str) -> None:
         self._place, self._dtype = place, dtype
@@ -116,7 +119,9 @@ class NativeTransport:
     """vLLM's own weight transfer: NCCL from the learner's first rank, or CUDA IPC from all that share their GPUs."""
 
     def __init__(self, place: TransferRendezvous, *, backend: str, senders: int, dtype: str, bucket_bytes: int) -> None:
-        """`backend`: `nccl`, or `ipc`, where `senders` are the learner's ranks and `bucket_bytes` travel at a time."""
+        """`backend` is `nccl` or `ipc`. With `ipc`, `senders` is the number of the learner's ranks, and `bucket_bytes`
+        bytes are sent at a time.
+        """
         self._place, self._backend, self._dtype = place, backend, dtype
         self._senders, self._bucket_bytes = senders, bucket_bytes
 
@@ -152,8 +157,8 @@ class UpdateGroupTransport:
         dtype: str,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        """`place` is a meeting with one worker of each engine; `workers` of a server come to the group over `backend`,
-        `nccl` or `gloo`, and take `bucket_bytes` at a time.
+        """`place` creates transfer groups with one member for each server. `workers` processes of each server join the
+        update group over `backend`, `nccl` or `gloo`, and receive `bucket_bytes` bytes at a time.
         """
         self._place, self._backend, self._workers, self._dtype = place, backend, workers, dtype
         self._bucket_bytes = bucket_bytes
@@ -177,7 +182,7 @@ class UpdateGroupTransport:
 
 
 class FolderTransport:
-    """The learner writes files, the engines read them: for engines that share no network with it but a disk."""
+    """The learner writes files that the engines read: for engines that share a disk with it, but no network."""
 
     def __init__(self, path: Path, *, dtype: str) -> None:
         """`path`: a folder that learner and engines see under this name."""
@@ -196,15 +201,15 @@ class FolderTransport:
 
 
 class DeltaTransport:
-    """The learner writes the weights that changed since the last transfer, engines read those that they do not hold.
+    """The learner writes the weights that changed since the last transfer; engines read the ones they do not hold.
 
-    Rounded to bfloat16, a weight that the optimizer hardly moves, and every frozen one, is the same as before. Each
-    process that receives keeps a copy of all weights in the memory of its host.
+    Frozen weights, and weights that the optimizer hardly moves, do not change when rounded to bfloat16. Each receiving
+    process keeps a copy of all weights in host memory.
     """
 
     def __init__(self, path: Path | str, *, dtype: str) -> None:
-        """`path`: a folder that learner and engines see under this name, or its address in an object store. What an
-        earlier run left in its `delta` is removed.
+        """`path`: a folder that learner and engines see under this name, or its address in an object store. Files of an
+        earlier run in its subfolder `delta` are removed.
         """
         self._path, self._dtype = f"{path}/delta", dtype
         self._storage = storage_at(self._path)
@@ -224,8 +229,8 @@ class DeltaTransport:
             raise WeightSyncError(f"the weights cannot be written to {self._path}: {error}") from error
 
     def _prepare(self, infos: Sequence[WeightInfo]) -> dict[str, dict[str, str]]:
-        """The base of the next version: empty where there is none, and where its files take twice the space of all
-        weights, because weights that did not change keep those beside them.
+        """The base of the next version. It is empty if there is none, or if its files take more than twice the space of
+        all weights: a file stays as long as one weight in it is current.
         """
         if self._base is None:
             self._storage.remove("")
@@ -249,7 +254,7 @@ def _infos(metadata: Sequence[tuple[str, tuple[int, ...], str]], dtype: str) -> 
 async def send_both(
     loading: Coroutine[Any, Any, None], sending: Coroutine[Any, Any, None], abort: Callable[[str], None]
 ) -> None:
-    """Waits for both ends; when one fails, the other is aborted, not cancelled: its processes leave the transfer."""
+    """Wait for both ends. If one fails, the other is aborted instead of cancelled: its processes leave the transfer."""
     await gather_or_cancel(
         [loading, sending],
         end_others=lambda error: asyncio.to_thread(abort, str(error)),
@@ -258,7 +263,7 @@ async def send_both(
 
 
 def _nearness_to_the_cause(error: BaseException) -> int:
-    """The end of a process is raised before the errors that it causes, and errors of ours before those of libraries;
-    among equals the engines' error comes before the sender's, which is only its echo.
+    """Rank of an error; the lowest one is raised. A process that ended ranks before the errors that it causes, and
+    errors of this library before those of others. Among equals the engines' error precedes the sender's, its echo.
     """
     return 0 if isinstance(error, ProcessError) else 1 if isinstance(error, SkyRLError) else 2

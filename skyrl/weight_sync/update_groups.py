@@ -1,8 +1,9 @@
-"""The learner's end of SGLang's weight updates: a group of processes that it leads, and broadcasts tensors through.
+"""The learner's end of SGLang's weight updates: a process group that it leads and through which it broadcasts tensors.
 
-Members of the meeting are the learner's first rank and whoever asks each server; the servers' workers come to the group
-that the learner makes, by the routes `init_weights_update_group` and `update_weights_from_distributed`. Digests do not
-travel: that every server computes with what was sent is proved by the canary.
+Members of the transfer group are the learner's first rank and, for each server, the process that sends requests to it.
+The servers' workers join the process group that the learner creates, by the routes `init_weights_update_group` and
+`update_weights_from_distributed`. Digests are not sent: the canary proves that every server computes with the weights
+that were sent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from skyrl.weight_sync.senders import BUCKET_BYTES, Weights, buckets
 T = TypeVar("T")
 
 _CONNECT_SECONDS = 60.0
-"""Seconds for the servers' workers to come to the group after they were asked to."""
+"""Number of seconds in which the servers' workers must join the group after they were asked to."""
 
 _POLL_SECONDS = 0.05
 
@@ -38,22 +39,23 @@ class UpdateGroupSender:
     """Sends to servers of SGLang; `skyrl.inference.incoming_weights.UpdateGroup` is the other end."""
 
     group: TransferGroup
-    """The meeting, as the learner's first rank has it; every other member asks one server."""
+    """The transfer group, with the rank of the learner's first process; every other member sends requests to one
+    server."""
 
     workers: int
-    """Processes of one server that take weights."""
+    """Number of processes of one server that receive weights."""
 
     backend: str
     """`nccl`, or `gloo`."""
 
     dtype: str
-    """Type to which weights are rounded before they travel."""
+    """Dtype to which weights are rounded before they are sent."""
 
     bucket_bytes: int = BUCKET_BYTES
-    """Bytes that a server is asked to take at a time."""
+    """Number of bytes that a server is asked to receive at a time."""
 
     def __call__(self, weights: Weights) -> None:
-        """Raises `WeightSyncError` when a server does not come, or does not take what is sent."""
+        """Send the weights. Raises `WeightSyncError` if a server does not join, or refuses the weights."""
         with ThreadPoolExecutor(1) as asking, self.group.rendezvous() as store:
             servers = range(1, self.group.size)
             requests = Requests(store, receivers=servers, timeout=self.group.timeout)
@@ -74,7 +76,7 @@ class UpdateGroupSender:
 
     @contextmanager
     def _led(self, size: int, asking: ThreadPoolExecutor, requests: Requests) -> Iterator[dist.ProcessGroup]:
-        """The group of this process, rank 0, and the servers' workers, once all have come."""
+        """The process group of this process, rank 0, and the servers' workers, once all have joined."""
         host, port = free_address(self.group.host)
         patience = timedelta(seconds=min(_CONNECT_SECONDS, self.group.timeout))
         store = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=patience)
@@ -85,7 +87,7 @@ class UpdateGroupSender:
         futures: list[Future[Any]] = [coming, making]
         wait(futures, return_when=FIRST_EXCEPTION)
         if coming.done():
-            coming.result()  # a server that does not join is the cause of a group that is not whole
+            coming.result()  # raised first: a server that does not join is the reason why the group is incomplete
         group = making.result()
         try:
             yield group
@@ -94,7 +96,7 @@ class UpdateGroupSender:
 
 
 def _group(backend: str, store: Store, name: str, size: int, patience: timedelta) -> dist.ProcessGroup:
-    """Rank 0 of a group beside the learner's own, with the keys that SGLang's workers expect in the store."""
+    """Rank 0 of a group beside the learner's default one, with the keys that SGLang's workers expect in the store."""
     group: dist.ProcessGroup
     group, _ = c10d._new_process_group_helper(
         size,
@@ -110,13 +112,13 @@ def _group(backend: str, store: Store, name: str, size: int, patience: timedelta
 
 
 def _in_the_background(call: Callable[[], T]) -> Future[T]:
-    """The result of a call that ends by its own deadline, and that nobody has to wait for."""
+    """Runs a call, which ends by its own deadline, in a daemon thread. Returns the future of its result."""
     found: Future[T] = Future()
 
     def work() -> None:
         try:
             found.set_result(call())
-        except Exception as error:  # noqa: BLE001 - it is raised where the result is asked for
+        except Exception as error:  # noqa: BLE001 - it is raised to the caller that asks for the result
             found.set_exception(error)
 
     Thread(target=work, name="update-group", daemon=True).start()
@@ -124,7 +126,7 @@ def _in_the_background(call: Callable[[], T]) -> Future[T]:
 
 
 def _until(sending: dist.Work | None, taking: Future[None]) -> None:
-    """Returns when a broadcast is done. Raises why nobody takes it."""
+    """Wait until a broadcast is done. Raises the error of `taking` if the servers do not take it."""
     assert sending is not None, "the learner is in the group"
     while not sending.is_completed():
         if taking.done():

@@ -20,8 +20,8 @@ from skyrl.starter.stopping import stopped_in_words
 with stopped_in_words():
     {stop}
 """
-BY_SIGTERM = "Stopped by SIGTERM. Nothing half made is kept: the same command begins anew.\n"
-BY_CTRL_C = "Stopped. Nothing half made is kept: the same command begins anew.\n"
+BY_SIGTERM = "Stopped by SIGTERM. Incomplete files were removed: the same command starts from scratch.\n"
+BY_CTRL_C = "Stopped. Incomplete files were removed: the same command starts from scratch.\n"
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_a_run_goes_back_to_its_last_checkpoint_and_on_with_other_prompts(
         trainer__fully_async={"enabled": True, "max_staleness_steps": staleness},
         trainer__algorithm__policy_loss_type="decoupled",
     )
-    assert capsys.readouterr().err.count("going back to step 2") == 1
+    assert capsys.readouterr().err.count("rolling back to step 2") == 1
     assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
     assert_only_numbers_were_saved(tmp_path, {2, 4, 6})
     assert {row["async/staleness_max"] for row in metrics(tmp_path)[1:]} == set(range(staleness + 1))

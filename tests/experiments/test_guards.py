@@ -198,7 +198,7 @@ def test_roll_back_goes_on_from_the_last_checkpoint_with_other_prompts(
     run(nano, tmp_path, "roll_back")
     assert_only_numbers_were_saved(tmp_path, {2, 4})
     assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3, 4]
-    assert ("going back to step 2" in capsys.readouterr().err) == (kind not in OF_AN_UPDATE)
+    assert ("rolling back to step 2" in capsys.readouterr().err) == (kind not in OF_AN_UPDATE)
 
 
 def test_going_back_waits_for_the_save_that_is_pending(
@@ -219,7 +219,7 @@ def test_going_back_waits_for_the_save_that_is_pending(
     monkeypatch.setattr(NonFiniteGuard, "roll_back", goes_back)
     weight(monkeypatch)
     run(nano, tmp_path, "roll_back")
-    assert "going back to step 2" in capsys.readouterr().err
+    assert "rolling back to step 2" in capsys.readouterr().err
     assert_only_numbers_were_saved(tmp_path, {2, 4})
 
 
@@ -242,7 +242,7 @@ def test_going_back_restores_the_critic_too(
         "trainer__faults__on_non_finite": "roll_back",
     }
     train(nano, tmp_path, **SHORT, **critic)
-    assert re.search(r"going back to step 2, .* of the critic holds NaN", capsys.readouterr().err)
+    assert re.search(r"rolling back to step 2 .* of the critic holds NaN", capsys.readouterr().err)
     assert restored == ["policy", "critic"]
     assert_only_numbers_were_saved(tmp_path, {2, 4})
 
@@ -257,7 +257,7 @@ def test_a_number_that_is_none_is_found_when_it_is_saved_and_the_run_goes_back(
 
     spoil(monkeypatch, Fsdp2, "step", 8, diverge)  # the last of step 4
     run(nano, tmp_path, "roll_back")
-    assert re.search(r"going back to step 2, .*optimizer\.\S+exp_avg_sq of the policy holds", capsys.readouterr().err)
+    assert re.search(r"rolling back to step 2 .*optimizer\.\S+exp_avg_sq of the policy holds", capsys.readouterr().err)
     assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3, 4]
     assert_only_numbers_were_saved(tmp_path, {2, 4})
 

@@ -111,6 +111,6 @@ def test_all_ranks_go_back_together(
 ) -> None:
     monkeypatch.setenv(WHAT, "weight")
     train(nano, tmp_path, **settings, trainer__faults__on_non_finite="roll_back")
-    assert re.search(r"going back to step 2, .* of the policy holds NaN", capsys.readouterr().err)
+    assert re.search(r"rolling back to step 2 .* of the policy holds NaN", capsys.readouterr().err)
     assert [row["step"] for row in metrics(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
     assert_only_numbers_were_saved(tmp_path, {2, 4, 6})

@@ -76,7 +76,7 @@ def test_a_record_that_cannot_be_written_says_what_is_full(
         patch.setattr(Path, "open", full)
         with pytest.raises(StorageError, match=r"No space left on device; [\d,]+ bytes are free in .*run, ") as caught:
             train(nano, tmp_path)
-    assert "make room, and the same command goes on from the last checkpoint" in str(caught.value)
+    assert "free some space, and the same command continues from the last checkpoint" in str(caught.value)
     assert train(nano, tmp_path).folder.model.exists()
 
 

@@ -82,8 +82,9 @@ def test_a_run_goes_back_so_often_and_no_more(capsys: pytest.CaptureFixture[str]
     for _ in range(2):
         going_back.roll_back(NAN)
     going_back.rolled_back(NAN)
-    assert capsys.readouterr().err == "warning: going back to step 6, and on with other prompts: nan in the batch\n"
-    with pytest.raises(NonFiniteError, match=r"nan in the batch \(after 2 times of going back, as many as "):
+    warning = "warning: rolling back to step 6 and continuing with other prompts: nan in the batch\n"
+    assert capsys.readouterr().err == warning
+    with pytest.raises(NonFiniteError, match=r"nan in the batch \(after 2 rollbacks, the limit of "):
         going_back.roll_back(NAN)
 
 

@@ -13,7 +13,7 @@ _AGENT = "environment.agent"
 
 
 def the_agent_is_one_program(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A command or a function plays, and a function has no exit code."""
+    """The agent is a command or a function, not both, and a function has no exit code to take as the reward."""
     agent = run.environment.agent
     if agent.command and agent.function is not None:
         message = f"{_AGENT}.command is given, too"
@@ -37,7 +37,7 @@ def isolation_needs_a_command_and_a_network_namespace(run: SkyRLTrainConfig) -> 
 
 
 def an_agent_asks_when_it_wants(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """`batched` hands all prompts to the engine at once."""
+    """`batched` hands all prompts to the engine at once, but an agent sends requests at any time."""
     if run.environment.agent.plays and run.generator.batched:
         message = "one call of the engine with all prompts leaves nothing for an agent to ask"
         yield Problem(path="generator.batched", message=message, hint="set it to false")

@@ -31,7 +31,7 @@ def the_policy_loss_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def gae_has_a_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Generalised advantage estimation needs values."""
+    """An estimator that reads values, such as gae, needs a critic."""
     algorithm = run.trainer.algorithm
     if estimator_facts(algorithm).reads_values and not run.trainer.critic.model.path:
         message = f"{algorithm.advantage_estimator} needs a critic"
@@ -39,7 +39,7 @@ def gae_has_a_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def a_critic_is_asked(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A critic's values are of use to an estimator that looks at them, such as gae."""
+    """A critic is only useful with an estimator that reads its values, such as gae."""
     name = run.trainer.algorithm.advantage_estimator
     if run.trainer.critic.model.path and estimator_facts(run.trainer.algorithm).reads_values is False:
         yield Problem(
@@ -51,7 +51,7 @@ def a_critic_is_asked(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A KL penalty goes into the reward or into the loss."""
+    """A KL penalty goes into the reward or into the loss, not into both."""
     yield from run.trainer.algorithm.problems_at("trainer.algorithm")
 
 
@@ -68,7 +68,7 @@ def a_group_has_something_to_compare(run: SkyRLTrainConfig) -> Iterator[Problem]
 
 
 def advantages_are_normalized_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """`advantage_batch_normalize` is one of the things that `advantage_norm` can say."""
+    """`advantage_batch_normalize` is a special case of `advantage_norm`, so only one of them may be set."""
     algorithm = run.trainer.algorithm
     norm = algorithm.advantage_norm
     if algorithm.advantage_batch_normalize and (norm.mean_level or norm.std_level):
@@ -80,7 +80,7 @@ def advantages_are_normalized_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def corrections_suit_the_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Losses that choose tokens by covariance take no correction, and those weighted against the engine need none."""
+    """Losses that choose tokens by covariance take no correction, and losses weighted against the engine need none."""
     algorithm = run.trainer.algorithm
     loss, wanted = algorithm.policy_loss_type, algorithm.off_policy_correction
     facts = loss_facts(algorithm)
@@ -112,7 +112,7 @@ def the_engines_logprobs_are_compared_with_others(run: SkyRLTrainConfig) -> Iter
 
 
 def the_engine_returns_what_the_loss_reads(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Losses that compare with the engine need its log-probabilities; corrections have them returned by a rule."""
+    """Losses that compare with the engine need its log-probabilities; for corrections a rule turns them on."""
     algorithm = run.trainer.algorithm
     by_engine = algorithm.old_logprobs != "learner"
     reads = by_engine or loss_facts(algorithm).reads_rollout_logprobs is not False
@@ -127,7 +127,7 @@ def the_engine_returns_what_the_loss_reads(run: SkyRLTrainConfig) -> Iterator[Pr
 
 
 def correction_bounds_leave_something(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A lower bound lies below the upper one."""
+    """Each lower bound of the corrections lies below its upper bound."""
     yield from run.trainer.algorithm.off_policy_correction.problems_at("trainer.algorithm.off_policy_correction")
 
 
@@ -143,7 +143,7 @@ def whole_answers_have_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def remax_compares_raw_rewards(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The greedy answer's reward is not shaped."""
+    """With remax, rewards are not shaped, because the greedy answer's reward is not."""
     algorithm = run.trainer.algorithm
     shaping, plain = algorithm.reward_shaping, RewardShapingConfig()
     if not estimator_facts(algorithm).compares_with_greedy:
@@ -158,7 +158,7 @@ def remax_compares_raw_rewards(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def the_overlong_buffer_fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The penalty begins after the first token."""
+    """The overlong penalty begins after the first token."""
     overlong = run.trainer.algorithm.reward_shaping.overlong
     if overlong.buffer_len is not None and overlong.max_len is not None and overlong.buffer_len >= overlong.max_len:
         yield Problem(

@@ -1,4 +1,4 @@
-"""Allocation strings: they agree with the fields beside them, and what they ask for runs."""
+"""Checks of allocation strings: they agree with the written fields, and the layouts that they ask for can run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skyrl.tree.rules import Check
 
 
 def an_allocation_and_the_fields_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A field that is written beside the allocation has the value that the allocation stands for."""
+    """A field that is written as well as the allocation has the allocation's value."""
     for path, (written, wanted) in contradictions(run).items():
         yield Problem(
             path=path,
@@ -22,7 +22,7 @@ def an_allocation_and_the_fields_agree(run: SkyRLTrainConfig) -> Iterator[Proble
 
 
 def an_allocation_has_engines_and_learners(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A run that samples and trains needs both."""
+    """A run that samples and trains needs engines and learners in its allocation."""
     allocation = allocation_of(run)
     if allocation is None:
         return

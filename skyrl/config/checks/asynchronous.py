@@ -1,4 +1,4 @@
-"""Checks of asynchronous training: that batches can be filled, and that what is trained on is corrected."""
+"""Checks of asynchronous training: batches can be filled, and stale samples are corrected."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _ASYNC = "trainer.fully_async"
 
 
 def is_off_policy(run: SkyRLTrainConfig) -> bool:
-    """Are samples trained on that older weights drew?"""
+    """Whether samples drawn by older weights are trained on."""
     return run.trainer.fully_async.enabled and run.trainer.fully_async.max_staleness_steps > 0
 
 
 def _keeps_keys_and_values(settings: FullyAsyncConfig) -> bool:
-    """Do samples continue under new weights from what old ones computed?"""
+    """Whether samples continue under new weights from keys and values that old weights computed."""
     return settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
 
 
 def is_corrected(run: SkyRLTrainConfig) -> bool:
-    """Does the loss, or a correction of it, know which probabilities the samples were drawn with?"""
+    """Whether the loss, or a correction of it, uses the probabilities that the samples were drawn with."""
     algorithm = run.trainer.algorithm
     correction = algorithm.off_policy_correction
     return (
@@ -37,7 +37,7 @@ def is_corrected(run: SkyRLTrainConfig) -> bool:
 
 
 def a_queue_holds_a_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A batch waits in the queue until it is complete."""
+    """A batch waits in the queue until it is complete, so the queue must hold at least one batch."""
     settings, batch = run.trainer.fully_async, run.trainer.train_batch_size
     if settings.enabled and settings.queue_size is not None and settings.queue_size < batch:
         yield Problem(
@@ -48,7 +48,7 @@ def a_queue_holds_a_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def weights_travel_before_samples_are_too_old(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Between two syncs a group gets older by each step."""
+    """Each step between two syncs makes samples one version older, and `max_staleness_steps` bounds their age."""
     settings = run.trainer.fully_async
     if settings.enabled and settings.steps_per_sync > settings.max_staleness_steps + 1:
         yield Problem(
@@ -60,7 +60,7 @@ def weights_travel_before_samples_are_too_old(run: SkyRLTrainConfig) -> Iterator
 
 
 def a_stream_is_not_one_call(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """`batched` has a batch sampled as a whole; a stream has none."""
+    """`batched` samples a whole batch at once; asynchronous training samples a stream of groups."""
     if run.trainer.fully_async.enabled and run.generator.batched:
         yield Problem(
             path="generator.batched",
@@ -81,7 +81,7 @@ def kept_keys_and_values_are_not_shared(run: SkyRLTrainConfig) -> Iterator[Probl
 
 
 def kept_keys_and_values_outlive_the_engines_sleep(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """vLLM gives up its cache where learners need the GPU, and the samples in it stand still meanwhile."""
+    """vLLM gives up its cache whenever learners need the GPU, so samples cannot continue from it afterwards."""
     settings, shares = run.trainer.fully_async, run.trainer.placement.colocate_all
     engine = run.generator.inference_engine
     if _keeps_keys_and_values(settings) and shares and backend_of(engine).sleeps:
@@ -106,7 +106,7 @@ def older_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def there_is_something_to_interpolate(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Interpolation begins two versions back: the old policy is one behind that of the batch."""
+    """Interpolation needs samples that are at least two versions old; for newer ones it equals the engine's values."""
     settings = run.trainer.fully_async
     staleness = settings.max_staleness_steps if settings.enabled else 0
     if run.trainer.algorithm.old_logprobs == "interpolated" and staleness < 2:
@@ -119,7 +119,9 @@ def there_is_something_to_interpolate(run: SkyRLTrainConfig) -> Iterator[Problem
 
 
 def a_stream_has_no_last_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Groups of a stream make batches in the order in which they are ready, over the borders of epochs."""
+    """A stream forms batches from groups in the order in which they are ready, across epochs, so no epoch has a last
+    batch.
+    """
     if run.trainer.fully_async.enabled and run.data.epoch_tail == "short":
         yield Problem(
             path="data.epoch_tail",

@@ -1,6 +1,6 @@
-"""Checks of batch sizes: every rank of every model gets equal work, or the run does not start.
+"""Checks of batch sizes: every rank of a model gets the same amount of work, or the run does not start.
 
-The arithmetic is in `skyrl.planning.batches`; here it is asked, and its verdicts become problems.
+The arithmetic is in `skyrl.planning.batches`; the functions here turn its verdicts into problems.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAMES = {"policy": "policy", "critic": "critic", "ref": "reference"}
 
 
 def mini_batches_in_samples_are_those_in_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A derived mini-batch size may be written, to the same value."""
+    """A mini-batch size in samples, if written, equals the one derived from prompts."""
     for role in ("policy", "critic"):
         prompts, samples = (
             getattr(run.trainer, f"{role}_mini_batch_size"),
@@ -55,7 +55,7 @@ def mini_batches_in_samples_are_those_in_prompts(run: SkyRLTrainConfig) -> Itera
 
 
 def made_up_batches_lack_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Made-up samples take the place of sampled ones, and no engine chose experts for them."""
+    """Synthetic samples replace sampled or recorded ones, and come without experts chosen by an engine."""
     trainer = run.trainer
     if not trainer.num_dummy_steps:
         return
@@ -71,7 +71,7 @@ def made_up_batches_lack_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Ranks that compute on the same rows, because they share sequences or layers, are equally many everywhere."""
+    """Ranks that compute on the same rows, because they share sequences or layers, form groups of equal size."""
     for model in models_of(run):
         verdict = uneven_ranks(grid_of(run, model).ranks, model_parallel(run, model))
         if verdict and run.trainer.strategy == "megatron":
@@ -86,7 +86,7 @@ def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def _ranks_left_over(run: SkyRLTrainConfig, model: Model, verdict: Uneven) -> Problem:
-    """One of the sizes does not divide the ranks, or only their product does not."""
+    """The problem of a size that does not divide the ranks, or of sizes whose product does not."""
     sizes = {
         "sequence": sequence_parallel(run, model),
         "context": context_parallel(run, model),
@@ -123,7 +123,7 @@ def mini_batches_deal_out_evenly(run: SkyRLTrainConfig) -> Iterator[Problem]:
         batch, mini, ranks = run.trainer.train_batch_size, _mini_batch(run, model), data_parallel_of(run, model)
         samples = run.generator.n_samples_per_prompt
         if ranks is None or batch % mini:
-            continue  # told by another check
+            continue  # reported by another check
         if verdict := uneven_mini_batch(batch, mini, samples, ranks):
             others = nearest(ranks, divisors(verdict.whole))
             yield Problem(
@@ -145,7 +145,7 @@ def micro_batches_divide_the_mini_batch(run: SkyRLTrainConfig) -> Iterator[Probl
     rows = {model: _rows_of_a_rank(run, model) for model in trained_models(run)}
     for model, count in rows.items():
         if count is None:
-            continue  # told by another check
+            continue  # reported by another check
         if uneven := uneven_micro_batch(count, micro, also=filter(None, rows.values())):
             mini, ranks = _mini_batch(run, model), data_parallel_of(run, model)
             among = f" / {ranks} ranks" if ranks != 1 else ""
@@ -161,7 +161,7 @@ def micro_batches_divide_the_mini_batch(run: SkyRLTrainConfig) -> Iterator[Probl
 def the_reference_scores_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Every data-parallel rank of the reference gets the same number of the batch's samples.
 
-    The models that learn need no such check: what deals out every mini-batch deals out the batch.
+    Models that learn need no such check: if every mini-batch divides evenly among the ranks, so does the batch.
     """
     ranks = data_parallel_of(run, "ref") if has_reference(run) else None
     batch, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
@@ -204,7 +204,7 @@ def _mini_batch(run: SkyRLTrainConfig, model: Model) -> int:
 
 
 def _rows_of_a_rank(run: SkyRLTrainConfig, model: Model) -> int | None:
-    """Samples of one rank in one optimizer step, or None where they cannot be dealt out evenly."""
+    """Samples of one rank in one optimizer step, or None if they cannot be divided evenly."""
     rows, ranks = _mini_batch(run, model) * run.generator.n_samples_per_prompt, data_parallel_of(run, model)
     return None if ranks is None or rows % ranks else rows // ranks
 

@@ -1,4 +1,4 @@
-"""Checks of where a run begins, of which checkpoints it keeps, and of alarms that may end it."""
+"""Checks of where a run starts, which checkpoints it keeps, and its alarms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyrl.tree.rules import Check
 
 
 def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """`from_path` says where from, and only it does."""
+    """`resume_mode = "from_path"` needs `resume_path`, and no other mode reads it."""
     if run.trainer.resume_mode == "from_path" and not run.trainer.resume_path:
         hint = "give the folder of a checkpoint: .../global_step_N"
         yield Problem(path="trainer.resume_path", message="resume_mode = from_path needs it", hint=hint)
@@ -21,7 +21,7 @@ def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def recovery_and_resuming_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """One field says where a run begins, and it may not be contradicted by the other."""
+    """`recover_mode` and `resume_mode` must not contradict each other about where a run starts."""
     resume = run.trainer.resume_mode
     yield from recovery_begins_where_resuming_does(
         run.trainer.recover_mode,
@@ -32,7 +32,7 @@ def recovery_and_resuming_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Best is by some metric."""
+    """Keeping the best checkpoints needs a metric to compare them by."""
     if run.trainer.ckpt_keep_best > 0 and not run.trainer.ckpt_best_metric:
         yield Problem(
             path="trainer.ckpt_best_metric",
@@ -42,7 +42,7 @@ def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Probl
 
 
 def alarms_can_be_raised(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Each alarm says what it watches."""
+    """Each alarm names the metric that it watches."""
     yield from alarms_name_a_metric(run.trainer.alarms, "trainer.alarms")
 
 

@@ -16,25 +16,25 @@ from skyrl.tree.rules import Check
 
 
 def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """There is something to train."""
+    """The policy has a model to train."""
     yield from a_model_is_named(run.trainer.policy.model, "trainer.policy.model")
 
 
 def there_is_data_to_train_on(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """At least one source of prompts."""
+    """Training has at least one source of prompts."""
     if not run.data.train_data and samples(run):
         yield Problem(path="data.train_data", message="the list is empty", hint="name at least one file of prompts")
 
 
 def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """An evaluation that is asked for has prompts."""
+    """If evaluation is on, it has prompts."""
     if evaluates(run) and samples(run) and not run.data.val_data:
         hint = "name a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
         yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
 
 
 def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Evaluation samples, and a run that is fed from a recording has no engine to sample with."""
+    """Evaluation needs to sample, but a run that is fed from a recording has no engine."""
     if evaluates(run) and not samples(run):
         yield Problem(
             path="trainer.rollouts_from",
@@ -58,7 +58,7 @@ def the_environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def a_reward_model_is_somewhere(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The environment reward_model has its model here, or elsewhere."""
+    """The environment reward_model has exactly one of `path` and `url` for its model."""
     settings, path = run.environment.skyrl_gym.reward_model, "environment.skyrl_gym.reward_model"
     if run.environment.env_class != "reward_model":
         return

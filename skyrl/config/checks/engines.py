@@ -1,6 +1,6 @@
-"""Checks of engines: what was chosen for them runs on the run's device, and weights have a road to them.
+"""Checks of engines: their settings work on the run's device, and weights can reach them.
 
-Only what the tree alone tells is here. What depends on the model or on the installed engine is looked at when a run
+Only checks of the tree alone are here. Anything that depends on the model or the installed engine is checked when a run
 starts.
 """
 
@@ -24,7 +24,7 @@ _THIS_MACHINE = re.compile(r"http://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|/|$
 
 
 def nccl_has_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """NCCL moves memory of GPUs. In one process nothing travels, so that any road will do there."""
+    """NCCL transfers GPU memory, so it needs CUDA. Within one process nothing travels, so any transport is accepted."""
     if on_ray(run) and run.trainer.device == "cpu" and run.generator.inference_engine.weight_sync_backend == "nccl":
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
@@ -35,7 +35,7 @@ def nccl_has_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def nccl_is_vllms(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The transport between GPUs is the engine's own."""
+    """NCCL transfers need an engine that implements them."""
     engine = run.generator.inference_engine
     able, wanted = backend_of(engine), engine.weight_sync_backend
     on_gpus = on_ray(run) and run.trainer.device != "cpu" and able.is_started_by_the_run
@@ -73,7 +73,7 @@ def _whom(run: SkyRLTrainConfig) -> str:
 
 
 def only_differences_travel_through_an_object_store(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Engines fetch the files of `delta` from where they are, and open those of `disk` where the learner wrote them."""
+    """Engines can fetch the files of `delta` from an object store, but open those of `disk` in the learner's folder."""
     engine = run.generator.inference_engine
     if engine.weight_sync_path and "://" in engine.weight_sync_path and engine.weight_sync_backend == "disk":
         message = "weight_sync_backend = disk writes to a folder that all machines see, and not to an object store"
@@ -82,14 +82,14 @@ def only_differences_travel_through_an_object_store(run: SkyRLTrainConfig) -> It
 
 
 def engines_of_the_run_get_its_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Only servers have weights that a run did not give them."""
+    """Engines that the run starts need its weights; only servers can have their own."""
     if starts_engines(run) and run.generator.inference_engine.weight_sync_backend == "none":
         message = "none is for engines that run already, and the run starts these"
         yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="leave it out: it is derived")
 
 
 def a_token_is_not_shown_to_the_network(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """HTTP without TLS sends it as it is."""
+    """HTTP without TLS sends `external_token` unencrypted."""
     engine = run.generator.inference_engine
     urls = (*server_urls(engine), *filter(None, [engine.external_proxy_url]))
     open_ones = [url for url in urls if url.startswith("http:") and not _THIS_MACHINE.match(url)]
@@ -103,13 +103,13 @@ def a_token_is_not_shown_to_the_network(run: SkyRLTrainConfig) -> Iterator[Probl
 
 
 def options_of_engines_are_no_settings_of_the_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A setting that has a field is not given once more under the engine's own name for it."""
+    """A setting that has a field is not set again in `engine_init_kwargs` under the engine's name for it."""
     if _reads(run, "engine_init_kwargs"):
         yield from refused_options(run.generator.inference_engine)
 
 
 def vllm_on_a_cpu_computes_eagerly(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """CUDA graphs are CUDA's."""
+    """CUDA graphs need CUDA, so vLLM on a CPU needs `enforce_eager`."""
     on_a_cpu = run.trainer.device == "cpu" and _reads(run, "enforce_eager")
     if on_a_cpu and not run.generator.inference_engine.enforce_eager:
         message = "a CPU has no CUDA graphs"
@@ -117,7 +117,7 @@ def vllm_on_a_cpu_computes_eagerly(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def vllm_on_a_cpu_promises_no_repetition(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """vLLM's batch-invariant kernels are written for GPUs."""
+    """vLLM's batch-invariant kernels need CUDA, so it is not deterministic on a CPU."""
     engine = run.generator.inference_engine
     able = backend_of(engine)
     needs_cuda = able.is_started_by_the_run and not able.repeats_on_a_cpu
@@ -132,7 +132,7 @@ def vllm_on_a_cpu_promises_no_repetition(run: SkyRLTrainConfig) -> Iterator[Prob
 
 
 def parts_of_an_engine_on_a_cpu_are_child_processes(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """On CPUs, vLLM splits an engine over child processes only."""
+    """On a CPU, vLLM can split an engine over child processes only."""
     engine = run.generator.inference_engine
     parts = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
     splits = _reads(run, "distributed_executor_backend") and run.trainer.device == "cpu"
@@ -145,7 +145,7 @@ def parts_of_an_engine_on_a_cpu_are_child_processes(run: SkyRLTrainConfig) -> It
 
 
 def copies_inside_an_engine_are_asynchronous(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """vLLM's offline engine holds one copy of the weights."""
+    """vLLM's offline engine holds one copy of the weights, so `data_parallel_size` above 1 needs `async_engine`."""
     engine = run.generator.inference_engine
     if _reads(run, "async_engine") and not engine.async_engine and engine.data_parallel_size > 1:
         yield Problem(
@@ -156,7 +156,7 @@ def copies_inside_an_engine_are_asynchronous(run: SkyRLTrainConfig) -> Iterator[
 
 
 def statistics_come_from_the_asynchronous_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """vLLM's offline engine exports none."""
+    """Statistics need `async_engine`: vLLM's offline engine exports none."""
     engine = run.generator.inference_engine
     if _reads(run, "async_engine") and not engine.async_engine and engine.enable_ray_prometheus_stats:
         yield Problem(
@@ -179,7 +179,7 @@ def every_sequence_of_a_step_has_a_token(run: SkyRLTrainConfig) -> Iterator[Prob
 
 
 def samples_of_rounded_weights_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Importance ratios hold the rounding of one side only: truncated importance sampling bounds what it does."""
+    """Rounding of the engine's weights distorts importance ratios; truncated importance sampling bounds the effect."""
     learners, engine = run.trainer.compute_dtype, run.generator.inference_engine
     if learners is None or not _reads(run, "rollout_dtype") or is_corrected(run):
         return
@@ -195,7 +195,7 @@ def samples_of_rounded_weights_are_corrected(run: SkyRLTrainConfig) -> Iterator[
 
 
 def eight_bits_are_for_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Products of eight bits are oneDNN's."""
+    """int8 computes with oneDNN's kernels, which are used on a CPU only."""
     engine = run.generator.inference_engine
     if _reads(run, "rollout_dtype") and engine.rollout_dtype == "int8" and run.trainer.device != "cpu":
         yield Problem(

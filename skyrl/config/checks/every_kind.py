@@ -1,4 +1,4 @@
-"""Parts of checks that every kind of run has: each is given the values, and their paths in the tree of that kind."""
+"""Parts of checks that all kinds of run share. Each takes the values, and their paths in the tree of that kind."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from skyrl.errors import Problem
 
 
 def a_model_is_named(model: ModelConfig, path: str) -> Iterator[Problem]:
-    """There is something to train; `path` is that of the table of the model."""
+    """The run names a model to train; `path` is the path of the model's table."""
     if not model.path:
         hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
         yield Problem(path=f"{path}.path", message="no model to train", hint=hint)
 
 
 def alarms_name_a_metric(alarms: Sequence[AlarmConfig], path: str) -> Iterator[Problem]:
-    """Each alarm has a metric of its own, or changes a default alarm, and no two have one name."""
+    """Each alarm names a metric or changes a default alarm, and no two have the same name."""
     seen: set[str] = set()
     for number, alarm in enumerate(alarms):
         name = alarm.name or alarm.metric
@@ -32,8 +32,8 @@ def alarms_name_a_metric(alarms: Sequence[AlarmConfig], path: str) -> Iterator[P
 def recovery_begins_where_resuming_does(
     recover: str | None, resume: str | None, *, path: str, written: str
 ) -> Iterator[Problem]:
-    """`recover_mode` may not contradict `resume_mode`; `path` is that of the former, `written` says what is written
-    for the latter, such as `resume_from = empty`.
+    """`recover_mode` may not contradict `resume_mode`. `path` is the path of `recover_mode`; `written` is the text for
+    the resume setting in messages, such as `resume_from = empty`.
     """
     agree = {None: (resume,), "disabled": ("latest", "none", None), "fault": ("latest", "none", None)}
     if resume not in agree.get(recover, ("latest",)):

@@ -48,7 +48,7 @@ def replayed_experts_are_returned(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def routers_of_megatron_take_what_is_replayed(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron-core asks nobody where its fused kernel chooses experts, or sinkhorn does."""
+    """Megatron-core cannot replay experts if its fused kernel or sinkhorn chooses them."""
     for model in models_of(run) if run.trainer.strategy == "megatron" else ():
         section = getattr(run.trainer, model)
         if model == "critic" or not section.moe_enable_routing_replay:

@@ -1,4 +1,4 @@
-"""Checks of learners: adapters, traces, and where sharded state rests."""
+"""Checks of learners: adapters, traces, schedules, references and dropout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENGINE = "generator.inference_engine"
 
 
 def adapters_have_a_road_to_the_engines(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """An adapter travels as a whole; delta compares whole weights."""
+    """An adapter is sent whole, so it cannot travel by delta, which compares whole weights."""
     engine = run.generator.inference_engine
     if run.trainer.policy.model.lora.rank == 0:
         return
@@ -39,7 +39,7 @@ def adapters_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem
 
 
 def traces_have_ranks_and_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A profiler that is on says whose passes it traces, and where to."""
+    """A profiler that is on names the ranks that it traces and a folder for the traces."""
     if run.trainer.strategy != "megatron":
         return
     for model in models_of(run):
@@ -69,14 +69,14 @@ def gathering_overlaps_with_reducing(run: SkyRLTrainConfig) -> Iterator[Problem]
 
 
 def the_schedules_have_what_they_need(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The settings of a schedule go together."""
+    """The settings of a learning-rate schedule do not contradict each other."""
     yield from schedule_problems(run.trainer.policy.optimizer_config, "trainer.policy.optimizer_config")
     if has_critic(run):
         yield from schedule_problems(run.trainer.critic.optimizer_config, "trainer.critic.optimizer_config")
 
 
 def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A KL divergence is from the same model, where both are loaded from one path."""
+    """A reference loaded from the policy's path has the same configuration and initialization as the policy."""
     policy, ref = run.trainer.policy, run.trainer.ref
     if not has_reference(run) or ref.model.path not in (None, policy.model.path):
         return
@@ -90,7 +90,7 @@ def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator
 
 
 def the_reference_has_the_adapter_that_the_policy_starts_from(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A policy that starts from a stored adapter is far from the model below it."""
+    """If the policy starts from a stored adapter, the reference needs the same adapter for the KL to start at 0."""
     policy, ref = run.trainer.policy.model, run.trainer.ref.model
     if not has_reference(run) or not policy.lora.rank or ref.path not in (None, policy.path):
         return
@@ -122,7 +122,7 @@ def dropout_leaves_what_is_compared_alone(run: SkyRLTrainConfig) -> Iterator[Pro
 
 
 def dropout_of_adapters_is_noise_in_what_is_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The dropout of an adapter acts in updates alone, as that of the model does; it is smaller, and a warning."""
+    """Adapter dropout acts in updates only, like the model's; it is smaller, so it is only a warning."""
     algorithm, trainer = run.trainer.algorithm, run.trainer
     compared = {
         "policy": ("log-probabilities", _compares_logprobs(run)),
@@ -140,14 +140,14 @@ def dropout_of_adapters_is_noise_in_what_is_compared(run: SkyRLTrainConfig) -> I
 
 
 def _compares_logprobs(run: SkyRLTrainConfig) -> bool:
-    """Does the policy's loss compare with log-probabilities of an earlier pass? So it is taken to, if unknown."""
+    """Whether the policy's loss compares with log-probabilities of an earlier pass; True if unknown."""
     algorithm = run.trainer.algorithm
     compares = scores_old_logprobs(algorithm, POLICY.updates(run)) or loss_facts(algorithm).reads_rollout_logprobs
     return compares is not False
 
 
 def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Kernels that repeat bit for bit are tested on CPUs; on CUDA that is not promised yet."""
+    """Bit-for-bit repeatable kernels are tested on CPUs only; on CUDA they are not guaranteed yet."""
     if run.trainer.deterministic and run.trainer.device == "cuda":
         yield Problem(
             path="trainer.deterministic",

@@ -1,4 +1,4 @@
-"""Checks of runs under Megatron: what its learners lack, and which degrees fit together."""
+"""Checks of runs under Megatron: unsupported features, and degrees of parallelism that fit together."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def megatron_core_has_this_router(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def engines_route_as_the_model_says(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Engines use the router of the model's own configuration; another router gives other log-probabilities."""
+    """Engines use the router of the model's own configuration; a different one changes the log-probabilities."""
     for path, config, _ in _tables(run):
         changed = {
             "moe_router_score_function": config.moe_router_score_function == "sigmoid",

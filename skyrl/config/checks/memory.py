@@ -1,4 +1,4 @@
-"""Memory: models that cannot fit the kind of GPU that the configuration names."""
+"""Checks of memory: models that do not fit the kind of GPU that the configuration names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyrl.tree.rules import Check, itself
 
 
 def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """An estimate, and so a warning: it counts tensors, and allocators differ."""
+    """The run fits its kind of GPU by an estimate that counts tensors; allocators differ, so it is only a warning."""
     verdict = verdict_of(itself(run))
     if verdict is None or verdict.fits:
         return

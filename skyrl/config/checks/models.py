@@ -42,7 +42,7 @@ def _for_each(check: ModelCheck, models: Sequence[ModelTable]) -> Check[Any]:
 
 
 def adapters_start_in_a_way_that_runs(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """Ways that change the weights themselves, or look at data, are not implemented; nor are Megatron's."""
+    """Initializations that change the weights themselves or use data are not implemented, nor are Megatron's."""
     lora, path = model.section(run).model.lora, model.at("model.lora.init_method")
     if lora.rank == 0 or not model.learns:
         return
@@ -58,7 +58,7 @@ def adapters_start_in_a_way_that_runs(run: RunConfig, model: ModelTable) -> Iter
 
 
 def adapters_that_do_not_learn_are_stored(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """A new adapter changes nothing before it has learned."""
+    """A model that does not learn needs a stored adapter: a new one has no effect before it is trained."""
     lora = model.section(run).model.lora
     if not model.learns and lora.rank and lora.path is None:
         yield Problem(
@@ -79,7 +79,7 @@ def adapters_have_weights_below_them(run: RunConfig, model: ModelTable) -> Itera
 
 
 def modules_are_named_in_a_list(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """A text is a regular expression of the whole name of a module, which a bare name such as `q_proj` never is."""
+    """A string is a regular expression for a module's full name, which a bare name such as `q_proj` never matches."""
     lora = model.section(run).model.lora
     if lora.rank == 0:
         return
@@ -150,7 +150,7 @@ def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: ModelT
 
 
 def state_on_a_drive_has_a_folder(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """`nvme` says where on the drive, and nothing else does; DeepSpeed has it at stage 3 only."""
+    """`device = "nvme"` needs a folder on the drive, and DeepSpeed supports it at stage 3 only."""
     if not model.by_deepspeed(run):
         return
     zero = model.zero(run)
@@ -166,7 +166,7 @@ def state_on_a_drive_has_a_folder(run: RunConfig, model: ModelTable) -> Iterator
 
 
 def gradients_are_divided_where_deepspeed_can(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """Stages 2 and 3 scatter gradients while they sum them, and divide afterwards only."""
+    """Stages 2 and 3 scatter gradients while summing them, and can divide them only afterwards."""
     stage = model.zero(run).stage
     if _trains_by_deepspeed(run, model) and stage >= 2 and model.section(run).deepspeed_config.prescale_gradients:
         message = f"DeepSpeed cannot divide before it sums at stage {stage}"
@@ -196,8 +196,8 @@ def second_copies_of_the_weights_are_whole(run: RunConfig, model: ModelTable) ->
 
 
 def groups_of_deepspeed_have_the_same_matrices(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """DeepSpeed makes the groups of hpZ and qgZ out of consecutive ranks, and these have different parts of a matrix
-    where they cut it: what it exchanges there would be mixed up without a word.
+    """DeepSpeed forms the groups of hpZ and qgZ from consecutive ranks. With tensor parallelism, these hold different
+    parts of a matrix, which it would silently mix up.
     """
     cutting: int = getattr(model.section(run), "tensor_parallel_size", 1)
     zero = model.zero(run)
@@ -216,7 +216,7 @@ def groups_of_deepspeed_have_the_same_matrices(run: RunConfig, model: ModelTable
 
 
 def integers_are_made_on_gpus(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """DeepSpeed has its kernels of quantization for CUDA alone."""
+    """DeepSpeed's quantization kernels need CUDA."""
     if not model.by_deepspeed(run) or model.zero(run).stage != 3 or model.on_cuda(run):
         return
     for name in ("zero_quantized_weights", *(["zero_quantized_gradients"] if model.learns else [])):
@@ -225,7 +225,7 @@ def integers_are_made_on_gpus(run: RunConfig, model: ModelTable) -> Iterator[Pro
 
 
 def matrices_are_whole_where_muon_steps(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """ZeRO steps flat pieces of several weights, and Muon orthogonalizes matrices."""
+    """Muon orthogonalizes whole matrices, but ZeRO updates flat pieces of several weights."""
     if _trains_by_deepspeed(run, model) and model.section(run).optimizer_config.optimizer == "muon":
         yield Problem(
             path=model.at("optimizer_config.optimizer"),
@@ -235,7 +235,7 @@ def matrices_are_whole_where_muon_steps(run: RunConfig, model: ModelTable) -> It
 
 
 def the_kernel_for_cpu_memory_finds_the_state_there(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """DeepSpeed's CPUAdam steps weights and state in CPU memory, where ZeRO's stages 1 to 3 put them."""
+    """DeepSpeed's CPUAdam needs weights and state in CPU memory, where offloading at stages 1 to 3 puts them."""
     if not model.learns or model.section(run).optimizer_config.optimizer != "cpu_adamw":
         return
     zero = model.zero(run)
@@ -268,13 +268,15 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
 
 
 def _sharing_weights(run: RunConfig, model: ModelTable) -> int:
-    """Ranks that FSDP spreads a matrix over: all, or as many as have the same part of it."""
+    """Number of ranks that FSDP shards a matrix over: all ranks, or those that hold the same tensor-parallel part of
+    it.
+    """
     cutting: int = getattr(model.section(run), "tensor_parallel_size", 1)
     return max(model.ranks(run) // cutting, 1)
 
 
 def _is_sharded(run: RunConfig, model: ModelTable) -> bool:
-    """With one rank there is nothing to shard."""
+    """Whether FSDP shards the model, which it does with more than one rank."""
     return model.by_fsdp(run) and model.ranks(run) > 1
 
 

@@ -1,6 +1,7 @@
 """Checks of placement: models and engines fit the GPUs that they are given, and each other.
 
-A rule applies only where what it constrains is in use. Whether the cluster has so many GPUs is seen when a run starts.
+A rule applies only where what it constrains is in use. Whether the cluster has enough GPUs is checked when a run
+starts.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def models_that_share_gpus_have_as_many(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Where models take turns on the same GPUs, each has a rank on every one of them."""
+    """Models that take turns on the same GPUs have a rank on every one of them."""
     placement = run.trainer.placement
     if not on_ray(run):
         return
@@ -63,7 +64,7 @@ def models_that_share_gpus_have_as_many(run: SkyRLTrainConfig) -> Iterator[Probl
 
 
 def engines_that_share_gpus_take_all_of_them(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """With `colocate_all` engines and policy take turns on the same GPUs, and none lies idle."""
+    """With `colocate_all`, engines and policy take turns on the same GPUs, and use all of them."""
     engines = engines_of(run)
     if engines is None or not on_ray(run) or not run.trainer.placement.colocate_all:
         return
@@ -115,7 +116,7 @@ def engines_of_others_have_an_address(run: SkyRLTrainConfig) -> Iterator[Problem
 
 
 def addresses_of_engines_are_addresses(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Each names a host and nothing within it, and no engine is named twice."""
+    """Each address names a host without a path, and no engine is listed twice."""
     engine = run.generator.inference_engine
     field = "external_server_urls" if engine.external_server_urls else "remote_urls"
     named = [(field, url) for url in server_urls(engine)]
@@ -131,7 +132,7 @@ def addresses_of_engines_are_addresses(run: SkyRLTrainConfig) -> Iterator[Proble
 
 
 def engines_of_others_are_counted_by_their_addresses(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Each address is an engine."""
+    """For engines that run already, `num_engines` is the number of addresses."""
     engine = run.generator.inference_engine
     urls = len(server_urls(engine))
     if samples(run) and not starts_engines(run) and urls and engine.num_engines not in (1, urls):
@@ -140,7 +141,7 @@ def engines_of_others_are_counted_by_their_addresses(run: SkyRLTrainConfig) -> I
 
 
 def an_engine_without_a_server_is_started(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The embedded engine is part of a process of the run."""
+    """The embedded engine runs inside a process of the run, so it cannot be one that runs already."""
     engine = run.generator.inference_engine
     elsewhere = engine.external_proxy_url or server_urls(engine) or not engine.run_engines_locally
     if samples(run) and elsewhere and starts_engines(run):
@@ -152,7 +153,7 @@ def an_engine_without_a_server_is_started(run: SkyRLTrainConfig) -> Iterator[Pro
 
 
 def experts_take_every_gpu_of_an_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Expert parallelism spreads the experts over the data and tensor GPUs of an engine, all of them."""
+    """Expert parallelism spreads the experts over all data and tensor GPUs of an engine."""
     engine = run.generator.inference_engine
     if "expert_parallel_size" not in backend_of(engine).fields or engine.expert_parallel_size == 1:
         return
@@ -167,7 +168,7 @@ def experts_take_every_gpu_of_an_engine(run: SkyRLTrainConfig) -> Iterator[Probl
 
 
 def an_engine_of_child_processes_has_one_node(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Child processes (`mp`) run where their parent does, so that no shared engine may reach over to a second node."""
+    """Child processes (`mp`) run on their parent's node, so an engine on shared GPUs must not span two nodes."""
     engines = engines_of(run)
     if engines is None or not engines.on_one_node or not on_ray(run) or not run.trainer.placement.colocate_all:
         return
@@ -182,7 +183,7 @@ def an_engine_of_child_processes_has_one_node(run: SkyRLTrainConfig) -> Iterator
 
 
 def megatron_splits_sequences_by_context(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A sequence is shared among ranks by `context_parallel_size` under Megatron."""
+    """Ranks share a sequence by `megatron_config.context_parallel_size` under Megatron."""
     for model in _megatron_models(run):
         for name in ("sequence_parallel_size", "context_parallel_size"):
             size = getattr(getattr(run.trainer, model), name)

@@ -1,4 +1,4 @@
-"""Checks of values that fit together and are probably a mistake: warnings, each with the number that gives it away."""
+"""Checks of values that are valid but probably a mistake. Each warning names the suspicious number."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def training_samples_are_drawn_from_the_whole_distribution(run: SkyRLTrainConfig
 
 
 def training_samples_are_not_noise(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """High temperatures flatten the distribution of tokens."""
+    """High temperatures flatten the distribution of tokens until samples are mostly noise."""
     temperature = run.generator.sampling_params.temperature
     if temperature > HOTTEST:
         message = f"{temperature} makes nearly every token a random one"
@@ -37,7 +37,7 @@ def training_samples_are_not_noise(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def a_kl_penalty_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """With weight 0 a reference is loaded and scored for nothing."""
+    """With weight 0, a reference would be loaded and scored without any effect."""
     algorithm = run.trainer.algorithm
     if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0:
         message = "the KL loss is on and weighs nothing, and the reference is computed all the same"
@@ -45,7 +45,7 @@ def a_kl_penalty_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def importance_ratios_are_not_cut_below_one(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A ratio of 1 means no difference between engine and learner, and a cap below it shrinks even that."""
+    """A ratio of 1 means that engine and learner agree; a cap below 1 would shrink even those tokens."""
     correction = run.trainer.algorithm.off_policy_correction
     if correction.tis_ratio_type is None:
         return
@@ -66,7 +66,7 @@ def learning_rates_are_those_of_fine_tuning(run: SkyRLTrainConfig) -> Iterator[P
 
 
 def warm_up_ends_before_the_run_does(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Where the number of steps is written, the rate reaches its height within them."""
+    """If the number of steps is written, warm-up ends within it."""
     trainer, settings = run.trainer, run.trainer.policy.optimizer_config
     if trainer.max_training_steps is None:
         return
@@ -78,7 +78,7 @@ def warm_up_ends_before_the_run_does(run: SkyRLTrainConfig) -> Iterator[Problem]
 
 
 def the_longest_sequence_fits_into_a_micro_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A sequence beyond the budget of tokens goes alone, and takes more memory than the budget allows for."""
+    """A sequence longer than the token budget is a micro-batch by itself, and exceeds the memory planned for one."""
     budget, longest = run.trainer.max_tokens_per_microbatch, run.trainer.algorithm.max_seq_len
     if longest is not None and 0 < budget < longest:
         message = f"{budget} is below the longest sequence, trainer.algorithm.max_seq_len = {longest}, which goes alone"
@@ -86,7 +86,7 @@ def the_longest_sequence_fits_into_a_micro_batch(run: SkyRLTrainConfig) -> Itera
 
 
 def engine_and_learner_compute_in_the_same_type(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """float16 and bfloat16 round differently, so that the engine's log-probabilities are others."""
+    """float16 and bfloat16 round differently, so the engine's log-probabilities would differ from the learner's."""
     engine, learner = run.generator.inference_engine, run.trainer.compute_dtype
     if engine.model_dtype in HALVES and learner == "bfloat16":
         message = f"{engine.model_dtype} rounds otherwise than the learner's bfloat16: ratios are off by that"
@@ -109,7 +109,7 @@ def evaluation_is_on_other_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def checkpoints_and_exports_have_folders_of_their_own(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Both write folders called `global_step_N`."""
+    """Checkpoints and exports need different folders: both write subfolders called `global_step_N`."""
     trainer = run.trainer
     if trainer.ckpt_path.rstrip("/") == trainer.export_path.rstrip("/"):
         message = f"{trainer.export_path} is trainer.ckpt_path, too, and both write global_step_N into it"

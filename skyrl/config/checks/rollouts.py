@@ -1,4 +1,4 @@
-"""Checks of rollouts: how turns, templates and samples go together, and that both sides have one model."""
+"""Checks of rollouts: turns, templates and samples fit together, and engine and learner use the same model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def one_call_of_the_engine_has_one_turn(run: SkyRLTrainConfig) -> Iterator[Probl
 
 
 def a_batch_at_once_is_in_flight_at_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Everything is sampled before the first trajectory ends."""
+    """`batched` has the whole batch in flight at once, so `max_trajectories_in_flight` cannot limit it."""
     if run.generator.batched and run.generator.max_trajectories_in_flight is not None:
         yield Problem(
             path="generator.max_trajectories_in_flight",
@@ -49,7 +49,7 @@ def a_batch_at_once_is_in_flight_at_once(run: SkyRLTrainConfig) -> Iterator[Prob
 
 
 def several_turns_have_room(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A second turn starts from the prompt, the first answer and an observation."""
+    """A second turn starts from the prompt, the first answer and an observation, which need room."""
     longest, prompt = run.generator.max_input_length, run.trainer.max_prompt_length
     if run.generator.max_turns > 1 and longest == prompt:
         yield Problem(
@@ -94,7 +94,7 @@ def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Pr
 
 
 def a_template_that_is_named_is_built_in(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Others come from files."""
+    """A chat template that is not built in comes from a file."""
     template = run.generator.chat_template
     if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
         yield Problem(
@@ -105,7 +105,7 @@ def a_template_that_is_named_is_built_in(run: SkyRLTrainConfig) -> Iterator[Prob
 
 
 def only_steps_can_be_merged(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Without steps there is one sample of a trajectory."""
+    """Merging needs `step_wise_trajectories`: without it, a trajectory is a single sample."""
     if run.generator.merge_stepwise_output and not run.generator.step_wise_trajectories:
         yield Problem(
             path="generator.merge_stepwise_output",
@@ -115,7 +115,9 @@ def only_steps_can_be_merged(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def several_samples_have_no_time_in_common(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Where the template writes the conversation anew, a trajectory can be several samples, as it is step-wise."""
+    """If the template renders the conversation again each turn, a trajectory can be several samples, as with step-wise
+    ones.
+    """
     algorithm, generator = run.trainer.algorithm, run.generator
     anew = generator.chat_template.name_or_path is not None and generator.use_conversation_multi_turn
     several = generator.max_turns > 1 and (anew or generator.step_wise_trajectories)
@@ -158,7 +160,7 @@ def turns_end_as_the_models_chats_do(run: SkyRLTrainConfig) -> Iterator[Problem]
 
 
 def both_sides_turn_positions_alike(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Rotary embeddings of engine and learner are those of one model."""
+    """Engine and learner use the same rotary embeddings."""
     for name in ("rope_scaling", "rope_theta"):
         learner, engine = getattr(run.trainer, name), getattr(run.generator, name)
         if engine is not None and engine != learner:
@@ -170,7 +172,7 @@ def both_sides_turn_positions_alike(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def positions_are_set_in_one_place(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Engine arguments that bypass the learner's settings would give another model."""
+    """Rotary settings given as engine arguments would bypass the learner and give a different model."""
     kwargs = run.generator.inference_engine.engine_init_kwargs
     overrides = kwargs.get("hf_overrides")
     inner: Mapping[str, Any] = overrides if isinstance(overrides, Mapping) else {}
@@ -190,7 +192,7 @@ def positions_are_set_in_one_place(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def a_sequence_fits_into_the_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """An engine that is made for shorter sequences cuts answers off without a word."""
+    """An engine limited to shorter sequences would silently cut answers off."""
     engine = run.generator.inference_engine
     longest = given_length(engine)
     prompt, answer = run.generator.max_input_length, run.generator.sampling_params.max_generate_length
@@ -204,7 +206,7 @@ def a_sequence_fits_into_the_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def a_completion_may_be_as_long_as_it_must(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The least length of a completion is not above the longest, and a prompt leaves room for one."""
+    """The minimum length of a completion does not exceed the maximum, and a prompt leaves room for an answer."""
     for name in ("sampling_params", "eval_sampling_params"):
         sampling = getattr(run.generator, name)
         if sampling is None:

@@ -13,7 +13,7 @@ from skyrl.tree.rules import Check
 
 
 def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Greedy samples of a prompt are all the same, so that pass@n would be pass@1."""
+    """Greedy samples of a prompt are all the same, so pass@n would equal pass@1."""
     sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
     if evaluates(run) and sampling is not None and (sampling.greedy or sampling.temperature == 0) and samples > 1:
         yield Problem(
@@ -36,7 +36,7 @@ def the_learner_scores_at_the_rollout_temperature(run: SkyRLTrainConfig) -> Iter
 
 
 def training_samples_are_random(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """At temperature 0 all samples of a prompt are one, and no advantage is left."""
+    """Greedy samples of a prompt are all the same, so no advantage would be left."""
     if run.generator.sampling_params.temperature == 0:
         yield Problem(
             path="generator.sampling_params.temperature",
@@ -52,8 +52,8 @@ def training_samples_are_random(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def the_learner_can_score_what_was_sampled(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Penalties and a least length change the distribution by the history of the answer, which the learner does not
-    undo; the engine's log-probabilities are those of the changed one.
+    """Penalties and a minimum length change the sampling distribution depending on the answer so far. The engine's
+    log-probabilities include that change; the learner's do not.
     """
     for name, off in (("repetition_penalty", 1.0), ("frequency_penalty", 0.0), ("min_new_tokens", 0)):
         if getattr(run.generator.sampling_params, name) != off:

@@ -1,4 +1,4 @@
-"""Checks of a learning-rate schedule, of whichever model it is."""
+"""Checks of a learning-rate schedule of any model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyrl.errors import Problem
 from skyrl.tree.rules import Effect
 
 WITHOUT_FIELDS = ("reduce_lr_on_plateau", "greedy")
-"""Schedules with parameters that no field has."""
+"""Schedules with parameters that have no field."""
 
 DECAYING = ("linear", "cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay")
 """Schedules that end at `min_lr_ratio`."""
@@ -20,7 +20,7 @@ OURS = (*DECAYING, "constant", "constant_with_warmup")
 
 
 def schedule_problems(config: OptimizerConfig, path: str) -> Iterator[Problem]:
-    """Contradictory settings of a learning-rate schedule; `path` is that of the optimizer."""
+    """Contradictory settings of a learning-rate schedule; `path` is the path of the optimizer's table."""
     if config.scheduler in WITHOUT_FIELDS:
         yield Problem(
             path=f"{path}.scheduler",

@@ -1,6 +1,6 @@
 """Checks of models whose ranks share sequences, matrices or experts.
 
-Whether they divide the model is checked where its files are at hand: `skyrl.experiments.model_checks`.
+Whether the sizes divide the model is checked in `skyrl.experiments.model_checks`, which reads its files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def shared_sequences_are_packed(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """What ranks exchange goes into torch's own kernels, on CUDA those of FlashAttention."""
+    """Ranks that share sequences use torch's own attention kernels, which on CUDA are those of FlashAttention."""
     if run.trainer.attention in (None, "sdpa"):
         return
     for path, size in _sharing(run):
@@ -51,7 +51,7 @@ def gathered_keys_are_not_dropped(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 def megatron_cuts_matrices_by_its_own_size(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Megatron's degree of tensor parallelism is a field of its table."""
+    """The degree of tensor parallelism under Megatron is a field of `megatron_config`."""
     for model in models_of(run) if run.trainer.strategy == "megatron" else ():
         path, size = f"trainer.{model}.tensor_parallel_size", getattr(run.trainer, model).tensor_parallel_size
         if size > 1:
@@ -61,8 +61,8 @@ def megatron_cuts_matrices_by_its_own_size(run: SkyRLTrainConfig) -> Iterator[Pr
 
 
 def experts_are_spread_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Experts are spread over all ranks of a model under FSDP, whose other matrices are whole; Megatron has a size of
-    its own.
+    """Experts are spread over all ranks of a model under FSDP, with all other matrices whole; Megatron has its own size
+    for this.
     """
     for model in models_of(run):
         path, section = f"trainer.{model}.expert_parallel_size", getattr(run.trainer, model)

@@ -1,4 +1,4 @@
-"""`check()` for supervised runs: which resolved trees can run."""
+"""Checks of resolved supervised runs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from skyrl.tree.rules import Check
 
 
 def there_is_a_model_to_train(run: SupervisedConfig) -> Iterator[Problem]:
-    """Something has to learn."""
+    """The run names a model to train."""
     yield from a_model_is_named(run.model, "model")
 
 
 def there_are_rows_to_learn_from(run: SupervisedConfig) -> Iterator[Problem]:
-    """At least one source, unless rows are made up."""
+    """Training has at least one source, unless rows are synthetic."""
     if not run.train_datasets and not run.num_dummy_steps:
         yield Problem(path="train_datasets", message="the list is empty", hint="name at least one file of rows")
 
 
 def evaluation_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
-    """An evaluation that is asked for has sources."""
+    """If evaluation is on, it has sources."""
     asked = run.eval_before_train or read_interval(run.eval_interval).ever
     if asked and not run.eval_datasets:
         hint = "name a file, or set eval_before_train = false and eval_interval = 0"
@@ -43,7 +43,7 @@ def evaluation_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def weights_are_as_many_as_sources(run: SupervisedConfig) -> Iterator[Problem]:
-    """A weight for each source."""
+    """Each source has a weight."""
     weights = run.train_dataset_weights
     if weights is not None and len(weights) != len(run.train_datasets):
         message = f"{len(weights)} weights for {len(run.train_datasets)} train_datasets"
@@ -51,14 +51,14 @@ def weights_are_as_many_as_sources(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
-    """Rows that are drawn by weight have no order of their own."""
+    """Rows drawn by weight have no order of their own, so they must be shuffled."""
     if run.train_dataset_weights is not None and run.sampler == "sequential":
         message = "sequential takes the rows as they stand, and train_dataset_weights draws them"
         yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
 
 
 def evaluation_sets_have_different_names(run: SupervisedConfig) -> Iterator[Problem]:
-    """Metrics of two sets under one name would be those of one."""
+    """Two evaluation sets with the same name would overwrite each other's metrics."""
     given = run.eval_dataset_names
     if given is not None and len(given) != len(run.eval_datasets):
         message = f"{len(given)} names for {len(run.eval_datasets)} eval_datasets"
@@ -73,7 +73,7 @@ def evaluation_sets_have_different_names(run: SupervisedConfig) -> Iterator[Prob
 
 
 def batches_deal_out_evenly(run: SupervisedConfig) -> Iterator[Problem]:
-    """Every rank, or group of ranks that share rows, gets as many rows of each batch."""
+    """Every rank, or group of ranks that share rows, gets the same number of rows of each batch."""
     ranks, together = run.placement.num_nodes * run.placement.num_gpus_per_node, sharing_rows(run)
     replicas = max(ranks // together, 1)
     if run.batch_size % replicas:
@@ -85,7 +85,7 @@ def batches_deal_out_evenly(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def one_process_holds_one_rank(run: SupervisedConfig) -> Iterator[Problem]:
-    """Several ranks are several processes."""
+    """Several ranks need several processes, and therefore Ray."""
     ranks = run.placement.num_nodes * run.placement.num_gpus_per_node
     if run.placement.executor == "in_process" and ranks > 1:
         message = f"in_process has room for one rank, and this run has {ranks}"
@@ -93,19 +93,19 @@ def one_process_holds_one_rank(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def the_schedule_has_what_it_needs(run: SupervisedConfig) -> Iterator[Problem]:
-    """A schedule's settings go together."""
+    """The settings of a learning-rate schedule do not contradict each other."""
     yield from schedule_problems(run.optimizer_config, "optimizer_config")
 
 
 def there_is_a_step_to_go_back_to(run: SupervisedConfig) -> Iterator[Problem]:
-    """Rows do not change: a step that goes wrong goes wrong again."""
+    """A step repeated on the same rows would fail again, so rolling back does not help."""
     if run.faults.on_non_finite == "roll_back":
         message = "roll_back would train on the same rows from the same weights again"
         yield Problem(path="faults.on_non_finite", message=message, hint="set it to abort or skip")
 
 
 def pairs_are_never_cut(run: SupervisedConfig) -> Iterator[Problem]:
-    """The score of a chat is read at its end, which a cut would take away."""
+    """The score of a chat is read at its end, which truncation would remove."""
     if isinstance(run, RewardModelConfig) and run.too_long == "truncate":
         message = "truncate would cut off the token that the score is read at"
         yield Problem(path="too_long", message=message, hint="set it to skip, which counts the pairs that are left out")
@@ -123,19 +123,19 @@ def a_template_that_is_named_is_built_in(run: SupervisedConfig) -> Iterator[Prob
 
 
 def recovery_and_resuming_agree(run: SupervisedConfig) -> Iterator[Problem]:
-    """One field says where a run begins, and it may not be contradicted by the other."""
+    """`recover_mode` and `resume_from` must not contradict each other about where a run starts."""
     resume = {"latest": "latest", "": "none"}.get(run.resume_from, "from_path")
     written = f"resume_from = {run.resume_from or 'empty'}"
     yield from recovery_begins_where_resuming_does(run.recover_mode, resume, path="recover_mode", written=written)
 
 
 def alarms_can_be_raised(run: SupervisedConfig) -> Iterator[Problem]:
-    """Each alarm says what it watches."""
+    """Each alarm names the metric that it watches."""
     yield from alarms_name_a_metric(run.alarms, "alarms")
 
 
 def fewer_ranks_are_a_change(run: SupervisedConfig) -> Iterator[Problem]:
-    """What dropout drops depends on the ranks, so a run on fewer of them goes on with other numbers."""
+    """Dropout depends on the ranks, so a run that continues on fewer of them computes different numbers."""
     if run.faults.on_lost_rank == "shrink" and not run.resume_with_changes:
         message = "shrink continues with fewer ranks, on which the numbers of a supervised run may depend"
         yield Problem(path="faults.on_lost_rank", message=message, hint="set resume_with_changes = true, or wait")

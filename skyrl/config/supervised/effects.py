@@ -11,7 +11,7 @@ from skyrl.tree.rules import Effect
 
 
 def evaluates(run: SupervisedConfig) -> bool:
-    """Does this run ever look at evaluation rows?"""
+    """Whether the run ever evaluates."""
     return run.eval_before_train or read_interval(run.eval_interval).ever
 
 

@@ -13,7 +13,7 @@ from skyrl.planning.topology import Grid, Sizes
 
 
 def _sizes(run: SupervisedConfig) -> Sizes:
-    """One model, and no engines."""
+    """Sizes of a supervised run: one model and no engines."""
     grid = Grid(nodes=run.placement.num_nodes, gpus_per_node=run.placement.num_gpus_per_node)
     return Sizes(
         policy=grid,

@@ -1,7 +1,6 @@
 """Checks of supervised runs whose ranks share sequences, matrices or experts.
 
-Whether the sizes divide the heads of the model is checked where its files are at hand:
-`skyrl.experiments.model_checks`.
+Whether the sizes divide the heads of the model is checked in `skyrl.experiments.model_checks`, which reads its files.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SIZES = ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_si
 
 
 def ranks_form_whole_groups(run: SupervisedConfig) -> Iterator[Problem]:
-    """Each row is computed by as many ranks as the others."""
+    """Every row is computed by the same number of ranks."""
     ranks, together = MODEL.ranks(run), sharing_rows(run)
     if ranks % together:
         written = [f"{name} = {getattr(run, name)}" for name in _SIZES if getattr(run, name) > 1]
@@ -32,7 +31,7 @@ def ranks_form_whole_groups(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def shared_sequences_are_packed(run: SupervisedConfig) -> Iterator[Problem]:
-    """Ranks share the row that others are packed into, by torch's own attention."""
+    """Ranks share packed rows, and use torch's own attention."""
     for name in _SIZES[:2]:
         size = getattr(run, name)
         if size > 1 and not run.use_sequence_packing:
@@ -53,7 +52,7 @@ def gathered_keys_are_not_dropped(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def experts_are_spread_under_fsdp(run: SupervisedConfig) -> Iterator[Problem]:
-    """Experts are spread over all ranks under FSDP, whose other matrices are whole."""
+    """Experts are spread over all ranks under FSDP, with all other matrices whole."""
     path, size, ranks = "expert_parallel_size", run.expert_parallel_size, MODEL.ranks(run)
     if size == 1:
         return

@@ -15,5 +15,5 @@ MODEL = ModelTable(
 
 
 def sharing_rows(run: SupervisedConfig) -> int:
-    """Ranks that compute on the same rows."""
+    """Number of ranks that compute on the same rows."""
     return run.sequence_parallel_size * run.context_parallel_size * run.tensor_parallel_size

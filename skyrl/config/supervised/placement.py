@@ -27,10 +27,10 @@ class SFTPlacementConfig(BaseConfig):
     of its own here and ends it. Read when the executor is ray."""
 
     start_timeout_seconds: Seconds = field(default=600.0, validator=positive, metadata=FREE)
-    """How long all processes may take to be there, with their models loaded. Read when the executor is ray."""
+    """Maximum seconds until all processes have started and loaded their models. Read when the executor is ray."""
 
     call_timeout_seconds: Seconds = field(default=3600.0, validator=positive, metadata=FREE)
-    """Longest that anything asked of a process may take, such as one update. Read when the executor is ray."""
+    """Maximum seconds for one call of a process, such as one update. Read when the executor is ray."""
 
     heartbeat_timeout_seconds: Seconds = field(default=60.0, validator=positive, metadata=FREE)
-    """A process that gives no sign of life for so long ends the run. Read when the executor is ray."""
+    """The run ends if a process sends no heartbeat for this many seconds. Read when the executor is ray."""

@@ -1,7 +1,7 @@
-"""Runs that learn from rows that are there already: supervised fine-tuning and reward models.
+"""Runs that learn from existing rows: supervised fine-tuning and reward models.
 
-`kind = "sft"` and `kind = "reward_model"` at the top of a file choose these roots. They share the tables of the RL tree
-for models, optimizers and sharding, and have the names of SkyRL's `SFTConfig` where they mean the same.
+`kind = "sft"` and `kind = "reward_model"` at the top of a file choose these roots. They share the RL tree's tables for
+models, optimizers and sharding, and use the names of SkyRL's `SFTConfig` for fields with the same meaning.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _OF_A_LEARNER = (
     "model", "optimizer_config", "fsdp_config", "deepspeed_config", "use_dropout", "sequence_parallel_size",
     "context_parallel_size", "tensor_parallel_size", "expert_parallel_size",
 )  # fmt: skip
-"""Fields that a policy and a critic have under the same name. Which of both learns is the experiment's choice."""
+"""Fields that a policy and a critic have under the same name. The experiment chooses which of the two learns."""
 
 _OF_A_TRAINER = (
     "strategy", "faults", "device", "seed", "deterministic", "max_tokens_per_microbatch", "compute_dtype", "attention",
@@ -49,7 +49,7 @@ _OF_A_TRAINER = (
 """Fields that `TrainerConfig` has under the same name."""
 
 TrainOnWhat = Literal["last_assistant_message", "all_assistant_messages"]
-"""Choice of the messages of a chat that are learned."""
+"""Messages of a chat that are learned."""
 
 _sources = rule_of_one_field(lambda value: all(value), "names that are not empty")
 _weights = rule_of_one_field(lambda value: all(weight > 0 for weight in value), "positive numbers")
@@ -91,9 +91,9 @@ class SupervisedConfig(RunConfig):
     longer than a GPU holds. Divides the number of ranks. 1: none."""
 
     tensor_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that hold a part of every large matrix each and compute on the same rows (arXiv:1909.08053).
-    Divides the number of ranks, of attention heads, and of key and value heads. Under DeepSpeed: by AutoTP's layers.
-    1: matrices are whole."""
+    """Consecutive ranks that each hold a part of every large matrix and compute on the same rows (arXiv:1909.08053).
+    Divides the number of ranks, of attention heads, and of key and value heads. Under DeepSpeed: by AutoTP's layers. 1:
+    matrices are whole."""
 
     expert_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that hold different experts of a mixture of experts (GShard, arXiv:2006.16668): tokens travel
@@ -101,8 +101,8 @@ class SupervisedConfig(RunConfig):
     `tensor_parallel_size = 1`. 1: every rank computes all experts for its tokens."""
 
     faults: FaultsConfig = FaultsConfig(on_non_finite="abort")
-    """Interruptions and stalls. A gradient that is not finite is left out as `optimizer_config.max_skipped_updates`
-    says with `on_non_finite = "skip"`, and ends the run with abort."""
+    """Interruptions and stalls. With `on_non_finite = "skip"`, updates with a non-finite gradient are skipped, up to
+    `optimizer_config.max_skipped_updates`; with `"abort"`, one ends the run."""
 
     train_datasets: tuple[str, ...] = field(default=(), validator=_sources, metadata=IDENTITY)
     """Sources of training rows: parquet, json or jsonl files (`~` is the home folder), or datasets of Hugging Face as
@@ -138,34 +138,34 @@ class SupervisedConfig(RunConfig):
     """Order of the rows: shuffled with `seed` in every epoch, or as they stand in the sources."""
 
     epoch_tail: Literal["drop", "carry", "short"] = "drop"
-    """Policy for the rows that do not fill the last batch of an epoch. drop: they are left out of that epoch, different
-    ones in each where they are shuffled, and counted; carry: the batch is filled from the next epoch; short: they are a
-    smaller batch, and an optimizer step of its own."""
+    """Policy for the rows that do not fill the last batch of an epoch. drop: they are left out of that epoch and
+    counted, different ones in each epoch if shuffled; carry: the batch is filled from the next epoch; short: they form
+    a smaller batch with its own optimizer step."""
 
     num_epochs: int = field(default=1, validator=non_negative, metadata=FREE)
-    """Passes over the training rows. 0: evaluate and stop. It may be raised on resume, with `resume_with_changes` where
-    the learning rate ends with the run."""
+    """Passes over the training rows. 0: evaluate and stop. It may be raised on resume; if the learning rate decays over
+    the run, `resume_with_changes` is needed."""
 
     num_steps: int | None = field(default=None, validator=positive, metadata=FREE)
-    """Stop after so many optimizer steps. None: `num_epochs` decides."""
+    """Stop after this many optimizer steps. None: `num_epochs` decides."""
 
     max_training_samples: int | None = field(default=None, validator=positive, metadata=FREE)
-    """Stop before more rows than this were trained on, repetitions counted. None: no such limit."""
+    """Stop before training on more rows than this, repetitions counted. None: no such limit."""
 
     num_dummy_steps: int = field(default=0, validator=non_negative, metadata=FREE)
-    """Take this many steps on made-up rows of `max_length` tokens in place of training, and end: a run that does not
+    """Take this many steps on synthetic rows of `max_length` tokens instead of training, then end: a run that does not
     fit in memory fails within minutes. No data is read; nothing is evaluated, resumed or kept. Metrics go to
     `full_length` in the run's folder. 0: train as usual."""
 
     batch_size: int = field(default=4, validator=positive)
-    """Rows (of a reward model: pairs) per optimizer step, over all ranks."""
+    """Rows (for a reward model: pairs) per optimizer step, over all ranks."""
 
     micro_train_batch_size_per_gpu: int = field(default=2, validator=positive)
-    """Rows (of a reward model: pairs) in one forward and backward pass on one GPU; results differ by rounding only."""
+    """Rows (for a reward model: pairs) in one forward and backward pass on one GPU; results differ by rounding only."""
 
     max_tokens_per_microbatch: int = field(default=-1, validator=positive_or_minus_one("no bound in tokens"))
-    """Tokens in one pass on one GPU, in place of a number of rows; a row or pair that is longer goes alone. -1: rows
-    are counted."""
+    """Maximum number of tokens in one pass on one GPU, instead of a fixed number of rows; a longer row or pair is a
+    micro-batch by itself. -1: micro-batches are counted in rows."""
 
     use_sequence_packing: bool = True
     """Lay the rows of a micro-batch end to end without padding, each attending to itself alone; the result is the same
@@ -186,25 +186,25 @@ class SupervisedConfig(RunConfig):
 
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None = None
     """Implementation of attention. None: flash_attention_2 where `flash_attn` is on, the device is cuda and the package
-    flash-attn is installed; sdpa otherwise, which is torch's own and on CUDA takes the FlashAttention kernels that
-    torch brings."""
+    flash-attn is installed; sdpa otherwise: torch's own attention, which on CUDA uses the FlashAttention kernels that
+    torch ships."""
 
     gradient_checkpointing: bool = field(default=True, metadata=FREE)
     """Keep only the layers' inputs and compute the rest again in backward, on cuda; see `recompute_activations`."""
 
     recompute_activations: bool | None = field(default=None, metadata=FREE)
-    """Gradient checkpointing as it is done. None: `gradient_checkpointing` where the device is cuda; off on a CPU."""
+    """Whether gradient checkpointing is used. None: `gradient_checkpointing` where the device is cuda; off on a CPU."""
 
     offload_activations: bool = field(default=False, metadata=FREE)
-    """Keep those inputs of layers in host memory until backward, where activations are recomputed: the memory of a GPU
-    then grows less with the tokens of a micro-batch. On a CPU they are there already."""
+    """Keep the layers' inputs in host memory until backward, if activations are recomputed: GPU memory then grows less
+    with the tokens of a micro-batch. On a CPU they are in host memory already."""
 
     tokenizer_path: str | None = field(default=None, metadata=IDENTITY)
     """Hugging Face name or folder of a tokenizer other than the one beside the model, for learner, engines and exports.
     None: the model's own."""
 
     disable_fast_tokenizer: bool = False
-    """Use the tokenizer written in Python."""
+    """Use the slow tokenizer, which is written in Python."""
 
     chat_template: ChatTemplateConfig = ChatTemplateConfig()
     """A chat template in place of the tokenizer's; the trained model is stored with it."""
@@ -213,13 +213,13 @@ class SupervisedConfig(RunConfig):
     """Variables for the chat template, such as `enable_thinking`."""
 
     tools_key: str = "tools"
-    """Column of the tools that the template shows, as a list of JSON schemas or its text; rows may do without."""
+    """Column of the tools that the template shows, as a list of JSON schemas or its JSON text; optional per row."""
 
     system_key: str = "system"
-    """Column of a system message that is put before a chat that has none; rows may do without."""
+    """Column of a system message that is put before a chat that has none; optional per row."""
 
     seed: int = field(default=42, validator=non_negative, metadata=IDENTITY)
-    """Every random choice follows from it."""
+    """Seed of every random choice."""
 
     deterministic: bool = False
     """Deterministic kernels: two runs on the same machine give the same bits."""
@@ -241,27 +241,27 @@ class SupervisedConfig(RunConfig):
     """Checkpoints kept; older ones are deleted once a newer one is complete. -1: all."""
 
     resume_from: str = field(default="latest", metadata=FREE)
-    """Checkpoint to resume from. latest: the newest checkpoint of this run, if there is one; empty: start anew;
+    """Checkpoint to resume from. latest: the newest checkpoint of this run, if there is one; empty: start from scratch;
     otherwise the folder of a checkpoint (`.../global_step_N`)."""
 
     resume_with_changes: bool = field(default=False, metadata=FREE)
     """Resume from a checkpoint although fields that change numbers differ; the differences are printed."""
 
     recover_mode: Literal["disabled", "auto", "fault", "resume"] | None = field(default=None, metadata=FREE)
-    """Start and restart of a run, in AReaL's words. disabled: starts anew, is not restarted; auto: starts from the
-    newest good checkpoint if there is one, and is restarted after a failure; fault: starts anew, and is restarted from
-    the newest good checkpoint; resume: starts from a checkpoint that must exist, is not restarted. None: `resume_from`
-    decides."""
+    """Start and restart of a run, in AReaL's words. disabled: starts from scratch, is not restarted; auto: starts from
+    the newest good checkpoint if there is one, and is restarted after a failure; fault: starts from scratch, and is
+    restarted from the newest good checkpoint; resume: starts from a checkpoint that must exist, is not restarted. None:
+    `resume_from` decides."""
 
     recover_retries: int = field(default=3, validator=non_negative, metadata=FREE)
-    """Number of restarts of a failed run, under the modes that restart it."""
+    """Maximum number of restarts of a failed run, in the modes that restart it."""
 
     hf_save_interval: Interval = field(default=0, validator=interval, metadata=FREE)
     """Optimizer steps between exports of the model in Hugging Face format, or epochs, or time, or a list. -1 or 0:
     only the trained model, in the run's folder."""
 
     export_path: str | None = field(default=None, metadata=FREE)
-    """Folder of these exports. None: `exports` in the run's folder."""
+    """Folder of the exports. None: `exports` in the run's folder."""
 
     run_path: str | None = field(default=None, metadata=FREE)
     """The run's own folder: configuration, metrics, trained model. None: `runs/<run_name>`."""
@@ -270,8 +270,8 @@ class SupervisedConfig(RunConfig):
     """Folder of the logs of processes on Ray. None: `logs` in the run's folder."""
 
     alarms: tuple[AlarmConfig, ...] = field(default=(), metadata=FREE)
-    """Conditions on metrics, each with what follows, such as early stopping on `eval/all/loss`. Written as
-    `[[alarms]]`; see docs/alarms.md."""
+    """Conditions on metrics, each with an action, such as early stopping on `eval/all/loss`. Written as `[[alarms]]`;
+    see docs/alarms.md."""
 
     project_name: str = field(default="skyrl_sft", metadata=FREE)
     """Name under which trackers group runs."""
@@ -300,7 +300,7 @@ class SupervisedConfig(RunConfig):
 
     @property
     def compiles(self) -> bool:
-        """Whether what follows the logits is compiled."""
+        """Whether the computation that follows the logits is compiled."""
         return False
 
     @property
@@ -311,7 +311,7 @@ class SupervisedConfig(RunConfig):
 
 @frozen
 class SFTConfig(SupervisedConfig):
-    """Supervised fine-tuning (`kind = "sft"`): the likelihood of what assistants said."""
+    """Supervised fine-tuning (`kind = "sft"`): learns from the likelihood of the assistant's messages."""
 
     kind: Literal["sft"] = field(default="sft", metadata=IDENTITY)
     """Kind of run, which decides the tree that a file is read into."""
@@ -330,7 +330,7 @@ class SFTConfig(SupervisedConfig):
 
     @property
     def compiles(self) -> bool:
-        """Whether what follows the logits is compiled."""
+        """Whether the computation that follows the logits is compiled."""
         return self.use_torch_compile
 
 
@@ -351,8 +351,8 @@ class RewardModelConfig(SupervisedConfig):
     """Column of the chat, or of the user's text, before both answers. A row without it has whole chats."""
 
     margin_key: str = "margin"
-    """Column of a number from 0: by how much the better chat should score more (Llama 2, arXiv:2307.09288, eq. 2).
-    Rows may do without."""
+    """Column of a number, 0 or more: the margin by which the better chat should score higher (Llama 2,
+    arXiv:2307.09288, eq. 2). Optional per row."""
 
     @property
     def rows_of_an_item(self) -> int:

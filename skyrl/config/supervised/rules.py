@@ -1,4 +1,4 @@
-"""The derivation rules of supervised runs, beside those of every kind of run."""
+"""The derivation rules of supervised runs, in addition to those of every kind of run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skyrl.tree.rules import Rule, rule
 
 @rule(writes="placement.executor", reads=("placement.num_nodes", "placement.num_gpus_per_node"), unset="auto")
 def one_rank_needs_one_process(run: SupervisedConfig) -> str:
-    """Ray is for several ranks."""
+    """One rank runs in one process; several ranks need Ray."""
     alone = run.placement.num_nodes * run.placement.num_gpus_per_node == 1
     return "in_process" if alone else "ray"
 
