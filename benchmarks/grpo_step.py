@@ -11,7 +11,8 @@ metrics and samples written by skyrl. Orders of prompts and random numbers diffe
 work without a framework; `--against` adds skyrl as it is in another checkout; `--sides skyrl,ray` is skyrl beside
 itself with a learner and an engine on Ray, all of whose processes count, Ray's own too. `to_0.8` is the first step at
 which the mean reward of the last five is 0.8, where STEPS (20) are enough to get there. `ratios` are the medians over
-seeds of each other side's CPU-seconds per step over ours; `phases` is where ours spends them.
+seeds of each other side's CPU-seconds per step over ours; `phases` is where ours spends them. `arithmetic` is
+the time of all passes through the model, draws of tokens and optimizer steps, without those of the canary.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -197,12 +199,21 @@ def run_skyrl(
     from skyrl.tracking.tracker import Tracker, Trackers
 
     phases: dict[str, float] = {}
+    running: list[str] = []
 
     @contextmanager
     def cpu_time(name: str) -> Iterator[None]:
         began = time.process_time()
+        running.append(name)
         yield
+        running.remove(name)
         phases[name] = phases.get(name, 0.0) + time.process_time() - began
+
+    def arithmetic(seconds: float) -> None:
+        if "sync_weights" not in running:  # the canary computes to check, not to train
+            phases["arithmetic"] = phases.get("arithmetic", 0.0) + seconds
+
+    _time_arithmetic(arithmetic)
 
     class TakesTurns:
         """A tracker: step 0 is logged before the first step, and each step when it is over."""
@@ -239,6 +250,35 @@ def run_skyrl(
     }
     os.chdir(ROOT)
     Measured(compose(["examples/quickstart/grpo.toml"], changes, SkyRLTrainConfig).config).run()
+
+
+def _time_arithmetic(add: Callable[[float], None]) -> None:
+    """Call `add` with the CPU-seconds of each pass through the model, each draw of tokens and each optimizer step."""
+    from skyrl.inference.causal_lm import CausalLM
+    from skyrl.inference.decode_batch import DecodeBatch
+    from skyrl.learners.data_parallel import DataParallel
+    from skyrl.learners.fsdp2 import Fsdp2
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                add(time.thread_time() - began)
+
+        return call
+
+    owners: dict[type, Sequence[str]] = {
+        CausalLM: ("prefill", "decode"),
+        DecodeBatch: ("_sample",),
+        DataParallel: ("_read",),
+        Fsdp2: ("backward", "step"),
+    }
+    for owner, names in owners.items():
+        for name in names:
+            setattr(owner, name, timed(getattr(owner, name)))
 
 
 def run_bare(steps: int, seed: int, folder: Path) -> None:

@@ -18,10 +18,10 @@ def start() -> NoReturn:
 
 @contextlib.contextmanager
 def lasting_imports() -> Iterator[None]:
-    """Around imports of a command: objects that they make last as long as the process, and are never searched for
-    garbage.
+    """Context for a command's imports: the objects they create live as long as the process and are excluded from
+    garbage collection.
 
-    The searches, that at exit included, took a seventh of the time of `skyrl config check` (benchmarks/config.py).
+    Collections, including the one at exit, took a seventh of the time of `skyrl config check` (benchmarks/config.py).
     """
     before = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The words of a command line: files, and what is to be changed in them."""
+"""The words of a command line: files, and the changes to make to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Dotted paths of the tree, up to the next dot, and files. Imports the classes of the tree and nothing heavier."""
+    """Completions: dotted paths of the tree, up to the next dot, and files. Imports only the classes of the tree."""
     from click.shell_completion import CompletionItem
 
     prefix = "~" if incomplete.startswith("~") else ""
@@ -33,7 +33,7 @@ def complete_word(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def complete_path(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Dotted paths alone, where one is asked about."""
+    """Completions for a PATH argument: dotted paths only."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(each) for each in paths_from(incomplete, ends="", every_kind=True)]
@@ -42,9 +42,9 @@ def complete_path(context: click.Context, parameter: click.Parameter, incomplete
 def paths_from(
     start: str, ends: str = "=", arguments: Sequence[str] | None = None, *, every_kind: bool = False
 ) -> list[str]:
-    """Completions of `start`: tables with a dot behind them, fields with `ends`.
+    """Completions of `start`: tables followed by a dot, fields followed by `ends`.
 
-    Fields are those of the kind of run that the arguments before it make; of every kind where they come later.
+    The fields are those of the kind of run that the preceding `arguments` describe, or of every kind if `every_kind`.
     """
     from skyrl.config.kinds import KINDS, root_of
     from skyrl.config.load import chosen_root
@@ -67,9 +67,9 @@ STRICT = click.option("--strict", is_flag=True, help="Treat warnings as errors."
 
 
 def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Files and arguments (`path=value`, `~path`, `@file`), each in order. A word with a sign of equality is no file.
+    """Files and arguments (`path=value`, `~path`, `@file`), each in order. A word with an equals sign is not a file.
 
-    `~/run.toml` is a file in the home folder: it exists, or it has the suffix of one.
+    `~/run.toml` is a file in the home folder: it has a slash, or the suffix of a configuration file.
     """
     files = [
         word for word in arguments if "=" not in word and not word.startswith(("+", "-", "@")) and not _forgets(word)
@@ -84,7 +84,7 @@ def _forgets(word: str) -> bool:
 
 
 def refuse_nothing(arguments: Sequence[str], to_do: str) -> None:
-    """Raise `UsageError` where no configuration is given: `to_do` is what cannot be done then, such as `check`."""
+    """Raise `UsageError` if no configuration is given; `to_do` names what the command does, such as `check`."""
     if not arguments:
         raise click.UsageError(f"there is nothing to {to_do}: give a file, a preset or PATH=VALUE arguments")
 
@@ -120,13 +120,13 @@ def compose_rl(arguments: Sequence[str], refusal: str) -> SkyRLTrainConfig:
 
 
 def warn(warnings: Sequence[Problem]) -> None:
-    """Print what is worth a look."""
+    """Print warnings."""
     if warnings:
         click.echo(render(warnings, "Worth a look"), err=True)
 
 
 def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Problems for machines."""
+    """Problems in machine-readable form."""
     import attrs
 
     return [attrs.asdict(problem) for problem in problems]

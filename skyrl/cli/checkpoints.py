@@ -1,4 +1,4 @@
-"""`skyrl ckpt`: what checkpoints there are, whether they are whole, what is in them, and how two differ."""
+"""`skyrl ckpt`: lists checkpoints, verifies that they are complete, shows their content, and compares two."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 
 MOST = 10
-"""Tensors that are listed as different: weights first, then by how far."""
+"""Largest number of differing tensors that are listed: weights first, then by size of the difference."""
 
 FOLDER = click.argument("folder", metavar="FOLDER")
 
 
 @click.group(cls=Commands)
 def ckpt() -> None:
-    """Look at checkpoints: list, verify, show, diff.
+    """Inspect checkpoints: list, verify, show, diff.
 
     FOLDER is a run's folder, the folder of its checkpoints, or one of them (.../global_step_N); the latter two may be
     addresses in an object store.
@@ -34,7 +34,7 @@ def ckpt() -> None:
 @ckpt.command(name="list")
 @FOLDER
 def list_(folder: str) -> None:
-    """One line for each checkpoint: step, size, ranks, and whether its files are there in their length."""
+    """List checkpoints, one per line: step, size, ranks, and whether all files exist with the right size."""
     store, steps = _found(folder)
     click.echo(f"{store.folder}: {len(steps)} checkpoint{'s' if len(steps) != 1 else ''}")
     for step in steps:
@@ -61,7 +61,7 @@ def verify(folder: str) -> None:
 @ckpt.command()
 @FOLDER
 def show(folder: str) -> None:
-    """Show the newest checkpoint, or the one that is named: files, state, metrics, versions."""
+    """Show the newest checkpoint, or the named one: files, state, metrics, versions."""
     from skyrl.checkpoint.store import readable
 
     store, steps = _found(folder)
@@ -88,7 +88,7 @@ def show(folder: str) -> None:
 @click.argument("one")
 @click.argument("other")
 def diff(one: str, other: str) -> None:
-    """How two checkpoints differ: configuration, state, and the tensors that differ most."""
+    """Show how two checkpoints differ: configuration, state, and the tensors that differ most."""
     from skyrl.checkpoint.store import load_checkpoint
 
     first, second = (load_checkpoint(_of_one(folder)) for folder in (one, other))
@@ -126,7 +126,7 @@ def _tensors_that_differ(first: Checkpoint, second: Checkpoint, model: str) -> I
 
 
 def _found(folder: str) -> tuple[CheckpointStore, list[int]]:
-    """The store that a person means, and the steps. Raises `ResumeError`."""
+    """The store that `folder` refers to, and its steps. Raises `ResumeError`."""
     from skyrl.checkpoint.names import name_of, step_of
     from skyrl.checkpoint.store import CheckpointStore
     from skyrl.runs.stored_runs import checkpoints_of
@@ -177,11 +177,11 @@ def _flat(data: object, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 class _Count(str):
-    """Placeholder for a table that is too long to be read."""
+    """Placeholder for a table that is too long to print."""
 
 
 def _with_long_tables_counted(data: object) -> Any:
-    """Tables of more than `MOST` values, such as digests of the parts of the data, become their number."""
+    """The data with every table of more than `MOST` values, such as digests of data parts, replaced by its length."""
     if not isinstance(data, Mapping):
         return data
     if len(data) > MOST and not any(isinstance(value, Mapping) for value in data.values()):

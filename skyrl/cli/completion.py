@@ -1,4 +1,4 @@
-"""`skyrl completion`: what makes a shell complete commands, files and dotted paths, name by name."""
+"""`skyrl completion`: the script with which a shell completes commands, files and dotted paths, name by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _GOES_ON = {
     ),
     "zsh": ("compadd -U -V", "compadd -S '' -U -V"),
 }
-"""No space behind `trainer.` and `trainer.epochs=`: what click's script says, and what ours does. Fish knows that."""
+"""Shell -> text of click's script, and our replacement that adds no space after `trainer.` and `trainer.epochs=`. Fish
+needs none.
+"""
 
 
 def script(command: click.Command, shell: str) -> str:

@@ -1,4 +1,4 @@
-"""`skyrl config ...`: look at a configuration without running it. Nothing here imports torch."""
+"""`skyrl config ...`: inspect a configuration without running it. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LANGUAGE = click.option(
 
 @click.group(cls=Commands)
 def config() -> None:
-    """Look at a configuration without running it."""
+    """Inspect a configuration without running it."""
 
 
 @config.command()
@@ -42,7 +42,7 @@ def config() -> None:
 @STRICT
 @click.option("--json", "machine", is_flag=True, help="Print all problems as JSON.")
 def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
-    """Say everything that is wrong with a configuration; nothing is started."""
+    """Report all problems of a configuration; nothing is started."""
     refuse_nothing(arguments, "check")
     if not machine:
         compose_arguments(arguments, strict=strict)
@@ -75,7 +75,7 @@ def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
 def show(
     arguments: tuple[str, ...], language: str, written: bool, sparse: bool, with_origins: bool, only_derived: bool
 ) -> None:
-    """Print a configuration: whole and with everything derived, unless an option says otherwise."""
+    """Print a configuration: complete, with all derived values, unless an option says otherwise."""
     from skyrl.cli import show as forms
     from skyrl.config.kinds import header_of
     from skyrl.config.resolve import resolve_with_origins
@@ -103,7 +103,7 @@ def show(
 @ARGUMENTS
 @click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
 def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
-    """Say what PATH means, where its value came from, and what depends on it."""
+    """Explain what PATH means, where its value came from, and what depends on it."""
     import json
 
     import attrs
@@ -144,7 +144,7 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
     if not written:
         trees = [resolve_with_origins(each.config, each.origins)[0] for each in (one, other)]
     kinds = (trees[0].kind, trees[1].kind)
-    found = differences(trees[0], trees[1]) if len(set(kinds)) == 1 else {"kind": kinds}  # other fields, other meanings
+    found = differences(trees[0], trees[1]) if len(set(kinds)) == 1 else {"kind": kinds}  # kinds have different fields
     found = {path: (masked(old, path), masked(new, path)) for path, (old, new) in found.items()}
     found |= changed_code(stored_digests(before), stored_digests(after))
     if machine:
@@ -164,10 +164,10 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 @click.option("--keep-engine", is_flag=True, help="SGLang stays the engine of an AReaL file, in place of vLLM.")
 @click.option("--force", is_flag=True, help="Replace an output file that exists.")
 def convert(source: str, house: str, output: str | None, keep_going: bool, keep_engine: bool, force: bool) -> None:
-    """Write our TOML from a configuration of SkyRL, AReaL, verl or TRL, and say what became of each of its settings.
+    """Convert a configuration of SkyRL, AReaL, verl or TRL to our TOML, and report the outcome of each setting.
 
-    Exit code 1, and nothing written, where a setting is refused; see --keep-going. What an AReaL file says about the
-    machines goes into a second file, run.cluster.toml beside run.toml, which `skyrl launch` reads with --cluster.
+    If a setting is refused, the exit code is 1 and nothing is written; see --keep-going. Settings of an AReaL file that
+    concern machines go into a second file, run.cluster.toml beside run.toml, which `skyrl launch` reads with --cluster.
     """
     from skyrl.config.recognition import refuse_other_sources
     from skyrl.errors import UserError, render
@@ -227,12 +227,12 @@ def _refuse_to_replace(output: str) -> None:
 
 
 def _cluster_file(output: str) -> str:
-    """`run.cluster.toml` beside `run.toml`."""
+    """Name of the cluster file beside an output file: `run.cluster.toml` for `run.toml`."""
     return f"{output.removesuffix('.toml')}.cluster.toml"
 
 
 def _write_converted(converted: Conversion, output: str | None, cluster: str | None) -> None:
-    """The TOML, to a file or to standard output, and the description of the cluster to a file of its own. Raises
+    """Write the TOML to a file or to standard output, and the description of the cluster to a separate file. Raises
     `UserError` for a file that cannot be written.
     """
     from skyrl.cli.show import dump
@@ -273,7 +273,7 @@ def _print_differences(found: dict[str, tuple[Any, Any]]) -> None:
 def schema(arguments: tuple[str, ...]) -> None:
     """Print the JSON schema of configuration files, for editors that complete and check them.
 
-    With files: the schema of their tree, classes of your own included.
+    With files: the schema of their tree, including your own classes.
     """
     import json
 
@@ -287,9 +287,9 @@ def schema(arguments: tuple[str, ...]) -> None:
 @config.command()
 @ARGUMENTS
 def docs(arguments: tuple[str, ...]) -> None:
-    """Print the reference of every field as Markdown; with files, classes of your own included.
+    """Print the reference of every field as Markdown; with files, including your own classes.
 
-    Paths of tables and fields, such as trainer.faults, print these alone.
+    With paths of tables or fields, such as trainer.faults, only these are printed.
     """
     from skyrl.config import SkyRLTrainConfig
     from skyrl.config.reference import reference_page, reference_section
@@ -301,7 +301,7 @@ def docs(arguments: tuple[str, ...]) -> None:
 
 
 def _is_path(word: str) -> bool:
-    """Dotted names of a tree, and neither an argument, nor a preset, nor a file or folder that is there."""
+    """Whether the word is a dotted path of a tree, not an argument, a preset, or an existing file or folder."""
     names = word.split(".")
     is_file = os.path.exists(word) or names[-1] in ("toml", "yaml", "yml", "json")
     return all(name.isidentifier() for name in names) and not is_file

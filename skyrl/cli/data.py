@@ -1,4 +1,4 @@
-"""`skyrl data`: a run's own data, looked at before it is trained on."""
+"""`skyrl data`: shows a run's data as the model receives it, before training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyrl.cli.options import Commands
 
 @click.group(cls=Commands)
 def data() -> None:
-    """Look at the data of a run."""
+    """Inspect the data of a run."""
 
 
 @data.command()

@@ -1,4 +1,4 @@
-"""`skyrl doctor --cluster`: the machines of a running Ray cluster, and what is between them, for one run."""
+"""`skyrl doctor --cluster`: checks the machines of a running Ray cluster, and the network between them, for one run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from skyrl.tools.cluster_findings import ClusterFinding
 
 _SHOWN = 64
-"""Pairs of machines that are printed."""
+"""Largest number of pairs of machines that are printed."""
 
 
 def examine(run: AnyRun, seconds: float) -> int:
-    """Print what the machines have and what is wrong. Returns the number of findings. Raises `UserError` where the run
-    names no cluster, and `ProcessError` where it does not answer.
+    """Print facts about the machines and all findings. Returns the number of findings. Raises `UserError` if the run
+    names no cluster, and `ProcessError` if the cluster does not answer.
     """
     from skyrl.config.kinds import kind_of
     from skyrl.errors import UserError
@@ -45,7 +45,7 @@ def examine(run: AnyRun, seconds: float) -> int:
 
 
 def shared_folders(run: AnyRun) -> dict[str, str]:
-    """Existing folders that all machines have to share -> the field of what is written there."""
+    """Existing folders that all machines have to share -> the field whose files are written there."""
     from skyrl.runs.run_tree import field_path
 
     found: dict[str, str] = {}
@@ -59,7 +59,7 @@ def shared_folders(run: AnyRun) -> dict[str, str]:
 
 
 def _models(run: AnyRun) -> list[str]:
-    """Models and tokenizers that are named by paths."""
+    """Models and tokenizers that the run names by path."""
     trainer = run.trainer
     models = [getattr(trainer, role, None) for role in ("policy", "critic", "ref")]
     named = [each.model.path for each in models if each is not None] + [trainer.tokenizer_path]

@@ -1,4 +1,4 @@
-"""`skyrl engines`: lists, adds and drains the engines of a running run."""
+"""`skyrl engines`: lists, adds and drains the engines of a run in progress."""
 
 from __future__ import annotations
 

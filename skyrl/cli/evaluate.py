@@ -1,4 +1,4 @@
-"""`skyrl eval` and `skyrl generate`: a model, a run or a checkpoint is sampled from, and nothing is trained."""
+"""`skyrl eval` and `skyrl generate`: sample from a model, a run or a checkpoint, without training."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
     """Evaluate a model on data.val_data: scores, pass@k and their 95 % confidence intervals.
 
     MODEL is a folder in Hugging Face format or a hub name, RUN the folder of a run, CHECKPOINT one of its checkpoints.
-    Without FILE, a run is evaluated by its own configuration. Samples are drawn as generator.eval_sampling_params and
-    generator.eval_n_samples_per_prompt say; the draws are those of the run's own evaluation after the same step.
-    Intervals of shares are Wilson's, those of rewards are bootstrapped; both count a prompt's samples as one cluster.
+    Without FILE, a run is evaluated with its own configuration. generator.eval_sampling_params and
+    generator.eval_n_samples_per_prompt set the sampling; seeds equal those of the run's own evaluation after the same
+    step. Intervals are Wilson's for shares and bootstrapped for rewards; both treat a prompt's samples as one cluster.
     """
     set_torch_environment()
     from skyrl.tools.sampling_alone import prepared
@@ -64,7 +64,7 @@ def generate(
 ) -> None:
     """Write a model's answers to prompts as JSON lines, without an environment and without rewards.
 
-    MODEL, RUN, CHECKPOINT and FILE are those of `skyrl eval`, and so are sampling settings and draws.
+    MODEL, RUN, CHECKPOINT and FILE mean the same as in `skyrl eval`; sampling settings and seeds are the same, too.
     """
     set_torch_environment()
     from skyrl.tools.sampling_alone import prepared

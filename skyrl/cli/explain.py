@@ -1,4 +1,4 @@
-"""`skyrl config explain PATH`: what a field means, where its value came from, and what depends on it."""
+"""`skyrl config explain PATH`: explains what a field means, where its value came from, and what depends on it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def as_text(explanation: Explanation) -> str:
 
 
 def _fields(table: Mapping[str, Any]) -> list[str]:
-    """The fields of a table; of tables inside of it only how many fields they have."""
+    """The fields of a table; for nested tables, only their number of fields."""
     inner = Counter(name.partition(".")[0] for name in table if "." in name)
     rows = [f"  {name} = {_spelled(value)}" for name, value in table.items() if "." not in name]
     rows += [f"  {name}  (a table of {number} fields)" for name, number in inner.items()]

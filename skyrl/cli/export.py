@@ -1,4 +1,4 @@
-"""`skyrl export`: the model of a checkpoint, for others to load."""
+"""`skyrl export`: writes the model of a checkpoint in a format that other programs load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 def export(run: Path, step: int | None, to: Path | None, adapter: bool, checkpoints: Path | None) -> None:
     """Store the model of one of RUN's checkpoints as a Hugging Face folder: weights, configuration, tokenizer.
 
-    RUN is the folder of a run, which may be going on. What stands in the folder is replaced once the new one is whole.
+    RUN is the folder of a run, which may still be in progress. An existing export is replaced once the new one is
+    complete.
     """
     from skyrl.tools.exporting import export as export_checkpoint
 

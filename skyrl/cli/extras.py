@@ -10,7 +10,7 @@ _FOR_DEVELOPERS = ("dev", "bench")
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
-    """The message for a package that one of skyrl's extras brings; None for any other module."""
+    """The message for a package that one of skyrl's extras installs; None for any other module."""
     package = (error.name or "").partition(".")[0]
     extras = _extras().get(package)
     if not extras:
@@ -20,7 +20,7 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 
 
 def _extras() -> dict[str, list[str]]:
-    """Extras by the module that they bring."""
+    """Module name -> the extras that install it."""
     found: dict[str, list[str]] = {}
     try:
         lines = requires("skyrl") or ()

@@ -1,4 +1,4 @@
-"""`skyrl init`: a folder with a task that trains at once, to be replaced piece by piece by one's own."""
+"""`skyrl init`: creates a folder with a working task, which the user replaces piece by piece."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from skyrl.starter.template_files import TEMPLATES, write_template
 )
 @click.option("--no-model", is_flag=True, help="Write the files alone, without the small model and its data.")
 def init(name: Path, template: str, no_model: bool) -> None:
-    """Make the folder NAME with a task of your own, from a template.
+    """Create the folder NAME with a task of your own, from a template.
 
-    The task has a small model and data, which are made here, so that `skyrl run run.toml` trains at once on a CPU.
+    The task comes with a small model and data, generated locally, so that `skyrl run run.toml` trains at once on a CPU.
     """
-    name = Path(os.path.normpath(name))  # of bad/../mine, no folder bad is made
+    name = Path(os.path.normpath(name))  # bad/../mine does not create a folder bad
     written = write_template(template, name)
     click.echo(f"{name}: {', '.join(written)} ({TEMPLATES[template]})")
     missing = [extra for extra, packages in _needed(template).items() if not all(map(_is_installed, packages))]
@@ -45,7 +45,7 @@ def init(name: Path, template: str, no_model: bool) -> None:
 
 
 def _needed(template: str) -> dict[str, tuple[str, ...]]:
-    """Packages that a task imports, by the extra that brings them."""
+    """Extra -> the packages of it that a task imports."""
     agents = {"serve": ("starlette", "uvicorn")} if template == "agent" else {}
     return {"train": ("torch", "transformers"), **agents}
 
@@ -58,7 +58,7 @@ def _prepare(folder: Path) -> None:
     """Run the template's own script, as its user would, and show its progress. Raises `UserError` and `Stopped`."""
     click.echo("Making a small model and its data ...")
     command = [sys.executable, "prepare.py"]
-    # In a group of its own: Ctrl-C in a terminal reaches this process alone, which stops the script once.
+    # A process group of its own: Ctrl-C in a terminal reaches only this process, which stops the script once.
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, process_group=0) as script:
         try:
             last = _shown(script.stderr or ())
@@ -73,7 +73,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _shown(lines: Iterable[str]) -> str:
-    """Print what tells of progress, as it comes; the last line, whatever it tells."""
+    """Print progress lines as they arrive. Returns the last line of any kind."""
     last = ""
     for line in lines:
         last = line.strip() or last

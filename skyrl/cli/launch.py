@@ -1,4 +1,4 @@
-"""`skyrl launch`: runs on this machine, on a Ray cluster or as jobs of Slurm, which outlive the terminal."""
+"""`skyrl launch`: starts runs that outlive the terminal: on this machine, on a Ray cluster or as Slurm jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILE = "cluster.toml"
 
 
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of every command that starts runs elsewhere."""
+    """Decorator with the options of every command that starts runs elsewhere."""
     for option in (
         click.option(
             "--set",
@@ -93,7 +93,7 @@ def _start(
     folder = new_folder(Path(cluster.folder), name)
     try:
         started = launcher_of(target, prepared.cluster).start(prepared.job(name, folder, after))
-    except SkyRLError:  # nothing was submitted; a job whose submission got no answer would end for want of its folder
+    except SkyRLError:  # nothing was submitted, or no reply came: such a job ends because its folder is missing
         shutil.rmtree(folder, ignore_errors=True)
         raise
     shown = _shortest(started.folder)
@@ -105,7 +105,7 @@ def _start(
 @click.argument("folders", nargs=-1, metavar="[LAUNCH]...")
 @cluster_options
 def status(folders: tuple[str, ...], cluster_file: str | None, settings: tuple[str, ...]) -> None:
-    """Show how launches stand: those that are named, or all in the folder of launches."""
+    """Show the state of launches: the named ones, or all in the folder of launches."""
     from skyrl.errors import SkyRLError
     from skyrl.launchers.job import launches
 
@@ -127,7 +127,7 @@ def status(folders: tuple[str, ...], cluster_file: str | None, settings: tuple[s
 @click.option("-f", "--follow", is_flag=True, help="Go on until the launch ends, or Ctrl-C.")
 @cluster_options
 def logs(folder: str, follow: bool, cluster_file: str | None, settings: tuple[str, ...]) -> None:
-    """Print what a launch has printed. Ctrl-C ends the printing, not the run."""
+    """Print the output of a launch. Ctrl-C stops the printing, not the run."""
     from skyrl.launchers.output import Output
 
     cluster = read_cluster(cluster_file, settings)
@@ -142,7 +142,7 @@ def logs(folder: str, follow: bool, cluster_file: str | None, settings: tuple[st
 @click.option("--now", is_flag=True, help="End it at once; what the last checkpoint does not have is lost.")
 @cluster_options
 def stop(folder: str, now: bool, cluster_file: str | None, settings: tuple[str, ...]) -> None:
-    """Let a launch save a checkpoint and end; `skyrl run` with the same configuration resumes it."""
+    """Stop a launch after it has saved a checkpoint; `skyrl run` with the same configuration resumes it."""
     cluster = read_cluster(cluster_file, settings)
     found = _found(folder, cluster)
     click.echo(launcher_of(found.target, cluster).stop(found, now=now))
@@ -202,7 +202,7 @@ def launcher_of(target: str, cluster: ClusterConfig) -> Launcher:
 
 
 def _found(name: str, cluster: ClusterConfig) -> Launch:
-    """The launch whose folder, or name below the folder of launches, this is. Raises `UserError`."""
+    """The launch with this folder, or with this name in the folder of launches. Raises `UserError`."""
     from skyrl.launchers.job import RECORD, Launch
 
     inside = Path(cluster.folder) / name

@@ -67,7 +67,7 @@ def cli() -> None:
 @ARGUMENTS
 @STRICT
 def run(arguments: tuple[str, ...], strict: bool) -> None:
-    """Train as the configuration says."""
+    """Train a model as configured."""
     refuse_nothing(arguments, "run")
     from skyrl.config.kinds import kind_of
     from skyrl.config.run_kind import RunKind
@@ -111,12 +111,12 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
 @click.option("--cluster", is_flag=True, help="Also look at every machine of trainer.placement.ray_address.")
 @click.option("--timeout", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds of a machine.")
 def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: float) -> None:
-    """Look whether a run would start here, in seconds: packages, GPUs, keys, models, folders, disks, locks.
+    """Check in seconds whether a run would start here: packages, GPUs, keys, models, folders, disks, locks.
 
-    The first row of each source is read, rendered by the chat template and judged: a reward function is called once, on
-    an empty answer. Nothing is started or written. With --cluster, every machine of a running Ray cluster is looked at,
-    too: versions, shared folders, clocks, memory, GPUs, and the network between each two. Exit code 1: something there
-    is to be mended.
+    The first row of each source is read, rendered by the chat template and scored: a reward function is called once, on
+    an empty answer. Nothing is started or written. With --cluster, every machine of a running Ray cluster is checked,
+    too: versions, shared folders, clocks, memory, GPUs, and the network between each two. Exit code 1: something on the
+    cluster has to be fixed.
     """
     from skyrl.cli.report import doctor_report
     from skyrl.config.run_kind import RunKind
@@ -133,7 +133,7 @@ def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: flo
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete commands, files and dotted paths.
+    """Print a script that makes the shell complete commands, files and dotted paths.
 
     In ~/.bashrc: eval "$(skyrl completion bash)"
     """
@@ -174,7 +174,7 @@ cli.add_command(config)
 
 @contextlib.contextmanager
 def _said_if_long(what: str) -> Iterator[None]:
-    """Around a wait before there is a run."""
+    """Context for a wait before the run starts: progress is shown if it takes long."""
     progress = Progress()
     with Silence(progress, functools.partial(click.echo, err=True)), progress.waiting_for(what):
         yield
@@ -182,7 +182,9 @@ def _said_if_long(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _terminated_in_words() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise `Stopped`; a process has one thread that hears signals."""
+    """Within the context, SIGTERM and SIGHUP raise `Stopped`. No effect in threads other than the main one, which
+    handles signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -199,7 +201,7 @@ def _terminated_in_words() -> Iterator[None]:
 
 
 def _stop_before_the_start(number: int, frame: FrameType | None) -> NoReturn:
-    """A signal while nothing runs that could be saved: a run that is there hears of it itself."""
+    """Signal handler before a run starts, when there is nothing to save; a run installs its own handlers."""
     raise Stopped(f"Stopped by {signal.Signals(number).name}; nothing was saved.", EXIT_REQUEUE)
 
 
@@ -219,8 +221,8 @@ def _flushed(streams: Sequence[RedactedStream]) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command; a mistake of the user ends in a message and exit code 2, a failed run in 1, Ctrl-C in 130, and
-    a run that was told to stop, by SIGTERM, SIGHUP or its deadline, in 75.
+    """Run the command. Exit codes: 2 with a message for a user error, 1 for a failed run, 130 for Ctrl-C, and 75 for a
+    run stopped by SIGTERM, SIGHUP or its deadline.
     """
     out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
     status: object = None
@@ -234,12 +236,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = cli.main(
             args=arguments if arguments is None else list(arguments), prog_name="skyrl", standalone_mode=False
         )
-    sys.exit(status if isinstance(status, int) else 0)  # of a command that said how it ended
+    sys.exit(status if isinstance(status, int) else 0)  # some commands return their exit code
 
 
 @contextlib.contextmanager
 def _errors_as_exit_codes() -> Iterator[None]:
-    """An error ends the command with a message and an exit code of its own."""
+    """Turn errors into a message and the exit code of their kind."""
     try:
         yield
     except click.ClickException as error:
@@ -258,7 +260,7 @@ def _errors_as_exit_codes() -> Iterator[None]:
     except OSError as error:
         _explain(_of_a_file(error) or traceback.format_exc())
         sys.exit(1)
-    except Exception:  # noqa: BLE001 - a mistake of ours: all that is known of it, without secrets
+    except Exception:  # noqa: BLE001 - a defect of skyrl: print the full traceback, without secrets
         _explain(traceback.format_exc())
         sys.exit(1)
 
@@ -277,6 +279,6 @@ def _of_a_file(error: OSError) -> str | None:
 
 
 def _explain(why: str) -> None:
-    """The last message of the command; a full disk below standard error does not change the exit code."""
+    """Print the last message of the command; a full disk behind standard error does not change the exit code."""
     with contextlib.suppress(OSError):
         click.echo(why, err=True)

@@ -1,4 +1,4 @@
-"""The options by which a service gives itself a name."""
+"""Options with which a service publishes its address under a name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def name_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def published(name: str | None, names: str | None, url: str) -> Iterator[None]:
-    """Within it the name leads to the address. Raises `UserError`, and `ProcessError` for a name that is taken."""
+    """Publish the address under the name within the context. Raises `UserError`, and `ProcessError` if it is taken."""
     if name is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Commands that take fields as PATH=VALUE, and say so where a field is given as an option: `--lr 1e-5`."""
+"""Commands that take fields as PATH=VALUE, and explain this if a field is given as an option: `--lr 1e-5`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import click
 
 
 class FieldsCommand(click.Command):
-    """A command whose unknown options are looked for among the fields of the tree."""
+    """A command that looks up unknown options among the fields of the tree."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Option like click's; the message for an unknown option names the fields that may be meant."""
+        """Parse as click does; the message for an unknown option names the fields that may be meant."""
         words = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -21,7 +21,7 @@ class FieldsCommand(click.Command):
 
 
 class Commands(click.Group):
-    """A group of such commands. A command of another group that is looked for here is named in full."""
+    """A group of `FieldsCommand`s. For a command of another group, the error message gives its full name."""
 
     command_class = FieldsCommand
     group_class = type
@@ -29,7 +29,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Command like click's; the message for a name of another group says where it is."""
+        """Resolve as click does; the message for a command of another group says where it is."""
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
             root = ctx.find_root()
             if isinstance(root.command, click.Group) and (meant := _named(args[0], root.command, str(root.info_name))):
@@ -38,7 +38,7 @@ class Commands(click.Group):
 
 
 def _named(name: str, group: click.Group, words: str) -> list[str]:
-    """Commands of this name in the group and the groups inside of it, each with the words that call it."""
+    """Command lines for the commands of this name in the group and its subgroups."""
     found = []
     for each, command in group.commands.items():
         if each == name and not command.hidden:
@@ -49,7 +49,7 @@ def _named(name: str, group: click.Group, words: str) -> list[str]:
 
 
 def _as_field(option: str, words: list[str]) -> str:
-    """The sentence about an unknown option, with the argument that sets the field of its name."""
+    """The message for an unknown option, with the argument that sets the field of that name."""
     from skyrl.config.root import SkyRLTrainConfig
     from skyrl.tree.suggestions import suggestion
 
@@ -61,7 +61,7 @@ def _as_field(option: str, words: list[str]) -> str:
 
 
 def _value_of(option: str, words: list[str]) -> str:
-    """Text given with the option: `--lr=1e-5`, `--lr 1e-5`."""
+    """The value given with the option: `--lr=1e-5`, `--lr 1e-5`."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name == option:

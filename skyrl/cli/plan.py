@@ -1,7 +1,7 @@
-"""`skyrl plan`: which process would compute on which GPU, and what each would have to do, without starting anything.
+"""`skyrl plan`: which process would compute on which GPU, and how much work it would do, without starting anything.
 
-`plan_of` makes it, as data for `--json`; `plan_table.py` and `plan_memory.py` print that for people; `plan_fit.py`
-proposes layouts.
+`plan_of` computes the plan, as data for `--json`; `plan_table.py` and `plan_memory.py` format it for terminals;
+`plan_fit.py` proposes layouts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def plan(
     answer_tokens: float | None,
     file: Path | None,
 ) -> None:
-    """Print which process gets which GPUs, how much work, and what each GPU has to hold; nothing is started."""
+    """Print the GPUs and the work of each process, and the memory that each GPU needs; nothing is started."""
     import json
 
     from skyrl.errors import UserError
@@ -94,9 +94,9 @@ def _propose(
 
 
 def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
-    """The plan of a resolved tree that has passed `check`, on as few machines of one size as hold it.
+    """The plan of a resolved tree that has passed `check`, on the fewest machines of one size that hold it.
 
-    Raises `UserError` where a machine of `gpus_per_node` GPUs is too small.
+    Raises `UserError` if a machine of `gpus_per_node` GPUs is too small.
     """
     from skyrl.cli.plan_memory import memory_of
     from skyrl.config.sizes import engines_of, on_ray, sizes_of
@@ -161,7 +161,7 @@ def _batch(run: SkyRLTrainConfig) -> dict[str, int]:
 
 
 def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
-    """The sizes of a model and what one of its ranks does in one training step."""
+    """The sizes of a model, and the work of one of its ranks in one training step."""
     import attrs
 
     from skyrl.config.sizes import data_parallel_of, expert_parallel, grid_of, model_parallel, parallel_sizes, work_of
@@ -187,4 +187,4 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
 _BY_TOKENS = dict.fromkeys(
     ("micro_batches", "gradient_accumulation", "scoring_micro_batches", "micro_batch_size", "scoring_micro_batch_size")
 )
-"""Null for passes that tokens bound: their number depends on the answers."""
+"""Null for passes that are bounded by tokens: their number depends on the answers."""

@@ -1,5 +1,5 @@
-"""`skyrl plan --fit`: layouts of a run on so many GPUs that fit, the fastest by estimate first, and the layer of TOML
-that makes one of them.
+"""`skyrl plan --fit`: layouts of a run that fit on a given number of GPUs, ordered by estimated speed, and the TOML
+layer that selects one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from skyrl.config.fit import Proposal
 
 SHOWN = 3
-"""Proposals that are printed."""
+"""Largest number of proposals that are printed."""
 
 
 def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dict[str, Any]:
-    """The fastest layouts that fit and that pass the check, with their reasons, as data. Raises `UserError` where none
-    does.
-    """
+    """The fastest layouts that fit and pass the check, with their reasons, as data. Raises `UserError` if none does."""
     from skyrl.cli.plan_memory import known_shape_of
     from skyrl.config.fit import proposals
     from skyrl.config.fit_reasons import reasons
@@ -43,7 +41,7 @@ def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dic
 
 
 def rendered(found: Mapping[str, Any]) -> str:
-    """Proposals for people."""
+    """The proposals as text."""
     lines = [f"Layouts on {found['gpus']} x {found['gpu_kind']}, the fastest by estimate first:"]
     for number, proposal in enumerate(found["proposals"], 1):
         lines += ["", *_lines(number, proposal)]
@@ -51,7 +49,7 @@ def rendered(found: Mapping[str, Any]) -> str:
 
 
 def layer(proposal: Mapping[str, Any]) -> str:
-    """The changes of a proposal as a file that is given behind the run's own."""
+    """The changes of a proposal as a TOML file to pass after the run's own files."""
     import tomli_w
 
     tables: dict[str, Any] = {}
@@ -78,7 +76,7 @@ def write_layer(proposal: Mapping[str, Any], file: Path) -> None:
 
 
 def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:
-    """The run as the arguments have it; that it does not fit as it is, which a warning would say, is why one asks."""
+    """The run that the arguments describe. Warnings are dropped: that the run does not fit is why --fit is used."""
     import os
 
     from skyrl.cli.arguments import split_words
@@ -116,7 +114,7 @@ def _refuse_unknown(run: SkyRLTrainConfig) -> None:
 
 
 def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:
-    """Why the check of a configuration refuses the run with the proposal; None where it passes."""
+    """The reason why the check refuses the run with the proposal; None if it passes."""
     import os
 
     from skyrl.cli.arguments import split_words

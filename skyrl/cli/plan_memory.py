@@ -1,4 +1,4 @@
-"""The part of a plan about memory: bytes of one GPU in each phase, whether they fit, and what would."""
+"""The memory part of a plan: bytes on one GPU in each phase, whether they fit, and what would fit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
 
 
 def known_shape_of(path: str) -> ModelShape | None:
-    """Sizes of a model from its folder, from those of usual models, or from a copy in the hub's cache."""
+    """Sizes of a model from its folder, from the table of known models, or from a copy in the hub's cache."""
     from skyrl.config.memory import local_shape
 
     found = local_shape(path)
@@ -59,7 +59,7 @@ def known_shape_of(path: str) -> ModelShape | None:
 
 
 def memory_lines(plan: Mapping[str, Any]) -> list[str]:
-    """The estimate for people: a row for each phase, then the verdict."""
+    """The estimate as text: a row for each phase, then the verdict."""
     memory = plan["memory"]
     if memory["phases"] is None:
         return ["", f"Memory is not estimated: {memory['why']}"]

@@ -1,4 +1,4 @@
-"""A plan as people read it; `plan.py` makes the plan."""
+"""Formats a plan, which `plan.py` computes, as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Plan = Mapping[str, Any]
 
 
 def table(plan: Plan) -> str:
-    """The plan for people: one line for the whole, then who sits where, then who does what in one training step."""
+    """The plan as text: one line of totals, the GPUs of each process, then the work of each in one training step."""
     slot = "gpus" if plan["device"] == "cuda" else "slots"
     placements = _columns([["process", "ranks", "where"], *_seats(plan, slot)])
     work = [["model", "ranks", "data parallel", "one training step of each rank"], *map(_work, plan["models"])]
@@ -35,7 +35,7 @@ def _heading(plan: Plan) -> list[str]:
 
 
 def _seats(plan: Plan, slot: str) -> list[list[str]]:
-    """(role, ranks, where) for each stretch of ranks that sit alike."""
+    """(role, ranks, where) for each range of consecutive ranks that are placed alike."""
     rows = []
     for role, of_role in groupby(plan["seats"], key=lambda placed: str(placed["role"])):
         by_nodes = groupby(of_role, key=lambda placed: tuple(dict.fromkeys(node for node, _ in placed["places"])))
@@ -56,7 +56,7 @@ def _seats(plan: Plan, slot: str) -> list[list[str]]:
 
 
 def _on_a_node(placements: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> str:
-    """GPUs on each of the nodes: of one-GPU ranks together, of larger ones apart."""
+    """GPUs on each of the nodes: joined for ranks with one GPU, separate for larger ones."""
     if len(nodes) == 1:
         each = [[gpu for _, gpu in placed["places"]] for placed in placements]
         return _ranges([gpu for gpus in each for gpu in gpus]) if len(each[0]) == 1 else " | ".join(map(_ranges, each))
@@ -80,8 +80,8 @@ def _work(model: Mapping[str, Any]) -> list[str]:
 
 
 def _replicas(model: Mapping[str, Any]) -> str:
-    """`4`, or `4 x sequence 2` where two ranks each share sequences: replicas, and the ranks of one. `4 (expert 2)`:
-    pairs of ranks hold different experts.
+    """Number of replicas, and the ranks of each: `4`, or `4 x sequence 2` if pairs of ranks share sequences. In
+    `4 (expert 2)`, pairs of ranks hold different experts.
     """
     sizes = {name: model[f"{name}_parallel"] for name in ("pipeline", "context", "sequence", "tensor")}
     whole = " x ".join([str(model["data_parallel"]), *(f"{name} {size}" for name, size in sizes.items() if size > 1)])
@@ -90,7 +90,7 @@ def _replicas(model: Mapping[str, Any]) -> str:
 
 
 def _passes(model: Mapping[str, Any], count: str, size: str, noun: str, plural: str) -> str:
-    """How many passes of how many samples; where tokens bound a pass, of how many tokens."""
+    """The number of passes and the samples of each; the token limit if passes are bounded by tokens."""
     tokens = model["tokens_per_micro_batch"]
     if tokens:
         return f"{plural} of at most {counted(tokens, 'token')}"
@@ -116,7 +116,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """`0-3, 6`: ascending numbers, those that follow each other together."""
+    """Ascending numbers as text, with consecutive ones as a range: `0-3, 6`."""
     stretches: list[list[int]] = []
     for number in numbers:
         if stretches and stretches[-1][-1] + 1 == number:

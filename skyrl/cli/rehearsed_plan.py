@@ -1,5 +1,5 @@
-"""Findings of a rehearsal that need no process: whether the layout has its GPUs, its memory, and heads that its engine
-computes.
+"""Findings of a rehearsal that need no process: whether GPUs and memory suffice, and whether the engine supports the
+model's head size.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from skyrl.tools.rehearsal import Finding
 
 HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
-"""Head sizes that vLLM 0.32's FlashAttention computes are multiples of one, up to the other."""
+"""vLLM 0.32's FlashAttention supports head sizes that are multiples of `HEAD_MULTIPLE`, up to `LARGEST_HEAD`."""
 
 
 def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Finding]:
-    """Placement, memory and engine of the run as it is."""
+    """Findings on placement, memory and engine of the run as configured."""
     from skyrl.cli.plan import plan_of
     from skyrl.planning.layout import counted
     from skyrl.tools.rehearsal import Finding

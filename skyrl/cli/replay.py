@@ -1,4 +1,4 @@
-"""`skyrl replay` and `skyrl bisect`: was a step what its record says, and where do two runs part?"""
+"""`skyrl replay` and `skyrl bisect`: whether a step reproduces its record, and where two runs diverge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 def _steps(context: click.Context, parameter: click.Parameter, value: str) -> range:
-    """`7` or `3-7`."""
+    """Parse a step or a range of steps: `7` or `3-7`."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= first <= last:
@@ -34,7 +34,7 @@ def _steps(context: click.Context, parameter: click.Parameter, value: str) -> ra
 @click.option("--checkpoints", type=_RUN, help="Where the run's checkpoints are [default: where it wrote them].")
 @click.option("--import-stored", is_flag=True, help="Run code that the stored configuration names: a run of your own.")
 def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: bool) -> None:
-    """Run recorded steps of RUN again, from the checkpoint before them; say whether every bit is the same.
+    """Run recorded steps of RUN again, from the checkpoint before them; report whether every bit is the same.
 
     RUN is the folder of a run with trainer.recording = jsonl or jsonl.gz. The exit code is 1 if something differs.
     """
@@ -64,10 +64,10 @@ def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: boo
 @click.argument("run_a", type=_RUN)
 @click.argument("run_b", type=_RUN)
 def bisect(run_a: Path, run_b: Path) -> None:
-    """Name the first step at which two runs part, and in it the first token, tensor or key.
+    """Find the first step at which two runs diverge, and in it the first token, tensor or key.
 
-    RUN_A and RUN_B are folders of runs with recordings; without them their metrics are compared. The exit code is 1 if
-    they part.
+    RUN_A and RUN_B are folders of runs with recordings; without recordings their metrics are compared. The exit code is
+    1 if they diverge.
     """
     import json
 

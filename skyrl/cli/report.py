@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def doctor_report(run: RunConfig) -> Iterator[str]:
-    """Lines on the findings, and on what is only seen when the run starts. `run` has passed all checks."""
+    """Lines on the findings, and on what is only known once the run starts. `run` has passed all checks."""
     from skyrl.config.kinds import kind_of
     from skyrl.planning.layout import counted
     from skyrl.tree import get_at
@@ -35,7 +35,7 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
 
 
 def _slower_than_the_preset(run: RunConfig) -> list[str]:
-    """Paths that act in a run on CUDA and have another value than the preset `cuda` gives them."""
+    """Paths that have an effect in a run on CUDA and differ from the value in the preset `cuda`."""
     from skyrl.config import SkyRLTrainConfig, load
     from skyrl.config.check import has_effect
     from skyrl.tree import get_at

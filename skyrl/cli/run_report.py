@@ -45,8 +45,8 @@ def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> N
 
 
 def _layout(folder: Path) -> str | None:
-    """The picture of `skyrl plan --svg` for the run; None where it has none: one that lays out no engines, or whose
-    configuration this version cannot read.
+    """The picture of `skyrl plan --svg` for the run; None if the run has no engines, or if this version cannot read its
+    configuration.
     """
     from skyrl.cli.plan import plan_of
     from skyrl.cli.plan_picture import picture

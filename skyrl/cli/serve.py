@@ -1,4 +1,4 @@
-"""`skyrl serve`: a model behind an endpoint that clients of OpenAI and Anthropic can use."""
+"""`skyrl serve`: serves a model over HTTP to OpenAI and Anthropic clients."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def serve(
 ) -> None:
     """Answer requests to a model over HTTP, in OpenAI's protocol.
 
-    MODEL, RUN and CHECKPOINT are those of `skyrl eval`. Samples are drawn as generator.sampling_params says, unless a
-    request says otherwise. An address that other machines reach is served only with a token, in the variable
-    SKYRL_ENDPOINT_TOKEN, which clients give as their API key.
+    MODEL, RUN and CHECKPOINT mean the same as in `skyrl eval`. generator.sampling_params sets the sampling, unless a
+    request says otherwise. An address that other machines can reach is served only with a token, in the variable
+    SKYRL_ENDPOINT_TOKEN, which clients pass as their API key.
 
-    FOLDER of an adapter is one that PEFT or a run stored, or a run that trained one. A request that names it as its
-    model is answered by it, and all others by MODEL, whose weights are in memory once.
+    FOLDER of an adapter is one that PEFT or a run stored, or a run that trained one. Requests that name the adapter as
+    their model are answered by it, and all others by MODEL, whose weights are in memory once.
     """
     adapters = _adapters(named)
     missing = [name for name in ("starlette", "uvicorn", "torch") if importlib.util.find_spec(name) is None]
@@ -65,7 +65,7 @@ def serve(
 
 
 def _adapters(named: Sequence[str]) -> dict[str, str]:
-    """Folders of adapters by name. Raises `UserError` for one that is not there, and for a name that is given twice."""
+    """Name -> folder of each adapter. Raises `UserError` for a missing folder, and for a name that is given twice."""
     adapters: dict[str, str] = {}
     for given in named:
         name, equals, folder = given.partition("=")

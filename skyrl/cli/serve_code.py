@@ -26,8 +26,8 @@ from skyrl.errors import UserError
 def serve_code(host: str, port: int, at_once: int | None, tier: str, name: str | None, names: str | None) -> None:
     """Run programs that policies write, each in a sandbox, for runs on other machines.
 
-    environment.skyrl_gym.code_url of a run is the address that is printed. An address that other machines reach is
-    served only with a token, in the variable SKYRL_CODE_TOKEN, which the run needs, too.
+    Set environment.skyrl_gym.code_url of a run to the address that is printed. An address that other machines can reach
+    is served only with a token, in the variable SKYRL_CODE_TOKEN, which the run needs, too.
     """
     missing = [each for each in ("starlette", "uvicorn") if importlib.util.find_spec(each) is None]
     if missing:

@@ -1,4 +1,4 @@
-"""`skyrl serve-retriever`: the service that the environment `search` asks."""
+"""`skyrl serve-retriever`: the search service for the environment `search`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from skyrl.errors import UserError
 def serve_retriever(corpus: Path, host: str, port: int, name: str | None, names: str | None) -> None:
     """Answer searches over CORPUS, a JSONL file with the texts `id` and `contents` in each line, by BM25.
 
-    environment.skyrl_gym.search.search_url of a run is the address that is printed. An address that other machines
-    reach is served only with a token, in the variable SKYRL_RETRIEVER_TOKEN, which the run needs, too.
+    Set environment.skyrl_gym.search.search_url of a run to the address that is printed. An address that other machines
+    can reach is served only with a token, in the variable SKYRL_RETRIEVER_TOKEN, which the run needs, too.
     """
     missing = [name for name in ("bm25s", "starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:

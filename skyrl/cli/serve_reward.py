@@ -1,4 +1,4 @@
-"""`skyrl serve-reward`: a reward model that the environment `reward_model` asks."""
+"""`skyrl serve-reward`: serves a reward model for the environment `reward_model`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from skyrl.errors import UserError
 def serve_reward(model: str, host: str, port: int, device: str, name: str | None, names: str | None) -> None:
     """Score chats with MODEL, a folder or hub name: a sequence classifier with one label.
 
-    environment.skyrl_gym.reward_model.url of a run is the address that is printed. An address that other machines reach
-    is served only with a token, in the variable SKYRL_REWARD_TOKEN, which the run needs, too.
+    Set environment.skyrl_gym.reward_model.url of a run to the address that is printed. An address that other machines
+    can reach is served only with a token, in the variable SKYRL_REWARD_TOKEN, which the run needs, too.
     """
     missing = [name for name in ("starlette", "uvicorn", "torch") if importlib.util.find_spec(name) is None]
     if missing:

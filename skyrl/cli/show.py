@@ -1,4 +1,4 @@
-"""`skyrl config show`: a tree in any form and any of the three languages, with or without where it came from."""
+"""`skyrl config show`: prints a tree in any of its forms and three languages, with or without origins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def dump(data: Mapping[str, Any], language: str, root: type[Any]) -> str:
-    """Nested data as text, without a line end. Raises `ConfigError` for a null that TOML cannot say."""
+    """Nested data as text, without a final newline. Raises `ConfigError` for a null that TOML cannot express."""
     if language == "json":
         return json.dumps(data, indent=2, ensure_ascii=False)
     if language == "yaml":
@@ -30,13 +30,13 @@ def dump(data: Mapping[str, Any], language: str, root: type[Any]) -> str:
 
 
 def whole(run: RunConfig, language: str) -> str:
-    """Every field. In TOML a field that is null by default is left out where TOML has no word for null."""
+    """Every field as text. In TOML, a field that is null by default is omitted if its null cannot be expressed."""
     data = masked(to_dict(run))
     return dump(_sayable(data, type(run)) if language == "toml" else data, language, type(run))
 
 
 def lines_with_origins(run: RunConfig, origins: Origins) -> str:
-    """Every field on a line of its own, as TOML, with the place of what is not a default as a comment."""
+    """Every field on a separate line, as TOML; values that are not defaults have their place as a comment."""
     from skyrl.tree.origins import place_of
 
     rows = [(path, f"{path} = {json.dumps(value, ensure_ascii=False)}") for path, value in _flat(run).items()]
@@ -46,7 +46,7 @@ def lines_with_origins(run: RunConfig, origins: Origins) -> str:
 
 
 def derived_lines(run: RunConfig, origins: Origins) -> str:
-    """Lines of derived values: each with the rule, the reason, and the values that it was derived from."""
+    """Derived values, each with its rule, the reason, and the values from which it was derived."""
     from skyrl.config.kinds import kind_of
 
     by_name = {rule.name: rule for rule in kind_of(run).rules}
@@ -70,7 +70,7 @@ def _flat(run: RunConfig) -> dict[str, Any]:
 
 
 def _sayable(data: Mapping[str, Any], root: type[Any]) -> dict[str, Any]:
-    """The tree without nulls that are defaults, which TOML cannot express."""
+    """The tree without default nulls that TOML cannot express."""
     from skyrl.tree.classes import fields_of
     from skyrl.tree.types import config_class, lists_none
 

@@ -1,4 +1,4 @@
-"""`skyrl simulate`: how fast a configuration would be, and how old its samples, before a GPU is reserved."""
+"""`skyrl simulate`: estimates the throughput of a configuration and the age of its samples before GPUs are reserved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Duration(click.ParamType[Any]):
-    """`MEAN`, `MEAN,P90` or `MEAN,P90,LONGEST`, in seconds; the longest is three times the larger of them."""
+    """Option type `MEAN`, `MEAN,P90` or `MEAN,P90,LONGEST`, in seconds; LONGEST defaults to three times the larger."""
 
     name = "MEAN[,P90[,LONGEST]]"
 
@@ -71,7 +71,7 @@ def simulate(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Run the scheduler on a clock that jumps: throughput, idle time and the age of samples. Nothing is computed."""
+    """Simulate the scheduler in virtual time: throughput, idle time and the age of samples. Nothing is computed."""
     import json
 
     from skyrl.tools.simulation import simulate as run
@@ -103,8 +103,8 @@ def simulate(
 
 
 def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, **given: Any) -> World:
-    """The world to simulate: the configuration, with the durations given or those of the run `like`. Raises `UserError`
-    where a duration is missing.
+    """The world to simulate: the configuration with the given durations, or with those measured in the run `like`.
+    Raises `UserError` if a duration is missing.
     """
     from skyrl.config.sizes import engines_of
     from skyrl.errors import UserError
@@ -128,7 +128,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
     number = 1 if engines is None else engines.number
     asynchronous = config.trainer.fully_async
     limits = stream_limits(config, steps)
-    if not asynchronous.enabled:  # in turns, which is the same as staleness 0
+    if not asynchronous.enabled:  # synchronous training is the same as staleness 0
         from attrs import evolve
 
         limits = evolve(limits, staleness=0, queue=limits.batch, concurrency=limits.batch)
@@ -146,8 +146,8 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
 def _failing(
     config: SkyRLTrainConfig, outcome: Outcome, per_hour: float | None, restart: float | None, checkpoint: float | None
 ) -> dict[str, Any] | None:
-    """Throughput with failures, and the best checkpoint interval; None where nobody asks. Raises `UserError` for one
-    duration without the other.
+    """Throughput with failures, and the best checkpoint interval; None if not requested. Raises `UserError` if only one
+    of the durations is given.
     """
     from skyrl.config.sizes import sizes_of
     from skyrl.errors import UserError

@@ -1,4 +1,4 @@
-"""`skyrl sweep`: one run many times over, with other values, on any launcher."""
+"""`skyrl sweep`: trains one run repeatedly with different values, on any launcher."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def sweep(
 
 
 def _train(target: str, asked: SweepConfig, trials: Trials, chosen: list[Any], at_once: int, cluster: Any) -> bool:
-    """Train them; whether they have ended."""
+    """Train the chosen trials. Returns whether they have ended."""
     from skyrl.sweeps.running import refuse_while_it_runs, run_here, submit_array
 
     launcher = launcher_of(target, cluster)
@@ -77,7 +77,7 @@ def _train(target: str, asked: SweepConfig, trials: Trials, chosen: list[Any], a
 
 
 def _compare(asked: SweepConfig, trials: Trials) -> None:
-    """Print the table, and write it with the curves of all runs into the sweep's folder."""
+    """Print the comparison table, and write it with the curves of all runs to the sweep's folder."""
     import json
 
     from skyrl.sweeps.results import as_data, results, table
@@ -93,7 +93,7 @@ def _compare(asked: SweepConfig, trials: Trials) -> None:
 
 
 def _curves(folder: Path, runs: list[Path]) -> list[Path]:
-    """The report of `skyrl report`, where what it needs is installed."""
+    """Write the report of `skyrl report` if its dependencies are installed."""
     if any(importlib.util.find_spec(name) is None for name in ("plotly", "jinja2", "numpy")):
         click.echo("without curves: pip install 'skyrl[report]'", err=True)
         return []

@@ -1,4 +1,4 @@
-"""`skyrl templates`: chat templates, looked at before they are trained with."""
+"""`skyrl templates`: inspects chat templates before they are used in training."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from skyrl.cli.options import Commands
 
 @click.group(cls=Commands)
 def templates() -> None:
-    """Look at chat templates."""
+    """Inspect chat templates."""
 
 
 @templates.command()
 @click.argument("model")
 @click.option("--template", metavar="NAME|FILE", help="In place of the model's own: see generator.chat_template.")
 def check(model: str, template: str | None) -> None:
-    """Say whether MODEL's chat template writes a conversation the same, turn by turn and as a whole.
+    """Check whether MODEL's chat template renders a conversation the same turn by turn and as a whole.
 
     MODEL is a folder or a hub name. The exit code is 1 if a conversation of two turns differs or is refused.
     """
@@ -53,10 +53,10 @@ def check(model: str, template: str | None) -> None:
 @click.argument("model", metavar="MODEL|FILE")
 @click.option("--template", metavar="NAME|FILE", help="In place of the model's own: see generator.chat_template.")
 def show(model: str, template: str | None) -> None:
-    """Print nine forms of chat as a chat template writes them, with what is learned of each between ⟦ and ⟧.
+    """Print nine kinds of chat as a chat template renders them, with the learned tokens between ⟦ and ⟧.
 
-    MODEL is a folder or a hub name. FILE is a template (.jinja) without a model: its special tokens are then those that
-    it spells, and `<|endoftext|>` ends a sequence.
+    MODEL is a folder or a hub name. FILE is a template (.jinja) without a model: its special tokens are then the ones
+    that it spells out, and `<|endoftext|>` ends a sequence.
     """
     from skyrl.chats.examples import forms_page
     from skyrl.config import ChatTemplateConfig

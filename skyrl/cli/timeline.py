@@ -1,4 +1,4 @@
-"""`skyrl timeline`: what every process did in a step, as a trace that browsers show."""
+"""`skyrl timeline`: writes what every process did in a step as a trace to view in a browser."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import click
 def timeline(run: Path, steps: tuple[int, ...], to: Path | None) -> None:
     """Write the timeline of RUN's profiled steps (trainer.profile_steps) as a Chrome trace.
 
-    Open the file in https://ui.perfetto.dev or chrome://tracing. Phases of the step are one track, each process is
-    another; all times are those of the command's clock.
+    Open the file in https://ui.perfetto.dev or chrome://tracing. The phases of the step are one track, and each process
+    is another; all times are on the clock of `skyrl run`.
     """
     from skyrl.errors import UserError
     from skyrl.runs.run_folder import RunFolder

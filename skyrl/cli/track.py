@@ -1,4 +1,4 @@
-"""`skyrl track`: the metrics of a run, delivered to a tracker after the fact."""
+"""`skyrl track`: delivers the metrics of a run to a tracker afterwards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 SERVICES = ("wandb", "tensorboard", "mlflow", "swanlab")
-"""Trackers beside the run, named here so that no other command waits for the import of the configuration."""
+"""Names of trackers, repeated here so that other commands need not import the configuration."""
 
 
 @click.command()
@@ -18,7 +18,7 @@ SERVICES = ("wandb", "tensorboard", "mlflow", "swanlab")
 def track(run: Path, overrides: tuple[str, ...], service: str, new: bool) -> None:
     """Deliver the metrics, samples and evaluations of RUN to a tracker, from the first step that it lacks.
 
-    RUN is the folder of a run that is over, or was tracked by others. Settings of the tracker are those of the run;
+    RUN is the folder of a run that has ended, or that used other trackers. The tracker uses the run's settings;
     PATH=VALUE changes them, such as trainer.trackers.wandb.mode=offline.
     """
     from skyrl.tools.track import deliver

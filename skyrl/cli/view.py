@@ -1,4 +1,4 @@
-"""`skyrl view`: the samples of a run in a browser."""
+"""`skyrl view`: shows the samples of a run in a browser."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _HOST = "127.0.0.1"
 def view(run: Path, port: int, index: Path | None) -> None:
     """Browse the samples of RUN in a browser, while the run continues or later.
 
-    RUN is the folder of a run. The page is served to this machine alone, to who has the key in the printed address, and
-    changes nothing. An index of the samples is kept in RUN/trajectories.index, and may be deleted.
+    RUN is the folder of a run. The page is read-only and is served only to this machine, to users with the key in the
+    printed address. An index of the samples is kept in RUN/trajectories.index, and may be deleted.
     """
     missing = [name for name in ("starlette", "uvicorn", "jinja2", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
@@ -42,7 +42,7 @@ def view(run: Path, port: int, index: Path | None) -> None:
         bound = held.enter_context(listen(_HOST, port, None, ""))
         found = SampleIndex(samples, index or _index_file(run, held))
         updater = IndexUpdater(found)
-        found.update()  # the first page has something to show
+        found.update()  # so that the first page has something to show
         updater.start()
         held.callback(updater.close)
         key = secrets.token_urlsafe(16)
@@ -52,6 +52,6 @@ def view(run: Path, port: int, index: Path | None) -> None:
 
 
 def _index_file(run: Path, held: ExitStack) -> Path:
-    """In the run's folder, or where nobody may write there in a folder that goes when the command ends."""
+    """Path of the index: in the run's folder or, if that is not writable, in a temporary folder."""
     folder = run if os.access(run, os.W_OK) else Path(held.enter_context(tempfile.TemporaryDirectory()))
     return folder / "trajectories.index"

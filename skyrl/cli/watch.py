@@ -1,4 +1,4 @@
-"""`skyrl watch`: a run that is going on, seen from another terminal."""
+"""`skyrl watch`: shows a run in progress from another terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 def watch(run: Path, once: bool) -> None:
     """Watch RUN, the folder of a run on this machine or on a shared disk, until it ends.
 
-    On a terminal it is shown as by `skyrl run` itself; anywhere else each step is a line. Ctrl-C ends the watching, not
+    A terminal shows the same display as `skyrl run`; other outputs get one line per step. Ctrl-C stops watching, not
     the run.
     """
     from skyrl.tracking.watching import LivePanel, follow, show

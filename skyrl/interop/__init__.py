@@ -1,4 +1,4 @@
-"""Files of other houses become layers of our tree, with a report of what became of every line. Nothing is started.
+"""Converts files of other systems to layers of our tree, and reports the outcome of every line. Nothing is started.
 
-Read `report.py` first (what a conversion says), then `skyrl_scripts.py` and `areal.py`.
+Read `report.py` first (the result of a conversion), then `skyrl_scripts.py` and `areal.py`.
 """

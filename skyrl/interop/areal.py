@@ -1,4 +1,6 @@
-"""AReaL's experiment files as our tables. Copies of other keys (`${gconfig.temperature}`) are left to derivation."""
+"""Converts AReaL's experiment files to our tables. Copies of other keys (`${gconfig.temperature}`) are left to
+derivation.
+"""
 
 from __future__ import annotations
 
@@ -70,10 +72,10 @@ _COPIES = {
     "sglang.model_path": "actor.path",
     "sglang.random_seed": "seed",
 }
-"""Settings that must be what another one is, for which there is one place here."""
+"""Settings that must equal another one, because there is a single field for both here."""
 
 _ORIGINALS = {"actor.dtype": "bfloat16", "actor.attn_impl": "flash_attention_2", "gconfig.temperature": 1.0}
-"""AReaL's defaults of both ages."""
+"""AReaL's defaults of both versions."""
 
 _TABLES = Tables(
     keys=LEARNER_KEYS | ROLLOUT_KEYS | KEYS_2026 | KEYS,
@@ -99,14 +101,13 @@ _BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
 
 
 def convert_areal(name: str, *, keep_engine: bool = False) -> Conversion:
-    """A YAML file. Raises `ConfigError` if it cannot be read, and as `convert_keys` does."""
+    """Convert a YAML file. Raises `ConfigError` if it cannot be read, and in the same cases as `convert_keys`."""
     return convert_keys(flat_file(name, of="areal"), name, keep_engine=keep_engine)
 
 
 def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_engine: bool = False) -> Conversion:
-    """Flat dotted keys and their values, as they stand in the file. Engines of SGLang become vLLM's, unless the file's
-    engines are kept. Raises `ConfigError` for a kind of run that is not implemented, and where there is no engine to
-    keep.
+    """Convert flat dotted keys and their values, as in a file. SGLang engines become vLLM engines unless `keep_engine`.
+    Raises `ConfigError` for a kind of run that is not implemented, and if there is no engine to keep.
     """
     values, copies = without_references(keys)
     named = engine_backend(values)
@@ -204,7 +205,7 @@ def _of_several(key: str, value: object, values: Mapping[str, Any]) -> Becomes |
 
 
 def _complete(writing: Writing, values: Mapping[str, Any]) -> None:
-    """Settings that an experiment implies without naming them: its estimator, its device, the size of adapters."""
+    """Write settings that an experiment implies without naming them: estimator, device, size of adapters."""
     if not is_whole(values):
         if any(key.startswith("ppo.") for key in values):
             writing.write("device", "trainer.device", "cuda")
@@ -214,13 +215,13 @@ def _complete(writing: Writing, values: Mapping[str, Any]) -> None:
     for model in ("actor", "critic") if has_critic(values) else ("actor",):
         if values.get(f"{model}.use_lora") and f"{model}.lora_rank" not in values:
             writing.write(f"{model}.use_lora", f"trainer.{MODELS[model]}.model.lora.rank", 32)
-        if (key := f"{model}.ppo_n_minibatches") not in values:  # AReaL's 4 do not divide the batch
+        if (key := f"{model}.ppo_n_minibatches") not in values:  # AReaL's default of 4 does not divide the batch
             writing.write("one mini-batch", _MINI_BATCHES[key], _batch(values))
     writing.write("device", "trainer.device", "cuda")
 
 
 def _limit(name: str, values: Mapping[str, Any]) -> Becomes:
-    """One limit for all processes: the largest that the file names for some of them."""
+    """Convert a limit that is one for all processes here: the largest that the file names for any of them."""
     given = [number(each) for key, each in values.items() if key.endswith(f".{name}") and each is not None]
     numbers = [each for each in given if isinstance(each, int | float)]
     if not numbers:
@@ -230,13 +231,13 @@ def _limit(name: str, values: Mapping[str, Any]) -> Becomes:
 
 
 def _staleness(value: object) -> Becomes:
-    """AReaL is asynchronous as far as samples may be stale."""
+    """Convert the staleness limit; in AReaL, training is asynchronous if samples may be stale."""
     writes = {"trainer.fully_async.enabled": bool(value), "trainer.fully_async.max_staleness_steps": value}
     return Becomes(writes=writes)
 
 
 def _mini_batches(count: object, values: Mapping[str, Any], path: str) -> Becomes:
-    """AReaL counts the mini-batches of a batch, and we the prompts of a mini-batch."""
+    """Convert AReaL's number of mini-batches per batch to our number of prompts per mini-batch."""
     batch = _batch(values)
     if not isinstance(batch, int) or not isinstance(count, int) or count < 1 or batch % count:
         return Becomes(refused=f"{count} mini-batches of {batch} prompts: not a whole number of prompts each")
@@ -244,12 +245,12 @@ def _mini_batches(count: object, values: Mapping[str, Any], path: str) -> Become
 
 
 def _batch(values: Mapping[str, Any]) -> Any:
-    """Prompts of a step, where the file says."""
+    """Number of prompts of a step, if the file sets it."""
     return next((values[name] for name in _BATCH if name in values), None)
 
 
 def _last_batch(drops: object, values: Mapping[str, Any]) -> Becomes:
-    """Asynchronous training takes prompts one by one, so that the batch is filled from the next epoch."""
+    """Convert `drop_last`. Asynchronous training takes prompts one by one and fills the batch from the next epoch."""
     if drops:
         return Becomes(writes={"data.epoch_tail": "drop"})
     is_asynchronous = values.get("async_training", bool(number(values.get(_STALENESS[0], 0))))
@@ -259,8 +260,8 @@ def _last_batch(drops: object, values: Mapping[str, Any]) -> Becomes:
 
 
 def _dual_clip(value: object, values: Mapping[str, Any]) -> Becomes:
-    """Convert `c_clip`, which acts in AReaL where it is given; here it belongs to a loss, or to a switch of the
-    decoupled one.
+    """Convert `c_clip`. In AReaL it acts whenever it is given; here it belongs to one loss, or to a switch of the
+    decoupled loss.
     """
     is_decoupled = values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss")
     if values.get("actor.use_sapo_loss") or values.get("actor.importance_sampling_level", "token") != "token":
@@ -271,7 +272,7 @@ def _dual_clip(value: object, values: Mapping[str, Any]) -> Becomes:
 
 
 def _machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
-    """Nodes, GPUs and degrees of parallelism belong together; `allocation_mode` or the backends carry them all."""
+    """Convert nodes, GPUs and degrees of parallelism together; `allocation_mode` or the backends contain them all."""
     if key != "allocation_mode":
         return _nodes(key, value, values)
     if not value:
@@ -280,7 +281,7 @@ def _machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
 
 
 def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
-    """`n_nodes` and `n_gpus_per_node` describe the cluster; without an allocation they are the run's, too."""
+    """Convert `n_nodes` and `n_gpus_per_node`: they describe the cluster and, without an allocation, the run, too."""
     if not isinstance(value, int) or value < 1:
         return Becomes(needless="no GPUs are counted")
     if key == "cluster.n_nodes" and "n_nodes" in values:

@@ -1,4 +1,6 @@
-"""AReaL's `allocation_mode`, and the per-engine `backend` that replaces it: `actor.backend: "megatron:d1p2t4"`."""
+"""Converts AReaL's `allocation_mode`, and the per-engine `backend` that replaces it:
+`actor.backend: "megatron:d1p2t4"`.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,20 @@ from skyrl.planning.allocation import LEARNERS, AllocationError, Part, read_allo
 
 SHARED = "it shares the policy's GPUs"
 AUTOTP = ".ds_auto_tp.autotp_size"
-"""Setting of a model: how many ranks cut its matrices among them by DeepSpeed's layers."""
+"""Setting of a model: the number of ranks over which DeepSpeed's layers split its matrices."""
 
 _STRATEGY = "trainer.strategy"
 _MODELS: Mapping[str, Model] = {"actor": "policy", "ref": "ref", "critic": "critic"}
 
 
 def engine_backend(values: Mapping[str, Any]) -> str:
-    """`sglang` or `vllm`, by either spelling; empty where the file does not say."""
+    """The file's engine, `sglang` or `vllm`, from either way to set it; empty if the file does not set it."""
     text = str(values.get("allocation_mode") or values.get("rollout.backend") or "")
     return next((name for name in ("sglang", "vllm") if text.startswith(name)), "")
 
 
 def read_by(key: str, values: Mapping[str, Any]) -> str:
-    """Why a setting of a backend does nothing: another one is named. Empty where it counts, or nothing is named."""
+    """Why a setting of a backend has no effect: the file selects another backend. Empty if that is not the case."""
     owner, _, rest = key.partition(".")
     table = rest.partition(".")[0]
     if owner not in _MODELS or table not in LEARNERS:
@@ -35,7 +37,7 @@ def read_by(key: str, values: Mapping[str, Any]) -> str:
 
 
 def learner_of(owner: str, values: Mapping[str, Any]) -> str:
-    """fsdp, megatron or archon; empty where the file does not say."""
+    """The backend of a learner: fsdp, megatron or archon; empty if the file does not set it."""
     part = _part_of(owner, values)
     return part.learner if part else ""
 
@@ -51,7 +53,7 @@ def _part_of(owner: str, values: Mapping[str, Any]) -> Part | None:
 
 
 def autotp(owner: str, size: object, values: Mapping[str, Any]) -> Becomes:
-    """The conversion of `ds_auto_tp.autotp_size`: DeepSpeed cuts the matrices of all models by AutoTP's layers."""
+    """Convert `ds_auto_tp.autotp_size`: DeepSpeed splits the matrices of all models with AutoTP's layers."""
     if size in (None, 1):
         return Becomes(needless="asks for nothing")
     part = _part_of(owner, values)
@@ -63,7 +65,7 @@ def autotp(owner: str, size: object, values: Mapping[str, Any]) -> Becomes:
 
 
 def by_deepspeed(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, with DeepSpeed in place of FSDP2 where a model of the file is cut by its AutoTP."""
+    """The fields, with DeepSpeed in place of FSDP2 if the file splits a model with DeepSpeed's AutoTP."""
     sizes = {key: value for key, value in values.items() if key.endswith(AUTOTP)}
     is_cut = any(size not in (None, 1) for size in sizes.values())
     changes = {path: "deepspeed" for path, value in fields.items() if path.endswith("strategy") and value == "fsdp2"}
@@ -71,13 +73,13 @@ def by_deepspeed(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
 
 
 def per_node(values: Mapping[str, Any]) -> int:
-    """GPUs of a node."""
+    """Number of GPUs per node."""
     found = values.get("cluster.n_gpus_per_node", values.get("n_gpus_per_node", 8))
     return found if isinstance(found, int) and found > 0 else 8
 
 
 def backend(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
-    """The conversion of `actor.backend`, `rollout.backend` and their like."""
+    """Convert `actor.backend`, `rollout.backend` and similar settings."""
     owner = key.removesuffix(".backend")
     if values.get("allocation_mode"):
         return Becomes(needless="allocation_mode decides, here as there")
@@ -95,7 +97,7 @@ def backend(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
 
 
 def _learner(owner: str, part: Part, values: Mapping[str, Any]) -> Becomes:
-    """A model that learns or scores."""
+    """Convert the backend of a model that learns or scores."""
     if owner == "ref" and not number(values.get("actor.kl_ctl", 0.1)):
         return Becomes(needless="without a KL penalty there is no reference, here as there")
     model = _MODELS.get(owner)
@@ -109,7 +111,7 @@ def _learner(owner: str, part: Part, values: Mapping[str, Any]) -> Becomes:
 
 
 def strategy(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
-    """The conversion of `scheduling_strategy`: whether a role shares the GPUs of another one."""
+    """Convert `scheduling_strategy`: whether a role shares the GPUs of another one."""
     owner, _, name = key.partition(".scheduling_strategy.")
     if name == "fork":
         return Becomes(needless="each rank is a process of its own")
@@ -126,12 +128,12 @@ def strategy(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
 
 
 def _is_colocated(owner: str, values: Mapping[str, Any]) -> bool:
-    """Whether the role shares the policy's GPUs; AReaL's default is that it does not."""
+    """Whether the role shares the policy's GPUs; by default in AReaL it does not."""
     return bool(values.get(f"{owner}.scheduling_strategy.type", "separation") == "colocation")
 
 
 def whole_cluster(values: Mapping[str, Any], models: tuple[Model, ...]) -> Becomes:
-    """Nodes and GPUs of a file that names neither an allocation nor backends: everything shares all of them."""
+    """Convert nodes and GPUs of a file with neither an allocation nor backends: models and engines share all GPUs."""
     nodes = next((values[name] for name in ("cluster.n_nodes", "n_nodes") if name in values), 1)
     writes: dict[str, Any] = {"generator.inference_engine.num_engines": nodes * per_node(values)}
     for model in models:
@@ -143,12 +145,12 @@ def whole_cluster(values: Mapping[str, Any], models: tuple[Model, ...]) -> Becom
 
 
 def engines(part: Part, *, shares: bool = False) -> dict[str, Any]:
-    """Inference engines with GPUs of their own, or with those of the policy."""
+    """Fields of inference engines on separate GPUs, or, if `shares`, on the policy's."""
     return {"trainer.placement.colocate_all": shares, **engine_fields(part)}
 
 
 def allocation(text: str, values: Mapping[str, Any], models: tuple[Model, ...]) -> Becomes:
-    """The conversion of `allocation_mode`, of engines and these models."""
+    """Convert `allocation_mode` for engines and the given models."""
     try:
         found = read_allocation(text)
     except AllocationError as error:
@@ -163,6 +165,6 @@ def allocation(text: str, values: Mapping[str, Any], models: tuple[Model, ...]) 
 
 
 def _without_ones(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without degrees of parallelism of learners that are 1, which is their default."""
+    """The fields without learners' degrees of parallelism that are 1, the default."""
     ones = {path for path, value in fields.items() if path.endswith("parallel_size") and value == 1}
     return {path: value for path, value in fields.items() if path not in ones or path.startswith("generator.")}

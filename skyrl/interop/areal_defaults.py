@@ -1,6 +1,6 @@
-"""AReaL's defaults, for settings that an experiment file leaves out.
+"""AReaL's defaults, for settings that an experiment file omits.
 
-Those that change what is learned are written into the converted file. The others are listed where they differ.
+Defaults that change what is learned are written into the converted file. Others are listed if they differ from ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from skyrl.interop.report import OtherDefault
 from skyrl.tree import get_at
 
 MINI_BATCHES = 4
-"""Mini-batches of a batch, where the file does not say."""
+"""AReaL's default number of mini-batches per batch."""
 
 _OPTIMIZERS = {
     2025: {"lr": 2e-5, "weight_decay": 0.05, "beta1": 0.9, "beta2": 0.95, "eps": 1e-5},
@@ -25,7 +25,7 @@ _OPTIMIZER = {"warmup_steps_proportion": 0.001, "lr_scheduler_type": "constant",
 _LEARNING: dict[int, dict[str, Any]] = {2025: {"async_training": True}, 2026: {}}
 _MAX_TOKENS = {2025: 65536, 2026: 32768}
 _CONTEXT = 32768
-"""Tokens of prompt and answer that its engines hold."""
+"""Default context length of AReaL's engines, in tokens of prompt and answer together."""
 
 _LEARNING_ALWAYS: dict[str, Any] = {
     "seed": 1,
@@ -56,7 +56,7 @@ _INSTEAD = {
     "gconfig.n_samples": ("group_size",),
     "train_dataset.batch_size": ("dataset.train_bs_n_seqs",),
 }
-"""Settings by other names, of which one is enough."""
+"""Alternative names of settings, of which a file needs only one."""
 
 NO_REFERENCE = (
     "with no ref in the file, AReaL takes this times the log-probability of each token from its reward, a bonus for "
@@ -75,12 +75,12 @@ OTHERS: dict[str, tuple[Any, str, Any]] = {
 
 
 def age(values: Mapping[str, Any]) -> int:
-    """Year of the AReaL that a file is written for. Since 2026 each engine names its own backend."""
+    """Year of the AReaL version for which a file is written. Since 2026 each engine names its backend."""
     return 2026 if any(key.endswith(".backend") and value for key, value in values.items()) else 2025
 
 
 def is_whole(values: Mapping[str, Any]) -> bool:
-    """Whether the file describes a run, and not some of its settings, or one of AReaL's older system."""
+    """Whether the file describes a complete run, rather than some settings or a run of AReaL's older system."""
     return ("actor.path" in values or has_critic(values)) and not any(key.startswith("ppo.") for key in values)
 
 
@@ -90,7 +90,7 @@ def has_reference(values: Mapping[str, Any]) -> bool:
 
 
 def left_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that a whole experiment leaves out and that change what is learned, with AReaL's defaults of its age."""
+    """Settings that a complete experiment omits and that change what is learned, with its AReaL version's defaults."""
     if not is_whole(values):
         return {}
     year = age(values)
@@ -108,7 +108,7 @@ def left_out(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _evaluation(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Evaluation samples are drawn as those of training, unless they have settings of their own."""
+    """Defaults of evaluation sampling, which copies training's settings unless the file has separate ones."""
     if any(key.startswith("eval_gconfig.") for key in values):
         return {"eval_gconfig.temperature": 1.0, "eval_gconfig.max_new_tokens": 16384}
     alike = {f"eval_gconfig.{name}": values.get(f"gconfig.{name}") for name in _SAMPLED_ALIKE}
@@ -116,8 +116,8 @@ def _evaluation(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lengths(values: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
-    """A prompt without a limit may be as long as an engine's context has room for beside a whole answer; with one, a
-    prompt and its answer have `max_tokens` together.
+    """Default length limits. Without a prompt limit, a prompt may fill the engine's context except for a whole answer;
+    with one, a prompt and its answer have `max_tokens` together.
     """
     answer, longest = values["gconfig.max_new_tokens"], values.get("train_dataset.max_length")
     if not isinstance(answer, int):
@@ -130,12 +130,12 @@ def _lengths(values: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
 
 
 def _logging(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing is sent to a service that the file does not name."""
+    """Default tracker settings: nothing is sent to a service that the file does not name."""
     return {} if any(key.startswith(_TRACKERS) for key in values) else {"stats_logger.wandb.mode": "disabled"}
 
 
 def splits_evenly(values: Mapping[str, Any]) -> bool:
-    """Whether a batch is as many whole prompts as AReaL's default of 4 mini-batches asks for."""
+    """Whether AReaL's default of 4 mini-batches divides the batch into whole prompts."""
     batch = values.get("train_dataset.batch_size", values.get("dataset.train_bs_n_seqs", 1))
     return isinstance(batch, int) and batch % MINI_BATCHES == 0
 
@@ -143,8 +143,8 @@ def splits_evenly(values: Mapping[str, Any]) -> bool:
 def other_defaults(
     values: Mapping[str, Any], run: Any, more: Mapping[str, tuple[Any, str, Any]]
 ) -> Iterator[OtherDefault]:
-    """Settings that a whole experiment leaves out, that change no training, and that have another value here: of
-    `OTHERS` and of `more`.
+    """Settings from `OTHERS` and `more` that a complete experiment omits, that do not change training, and whose
+    default differs here.
     """
     for key, (theirs, path, same) in {**OTHERS, **more}.items() if is_whole(values) else ():
         group = key.removesuffix("steps")

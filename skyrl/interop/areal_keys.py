@@ -1,6 +1,6 @@
 """The meaning of each of AReaL's settings in our tree.
 
-Keys are patterns: `*` stands for one name or several. An entry is a path of ours, or a function from the value to its
+Keys are patterns: `*` matches one or more names. An entry is a path of ours, or a function from the value to its
 conversion: see `areal_values.py`.
 """
 
@@ -59,7 +59,7 @@ INTERVALS: dict[str, str] = {
         ("eval", "trainer.eval_interval"),
     )},
 }  # fmt: skip
-"""Our equivalents of each group of `epochs`, `steps` and `secs`, of which any may be due."""
+"""Our equivalent of each group of `epochs`, `steps` and `secs`, any of which may trigger."""
 
 KEYS: dict[str, Entry] = {
     "experiment_name": goes_to("trainer.project_name"),
@@ -211,7 +211,7 @@ KEYS: dict[str, Entry] = {
     **{f"*sglang.{name}": not_there(_LOGS) for name in ("log_*", "decode_log_interval", "show_time_cost")},
     "*sglang.*": later(_SGLANG, False, ""),
     # keeping and watching
-    "*.freq_*": later(_INTERVALS),  # those that are known are converted together: INTERVALS
+    "*.freq_*": later(_INTERVALS),  # unknown groups only: known ones are converted together by INTERVALS
     "exp_ctrl.*": later(_INTERVALS),
     "recover.mode": recovery("trainer.recover_mode"),
     "recover_mode": recovery("trainer.recover_mode"),
@@ -237,4 +237,4 @@ KEYS: dict[str, Entry] = {
     "flush_request_timeout": goes_to("trainer.placement.call_timeout_seconds", convert=number),
     "n_rollout_workers": later("processes for rollouts"),
 }  # fmt: skip
-"""The first pattern that fits counts, an exact key before any pattern."""
+"""AReaL's key or pattern -> entry. An exact key takes precedence, then the first matching pattern."""

@@ -21,7 +21,7 @@ _CAP_MODES = {"token_mask": "mask", "token_truncate": "clamp"}
 
 
 def _cap_mode(mode: object) -> Becomes:
-    """AReaL had it early in 2026, before `rejection_sampling`."""
+    """Convert the cap mode, which AReaL had early in 2026, before `rejection_sampling`."""
     if isinstance(mode, str) and mode in _CAP_MODES:
         return Becomes(writes={ALGORITHM + "decoupled.cap_mode": _CAP_MODES[mode]})
     return Becomes(not_yet="the decoupled loss without its weight" if mode == "disabled" else "judging whole sequences")
@@ -76,11 +76,11 @@ KEYS_2026: dict[str, Entry] = {
     "rollout.tokenizer_path": not_there("the tokenizer is the policy's"),
     "stats_logger.trackio.*": later("Trackio as a tracker", "disabled"),
 }  # fmt: skip
-"""Keys in the form of `areal_keys.KEYS`, looked up before those."""
+"""Keys in the form of `areal_keys.KEYS`, looked up before them."""
 
 LORA_KEYS = tuple(
     f"{model}.{name}" for model in ("actor", "critic", "ref") for name in (
         "peft_type", "target_modules", "lora_rank", "lora_alpha",
     )
 )  # fmt: skip
-"""Settings of adapters: read with the `use_lora` of their model."""
+"""Settings of adapters, which have an effect only with `use_lora` of their model."""

@@ -1,6 +1,6 @@
-"""AReaL's engines that learn (FSDP, Archon, Megatron), and what all of its models have in common.
+"""Settings of AReaL's training engines (FSDP, Archon, Megatron), and settings that all of its models share.
 
-Each table counts for the backend that it is named after: see `areal_backends.read_by`.
+Each table has an effect only for the backend in its name: see `areal_backends.read_by`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ HALF = ("float16", "fp16", "half")
 NO_ADAPTER = "the reference is the model without an adapter, and a new one would not change it"
 
 MODELS: Mapping[str, str] = {"actor": "policy", "ref": "ref", "critic": "critic"}
-"""AReaL's models and ours."""
+"""AReaL's name of a model -> ours."""
 
 
 def precision(value: object, values: Mapping[str, Any]) -> Becomes:
-    """The type that models are computed in: `actor.dtype`, of which those of the others are copies."""
+    """Convert the compute dtype: `actor.dtype`, of which the other models have copies."""
     if value in HALF and learner_of("actor", values) == "megatron":
         return Becomes(not_yet=_HALF_IN_MEGATRON)
     there = ["actor", *(["ref"] if has_reference(values) else []), *(["critic"] if "critic.path" in values else [])]
@@ -39,15 +39,15 @@ def precision(value: object, values: Mapping[str, Any]) -> Becomes:
 
 
 def computed_in(value: object, bf16: str, tables: Iterable[str]) -> Becomes:
-    """The type of a model by our paths: the field that is `bf16`, and tables of FSDP where it is float16."""
+    """The compute dtype at our paths: the field with the path `bf16`, and FSDP's tables for float16."""
     if value in HALF:
         return Becomes(writes={f"{table}mixed_precision.param_dtype": "float16" for table in tables})
     return Becomes(writes={bf16: value in ("bfloat16", "bf16")})
 
 
 def loss_scaling(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
-    """A setting of the loss's factor, which counts in float16; None for any other key. `model` is that of a supervised
-    run.
+    """Convert a setting of loss scaling, which has an effect only in float16; None for any other key. `model` is the
+    model of a supervised run.
     """
     owner, _, rest = key.partition(".")
     name = rest.removeprefix("optimizer.")
@@ -60,7 +60,7 @@ def loss_scaling(key: str, value: object, values: Mapping[str, Any]) -> Becomes 
 
 
 def _checkpointing(value: object) -> Becomes:
-    """Archon's `ac_mode`: all or nothing here."""
+    """Convert Archon's `ac_mode`; activation checkpointing is all or nothing here."""
     if value == "memory_budget":
         return Becomes(not_yet="recomputing as much as a budget of memory asks for")
     note = "each layer is recomputed whole" if value == "selective" else ""
@@ -86,7 +86,7 @@ def _modules(path: str) -> Callable[[Any], Becomes]:
 
 
 def _of_model(theirs: str, ours: str) -> dict[str, Entry]:
-    """FSDP of one model, and its adapter."""
+    """Entries for FSDP and the adapter of one model."""
     fsdp, lora = f"trainer.{ours}.fsdp_config.", f"trainer.{ours}.model.lora."
     wrapped = "wrap_policy.transformer_layer_cls_to_wrap"
     return {
@@ -101,7 +101,7 @@ def _of_model(theirs: str, ours: str) -> dict[str, Entry]:
 
 
 def _megatron(ours: str) -> dict[str, Entry]:
-    """Megatron's options by our paths: `trainer.policy.megatron_config`."""
+    """Entries for Megatron's options, with our table at the path `ours`: `trainer.policy.megatron_config`."""
     table = f"trainer.{ours}.megatron_config."
     transformer, optimizer, ddp = (f"{table}{name}." for name in (
         "transformer_config_kwargs", "optimizer_config_kwargs", "ddp_config",
@@ -189,10 +189,10 @@ LEARNER_KEYS: dict[str, Entry] = {
     "*.mb_spec.n_mbs_divisor": not_there("how micro-batches are made up changes no result"),
     "*.mb_spec.packing_algorithm": not_there("how micro-batches are made up changes no result"),
 }
-"""Keys in the form of `areal_keys.KEYS`, looked up before those."""
+"""Keys in the form of `areal_keys.KEYS`, looked up before them."""
 
 ONE_LIMIT = {
     "request_timeout": "trainer.placement.call_timeout_seconds",
     "setup_timeout": "trainer.placement.start_timeout_seconds",
 }
-"""Limits that each of AReaL's engines has for itself, and that are one here: the largest."""
+"""Limits that AReaL has for each engine separately; here there is one, set to the largest."""

@@ -1,7 +1,7 @@
-"""AReaL's settings of machines: launchers, schedulers, places of processes and names, as a description of the cluster.
+"""Converts AReaL's machine settings (launchers, schedulers, placement, names) to a description of the cluster.
 
-There, each role has cores, memory, a container and variables of its own. Here, one job holds all processes of a run:
-it asks for what the most demanding role does, and roles that contradict each other are refused.
+In AReaL, each role has separate cores, memory, container and variables. Here, one job contains all processes of a run:
+it requests the resources of the most demanding role, and contradictory roles are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMMANDS = {"local": "skyrl launch local", "ray": "skyrl launch ray", "slurm": 
 _GRANTED = "GPUs of ranks and engines follow from the backends"
 
 LINES_OF_BASH = ".additional_bash_cmds"
-"""End of the keys whose values a shell reads, there and here."""
+"""Suffix of the keys whose values a shell evaluates, in AReaL and here."""
 
 _OF_A_SPEC: dict[str, Callable[[Any], Becomes]] = {
     "gpu": not_there(_GRANTED),
@@ -43,18 +43,18 @@ _OF_A_SPEC: dict[str, Callable[[Any], Becomes]] = {
         Becomes(cluster={"prologue": list(value)}) if value else Becomes(needless="no commands")
     ),
 }
-"""Settings of `scheduling_spec` that depend on no other."""
+"""Settings of `scheduling_spec` that do not depend on others."""
 
 
 def without_own_folder(key: str, value: object) -> Any:
-    """Options of srun without `--chdir $PWD`: a job runs in the folder that it was submitted from."""
+    """Options of srun without the redundant `--chdir $PWD`: a job runs in the folder from which it is submitted."""
     if key.endswith("srun_additional_args") and isinstance(value, str):
         return re.sub(r"--chdir[= ]\$PWD", "", value).strip()
     return value
 
 
 def machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
-    """The conversion of a setting of machines; None for any other setting."""
+    """Convert a machine setting; None for any other setting."""
     if key in ("mode", "scheduler.type"):
         return _launcher(value)
     if key.startswith("cluster.name_resolve."):
@@ -78,7 +78,7 @@ def machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes | No
 
 
 def _launcher(value: object) -> Becomes:
-    """AReaL's launchers, and the schedulers of its newer versions, are commands here."""
+    """Convert AReaL's launchers, and the schedulers of its newer versions, which are commands here."""
     if value is None:
         return Becomes(needless="null: the command that starts the run decides")
     command = _COMMANDS.get(str(value))
@@ -86,7 +86,7 @@ def _launcher(value: object) -> Becomes:
 
 
 def _of_launcher(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
-    """The tables `launcher` and `launcher.slurm` of 2025."""
+    """Convert a setting of the tables `launcher` and `launcher.slurm` of 2025."""
     name = key.rpartition(".")[2]
     if value in (None, "", {}):
         return Becomes(needless="asks for nothing")
@@ -101,7 +101,7 @@ def _of_launcher(key: str, value: object, values: Mapping[str, Any]) -> Becomes 
 
 
 def _of_spec(spec: str, name: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
-    """One setting of a role's processes, since 2026."""
+    """Convert one setting of a role's processes, in the form used since 2026."""
     if name == "env_vars" or name.startswith("env_vars."):
         return _variables({name.removeprefix("env_vars."): value} if "." in name else value)
     kind = values.get(f"{spec}.container_type", "apptainer")
@@ -116,14 +116,14 @@ def _of_spec(spec: str, name: str, value: object, values: Mapping[str, Any]) -> 
 
 
 def _whole_spec(value: object) -> Becomes:
-    """`${actor.scheduling_spec}`, or a list without tables."""
+    """Convert a whole `scheduling_spec`: the reference `${actor.scheduling_spec}`, or a list without tables."""
     if isinstance(value, str) and "scheduling_spec" in value:
         return Becomes(needless=_ONE_JOB)
     return Becomes(needless="asks for nothing") if not value else Becomes(refused="it is a list of tables")
 
 
 def _variables(value: object) -> Becomes:
-    """A table, or `A=1,B=2`. All processes of a run have one environment."""
+    """Convert environment variables, a table or `A=1,B=2`. All processes of a run share one environment here."""
     pairs = value.items() if isinstance(value, Mapping) else _pairs(str(value or ""))
     cluster = {_VARIABLE + str(name): str(text) for name, text in pairs if not str(name).startswith("AREAL_")}
     if cluster:
@@ -132,7 +132,7 @@ def _variables(value: object) -> Becomes:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    """`A=1,B=2`; what follows the first `=` is the value."""
+    """Names and values of `A=1,B=2`; everything after the first `=` is the value."""
     return [(name.strip(), each) for name, _, each in (part.partition("=") for part in text.split(",") if part.strip())]
 
 
@@ -144,7 +144,7 @@ def _image(value: object, kind: object) -> Becomes:
 
 
 def _container(name: str, value: object, has_image: bool, kind: object) -> Becomes:
-    """Its kind and its mounts, which do nothing without an image of the user's."""
+    """Convert the kind and the mounts of a container, which have no effect without an image from the user."""
     if not has_image or kind == "none":
         return Becomes(needless="no image is named: processes run on the nodes as they are")
     if name == "container_type":
@@ -153,7 +153,7 @@ def _container(name: str, value: object, has_image: bool, kind: object) -> Becom
 
 
 def _srun(value: object) -> Becomes:
-    """Options of srun, each in one word."""
+    """Convert options of srun, each to one word."""
     try:
         words = shlex.split(str(value))
     except ValueError as error:
@@ -162,7 +162,7 @@ def _srun(value: object) -> Becomes:
     for word in words:
         if word.startswith("-") or not options:
             options.append(word)
-        else:  # the value of the option before
+        else:  # the value of the preceding option
             options[-1] += f"={word}"
     return Becomes(cluster={"slurm.srun_options": options}) if options else Becomes(needless="no options")
 
@@ -177,7 +177,7 @@ def _command(value: object) -> Becomes:
 
 
 def _names(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
-    """Where services publish their addresses: the variable SKYRL_NAMES. Runs themselves need none."""
+    """Convert the place where services publish their addresses: the variable SKYRL_NAMES, which runs do not need."""
     kind = str(values.get("cluster.name_resolve.type", "nfs"))
     setting, store = {"nfs": ("nfs_record_root", "nfs:"), "etcd3": ("etcd3_addr", "etcd:")}.get(kind, ("", ""))
     if name == "type":
@@ -189,7 +189,7 @@ def _names(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
 
 
 def _service(name: str, value: object) -> Becomes | None:
-    """Services of other machines that rewards need. In 2025 AReaL had these settings and read none of them."""
+    """Convert settings of services on other machines that rewards need. AReaL of 2025 had them, but never read them."""
     if value in (None, "", {}):
         return Becomes(needless="asks for nothing")
     table = "environment.skyrl_gym."

@@ -1,6 +1,6 @@
-"""The names of AReaL's settings, of the autumn of 2025 and of May 2026: what a converter of its files may say is known.
+"""The names of all AReaL settings of autumn 2025 and May 2026, to distinguish unknown settings from unconverted ones.
 
-`areal_keys.py` says what each becomes; a name that is here and has no entry there is known, and not converted.
+`areal_keys.py` defines the conversion of each; a name listed here without an entry there is known but not converted.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ _CLASSES: dict[str, str] = {
 
 _EXPERIMENTS = ("GRPOConfig", "SFTConfig", "RWConfig", "DPOConfig")
 _FREE = ("env_vars", "dataset_kwargs", "config", "reward_functioncall_config", "lora_paths", "lora_modules")
-"""Tables whose keys are the user's own."""
+"""Tables whose keys are chosen by the user."""
 
 
 def is_known(key: str) -> bool:
@@ -178,7 +178,7 @@ def is_known(key: str) -> bool:
 
 @cache
 def known_names() -> tuple[str, ...]:
-    """Every dotted name of a setting, without those inside of tables that are the user's own."""
+    """Every dotted name of a setting, except those inside tables with user-chosen keys."""
     return tuple(dict.fromkeys(name for experiment in _EXPERIMENTS for name in _names(experiment)))
 
 
@@ -200,7 +200,7 @@ def _names(cls: str, prefix: str = "") -> Iterator[str]:
 
 @cache
 def _fields(cls: str) -> Mapping[str, str]:
-    """Name -> class of a table, or empty."""
+    """Field name -> its class if it is a table, else empty text."""
     fields: dict[str, str] = {}
     for word in _CLASSES.get(cls, "").split():
         name, _, inner = word.partition(":")

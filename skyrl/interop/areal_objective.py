@@ -1,8 +1,8 @@
-"""AReaL's objective, which several of its settings choose together: how rewards become advantages, and these a loss.
+"""Converts AReaL's objective, which several settings determine together: from rewards to advantages to a loss.
 
-There, advantages are always those of GAE, which without a critic takes every value for 0: plain returns. They are then
-normalised over tokens as `adv_norm` says; `reward_norm` decides whether rewards are compared within groups before
-(`PPOActor.compute_advantages`).
+AReaL always computes advantages with GAE, which without a critic takes every value as 0 and so yields plain returns.
+They are then normalised over tokens as `adv_norm` says; before that, `reward_norm` decides whether rewards are
+compared within groups (`PPOActor.compute_advantages`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ OBJECTIVE_KEYS = (
 
 
 def estimator(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of `trainer.algorithm` that give the advantages of a whole file, before `adv_norm`.
+    """Settings of `trainer.algorithm` that reproduce the advantages of a complete file, before `adv_norm`.
 
-    Where rewards are compared within groups, nothing is discounted and no KL is taken from them, the returns of AReaL
-    are the advantages of GRPO.
+    If rewards are compared within groups, without discounting and without a KL penalty in them, AReaL's returns are the
+    advantages of GRPO.
     """
     if has_critic(values):
         return {"advantage_estimator": "gae", "whiten_advantages": False}
@@ -44,7 +44,7 @@ def has_critic(values: Mapping[str, Any]) -> bool:
 
 
 def objective(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
-    """The conversion of one of `OBJECTIVE_KEYS`."""
+    """Convert one of `OBJECTIVE_KEYS`."""
     name = key.removeprefix("actor.")
     if name == "adv_norm" or name.startswith("adv_norm."):
         return _advantage_norm(name, value)
@@ -71,7 +71,9 @@ def _advantage_norm(name: str, value: object) -> Becomes:
 
 
 def _old_logprobs(is_recomputed: Any, values: Mapping[str, Any]) -> Becomes:
-    """Without it, ratios there are taken from the engine's log-probabilities; the decoupled loss needs both."""
+    """Convert `recompute_logprob`. Without it, AReaL computes ratios from the engine's log-probabilities; the decoupled
+    loss needs both.
+    """
     if is_recomputed and not _interpolates(values):
         return Becomes(needless="the learner scores the tokens of a batch anew")
     if values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss"):
@@ -100,7 +102,7 @@ def _kl_estimator(value: object, values: Mapping[str, Any]) -> Becomes:
 
 
 def _gae_lambda(value: object, values: Mapping[str, Any]) -> Becomes:
-    """Without values, lambda is one more discount."""
+    """Convert `gae_lambda`. Without values from a critic, lambda acts as an additional discount."""
     if has_critic(values) or "actor.path" not in values:
         return Becomes(writes={ALGORITHM + "lambd": number(value)})
     if number(value) == 1:

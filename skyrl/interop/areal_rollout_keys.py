@@ -1,4 +1,4 @@
-"""AReaL's settings of rollouts: agents, evaluation samples, engines, data, and the traces of all this."""
+"""AReaL's settings of rollouts: agents, evaluation samples, engines, data and traces."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _OF_SERVICES = "AReaL's rollout services are processes of their own; engines her
 
 
 def _from_one(steps: object) -> object:
-    """Steps, which AReaL counts from 0."""
+    """Steps counted from 1, from AReaL's steps counted from 0."""
     return [step + 1 for step in steps if isinstance(step, int)] if isinstance(steps, list) else steps
 
 
 def _experts(returned: object) -> Becomes:
-    """AReaL keeps the experts that its engines return, and its learners do not ask for them."""
+    """Convert the return of routed experts. AReaL stores the experts that engines return; its learners ignore them."""
     if not returned:
         return Becomes(needless="off")
     return Becomes(writes={f"{ENGINE}enable_return_routed_experts": True}, note=_REPLAYED)
 
 
 def _sampling(theirs: str, ours: str) -> dict[str, Entry]:
-    """One table of `GenerationHyperparameters`."""
+    """Entries for one table of AReaL's `GenerationHyperparameters`."""
     return {
         f"{theirs}.max_new_tokens": goes_to(f"{ours}max_generate_length"),
         f"{theirs}.min_new_tokens": goes_to(f"{ours}min_new_tokens"),
@@ -165,4 +165,4 @@ ROLLOUT_KEYS: dict[str, Entry] = {
     ),
     "memory_profiler*": not_there("of a profiled step a million allocations are kept"),
 }
-"""Keys in the form of `areal_keys.KEYS`, looked up before those."""
+"""Keys in the form of `areal_keys.KEYS`, looked up before them."""

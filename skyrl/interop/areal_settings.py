@@ -1,4 +1,4 @@
-"""Converts one of AReaL's settings at a time by its table, and reports what became of it."""
+"""Converts AReaL's settings one at a time by their tables, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skyrl.tree.names import nearest
 
 _UNKNOWN = "not known to this converter"
 _LINES_WITH_SUGGESTIONS = 200
-"""Lines of a report up to which near names are looked for; experiments have fewer."""
+"""Largest number of report lines for which similar names are searched; experiments have fewer."""
 
 _UNITS: dict[str, Callable[[Any], Any]] = {
     "steps": lambda number: number,
@@ -31,22 +31,22 @@ class Tables:
     """Conversion tables of one kind of run."""
 
     keys: Mapping[str, Entry]
-    """The first pattern that fits counts, an exact key before any pattern."""
+    """Key or pattern -> entry. An exact key takes precedence, then the first matching pattern."""
 
     patterns: tuple[str, ...] = field(init=False)
-    """The keys that stand for several settings, in order."""
+    """The keys that are patterns, in order."""
 
     copies: Mapping[str, str]
-    """Settings that must be what another one is, which have one place here."""
+    """Settings that must equal another one, because there is a single field for both here."""
 
     originals: Mapping[str, Any] = field(factory=dict)
     """Defaults of settings that others copy, for files that leave them out."""
 
     follows: Mapping[str, str]
-    """Settings that are another one here where nothing else is written."""
+    """Settings that are copied from another one here if nothing else is written."""
 
     intervals: Mapping[str, str]
-    """`saver.freq_`, of which `epochs`, `steps` and `secs` may be given -> our path."""
+    """Prefix such as `saver.freq_`, which is followed by `epochs`, `steps` or `secs` -> our path."""
 
     @patterns.default
     def _(self) -> tuple[str, ...]:
@@ -56,7 +56,9 @@ class Tables:
 def convert_setting(
     writing: Writing, tables: Tables, key: str, value: object, values: Mapping[str, Any], copy_of: str = ""
 ) -> None:
-    """Write it, or note why not. `values` are all settings of the file; `copy_of` is the one that it refers to."""
+    """Write one setting, or record why not. `values` are all settings of the file; `copy_of` is the setting that the
+    value refers to.
+    """
     if _group_of(key, tables):
         _interval(writing, tables, key, value, values)
     elif tables.copies.get(key) in {**tables.originals, **values}:
@@ -68,7 +70,7 @@ def convert_setting(
 
 
 def apply(writing: Writing, key: str, value: object, become: Becomes, note: str = "") -> None:
-    """Write what a value becomes, and note it."""
+    """Write the conversion of a value, and record it in the report."""
     reasons: dict[Outcome, str] = {"refused": become.refused, "not yet": become.not_yet, "needless": become.needless}
     for refusal, why in reasons.items():
         if why:
@@ -123,13 +125,15 @@ def _copy(writing: Writing, original: str, key: str, value: object, values: Mapp
 
 
 def _group_of(key: str, tables: Tables) -> str:
-    """`saver.freq_` of `saver.freq_steps`; empty for a key of another kind."""
+    """The prefix of an interval key: `saver.freq_` for `saver.freq_steps`; empty for any other key."""
     start = key.removesuffix(key.rpartition("_")[2])
     return start if start in tables.intervals and key.removeprefix(start) in _UNITS else ""
 
 
 def _interval(writing: Writing, tables: Tables, key: str, value: object, values: Mapping[str, Any]) -> None:
-    """Steps, epochs and seconds of one thing are one setting here, in which each counts by itself, as there."""
+    """Convert the steps, epochs and seconds of one interval to one setting, in which each triggers independently, as in
+    AReaL.
+    """
     group = _group_of(key, tables)
     given = {unit: values[group + unit] for unit in _UNITS if values.get(group + unit) is not None}
     if value is None and given:

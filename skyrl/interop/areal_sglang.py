@@ -1,7 +1,7 @@
-"""AReaL's options of SGLang in a conversion that keeps SGLang (`skyrl config convert --keep-engine`).
+"""Converts AReaL's options of SGLang in a conversion that keeps SGLang (`skyrl config convert --keep-engine`).
 
-An option that has a field of ours becomes it, as for vLLM. The others go to `engine_init_kwargs` by their own names,
-which are those of SGLang's server.
+An option with a field of ours becomes that field, as for vLLM. The others go to `engine_init_kwargs` under their own
+names, which are those of SGLang's server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attrs import evolve
 from skyrl.interop.areal_values import ENGINE, Becomes
 
 KEPT = "sglang"
-"""The value of `backend` for engines that stay SGLang's."""
+"""The value of `backend` for engines that remain SGLang."""
 
 OTHERS: Mapping[str, tuple[Any, str, Any]] = {
     "sglang.disable_cuda_graph": (False, ENGINE + "enforce_eager", False),
@@ -24,7 +24,7 @@ OTHERS: Mapping[str, tuple[Any, str, Any]] = {
         ("attention_backend", "fa3"), ("max_prefill_tokens", 32768), ("schedule_policy", "lpm"),
     )},
 }  # fmt: skip
-"""Defaults in the form of `areal_defaults.OTHERS`, where the engines stay SGLang's."""
+"""Defaults in the form of `areal_defaults.OTHERS`, for engines that remain SGLang."""
 
 _AS_FOR_VLLM = (
     "model_path", "random_seed", "skip_tokenizer_init", "dtype", "max_running_requests", "mem_fraction_static",
@@ -40,8 +40,8 @@ _LOADER = ENGINE + "engine_init_kwargs.model_loader_extra_config.enable_multithr
 
 
 def of_sglang(key: str, value: object) -> Becomes | None:
-    """The conversion of `sglang.NAME` or `actor.sglang.NAME`; None for another setting, and for an option that means
-    the same for vLLM.
+    """Convert `sglang.NAME` or `actor.sglang.NAME`; None for any other setting, and for an option that has the same
+    meaning for vLLM.
     """
     table, _, name = key.rpartition(".")
     if key.removeprefix("actor.") in _RETURNS_EXPERTS and value:
@@ -52,7 +52,7 @@ def of_sglang(key: str, value: object) -> Becomes | None:
         return Becomes(needless=_CONTEXT)
     if name in _OF_THE_RUN:
         return Becomes(refused="follows from the run's own settings")
-    if name == "enable_multithread_load" and value:  # AReaL, too, gives it to the loader
+    if name == "enable_multithread_load" and value:  # AReaL passes it to the loader, too
         return Becomes(writes={_LOADER: value})
     if name != "enable_metrics" and (value is None or value is False or value in ("", [])):
         return Becomes(needless="asks for nothing: AReaL gives SGLang no such option")
@@ -60,7 +60,7 @@ def of_sglang(key: str, value: object) -> Becomes | None:
 
 
 def in_one_stage(found: Becomes) -> Becomes:
-    """An allocation's conversion without pipeline stages of engines: SGLang's have one here; more are refused."""
+    """An allocation's conversion for SGLang engines, which have one pipeline stage here; more are refused."""
     if found.writes.get(_STAGES, 1) != 1:
         return Becomes(not_yet="engines of SGLang in several pipeline stages")
     return evolve(found, writes={path: value for path, value in found.writes.items() if path != _STAGES})

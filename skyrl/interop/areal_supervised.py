@@ -1,4 +1,6 @@
-"""AReaL's experiments that generate nothing: `SFTConfig` becomes `kind = "sft"`, `RWConfig` `kind = "reward_model"`."""
+"""Converts AReaL's experiments without generation: `SFTConfig` to `kind = "sft"`, `RWConfig` to
+`kind = "reward_model"`.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,17 @@ def is_supervised(values: Mapping[str, Any]) -> bool:
     if any(key.startswith(_SAMPLING) for key in values):
         return False
     if any(key.startswith(_OF_RL) for key in values):
-        return values.get(_TYPE) in ("sft", "rw")  # since 2026 the model is an actor there, too
+        return values.get(_TYPE) in ("sft", "rw")  # since 2026 these files name their model `actor`, too
     return values.get(_TYPE) in ("sft", "rw") or any(key.startswith("model.") for key in values)
 
 
 def is_preference(values: Mapping[str, Any]) -> bool:
-    """Whether the file trains on preferences without a reward model: DPO and its kind."""
+    """Whether the file trains on preferences without a reward model: DPO and similar methods."""
     return values.get(_TYPE) == "dpo" or "actor.beta" in values or "actor.loss_type" in values
 
 
 def convert_supervised(values: Mapping[str, Any], copies: Mapping[str, str], where: str) -> Conversion:
-    """`values` without references, and which of them copy which."""
+    """Convert settings whose references are resolved; `copies` maps each copied key to its original."""
     if not any(key.startswith("actor.") for key in values):
         return _converted(values, copies, where)
     found = _converted({_of_model(key): value for key, value in values.items()}, copies, where)
@@ -84,7 +86,7 @@ def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str)
 
 
 def _allocation(text: str, values: Mapping[str, Any]) -> Becomes:
-    """`fsdp:d4t2`: every GPU is a rank, and the ranks share the weights, by the degrees that are above 1."""
+    """Convert an allocation such as `fsdp:d4t2`: each GPU is a rank; ranks shard the weights by the degrees above 1."""
     try:
         part = read_part(text)
     except AllocationError as error:
@@ -103,12 +105,12 @@ def _allocation(text: str, values: Mapping[str, Any]) -> Becomes:
 
 
 def _backend(values: Mapping[str, Any]) -> object:
-    """The string that says how GPUs share the model."""
+    """The string that defines how GPUs share the model."""
     return values.get("allocation_mode") or values.get("model.backend")
 
 
 def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
-    """They describe the cluster; without an allocation they are the run's, too."""
+    """Convert nodes and GPUs, which describe the cluster and, without an allocation, the run as well."""
     if not isinstance(value, int) or value < 1:
         return Becomes(needless="no GPUs are counted")
     name = "nodes" if key.endswith("n_nodes") else "gpus_per_node"
@@ -118,7 +120,7 @@ def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
 
 
 def _of_every_kind(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
-    """Settings of machines and trackers, which mean the same in every kind of run."""
+    """Convert settings of machines and trackers, which have the same meaning in every kind of run."""
     if ".scheduling_strategy." in key:
         return Becomes(needless="there is one model, with GPUs of its own")
     if why := read_by(f"actor.{key.removeprefix('model.')}", {"actor.backend": values.get("model.backend")}):
@@ -136,7 +138,9 @@ def _of_every_kind(key: str, value: object, values: Mapping[str, Any]) -> Become
 
 
 def _source(key: str, name: str) -> Becomes:
-    """A file; or a dataset of a hub, of which AReaL's scripts take the split `train`, and `test` to evaluate on."""
+    """Convert a data source: a file, or a hub dataset, of which AReaL's scripts train on the split `train` and evaluate
+    on `test`.
+    """
     path, split = _SPLITS[key]
     rows = "the columns of its rows: docs/sft.md"
     if PurePath(name).suffix in (".json", ".jsonl", ".parquet") or ":" in name:

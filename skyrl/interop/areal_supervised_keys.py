@@ -23,13 +23,13 @@ from skyrl.interop.areal_values import (
 
 
 def of_one_model(become: Becomes) -> Becomes:
-    """A conversion of the policy's, with the paths of a tree that has one model."""
+    """A conversion of a policy setting, with its paths changed to those of a tree with one model."""
     writes = {path.removeprefix("trainer.").removeprefix("policy."): each for path, each in become.writes.items()}
     return evolve(become, writes=writes)
 
 
 def _of_a_model(entry: Entry) -> Entry:
-    """An entry of the policy's, for a tree that has one model."""
+    """An entry for a policy setting, changed for a tree with one model."""
     return lambda value: of_one_model(Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value))
 
 

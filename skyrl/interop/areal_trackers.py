@@ -1,4 +1,4 @@
-"""AReaL's `stats_logger` as our trackers: what its services are asked for decides `logger` together."""
+"""Converts AReaL's `stats_logger` to our trackers; the settings of all its services together determine `logger`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from skyrl.interop.areal_values import Becomes
 
 _PLACES = ("stats_logger.", "")
-"""Where the tables of the services stand; AReaL's older system has them at the top."""
+"""Prefixes of the services' tables; AReaL's older system has them at the top level."""
 
 _ONLINE = {"wandb": {"online": "online", "shared": "online"}, "swanlab": {"cloud": "online"}}
 _OFFLINE = "offline"
@@ -16,9 +16,9 @@ _ONE_WRITER = "one process writes to W&B here, so that nothing is shared"
 
 
 def tracker(key: str, value: object, values: Mapping[str, Any], ours: str) -> Becomes | None:
-    """The conversion of a setting of W&B, SwanLab or TensorBoard; None for any other setting.
+    """Convert a setting of W&B, SwanLab or TensorBoard; None for any other setting.
 
-    `ours` is the table in which `logger` stands, with a dot at its end; empty: the top.
+    `ours` is the path of the table that contains `logger`, ending in a dot; empty for the top level.
     """
     place = next((place for place in _PLACES if key.startswith(place)), "")
     service, _, name = key.removeprefix(place).partition(".")
@@ -40,7 +40,7 @@ def _asked(place: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _choice(service: str, value: object, asked: list[str], ours: str) -> Becomes:
-    """A mode, or TensorBoard's folder: it turns the service on or off."""
+    """Convert a service's mode, or TensorBoard's folder, which turns the service on or off."""
     if service == "swanlab" and service not in asked and value not in (None, "disabled"):
         return Becomes(not_yet=f"SwanLab's mode {value!r}; offline keeps its files")
     if service not in asked:
@@ -54,12 +54,12 @@ def _choice(service: str, value: object, asked: list[str], ours: str) -> Becomes
 
 
 def _console(ours: str) -> Becomes:
-    """The default is W&B where it can be had."""
+    """The conversion for a file that asks for no service: only the console, since our default is W&B if available."""
     return Becomes(writes={f"{ours}logger": "console"})
 
 
 def _setting(service: str, name: str, value: object, values: Mapping[str, Any], ours: str) -> Becomes:
-    """A setting of a service that is on."""
+    """Convert a setting of a service that is turned on."""
     if value in (None, "", [], {}):
         return Becomes(needless="asks for nothing")
     if name in _NAMES:
@@ -76,14 +76,14 @@ def _setting(service: str, name: str, value: object, values: Mapping[str, Any], 
 
 
 def _name(value: object, of_all: object, path: str) -> Becomes:
-    """A name that one service alone has there; here one is for all."""
+    """Convert a name that AReaL has for one service; here one name is for all services."""
     if of_all in (None, "", value):
         return Becomes(writes={path: value})
     return Becomes(not_yet=f"a name for one tracker alone: {path} = {of_all!r} is for all")
 
 
 _NAMES = {"project": ("experiment_name", "project_name"), "name": ("trial_name", "run_name")}
-"""Setting of a service -> the one that it replaces, and ours."""
+"""Setting of a service -> the general setting that it overrides, and our path."""
 
 _SETTINGS = {
     ("wandb", "entity"): "wandb.entity",
@@ -94,4 +94,4 @@ _SETTINGS = {
     ("wandb", "tags"): "tags",
     ("swanlab", "logdir"): "swanlab.path",
 }
-"""(service, setting) -> ours below `trackers`."""
+"""(service, setting) -> our path below `trackers`."""

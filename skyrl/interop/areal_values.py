@@ -1,4 +1,4 @@
-"""Conversion of one value of AReaL's: to paths of ours, or to the reason why there are none."""
+"""Converts one value of AReaL's: to paths of ours, or to the reason why there are none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Entry = str | Callable[[Any], Becomes]
 
 
 def goes_to(*paths: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Becomes]:
-    """To each of the paths; null asks for nothing."""
+    """Conversion that writes the value to each of the paths; null writes nothing."""
 
     def become(value: object) -> Becomes:
         if value is None:
@@ -48,7 +48,9 @@ def goes_to(*paths: str, convert: Callable[[Any], Any] = lambda value: value) ->
 
 
 def only(*usual: object, does: str, otherwise: str) -> Callable[[Any], Becomes]:
-    """These values ask for what happens anyway (`does`); others for a capability."""
+    """Conversion where the values `usual` match the built-in behaviour (`does`), and others need what is missing
+    (`otherwise`).
+    """
 
     def become(value: object) -> Becomes:
         if any(type(value) is type(each) and value == each for each in usual):
@@ -59,29 +61,29 @@ def only(*usual: object, does: str, otherwise: str) -> Callable[[Any], Becomes]:
 
 
 def turned_round(path: str, *, on: str) -> Callable[[Any], Becomes]:
-    """A switch that turns off there what is off by default here; `on` says so."""
+    """Conversion of an inverted switch: false there writes true here; otherwise it is needless, for the reason `on`."""
     return lambda value: Becomes(writes={path: True}) if value is False else Becomes(needless=on)
 
 
 def unless_empty(path: str) -> Callable[[Any], Becomes]:
-    """To the path; an empty text asks for nothing, as null does."""
+    """Conversion that writes the value to the path; empty text and null write nothing."""
     return lambda value: goes_to(path)(None if value == "" else value)
 
 
 def switches_on(path: str, *, off: str) -> Callable[[Any], Becomes]:
-    """A switch that is off here by default, as there; `off` says what happens then."""
+    """Conversion of a switch that is off by default in both systems; `off` describes that state."""
     return lambda value: (
         Becomes(writes={path: True}) if value is True else only(False, None, does=off, otherwise=off)(value)
     )
 
 
 def later(capability: str, *nothing: object) -> Callable[[Any], Becomes]:
-    """A capability that is missing; null, and the values of `nothing`, do not ask for it."""
+    """Conversion of a setting whose capability is missing; null and the values `nothing` do not need it."""
     return only(None, *nothing, does="asks for nothing", otherwise=capability)
 
 
 def number(value: object) -> Any:
-    """AReaL writes `1e-5` as text, since YAML 1.1 has no such number."""
+    """The number in a text, else the value unchanged. AReaL writes `1e-5`, which YAML 1.1 reads as text."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -89,7 +91,7 @@ def number(value: object) -> Any:
 
 
 def kl(value: object, estimator: object = "k1") -> Becomes:
-    """AReaL takes `kl_ctl` times the divergence from the rewards, estimated as `kl_estimator` says."""
+    """Convert `kl_ctl`. AReaL subtracts it times the divergence, estimated by `kl_estimator`, from the rewards."""
     weight = number(value)
     if weight == 0:
         return Becomes(writes={ALGORITHM + "use_kl_loss": False, ALGORITHM + "use_kl_in_reward": False})
@@ -104,7 +106,7 @@ def kl(value: object, estimator: object = "k1") -> Becomes:
 
 
 def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]:
-    """Keys of the optimizer table `theirs`, which is ours at `ours`; both end with a dot."""
+    """Entries for the optimizer table `theirs`, which corresponds to ours at `ours`; both prefixes end with a dot."""
     return {
         f"{theirs}type": lambda value: _optimizer(value, ours),
         f"{theirs}lr": goes_to(f"{ours}lr", convert=number),
@@ -122,21 +124,21 @@ def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]
 
 
 def least_micro_batches(value: object) -> Becomes:
-    """AReaL's default is one, as here."""
+    """Convert the least number of micro-batches, which is 1 by default in both systems."""
     if value in (None, 1):
         return Becomes(needless="as many are made as the tokens need")
     return Becomes(writes={"trainer.min_microbatches": value})
 
 
 def _optimizer(value: object, ours: str) -> Becomes:
-    """AdamW is the default here, too."""
+    """Convert the type of optimizer; AdamW is the default in both systems."""
     if value == "sgd":
         return Becomes(writes={f"{ours}optimizer": "sgd"})
     return only("adam", "adamw", does="AdamW is the optimizer", otherwise="other optimizers")(value)
 
 
 def _scheduler(value: object, ours: str) -> Becomes:
-    """Schedules of the learning rate."""
+    """Convert the learning-rate schedule."""
     names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
     if value not in names:
         return Becomes(refused=f"there is no schedule {value!r}; there are: {', '.join(names)}")
@@ -144,7 +146,7 @@ def _scheduler(value: object, ours: str) -> Becomes:
 
 
 def _warmup(value: object, ours: str) -> Becomes:
-    """AReaL counts it as a share of the training steps."""
+    """Convert the warmup, which AReaL gives as a share of the training steps."""
     share = number(value)
     if share == 0:
         return Becomes(writes={f"{ours}num_warmup_steps": 0})
@@ -152,7 +154,7 @@ def _warmup(value: object, ours: str) -> Becomes:
 
 
 def top_k_at(path: str) -> Callable[[Any], Becomes]:
-    """AReaL writes a huge number for "all tokens"."""
+    """Conversion of top_k to the path, where AReaL writes a huge number for "all tokens"."""
     return lambda value: Becomes(
         writes={path: -1 if value is None or (isinstance(value, int) and value >= 100_000) else value}
     )
@@ -165,7 +167,7 @@ def recovery(path: str) -> Callable[[Any], Becomes]:
 
 def _recovery(value: object, path: str) -> Becomes:
     modes = {"off": "disabled", "on": "auto"} | {mode: mode for mode in ("disabled", "auto", "fault", "resume")}
-    if value is False or value is True:  # YAML 1.1 reads `off` and `on` so
+    if value is False or value is True:  # YAML 1.1 reads `off` and `on` as booleans
         value = "on" if value else "off"
     if not isinstance(value, str) or value not in modes:
         return Becomes(refused=f"AReaL has no recovery mode {value!r}; it has: {', '.join(modes)}")
@@ -173,7 +175,7 @@ def _recovery(value: object, path: str) -> Becomes:
 
 
 def batch_of_one_source(path: str) -> Callable[[Any], Becomes]:
-    """One path, where we take a list of them."""
+    """Conversion of a single file path to our list of paths."""
     return lambda value: Becomes(writes={path: value if isinstance(value, list) else [value]})
 
 
@@ -183,12 +185,12 @@ def level(path: str) -> Callable[[Any], Becomes]:
 
 
 def dynamic(value: object) -> Becomes:
-    """AReaL leaves uniform groups out and draws no others for them."""
+    """Convert dynamic sampling, in which AReaL drops uniform groups without sampling replacements."""
     return Becomes(writes={ALGORITHM + "zero_variance_filter": True}) if value else Becomes(needless="off")
 
 
 def success_rate(bound: str, *, everything: float) -> Callable[[Any], Becomes]:
-    """A bound of the share of good samples in a group; `everything` lets all groups pass."""
+    """Conversion of a bound on the share of good samples in a group; the value `everything` keeps all groups."""
 
     def become(value: object) -> Becomes:
         if number(value) in (None, everything):
@@ -201,7 +203,7 @@ def success_rate(bound: str, *, everything: float) -> Callable[[Any], Becomes]:
 
 
 def decoupled(value: object) -> Becomes:
-    """A switch there, a loss here."""
+    """Convert the decoupled loss, which is a switch in AReaL and a loss type here."""
     return Becomes(writes={ALGORITHM + "policy_loss_type": "decoupled"}) if value else Becomes(needless="off")
 
 
@@ -211,18 +213,18 @@ def overlong(value: object) -> Becomes:
 
 
 def whole_prefill(value: object) -> Becomes:
-    """-1 is a whole prompt at a time."""
+    """Convert the size of prefill chunks; -1 computes a whole prompt at a time."""
     if value == -1:
         return Becomes(writes={ENGINE + "enable_chunked_prefill": False})
     return Becomes(writes={ENGINE + "max_num_batched_tokens": value})
 
 
 def not_there(why: str) -> Callable[[Any], Becomes]:
-    """No value of this setting asks for anything that does not happen anyway."""
+    """Conversion of a setting that is needless with any value, for the reason `why`."""
     return lambda value: Becomes(needless=why)
 
 
 def negated(value: object) -> Any:
-    """AReaL's older system takes its bias away, where we add ours."""
+    """The negated bias, since AReaL's older system subtracts it and we add it."""
     found = number(value)
     return -found if isinstance(found, int | float) else found

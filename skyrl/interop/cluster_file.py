@@ -17,7 +17,7 @@ NAME = "cluster.toml"
 """The file in reports, which name its fields as `cluster.toml:slurm.time`."""
 
 _LARGEST = ("slurm.cpus_per_gpu", "slurm.memory_per_gpu")
-"""Fields that give every process what the most demanding one asks for."""
+"""Fields whose largest value over all processes is used."""
 
 _VARIABLES = "variables."
 
@@ -31,7 +31,7 @@ class ClusterFile:
         self._values: dict[tuple[str, ...], Any] = {}
 
     def write(self, source: str, path: str, value: object) -> str:
-        """Put a value at a path of the cluster's description: the reason where it has no place there, else empty."""
+        """Write a value to a path of the cluster's description. Returns the reason if that fails, else empty text."""
         names = _names(path)
         if path.startswith(_VARIABLES) and is_secret_name(names[-1].lower()):
             return f"it would be written to disk, and its name speaks of a secret: export {names[-1]} before the launch"
@@ -48,14 +48,14 @@ class ClusterFile:
         return ""
 
     def tables(self) -> dict[str, Any]:
-        """Nested plain data: what goes into the TOML file."""
+        """The content of the TOML file as nested plain data."""
         tables: dict[str, Any] = {}
         for names, value in self._values.items():
             put(tables, names, value)
         return tables
 
     def _merged(self, path: str, names: tuple[str, ...], value: Any) -> Any:
-        """The value beside what other settings wrote to the path; None where both cannot stand."""
+        """The value merged with what other settings wrote to the path; None if they contradict each other."""
         earlier = self._values.get(names)
         if earlier is None or earlier == value:
             return value
@@ -72,7 +72,7 @@ def _size(value: int | str) -> float:
 
 
 def _names(path: str) -> tuple[str, ...]:
-    """Names of a path. Those of variables may hold any character."""
+    """Names of a path. Names of variables may contain any character."""
     if path.startswith(_VARIABLES):
         return ("variables", path.removeprefix(_VARIABLES))
     return split_path(path)

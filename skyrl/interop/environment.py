@@ -1,7 +1,7 @@
-"""Values that foreign files take from the environment: `${oc.env:NAME}` of OmegaConf, `$NAME` of a shell.
+"""Converts references to the environment in foreign files: `${oc.env:NAME}` of OmegaConf, `$NAME` of a shell.
 
-Here `env:NAME` as a whole value is read from the environment when the run starts. The home folder is `~`. A default
-that the file gives counts, since a conversion does not depend on who runs it.
+Here `env:NAME` as a whole value is read from the environment when the run starts. The home folder becomes `~`. If the
+file gives a default, it is used, since a conversion must not depend on the environment in which it runs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _SHELL = re.compile(r"\$(?:(?P<open>\{)?([A-Za-z_]\w*)(?(open)\}))")
 _SHELL_START = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\}|:?[-=+?]|$)")
 _LEFT = re.compile(r"\$\{[^{}]*\}?|\$\(|\$[A-Za-z_]\w*|\$[\d@*#]")
 _NAMES = ("run_name", "project_name", "experiment_name")
-"""Fields whose text has no effect on a run: a command of the shell may stand in them unevaluated."""
+"""Fields whose text does not affect training: an unevaluated shell command may remain in them."""
 
 
 @frozen
 class Read:
-    """A value without references to the environment that only another program could follow."""
+    """A value with its references to the environment in our form, or the reason why it cannot be used."""
 
     value: Any
     refused: str = ""
-    """Why the value cannot be used; empty where it can."""
+    """Why the value cannot be used; empty if it can."""
 
 
 def read_environment(value: object, key: str) -> Read:
-    """`value` of the foreign setting `key`, with its references in our form, or the reason why there is none."""
+    """`value` of the foreign setting `key`, with its references in our form, or the reason why they have none."""
     if isinstance(value, list):
         items = [read_environment(item, key) for item in value]
         refused = next((item.refused for item in items if item.refused), "")
@@ -56,7 +56,7 @@ def _name(found: re.Match[str] | None) -> str:
 
 
 def _inside(found: re.Match[str], text: str) -> str:
-    """The replacement of one `${oc.env:...}` within a longer text; itself where there is none."""
+    """The replacement of one `${oc.env:...}` within a longer text; unchanged if there is none."""
     if found[2] is not None:
         return found[2].strip()
     is_home = found[1] == "HOME" and text.startswith(found[0])

@@ -24,7 +24,7 @@ class Computed:
     """A value that only the foreign program itself can compute."""
 
     text: str
-    """The expression, or what it is, as the program has it."""
+    """The expression as written in the program, or a description of it."""
 
     why: str = "the program computes it: write the value out"
     """Why there is no value, and what to do."""
@@ -35,22 +35,22 @@ class System:
     """The tables of one system."""
 
     name: str
-    """The system and the version that the tables are of, for messages."""
+    """The system and version of the tables, for messages."""
 
     keys: Mapping[str, Entry]
-    """Settings that convert by themselves. Keys may be patterns, of which the first that fits counts."""
+    """Settings that convert independently. Keys may be patterns, of which the first that matches is used."""
 
     together: Mapping[str, Together]
-    """Settings, or patterns of them, whose meaning depends on others. They come before `keys`."""
+    """Settings, or patterns of them, whose meaning depends on others. They take precedence over `keys`."""
 
     defaults: Callable[[Values], Mapping[str, Any]]
-    """Settings that a file leaves out and that change what is learned, with the system's defaults."""
+    """Settings that a file omits and that change what is learned, with the system's defaults."""
 
     implied: Callable[[Values], Mapping[str, Any]]
     """Paths of ours that follow from several settings together, and their values."""
 
     remarks: Callable[[Values], tuple[str, ...]]
-    """Sentences on what the system has outside of its files."""
+    """Remarks on what the system defines outside of its files."""
 
     _patterns: tuple[str, ...] = field(init=False)
 
@@ -73,7 +73,7 @@ class System:
 
 
 def convert_settings(system: System, given: Values, where: str) -> Conversion:
-    """Flat settings, as they stand in a file, as our tables."""
+    """Convert the flat settings of a file to our tables."""
     writing, silent = Writing(where), system.defaults(given)
     values = {**silent, **given}
     for key, value in {**given, **silent}.items():
@@ -98,22 +98,22 @@ def _is_computed(value: object) -> bool:
 
 
 def shown(value: object) -> Any:
-    """A value for the report: expressions by their text."""
+    """A value for the report; expressions are shown by their text."""
     if isinstance(value, list):
         return [shown(each) for each in value]
     return value.text if isinstance(value, Computed) else value
 
 
 def off(value: object) -> bool:
-    """Whether a setting asks for nothing: null, false, 0, or empty."""
+    """Whether a setting is off: null, false, 0, or empty."""
     return value in (None, False, 0, "", "null", "None") or value == [] or value == {}
 
 
 def needless(why: str) -> Becomes:
-    """Nothing is to be written."""
+    """Outcome of a setting for which nothing has to be written."""
     return Becomes(needless=why)
 
 
 def whole(value: object, *, default: int = 1) -> int:
-    """A count, where the file gives one that is a whole number."""
+    """The count in the file if it is a whole number, else `default`."""
     return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -15,8 +15,8 @@ from skyrl.tree.masking import masked
 from skyrl.tree.plain import shown
 
 Outcome = Literal["kept", "renamed", "derived", "needless", "not yet", "refused"]
-"""kept: under its own name; renamed: under ours; derived: follows from the rest, so left out; needless: asks for what
-happens anyway; not yet: a capability that is missing; refused: has no place here, or no valid value."""
+"""kept: under its own name; renamed: under ours; derived: follows from the rest, so omitted; needless: matches the
+built-in behaviour; not yet: needs a missing capability; refused: has no equivalent here, or no valid value."""
 
 _HEADS: dict[Outcome, str] = {
     "kept": "kept",
@@ -44,7 +44,8 @@ _ONLY_AROUND_THE_TRAINING = (
     # TRL
     "report_to", "trackio_*", "logging_*", "push_to_hub*", "hub_*", "output_dir", "save_total_limit", "save_only_model",
 )  # fmt: skip
-"""Patterns of foreign settings that say how a run is started, placed or watched, and change nothing that it learns."""
+"""Patterns of foreign settings that define how a run is started, placed or monitored, and do not change what it learns.
+"""
 
 
 @frozen(kw_only=True)
@@ -57,84 +58,84 @@ class Line:
 
     value: Any = None
     targets: tuple[str, ...] = ()
-    """Our paths that its value went to."""
+    """Our paths to which its value was written."""
 
     why: str = ""
 
     @property
     def is_refused(self) -> bool:
-        """Whether the setting has no effect in the converted file, although it asks for something."""
+        """Whether the setting requests something but has no effect in the converted file."""
         return self.outcome in ("not yet", "refused")
 
     @property
     def changes_training(self) -> bool:
-        """Whether the setting may change what is learned. Only settings known to be harmless do not."""
+        """Whether the setting may change what is learned; assumed unless it is known to be harmless."""
         key = self.source.lstrip("+~")
         return not any(fnmatchcase(key, pattern) for pattern in _ONLY_AROUND_THE_TRAINING)
 
 
 @frozen(kw_only=True)
 class OtherDefault:
-    """A setting that the foreign file leaves out, and whose default is another one here."""
+    """A setting that the foreign file omits and whose default differs here."""
 
     source: str
     """The setting's key in foreign files."""
 
     theirs: Any
-    """Its default there."""
+    """The default in the foreign system."""
 
     path: str
     ours: Any
-    """The path here and its value in the converted run."""
+    """Our path and its value in the converted run."""
 
 
 @frozen(kw_only=True)
 class Conversion:
-    """Our tables, and the fate of each foreign setting, in the order of the file."""
+    """The result of a conversion: our tables, and the outcome of each foreign setting in the order of the file."""
 
     root: type[RunConfig]
-    """The tree of the kind of run that the file describes."""
+    """The class of the tree for the kind of run that the file describes."""
 
     tables: Mapping[str, Any]
-    """Nested plain data: what goes into the TOML file."""
+    """The content of the TOML file as nested plain data."""
 
     lines: tuple[Line, ...]
     """One line for each setting."""
 
     problems: tuple[Problem, ...]
-    """Problems that `check` finds in the result; the user decides about them."""
+    """Problems that `check` finds in the result, for the user to resolve."""
 
     cluster: Mapping[str, Any] = field(factory=dict)
-    """Nested plain data: what goes into the description of the cluster (docs/launching.md). Empty where the foreign
-    file says nothing about machines."""
+    """The content of the description of the cluster (docs/launching.md) as nested plain data. Empty if the foreign file
+    has no settings of machines."""
 
     defaults: tuple[Line, ...] = ()
-    """Settings that the file leaves out, written with the defaults of the foreign system."""
+    """Settings that the file omits, written with the defaults of the foreign system."""
 
     other_defaults: tuple[OtherDefault, ...] = ()
-    """Settings that the file leaves out, that have another default here, and that were not written."""
+    """Settings that the file omits, whose default differs here, and that were not written."""
 
     remarks: tuple[str, ...] = ()
-    """Sentences on what the foreign system has outside its files, and what this one therefore needs to be given."""
+    """Remarks on what the foreign system defines outside its files, and what therefore has to be supplied here."""
 
     def counts(self) -> dict[str, int]:
-        """How many settings had each fate."""
+        """Number of settings with each outcome."""
         counted = Counter(line.outcome for line in self.lines)
         return {outcome: counted[outcome] for outcome in _HEADS if counted[outcome]}
 
     @property
     def refused(self) -> tuple[Line, ...]:
-        """Settings that ask for something and have no effect in the converted file."""
+        """Settings that request something but have no effect in the converted file."""
         return tuple(line for line in self.lines if line.is_refused)
 
     @property
     def lost(self) -> tuple[Line, ...]:
-        """Refused settings that change what is learned: without them the converted run is another one."""
+        """Refused settings that change what is learned: without them the converted run is a different one."""
         return tuple(line for line in self.refused if line.changes_training)
 
     @property
     def share(self) -> float:
-        """Share of the settings that ask for something whose effect is in the converted files."""
+        """Share of the settings requesting something that have their effect in the converted files."""
         asking = [line for line in self.lines if line.outcome != "needless"]
         return 1 - len(self.refused) / len(asking) if asking else 1.0
 
@@ -153,7 +154,7 @@ class Conversion:
         return f"Of the {asking} settings that ask for something, {_percent(self.share)} are in the result."
 
     def report(self) -> str:
-        """The report as text: everything that was not simply kept, grouped by outcome."""
+        """The report as text: all settings that were not simply kept, grouped by outcome."""
         parts = [self.headline(), self.in_result()]
         for outcome, head in _HEADS.items():
             rows = [line for line in self.lines if line.outcome == outcome]
@@ -169,13 +170,13 @@ class Conversion:
         return "\n".join(parts)
 
     def header(self) -> str:
-        """Comment lines for the top of the converted file: the settings that it does not have."""
+        """Comment lines for the top of the converted file: the settings that it lacks."""
         rows = [f"#   {_row(line)}" for line in self.refused]
         return "\n".join(["# Refused by the conversion:", *rows, ""]) if rows else ""
 
 
 def _percent(share: float) -> str:
-    """Rounded down, so that only all of them are 100 %."""
+    """A share in percent, rounded down so that 100 % means all."""
     return f"{int(share * 1000) / 10:g} %"
 
 

@@ -1,8 +1,8 @@
 """Reads the `path=value` and `--name value` arguments in a shell script without running it.
 
 Variables that the script itself sets are substituted, and so are the defaults of `${NAME:-default}` and of
-`: "${NAME:=default}"`, and sums such as `$((1024 * 2))`. Whatever only a shell can evaluate, such as `$(date)`, stays
-as it stands; so does a variable that is not set.
+`: "${NAME:=default}"`, and sums such as `$((1024 * 2))`. Anything that only a shell can evaluate, such as `$(date)`, is
+left unchanged, and so is a variable that is not set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from skyrl.interop.shell_variables import expanded
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _COMPUTED = re.compile(r"\s*(?:(?:export|readonly|local|declare|typeset)\s+)?([A-Za-z_]\w*)=[\"']?(?:\$\(|`)")
-"""A variable that the output of a command is assigned to."""
+"""An assignment of a command's output to a variable."""
 
 _DECLARATIONS = ("export", "readonly", "local", "declare", "typeset")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.[\w\"-]+)*=.*|~[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
@@ -29,7 +29,7 @@ _ROOTS = ("data", "trainer", "generator", "environment", "hydra", "deepspeed_con
 
 
 LONGEST_LINE = 200_000
-"""Characters of a line whose quotes are read; in a longer one, words end at spaces."""
+"""Length in characters up to which quotes in a line are parsed; longer lines are split at spaces."""
 
 
 def overrides_in(script: str, roots: tuple[str, ...] = _ROOTS) -> list[str]:
@@ -56,7 +56,7 @@ def _commands(script: str) -> Iterator[tuple[list[str], dict[str, str]]]:
         if not any(sign in line for sign in "=:~$-"):
             continue  # a line without assignments and arguments
         if computed := _COMPUTED.match(line):
-            variables[computed[1]] = "$(...)"  # which is refused where a setting needs it
+            variables[computed[1]] = "$(...)"  # refused if a setting uses it
             continue
         words = _words(line)
         array = _ARRAY.match(words[0]) if words else None
@@ -100,7 +100,7 @@ def _without_comment(line: str) -> str:
 def _words(line: str) -> list[str]:
     try:
         words = shlex.split(line, comments=True) if len(line) <= LONGEST_LINE else line.split()
-    except ValueError:  # a quote that another line closes
+    except ValueError:  # a quote that is closed on another line
         words = line.split()
     if words[:1] and words[0] in _DECLARATIONS:
         words = [word for word in words[1:] if not word.startswith("-")]
@@ -108,7 +108,7 @@ def _words(line: str) -> list[str]:
 
 
 def _split(words: list[str], variables: dict[str, str], holds: str = "=") -> Iterator[str]:
-    """The words, with those of a variable that holds several arguments on their own."""
+    """The words, with each variable that contains several arguments split into separate words."""
     for word in words:
         whole = _WHOLE_VARIABLE.fullmatch(word)
         if whole and holds in variables.get(whole[1], ""):

@@ -1,4 +1,4 @@
-"""Evaluates the sums of a shell script, `$((1024 * 2))`, as far as the script itself tells their values."""
+"""Evaluates the sums of a shell script, `$((1024 * 2))`, as far as the script itself determines their values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _DEEPEST = 20
-"""Variables within variables that are looked up."""
+"""Deepest nesting of variables within variables that is resolved."""
 
 _LONGEST = 200
-"""Characters of one sum, and bound of its digits."""
+"""Largest number of characters in one sum, and of digits in its result."""
 
 
 def calculated(line: str, variables: dict[str, str]) -> str:
-    """`line` with each sum replaced by its value. One with other operators or unknown variables stays as it stands."""
+    """`line` with each sum replaced by its value. A sum with other operators or unknown variables is left unchanged."""
     position = 0
     while (start := line.find("$((", position)) >= 0:
         end = _end(line, start)
@@ -35,7 +35,7 @@ def calculated(line: str, variables: dict[str, str]) -> str:
 
 
 def _end(line: str, start: int) -> int:
-    """Position behind the parentheses that close the sum; -1 where none do."""
+    """Position after the parentheses that close the sum; -1 if there are none."""
     depth = 0
     for found in re.finditer(r"[()]", line[start : start + _LONGEST]):
         depth += 1 if found[0] == "(" else -1
@@ -70,7 +70,7 @@ def _of(node: ast.expr, variables: dict[str, str], depth: int) -> int | None:
 
 
 def _combined(one: int, op: ast.operator, other: int) -> int | None:
-    """The result as a shell has it, whose division rounds towards zero; None where it has none."""
+    """The result as a shell computes it, with division rounding towards zero; None if there is none."""
     if type(op) in _OPERATIONS:
         value = _OPERATIONS[type(op)](one, other)
     elif isinstance(op, ast.FloorDiv | ast.Div) and other:

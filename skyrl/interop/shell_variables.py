@@ -1,7 +1,8 @@
-"""Expands the variables in a word of a shell script, as far as the script itself tells their values.
+"""Expands the variables in a word of a shell script, as far as the script itself determines their values.
 
-`$NAME`, `${NAME}`, and the forms with a default, `${NAME:-default}`, `${NAME-default}`, `${NAME:=default}`,
-`${NAME=default}`, which may be nested. Forms that only a shell can evaluate (`$(date)`, `${NAME%.sh}`, `$@`) stay.
+Supported are `$NAME`, `${NAME}`, and the forms with a default, `${NAME:-default}`, `${NAME-default}`,
+`${NAME:=default}`, `${NAME=default}`, which may be nested. Forms that only a shell can evaluate (`$(date)`,
+`${NAME%.sh}`, `$@`) are left unchanged.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import re
 _NAME = re.compile(r"[A-Za-z_]\w*|\d+")
 _DEFAULT = re.compile(r":?([-=])")
 _DEEPEST = 20
-"""Defaults within defaults that are expanded."""
+"""Deepest nesting of defaults within defaults that is expanded."""
 
 LONGEST = 100_000
-"""Characters of a value that expansion may reach: variables that repeat each other grow without bound."""
+"""Largest number of characters in an expanded value: variables that repeat each other grow without bound."""
 
 
 def expanded(text: str, variables: dict[str, str], depth: int = 0) -> str:
@@ -33,13 +34,13 @@ def expanded(text: str, variables: dict[str, str], depth: int = 0) -> str:
 
 
 def unset_variable(text: str) -> str:
-    """The name of the first variable, or the first command, that expansion left in a word; empty where none is left."""
+    """The name of the first variable, or the first command, that expansion left in a word; empty if none is left."""
     found = re.search(r"\$(?:\{?([A-Za-z_]\w*|\d+|[@*#?!])|(\())", text)
     return "" if not found else f"${found[1]}" if found[1] else "$(...)"
 
 
 def _variable(text: str, dollar: int, variables: dict[str, str], depth: int) -> tuple[str, int]:
-    """Value of the variable that begins at `dollar`, and the place where the text continues."""
+    """Value of the variable that begins at `dollar`, and the position where the text continues."""
     if text.startswith("${", dollar):
         end = _closing(text, dollar + 2)
         if end < 0:
@@ -73,7 +74,7 @@ def _braced(inside: str, variables: dict[str, str], depth: int) -> str:
 
 
 def _closing(text: str, start: int) -> int:
-    """Position of the brace that closes the one before `start`; -1 where none does."""
+    """Position of the brace that closes the one before `start`; -1 if there is none."""
     open_braces = 1
     for found in re.finditer(r"[{}]", text[start:]):
         open_braces += 1 if found[0] == "{" else -1

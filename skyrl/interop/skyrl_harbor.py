@@ -1,8 +1,8 @@
-"""SkyRL's programs for Harbor's tasks (`main_harbor`): an agent's episodes, with the settings of Harbor's trials.
+"""Converts SkyRL's programs for Harbor tasks (`main_harbor`): an agent's episodes with the settings of Harbor's trials.
 
-Their own settings are `harbor_trial_config`, which Harbor reads, and `generator.rate_limit`. What their `default.yaml`
-says is written where a script leaves it out. Dialogues are recorded token by token here, so that nothing has to be
-collected or tokenized again.
+Their own settings are `harbor_trial_config`, which Harbor reads, and `generator.rate_limit`. Settings that a script
+omits are written with the values of the programs' `default.yaml`. Dialogues are recorded token by token here, so that
+nothing has to be collected or tokenized again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _AGENT = "environment.agent."
 _KWARGS = _AGENT + "kwargs."
 _LIMITS = "generator.rate_limit."
 _LONGEST = 32768
-"""Tokens of a dialogue that the programs' `default.yaml` and scripts count on."""
+"""Length of a dialogue in tokens that the programs' `default.yaml` and scripts assume."""
 
 _DAY = 86400.0
-"""Seconds; a trial ends itself before."""
+"""Limit in seconds that is never reached, since a trial ends earlier by itself."""
 
 _OFTEN_READ = {
     "trials_dir": "~/trials",
@@ -44,10 +44,10 @@ _OFTEN_READ = {
     "environment.suppress_override_warnings": True,
     "verifier.disable": False,
 }
-"""The programs' `default.yaml`, without sampling parameters, which are the run's."""
+"""Settings of the programs' `default.yaml`, without sampling parameters, which are the run's."""
 
 LATER = {"agent.override_timeout_sec": 1200, "environment.kwargs.auto_stop_interval_mins": 30}
-"""What that of `examples/train_integrations` says besides."""
+"""Additional settings of the `default.yaml` in `examples/train_integrations`."""
 
 _COLLECTED = ("agent.kwargs.store_all_messages", "agent.kwargs.collect_rollout_details")
 _RECORDED = "the policy's own tokens are recorded as they are drawn"
@@ -55,7 +55,7 @@ _ROWS = "calls of an agent continue a row where their tokens do, and begin one e
 
 
 def implied(values: Values, more: Mapping[str, object] | None = None) -> dict[str, object]:
-    """Paths and values that the programs settle by themselves. `more` is added to their `default.yaml`."""
+    """Paths and values that the programs set themselves. `more` is added to their `default.yaml`."""
     longest = _longest(values)
     return {
         _AGENT + "function": "skyrl.rollout.harbor:play",
@@ -74,7 +74,7 @@ def implied(values: Values, more: Mapping[str, object] | None = None) -> dict[st
 
 
 def of_a_trial(name: str, value: object, values: Values) -> Becomes:
-    """A setting of Harbor's `TrialConfig`."""
+    """Outcome of a setting of Harbor's `TrialConfig`."""
     if name in _COLLECTED:
         return Becomes(needless=_RECORDED)
     if name == "agent.kwargs.temperature":
@@ -83,14 +83,14 @@ def of_a_trial(name: str, value: object, values: Values) -> Becomes:
 
 
 def configuration(value: object, values: Values) -> Becomes:
-    """Name of a file with settings of trials."""
+    """Outcome of a setting that names a file with settings of trials."""
     if value == "default":
         return Becomes(needless="the settings of the program's default.yaml are written")
     return Becomes(refused=f"its settings are in another file, {value}.yaml: give them one by one")
 
 
 def limit(path: str) -> Callable[[object, Values], Becomes]:
-    """Outcome of a limit that acts where limits are enabled."""
+    """Outcome of a limit, which has an effect only if limits are enabled."""
 
     def become(value: object, values: Values) -> Becomes:
         if values.get(_LIMITS + "enabled") is not True:
@@ -101,13 +101,13 @@ def limit(path: str) -> Callable[[object, Values], Becomes]:
 
 
 def template(value: object, values: Values) -> Becomes:
-    """Jinja file that dialogues are written by."""
+    """Outcome of a setting that names the Jinja chat template of dialogues."""
     path = "generator.chat_template."
     return Becomes(writes={path + "source": "file", path + "name_or_path": value})
 
 
 def step_wise(value: object, values: Values) -> Becomes:
-    """Whether turns are samples of their own."""
+    """Outcome of the switch that makes each turn a separate sample."""
     return Becomes(needless=_ROWS)
 
 
@@ -127,11 +127,11 @@ SETTINGS = {
         template,
     ),
 }
-"""Settings that these programs read, or read otherwise."""
+"""Settings that only these programs read, or that they read differently."""
 
 
 def _longest(values: Values) -> int:
-    """Tokens of the longest dialogue."""
+    """Number of tokens of the longest dialogue."""
     names = ("trainer.algorithm.max_seq_len", *(f"{table}.engine_init_kwargs.max_model_len" for table in _ENGINES))
     found = (values.get(name) for name in names)
     return next((each for each in found if isinstance(each, int) and not isinstance(each, bool)), _LONGEST)

@@ -1,7 +1,7 @@
-"""SkyRL's example programs that bring Python of their own: what their estimators and trainers compute, as settings.
+"""Converts SkyRL's example programs with Python code of their own: their estimators and trainers become settings.
 
-A script names its program behind `-m`. The settings here compute what the published program does; one that was changed
-since is its author's own, so that the report says what was assumed.
+A script names its program after `-m`. The settings here reproduce the published program. The user's copy may have been
+modified, so the report states this assumption.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _MODULE = re.compile(r"\s-m\s+([A-Za-z_][\w.]*)")
 
 @frozen(kw_only=True)
 class Program:
-    """Settings that mean something else, or anything at all, because this program reads them."""
+    """A known program, with settings that have a different meaning in it, or that only it reads."""
 
     settings: Mapping[str, Convert]
-    """A setting to its outcome; None: it is what it is in every script."""
+    """Setting -> function of its outcome, which returns None if the setting means the same as in every script."""
 
     tables: Mapping[str, Callable[[str, object, Values], Becomes]] = field(factory=dict)
-    """Start of the names of a table, to the outcome of each rest of a name."""
+    """Prefix of a table -> function of the rest of a name that returns its outcome."""
 
     implied: Callable[[Values], Mapping[str, object]] = lambda values: {}
-    """Paths of ours and values that hold unless a setting says otherwise."""
+    """Our paths and their values, which settings of the script override."""
 
     remark: str = ""
     """A sentence for the end of the report."""
 
     def becomes(self, key: str, value: object, values: Values) -> Becomes | None:
-        """The outcome of one setting; None where the program reads it as every other does."""
+        """The outcome of one setting; None if the program reads it as any other does."""
         if key in self.settings:
             return self.settings[key](value, values)
         table = next((name for name in self.tables if key.startswith(name)), None)
@@ -49,13 +49,13 @@ class Program:
 
 
 def program_of(script: str) -> str:
-    """Dotted name of the module that a script starts; empty where it names none."""
+    """Dotted name of the module that a script starts; empty if it names none."""
     found = _MODULE.findall(script)
     return str(found[-1]) if found else ""
 
 
 def settings_of(program: str) -> Program | None:
-    """The known program of a dotted module name; None for others."""
+    """The known program with a dotted module name; None for any other."""
     return next((known for name, known in PROGRAMS.items() if f".{program}".endswith(f".{name}")), None)
 
 
@@ -72,7 +72,7 @@ def _distills(values: Values) -> bool:
 
 
 def _token_rewards(value: object, values: Values) -> Becomes | None:
-    """`no_op`: the reward of each token is its advantage, a return that is discounted to nothing at once."""
+    """Outcome of the estimator `no_op`: the advantage of each token is its own reward, a return with discount 0."""
     if value != "no_op":
         return None
     as_they_are = {_ESTIMATOR: "reinforce++", _ALGORITHM + "gamma": 0.0, _ALGORITHM + "whiten_advantages": False}
@@ -88,7 +88,7 @@ def _token_rewards(value: object, values: Values) -> Becomes | None:
 
 
 def _own_loss(value: object, values: Values) -> Becomes | None:
-    """The program's `importance_sampling` sums tokens itself, whatever `loss_reduction` is."""
+    """Outcome of the loss type; the program's `importance_sampling` sums tokens itself and ignores `loss_reduction`."""
     if value != "importance_sampling":
         return None
     path = _ALGORITHM + "policy_loss_type"
@@ -96,7 +96,7 @@ def _own_loss(value: object, values: Values) -> Becomes | None:
 
 
 def _less_the_batch_mean(value: object, values: Values) -> Becomes | None:
-    """`simple_baseline`: the reward of an answer less the mean reward of the batch, for every token of the answer."""
+    """Outcome of the estimator `simple_baseline`: a token's advantage is its answer's reward minus the batch mean."""
     if value != "simple_baseline":
         return None
     if values.get("generator.max_turns", 1) != 1 or values.get(_ALGORITHM + "use_kl_in_reward") is True:
@@ -118,7 +118,7 @@ _ONLY_SAMPLES = " It only samples, and trains nothing: `skyrl generate` does tha
 
 
 def _harbor(name: str, more: Mapping[str, object], remark: str = "") -> Program:
-    """A program of Harbor's tasks, with what its `default.yaml` says beside that of the others."""
+    """A program for Harbor tasks, with additional settings of its `default.yaml`."""
     return Program(
         settings=skyrl_harbor.SETTINGS,
         tables={skyrl_harbor.TABLE: skyrl_harbor.of_a_trial},
@@ -148,4 +148,4 @@ PROGRAMS: Mapping[str, Program] = {
         settings={_ESTIMATOR: _less_the_batch_mean}, remark=_AS_PUBLISHED.format("main_custom_adv_est")
     ),
 }
-"""End of the dotted name of a program, the longer first, to what is known of it."""
+"""Suffix of a program's dotted name, longer ones first -> the known program."""

@@ -1,7 +1,7 @@
-"""SkyRL's scripts and files, of the Hydra era and later, as our tables.
+"""Converts SkyRL's scripts and files, of the Hydra era and later, to our tables.
 
-The names of each era are the migrations of the tree itself; here are the texts: shell scripts, Hydra's `+` and `~`,
-values as YAML has them. Scripts and files of `main_sft` have a tree of their own: see `skyrl_sft.py`.
+Old names are handled by the migrations of the tree itself; this module handles the syntax: shell scripts, Hydra's `+`
+and `~`, and YAML values. Scripts and files of `main_sft` have a separate tree: see `skyrl_sft.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEFAULTS_OF_HYDRA = "it takes a default of Hydra's away; ours has none"
 
 
 def convert_skyrl(name: str) -> Conversion:
-    """A shell script, or a YAML file. Raises `ConfigError` if it cannot be read."""
+    """Convert a shell script or a YAML file. Raises `ConfigError` if it cannot be read."""
     if is_script(name):
         script = text_of(name)
         overrides = overrides_in(script, SFT_ROOTS) if "main_sft" in script else overrides_in(script)
@@ -39,8 +39,8 @@ def convert_skyrl(name: str) -> Conversion:
 
 
 def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, program: str = "") -> Conversion:
-    """A list of `path=value`, as Hydra or a later SkyRL took them. The last of several for one path wins. `program` is
-    the module that takes them.
+    """Convert a list of `path=value`, in the form accepted by Hydra or a later SkyRL. The last value of a path wins.
+    `program` is the module that takes them.
     """
     read = [_Override(override) for override in overrides]
     values = {each.key: each.value for each in read if not each.takes_away}
@@ -72,7 +72,7 @@ def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, pro
 
 
 class _Override:
-    """`path=value`, `+path=value` or `~path`."""
+    """A parsed override: `path=value`, `+path=value` or `~path`."""
 
     def __init__(self, override: str) -> None:
         name, equals, self.text = override.partition("=")
@@ -88,7 +88,7 @@ def _taken_away(override: _Override) -> Line:
 
 
 def _finished(writing: Writing, values: Mapping[str, Any]) -> Conversion:
-    """SkyRL computes on GPUs; a configuration that names no device is judged, and written, for them."""
+    """Finish the conversion. SkyRL computes on GPUs, so a configuration that names no device gets `cuda`."""
     if "trainer.device" not in values and values:
         writing.write("trainer.device", "trainer.device", "cuda")
     return writing.finish()

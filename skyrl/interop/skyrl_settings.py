@@ -1,4 +1,4 @@
-"""Converts one of SkyRL's settings at a time, and reports what became of it."""
+"""Converts SkyRL's settings one at a time, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OWN_FIELD = (
 _NULL = "nothing stands behind the sign, which SkyRL reads as null, and takes for false"
 _EMPTY = "the script gives no value here: a variable of its is empty"
 _NAMES = ("run_name", "project_name", "ckpt_path", "export_path")
-"""Names and folders, for which an empty text is the lack of one."""
+"""Suffixes of settings for names and folders, where empty text means that there is none."""
 
 _OVERLONG = "trainer.algorithm.reward_shaping.overlong."
 _EXAMPLES = {
@@ -25,7 +25,7 @@ _EXAMPLES = {
     for prefix in ("overlong_buffer.", "overlong_buffer_")
     for name, ours in (("len", "buffer_len"), ("penalty_factor", "penalty_factor"))
 }
-"""Fields that SkyRL's own examples bring with them, and that are fields of our tree."""
+"""Fields that SkyRL's own examples define, and that exist in our tree."""
 
 
 def convert_one(
@@ -37,7 +37,7 @@ def convert_one(
     added: bool = False,
     others: Mapping[str, object] | None = None,
 ) -> None:
-    """Write one setting, or note why not. `text` is the value as it stands in a script; None in a file. `others` are
+    """Write one setting, or record why not. `text` is the value as written in a script; None for a file. `others` are
     all settings of the source.
     """
     read = read_environment(value, key)
@@ -55,7 +55,7 @@ def convert_one(
         if again:
             writing.undo_problems(errors)
             paths, problems, errors = again, found, []
-    if errors and value is None and text == "":  # SkyRL reads null, which is false where it asks for a yes or no
+    if errors and value is None and text == "":  # SkyRL reads null, which counts as false for a boolean
         again, _ = writing.write(key, key, False)
         if again and isinstance(default_at(writing.root, again[0]), bool):
             writing.undo_problems(errors)
@@ -71,7 +71,7 @@ def convert_one(
 
 
 def _without_effect(key: str, value: object, others: Mapping[str, object]) -> str:
-    """Why a setting does nothing beside the others; empty where it does something."""
+    """Why a setting has no effect, given the others; empty if it has an effect."""
     if value in (None, "") and key.endswith(_NAMES):
         return "it is empty, and names nothing: the default stays"
     table, found, _ = key.partition("torch_profiler_config.")
@@ -83,7 +83,7 @@ def _without_effect(key: str, value: object, others: Mapping[str, object]) -> st
 
 
 def refusal(key: str, value: object, errors: list[Problem], text: str | None = None, *, added: bool = False) -> Line:
-    """The line of a setting that our tree does not take, with everything that is wrong with it."""
+    """The report line of a setting that our tree does not accept, with all its problems."""
     if value is None and text == "":
         return Line(outcome="refused", source=key, value="", why=_EMPTY)
     reason = "; ".join("; ".join(filter(None, (each.message, each.hint))) for each in errors)

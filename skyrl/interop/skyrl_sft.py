@@ -1,4 +1,4 @@
-"""Settings of SkyRL's `main_sft`, which are not under `trainer`, as a run of `kind = "sft"`."""
+"""Converts settings of SkyRL's `main_sft`, which are not under `trainer`, to a run of `kind = "sft"`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ONE_NAME = {"dataset_name": "dataset_split", "eval_dataset_name": "eval_dataset
 _NAMES = {"train_datasets": "train_dataset_splits", "eval_datasets": "eval_dataset_splits"}
 _PATHS = {"dataset_name": "train_datasets", "eval_dataset_name": "eval_datasets"}
 _SPLITS = {split: name for name, split in (_ONE_NAME | _NAMES).items()}
-"""Settings that name datasets and the settings with their splits; here a source is `name:split`."""
+"""Setting with splits -> the setting that names their datasets; here a source is `name:split`."""
 
 _BY_SPLIT = "part of the source's name: name:split"
 _FREE_TABLES = ("model_config_kwargs", "sampler_kwargs")
 
 
 def _folder(path: str) -> Callable[[Any], Becomes]:
-    """An empty folder is the lack of one there, and the run's own folder here."""
+    """Conversion of a folder; an empty one means none in SkyRL, and the run's own folder here."""
     return lambda value: Becomes(writes={path: value}) if value else Becomes(needless="it names no folder")
 
 
@@ -70,7 +70,7 @@ _KEYS: dict[str, Entry] = {
     "num_epochs": goes_to("num_epochs"),
     "max_training_steps": goes_to("num_steps"),
 }
-"""Settings that are not called the same here, or mean something else."""
+"""Settings that have a different name or meaning here."""
 
 SFT_ROOTS = (
     *_KEYS, *_ONE_NAME, *_NAMES, *_SPLITS, "model", "optimizer_config", "placement", "megatron_config", "fsdp_config",
@@ -79,7 +79,7 @@ SFT_ROOTS = (
     "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval", "seed", "sampler",
     "train_on_what", "dummy_run_full_ctx", "dummy_run_max_steps",
 )  # fmt: skip
-"""Names at the top of SkyRL's SFT configuration."""
+"""Top-level names of SkyRL's SFT configuration."""
 
 _DUMMY_STEPS = 5
 """SkyRL's default of `dummy_run_max_steps`."""
@@ -97,18 +97,18 @@ _DEFAULTS = {
 
 
 def is_sft(keys: Iterable[str]) -> bool:
-    """Whether the settings are those of `main_sft`: names at its top, and none of reinforcement learning's."""
+    """Whether the settings are those of `main_sft`: they have its top-level names, and none of an RL configuration."""
     tops = {key.partition(".")[0] for key in keys}
     return bool(tops & {*SFT_ROOTS}) and not tops & {*_OF_RL}
 
 
 def convert_sft(values: Mapping[str, Any], where: str) -> Conversion:
-    """The settings of a file, with references between them filled in."""
+    """Convert the settings of a file, after resolving references between them."""
     return convert_settings(list(values.items()), where)
 
 
 def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> Conversion:
-    """Settings in order, of which the last one for a key counts, and lines of what was refused before."""
+    """Convert settings in order, where the last value of a key wins; `Line` items were already refused."""
     writing = Writing(where, SFTConfig)
     given = [each for each in settings if not isinstance(each, Line)]
     known = {key: read_environment(value, key).value for key, value in given}
@@ -143,14 +143,14 @@ def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) 
 
 
 def _made_up_steps(values: Mapping[str, Any]) -> Becomes:
-    """Steps on rows of full length in place of training: a switch and a number there, the number here."""
+    """Convert steps on dummy rows of full length: a switch and a number in SkyRL, only the number here."""
     if not values.get("dummy_run_full_ctx"):
         return Becomes(needless="dummy_run_full_ctx is off")
     return Becomes(writes={"num_dummy_steps": values.get("dummy_run_max_steps", _DUMMY_STEPS)})
 
 
 def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
-    """Datasets with their splits; `null` names none."""
+    """Convert datasets with their splits; `null` means none."""
     if value is None:
         return Becomes(needless="null: nothing is asked for")
     path = _PATHS.get(key, key)
@@ -171,7 +171,7 @@ def _split(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
 
 
 def _megatron(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
-    """Read by Megatron alone, which is also what SkyRL takes where no strategy is given."""
+    """Convert a setting that only Megatron reads, which is SkyRL's default if no strategy is given."""
     if values.get("strategy", "megatron") != "megatron":
         return Becomes(needless=f"read with strategy = megatron, and it is {values['strategy']}")
     if key.endswith("_parallel_size") and value == 1:

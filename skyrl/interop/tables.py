@@ -6,7 +6,7 @@ from typing import Any
 
 
 def put(tables: dict[str, Any], names: tuple[str, ...], value: object) -> None:
-    """Set the value at nested names, with the tables on the way to it. A table that is written as a whole stays."""
+    """Set the value at nested names, creating tables on the way. Does nothing if a value on the way is not a table."""
     for name in names[:-1]:
         inner = tables.setdefault(name, {})
         if not isinstance(inner, dict):

@@ -1,4 +1,4 @@
-"""TRL's arguments of GRPO as our tables. The tables are those of TRL 1.10, of July 2026, and of transformers 5.17."""
+"""Converts TRL's arguments of GRPO to our tables, for TRL 1.10 of July 2026 and transformers 5.17."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _REWARDS = (
 
 
 def convert_trl(name: str) -> Conversion:
-    """A Python program, a shell script, or a YAML file. Raises `ConfigError` if it cannot be read."""
+    """Convert a Python program, a shell script, or a YAML file. Raises `ConfigError` if it cannot be read."""
     return convert_keys(settings_of(name), name)
 
 
 def convert_keys(keys: Mapping[str, Any], where: str = "arguments") -> Conversion:
-    """TRL's arguments by name, and their values."""
+    """Convert TRL's arguments, given as a mapping from name to value."""
     system = System(
         name="TRL 1.10", keys=KEYS, together=TOGETHER, defaults=_left_out, implied=implied, remarks=_remarks
     )
@@ -56,7 +56,7 @@ def convert_keys(keys: Mapping[str, Any], where: str = "arguments") -> Conversio
 
 
 def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """TRL's defaults that a whole run relies on."""
+    """TRL's defaults on which a complete run relies."""
     if "model_name_or_path" not in values:
         return {}
     found = dict(_ALWAYS)

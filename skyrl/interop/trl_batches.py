@@ -1,4 +1,4 @@
-"""TRL's batch sizes and intervals, in samples and optimizer steps, as ours in prompts and training steps."""
+"""Converts TRL's batch sizes and intervals, in samples and optimizer steps, to ours in prompts and training steps."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _COMPUTED = "a batch size is not in the file: write it out"
 
 
 def _are_known(values: Values) -> bool:
-    """Whether the file tells all batch sizes that it gives."""
+    """Whether all batch sizes in the file have known values."""
     names = (*_SIZES, "num_generations", "num_iterations", "num_processes")
     return all(isinstance(values.get(name), int | float | None) for name in names)
 
 
 def processes(values: Values) -> int:
-    """Processes of a run, one for each GPU; `accelerate launch` says how many, and TRL's arguments do not."""
+    """Number of processes of a run, one for each GPU; set by `accelerate launch`, not by TRL's arguments."""
     return max(whole(values.get("num_processes")), 1)
 
 
 def samples_per_update(values: Values) -> int:
-    """Samples of an optimizer step, over all processes."""
+    """Number of samples of an optimizer step, over all processes."""
     rows = whole(values.get("per_device_train_batch_size"), default=8)
     return rows * processes(values) * whole(values.get("gradient_accumulation_steps"))
 
 
 def samples_per_batch(values: Values) -> int:
-    """Samples that are drawn at a time."""
+    """Number of samples that are generated at a time."""
     if not off(values.get("generation_batch_size")):
         return whole(values["generation_batch_size"])
     rows = whole(values.get("per_device_train_batch_size"), default=8)
@@ -39,23 +39,23 @@ def samples_per_batch(values: Values) -> int:
 
 
 def updates_per_batch(values: Values) -> int:
-    """Optimizer steps that are made with the samples that are drawn at a time."""
+    """Number of optimizer steps per generated batch."""
     passes = whole(values.get("num_iterations"))
     return max(samples_per_batch(values) * passes // max(samples_per_update(values), 1), 1)
 
 
 def batches(values: Values) -> Mapping[str, Any]:
-    """Paths of ours that follow from TRL's batch sizes together, in prompts."""
+    """Our paths that follow from all of TRL's batch sizes together, with values in prompts."""
     group = whole(values.get("num_generations"), default=8)
     used = samples_per_update(values)
-    drawn = max(samples_per_batch(values), used)  # an optimizer step may use what is drawn in several pieces
+    drawn = max(samples_per_batch(values), used)  # an optimizer step may use several generated batches
     if not _are_known(values) or drawn % group or used % group:
         return {}
     return {"trainer.train_batch_size": drawn // group, "trainer.policy_mini_batch_size": used // group}
 
 
 def _batch(key: str, value: object, values: Values) -> Becomes:
-    """All of TRL's batch sizes together give ours."""
+    """Convert a batch size; all of TRL's batch sizes together determine ours."""
     if value is None:
         return needless("null: it follows from the others")
     if not _are_known(values):
@@ -71,7 +71,7 @@ def _batch(key: str, value: object, values: Values) -> Becomes:
 
 
 def _steps(path: str) -> Together:
-    """TRL counts optimizer steps, and we training steps, of which each may have several."""
+    """Conversion of a number of optimizer steps to training steps, each of which may have several optimizer steps."""
 
     def become(key: str, value: Any, values: Values) -> Becomes:
         if off(value) or value == -1:
@@ -102,7 +102,7 @@ def _strategy(path: str, steps: str) -> Together:
 
 
 def _only_with(switch: str, value_there: str, become: Together) -> Together:
-    """A number of steps that counts under the strategy `steps` only."""
+    """Conversion of a number of steps that has an effect only under the strategy `steps`."""
     return lambda key, value, values: (
         become(key, value, values) if values.get(switch, value_there) == "steps" else needless(f"{switch} is not steps")
     )

@@ -1,4 +1,4 @@
-"""TRL's settings that convert by themselves: those of `GRPOConfig`, and of the `TrainingArguments` below it."""
+"""TRL's settings that convert independently: those of `GRPOConfig`, and of its base class `TrainingArguments`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SCHEDULES = {
 
 
 def _whole_number(value: object) -> Any:
-    """`num_train_epochs = 3.0` is 3."""
+    """A whole float as an int: `num_train_epochs = 3.0` becomes 3."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -70,7 +70,7 @@ def _resume(value: object) -> Becomes:
 
 
 def _model_arguments(value: Any) -> Becomes:
-    """Arguments of `from_pretrained`; types are those of trainer.bf16."""
+    """Convert arguments of `from_pretrained`; the dtype is set by trainer.bf16."""
     rest = set(value or {}) - {"torch_dtype", "dtype", "use_cache"}
     if rest == {"attn_implementation"} and value["attn_implementation"] in ("sdpa", "eager", "flash_attention_2"):
         return Becomes(writes={"trainer.attention": value["attn_implementation"]})

@@ -1,4 +1,4 @@
-"""TRL's objective, which several of its arguments choose together: loss, clipping, divergence, corrections."""
+"""Converts TRL's objective, which several arguments determine together: loss, clipping, divergence, corrections."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _level(key: str, value: object, values: Values) -> Becomes:
 
 
 def _clip(key: str, value: object, values: Values) -> Becomes:
-    """`epsilon` is both bounds unless `epsilon_high` is given. CISPO's weight has an upper bound only."""
+    """Convert clipping: `epsilon` is both bounds unless `epsilon_high` is given. CISPO has only an upper bound."""
     if value is None:
         return needless("null: epsilon says it")
     kind, bound = loss_of(values), number(value)
@@ -69,7 +69,7 @@ def _clip(key: str, value: object, values: Values) -> Becomes:
 
 
 def _delta(key: str, value: object, values: Values) -> Becomes:
-    """Ratios of bad tokens are held below it, as dual clip does."""
+    """Convert `delta`, the upper bound of the ratios of tokens with negative advantage, as in dual clip."""
     if value is None:
         return needless("null: nothing is asked for")
     if loss_of(values) != "dual_clip":
@@ -105,7 +105,7 @@ def _entropy(key: str, value: object, values: Values) -> Becomes:
 
 
 def _correction(key: str, value: object, values: Values) -> Becomes:
-    """Importance sampling against the engine, which TRL has for vLLM alone."""
+    """Convert importance sampling against the engine, which TRL supports only for vLLM."""
     if not values.get("use_vllm") or not values.get("vllm_importance_sampling_correction", True):
         return needless("nothing is corrected: it is off, or use_vllm is")
     if key != "vllm_importance_sampling_mode":

@@ -1,4 +1,4 @@
-"""TRL's arguments, wherever they stand: in a Python program, which is not run, on a command line, or in a YAML file.
+"""Reads TRL's arguments from a Python program, which is not run, from a command line, or from a YAML file.
 
 The settings are those of `GRPOConfig`, `ModelConfig`, `ScriptArguments` and peft's `LoraConfig` by their own names; the
 latter's get the names that `ModelConfig` has for them (`lora_r`). `num_processes` is that of `accelerate launch`.
@@ -25,7 +25,7 @@ _OF_LORA = {
     "use_dora": "use_dora", "exclude_modules": "lora_exclude_modules", "bias": "lora_bias",
 }  # fmt: skip
 _DEFAULTS_OF_LORA = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
-"""Defaults of peft's own class, which are others than those of TRL's."""
+"""Defaults of peft's `LoraConfig`, which differ from TRL's."""
 
 _TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
 _TRAINERS = ("GRPOTrainer",)
@@ -38,7 +38,7 @@ _IN_PROGRAM = (
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """The settings of a file. Raises `ConfigError` if it cannot be read, or holds none of TRL's GRPO."""
+    """The settings of a file. Raises `ConfigError` if it cannot be read, or contains no settings of TRL's GRPO."""
     if Path(name).suffix.lower() == ".py":
         return _in_program(text_of(name), name)
     if is_script(name):
@@ -65,7 +65,7 @@ def _in_program(text: str, name: str) -> dict[str, Any]:
 
 
 class _Constants:
-    """Values of a program's names, as far as they are written in it; of its arguments, the defaults."""
+    """Values of a program's names, as far as they are constants in it; for its arguments, the defaults."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._values: dict[str, ast.expr] = {}
@@ -132,7 +132,7 @@ class _Constants:
                 yield from self._dataset(key, node).items()
 
     def _dataset(self, key: str, node: ast.expr, depth: int = 0) -> dict[str, Any]:
-        """`load_dataset("name", "configuration", split="train")`, or a name for it."""
+        """Settings from `load_dataset("name", "configuration", split="train")`, or from a name assigned to it."""
         match node:
             case ast.Name(id=name) if name in self._values and depth < 10:
                 return self._dataset(key, self._values[name], depth + 1)
@@ -146,7 +146,7 @@ class _Constants:
 
 
 def _called(call: ast.Call) -> str:
-    """The last name of what a call calls: `GRPOConfig` of `trl.GRPOConfig(...)`."""
+    """The last name of the called function or class: `GRPOConfig` for `trl.GRPOConfig(...)`."""
     function = call.func
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
@@ -163,14 +163,14 @@ def _on_command_lines(text: str, name: str) -> dict[str, Any]:
 
 
 def _file_beside(config: object, script: str) -> dict[str, Any]:
-    """The settings of the file that a command names with `--config`, if it is there."""
+    """The settings of the file that a command names with `--config`, if the file exists."""
     places = [Path(str(config)), Path(script).parent / str(config)]
     file = next((place for place in places if isinstance(config, str) and place.is_file()), None)
     return flat_file(str(file), of="trl") if file else {"config": config} if config else {}
 
 
 def _of_command(words: list[str]) -> dict[str, Any]:
-    """The arguments behind `trl grpo` or a program; in front of it are those of `accelerate launch`."""
+    """The arguments after `trl grpo` or a program; the ones before it belong to `accelerate launch`."""
     start = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "grpo"), -1)
     launcher = {"--num_processes", "--num-processes", "--nproc_per_node", "--nproc-per-node"}
     processes = [words[at + 1] for at, word in enumerate(words[:-1]) if word in launcher]
@@ -179,7 +179,7 @@ def _of_command(words: list[str]) -> dict[str, Any]:
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, Any]]:
-    """`--name value`, `--name a b`, `--name=value` and `--name` alone, which is true."""
+    """Names and values of options: `--name value`, `--name a b`, `--name=value`, and `--name` alone, which is true."""
     names = [at for at, word in enumerate(words) if word.startswith("--") and len(word) > 2]
     for at, end in zip(names, [*names[1:], len(words)], strict=True):
         name, equals, text = words[at][2:].partition("=")
@@ -192,5 +192,5 @@ def _flags(words: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _typed(text: str) -> Any:
-    """The value of an argument's text; `True` and `False` as argparse takes them."""
+    """The value of an argument's text; `True` and `False` are read as argparse reads them."""
     return {"True": True, "False": False, "None": None}.get(text, yaml_value(text))

@@ -39,7 +39,7 @@ def _of_vllm(path: str) -> Together:
 
 
 def _warm_up(key: str, value: object, values: Values) -> Becomes:
-    """Below 1, a share of all steps."""
+    """Convert the warmup: a number below 1 is a share of all steps."""
     amount = number(value)
     if off(amount):
         return needless("there is no warm-up")
@@ -63,7 +63,7 @@ def _rewards(key: str, value: object, values: Values) -> Becomes:
 
 
 def _dataset(key: str, value: object, values: Values) -> Becomes:
-    """NAME, NAME:SPLIT or NAME:CONFIGURATION:SPLIT."""
+    """Convert a dataset to our source: NAME, NAME:SPLIT or NAME:CONFIGURATION:SPLIT."""
     path = "data.val_data" if key.startswith("eval_") else "data.train_data"
     if value is None:
         return needless("null: nothing is asked for")
@@ -136,7 +136,7 @@ TOGETHER: Mapping[str, Together] = {
 
 
 def implied(values: Values) -> Mapping[str, Any]:
-    """Paths of ours that processes and evaluation give together."""
+    """Our paths that follow from processes and evaluation settings together."""
     if "model_name_or_path" not in values:
         return {}
     count = processes(values)

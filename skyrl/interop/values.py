@@ -1,4 +1,4 @@
-"""Foreign files as flat keys, and foreign texts as values, as OmegaConf would read them."""
+"""Reads foreign files as flat keys, and foreign text as values, in the way OmegaConf does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEEPEST = 10
 def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
     """A YAML, JSON or TOML file as dotted keys. Raises `ConfigError`, also for a file of another program.
 
-    `of`: the program that the file is of (areal, verl, trl), by the name that `skyrl config convert --from` has for it.
+    `of` is the program that the file belongs to (areal, verl, trl), by its name in `skyrl config convert --from`.
     """
     if is_script(name):
         raise ConfigError([Problem(path=name, message="is no YAML, JSON or TOML file")], title="Nothing to convert")
@@ -34,7 +34,7 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
 
 
 def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything that is no table, or an empty one."""
+    """Dotted key and value of every leaf and every empty table."""
     for key, value in table.items():
         names = (*path, *str(key).split(".")) if not path else (*path, str(key))
         if isinstance(value, Mapping) and value:
@@ -44,7 +44,7 @@ def flat(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def _without_lists(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The keys, with those of tables in lists as `places[0].cores`."""
+    """The keys and values, with tables in lists flattened to keys such as `places[0].cores`."""
     for key, value in keys.items():
         if isinstance(value, list) and value and all(isinstance(item, Mapping) and item for item in value):
             for number, item in enumerate(value):
@@ -67,12 +67,12 @@ def yaml_value(text: str) -> Any:
 
 
 def _spaced(text: str) -> str:
-    """OmegaConf takes `{a:1}` for a table; YAML wants a space behind the colon."""
+    """The text with a space after the colon of each key: OmegaConf reads `{a:1}` as a table, YAML needs the space."""
     return re.sub(r"([{,]\s*[\w.]+):(?=\S)", r"\1: ", text) if text.startswith("{") else text
 
 
 def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """`${a.b}` replaced by the value of that key; and, key by key, which one it copies."""
+    """The values with `${a.b}` replaced by the value of that key, and a mapping from each such key to its original."""
     copies = {
         key: found[1] for key, value in values.items() if (found := _whole_reference(value)) and found[1] in values
     }
@@ -81,7 +81,7 @@ def without_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
 
 
 class References:
-    """The values of a file, of which one may name another as `${a.b}`."""
+    """The values of a file, which may refer to each other as `${a.b}`."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -89,8 +89,8 @@ class References:
         self._open: set[str] = set()
 
     def filled(self, value: object) -> Any:
-        """`value` with each reference replaced by the value of that key. References that lead nowhere, in a circle,
-        or to more text than a value has, stay.
+        """`value` with each reference replaced by the value of that key. References that are unknown or circular, or
+        whose expansion is too long, are left unchanged.
         """
         if isinstance(value, list):
             return [self._text(item) if isinstance(item, str) else item for item in value]
@@ -120,7 +120,7 @@ def text_of(name: str) -> str:
 
 
 def is_script(name: str) -> bool:
-    """A shell script, or another text that holds overrides."""
+    """Whether the file is a shell script, or other text that contains overrides."""
     return Path(name).suffix.lower() not in (".yaml", ".yml", ".json", ".toml")
 
 

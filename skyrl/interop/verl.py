@@ -1,7 +1,7 @@
-"""verl's scripts (`key=value` behind `verl.trainer.main_ppo`) and its YAML files, as our tables.
+"""Converts verl's scripts (`key=value` after `verl.trainer.main_ppo`) and YAML files to our tables.
 
-The tables are those of verl 0.8.0.dev, of January 2026: `verl_keys.py` has the settings that convert by themselves,
-`verl_objective.py` and `verl_layout.py` those that depend on others.
+The tables are for verl 0.8.0.dev of January 2026: `verl_keys.py` has the settings that convert independently,
+`verl_objective.py` and `verl_layout.py` the ones that depend on others.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _REWARDS = (
 
 
 def convert_verl(name: str) -> Conversion:
-    """A shell script, or a YAML file. Raises `ConfigError` if it cannot be read."""
+    """Convert a shell script or a YAML file. Raises `ConfigError` if it cannot be read."""
     if not is_script(name):
         return convert_keys(flat_file(name, of="verl"), name)
     script = text_of(name)
@@ -59,7 +59,7 @@ def convert_verl(name: str) -> Conversion:
 
 
 def convert_keys(keys: Mapping[str, Any], where: str = "overrides", *, based_on: str = "") -> Conversion:
-    """Flat dotted keys and their values. `based_on` is the YAML file of verl's that they are laid over."""
+    """Convert flat dotted keys and their values. `based_on` is verl's YAML file that they override."""
     values, _ = without_references({key: _reference(key, value) for key, value in keys.items()})
     values = {key: None if _names_a_table(value, values) else value for key, value in values.items()}
     if based_on == "ppo_megatron_trainer":
@@ -73,7 +73,7 @@ def _setting(override: str) -> tuple[str, Any]:
 
 
 def _reference(key: str, value: object) -> Any:
-    """`${oc.select:a.b,default}` and `${.b}`, which is relative to the key's table, as `${a.b}`."""
+    """The value with `${oc.select:a.b,default}` and `${.b}`, which is relative to the key's table, as `${a.b}`."""
     found = _SELECT.fullmatch(value) or _RELATIVE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return value
@@ -81,7 +81,7 @@ def _reference(key: str, value: object) -> Any:
 
 
 def _names_a_table(value: object, values: Mapping[str, Any]) -> bool:
-    """Whether the value is a copy of a whole table, whose settings stand there."""
+    """Whether the value is a reference to a whole table, whose settings are in the file."""
     name = value[2:-1] if isinstance(value, str) and value.startswith("${") else ""
     return bool(name) and any(key.startswith(name + ".") for key in values)
 
@@ -98,7 +98,7 @@ def _system(based_on: str) -> System:
 
 
 def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults of verl's that a whole experiment relies on."""
+    """verl's defaults on which a complete experiment relies."""
     if "actor_rollout_ref.model.path" not in values:
         return {}
     found = _ALWAYS | (_WITH_A_CRITIC if has_critic(_ALWAYS | dict(values)) else {})

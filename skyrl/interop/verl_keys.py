@@ -1,4 +1,4 @@
-"""verl's settings that convert by themselves."""
+"""verl's settings that convert independently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REMOTE_CODE = "code of a model's repository is not run"
 
 
 def _router_replay(value: object) -> Becomes:
-    """R3 replays the experts of the rollout; R2 those that the learner chose for the old log-probabilities."""
+    """Convert routing replay: R3 replays the experts of the rollout, R2 the learner's in the old log-probabilities."""
     if value == "R3":
         returned = "generator.inference_engine.enable_return_routed_experts"
         return Becomes(writes={_POLICY + "moe_enable_routing_replay": True, returned: True})

@@ -27,7 +27,7 @@ _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_pa
 
 
 def layout(values: Values) -> Mapping[str, Any]:
-    """Paths of ours that nodes, GPUs and parallel sizes give together."""
+    """Our paths that follow from nodes, GPUs and parallel sizes together."""
     if _MODEL + "path" not in values:
         return {}
     nodes, gpus = whole(values.get("trainer.nnodes")), whole(values.get("trainer.n_gpus_per_node"), default=8)
@@ -76,7 +76,7 @@ def _engine(key: str, value: object, values: Values) -> Becomes:
 
 
 def _engine_option(key: str, value: object, values: Values) -> Becomes:
-    """`engine_kwargs.vllm.NAME`; options of other engines ask for nothing where the engine is vLLM."""
+    """Convert `engine_kwargs.vllm.NAME`; options of other engines have no effect if the engine is vLLM."""
     _, _, rest = key.partition(".engine_kwargs.")
     engine, _, name = rest.partition(".")
     used = values.get(_ROLLOUT + "name", "vllm")
@@ -108,7 +108,7 @@ def _dynamic(key: str, value: object, values: Values) -> Becomes:
 
 
 def _rows(key: str, value: object, values: Values) -> Becomes:
-    """Rows of a micro-batch, of one GPU or of all of them together."""
+    """Convert the rows of a micro-batch, given per GPU or for all GPUs together."""
     if value is None:
         return needless("null: nothing is asked for")
     if values.get(ACTOR + "use_dynamic_bsz"):
@@ -162,7 +162,7 @@ def _contents(key: str, value: object, values: Values) -> Becomes:
 
 
 def _warm_up(key: str, value: object, values: Values) -> Becomes:
-    """verl's schedules count training steps."""
+    """Convert the warmup; verl's schedules count training steps."""
     table, _, name = key.rpartition(".")
     ours = _optimizer(key)
     if name == "lr_warmup_steps":
@@ -189,7 +189,7 @@ def _optimizer(key: str) -> str:
 
 
 def _clipping(key: str, value: object, values: Values) -> Becomes:
-    """`grad_clip` of the model and `optim.clip_grad` are one setting of two ages; the model's counts where both are."""
+    """Convert the model's `grad_clip`, or `optim.clip_grad` of another version; the former takes precedence."""
     owner = "critic." if key.startswith("critic.") else ACTOR
     if key.endswith("clip_grad") and owner + "grad_clip" in values:
         return needless("grad_clip says it")

@@ -1,4 +1,4 @@
-"""verl's objective, which several of its settings choose together: estimator, loss, KL divergence, corrections."""
+"""Converts verl's objective, which several settings determine together: estimator, loss, KL divergence, corrections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOSSES = {
     "geo_mean": "gmpo", "cispo": "cispo",
 }  # fmt: skip
 _OF_WHOLE_ANSWERS = ("gspo", "sapo", "geo_mean")
-"""Losses that verl averages over each answer first, whatever `loss_agg_mode` says."""
+"""Losses that verl averages over each answer first, regardless of `loss_agg_mode`."""
 
 _CLIP = {
     "vanilla": "eps_clip_{side}", "gspo": "eps_clip_{side}", "clip_cov": "eps_clip_{side}",
@@ -84,7 +84,7 @@ def _clip(key: str, value: object, values: Values) -> Becomes:
 
 
 def _clip_ratio(key: str, value: object, values: Values) -> Becomes:
-    """verl reads it only where the two others are null, and their defaults are 0.2."""
+    """Convert `clip_ratio`, which verl reads only for a low or high bound that is null; both are 0.2 by default."""
     sides = [side for side in ("low", "high") if values.get(f"{ACTOR}clip_ratio_{side}", 0.2) is None]
     pattern = _CLIP.get(_loss(values))
     if not sides or pattern is None:
@@ -133,7 +133,7 @@ def _weight_in_reward(key: str, value: object, values: Values) -> Becomes:
 
 
 def _divergence(key: str, value: object, values: Values) -> Becomes:
-    """A `+` behind the name takes the value of one estimate and the gradient of k2."""
+    """Convert the KL estimator; a `+` after its name takes the value of that estimator and the gradient of k2."""
     in_loss = key.startswith(ACTOR)
     if not values.get(ACTOR + "use_kl_loss" if in_loss else "algorithm.use_kl_in_reward"):
         return needless("the divergence does not count there")
@@ -195,7 +195,7 @@ def _filter(key: str, value: object, values: Values) -> Becomes:
 
 
 def _overlong(key: str, value: object, values: Values) -> Becomes:
-    """DAPO's penalty, which verl's reward manager `dapo` takes."""
+    """Convert DAPO's overlong penalty, which verl's reward manager `dapo` applies."""
     prefix = "reward_model.reward_kwargs."
     if not values.get(prefix + "overlong_buffer_cfg.enable"):
         return needless("overlong_buffer_cfg.enable is off")

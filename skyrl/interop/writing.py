@@ -1,4 +1,4 @@
-"""Writes our tree from a foreign file, one setting at a time, so that the outcome of each can be reported."""
+"""Builds our tree from a foreign file, one setting at a time, so that the outcome of each can be reported."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class Writing:
     """A draft of our tree, and the lines of the report."""
 
     def __init__(self, where: str, root: type[RunConfig] = SkyRLTrainConfig) -> None:
-        """`root` is the tree of one kind of run."""
+        """`root` is the class of the tree for one kind of run."""
         self._draft: TreeBuilder[Any] = TreeBuilder(root(), ReadContext(migrations=MIGRATIONS))
         self.root = root
         self._where = where
         self._written: dict[str, str] = {}  # our path -> the foreign key that wrote it
-        self._references: dict[str, str] = {}  # our path -> `env:NAME`, for a field that is no text
+        self._references: dict[str, str] = {}  # our path -> `env:NAME`, for fields other than text
         self.lines: list[Line] = []
         self.cluster = ClusterFile(where)
-        """The part of the foreign file that belongs to the machines, and not to the run."""
+        """The settings of the foreign file that concern machines rather than the run."""
 
     def note(self, line: Line) -> None:
-        """A setting that writes nothing."""
+        """Record the report line of a setting that writes nothing."""
         self.lines.append(line)
 
     def write(
         self, source: str, path: str, value: object, *, text: bool = False
     ) -> tuple[tuple[str, ...], list[Problem]]:
-        """Put a value at one of our paths, or at an older name of one: the paths that were written, and problems."""
+        """Write a value to one of our paths, or to an older name of one. Returns the written paths and the problems."""
         before, count = len(self._draft.written), len(self._draft.problems)
         origin = Origin(kind="file", where=f"{self._where}: {source}")
         try:
@@ -64,15 +64,15 @@ class Writing:
         return paths, problems
 
     def undo_problems(self, problems: list[Problem]) -> None:
-        """Forget problems of an attempt that another one replaces."""
+        """Discard the problems of an attempt that another one replaces."""
         for problem in problems:
             self._draft.problems.remove(problem)
             self._draft.broken.discard(problem.path)
 
     def finish(self, other_defaults: Callable[[Any], tuple[OtherDefault, ...]] = lambda run: ()) -> Conversion:
-        """The tables without what is derived, and what `check` says about the run that they describe.
+        """The tables without derived values, and the problems that `check` finds in the run.
 
-        `other_defaults` compares the finished run with the defaults of settings that the foreign file leaves out.
+        `other_defaults` compares the finished run with the defaults of settings that the foreign file omits.
         """
         run, origins = self._draft.build(), self._draft.origins
         needless, problems = self._followed(run, origins)
@@ -96,24 +96,24 @@ class Writing:
         )
 
     def _followed(self, run: RunConfig, origins: Origins) -> tuple[set[str], tuple[Problem, ...]]:
-        """The written paths that would be derived as they are, and all that is wrong with the run."""
+        """The written paths whose values would be derived anyway, and all problems of the run."""
         try:
             resolved, grown, broken = resolve_with_origins(run, origins)
-        except ConfigError as error:  # values so absurd that nothing follows from them
+        except ConfigError as error:  # values so absurd that nothing can be derived from them
             return set(), error.problems
         needless = {path for path in derived(resolved) if path in origins and get_at(run, path) is not None}
         return needless, tuple(check(resolved, grown, broken))
 
 
 def _as_derived(line: Line, needless: set[str]) -> Line:
-    """A line all of whose paths turned out to follow from the rest."""
+    """The line, marked as derived if all its paths turned out to follow from the rest."""
     if not line.targets or not set(line.targets) <= needless or line.outcome not in ("kept", "renamed"):
         return line
     return Line(outcome="derived", source=line.source, value=line.value, targets=line.targets, why=line.why)
 
 
 def _drop_what_toml_cannot_say(tables: dict[str, Any], root: type[RunConfig]) -> set[str]:
-    """Paths of nulls inside free-form tables, which are taken out of `tables`."""
+    """Remove nulls inside free-form tables from `tables`. Returns their paths."""
     try:
         as_toml_has_it(tables, root)
         return set()
@@ -139,5 +139,5 @@ def _spelled(path: str, run: RunConfig) -> Any:
     for name in split_path(path):
         value = value.get(name) if hasattr(value, "get") else getattr(value, name)
     if path == "trainer.resume_mode" and value is None:
-        return "none"  # both mean: start anew, and TOML has no null
+        return "none"  # both mean: start from scratch, and TOML has no null
     return stored_value(value)

@@ -1,6 +1,5 @@
-"""Arithmetic of sizes: which process computes on which GPUs, and which rank gets how many samples. Numbers in, numbers
-out.
+"""Arithmetic of sizes: which process computes on which GPUs, and how many samples each rank gets. Pure functions.
 
-Read `layout.py` first: it is what a run looks like, and where it fits on a cluster. `sizes.py` makes a layout from
-sizes; `batches.py` deals samples to ranks.
+Read `layout.py` first: it defines the layout of a run, and fits it on a cluster. `sizes.py` makes a layout from sizes;
+`batches.py` distributes samples over ranks.
 """

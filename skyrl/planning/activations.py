@@ -1,8 +1,8 @@
-"""Bytes that a pass through a decoder-only transformer keeps for backward, and that it holds for a moment.
+"""Bytes that a pass through a decoder-only transformer keeps for backward, and bytes that it holds temporarily.
 
-Counted for the layers of transformers' Llama, Qwen2 and Qwen3, tensor by tensor, in three ways of computing: float32;
-16 bits throughout, as where weights are gathered in 16 bits; and autocast, which keeps the residual stream in float32
-and casts the input of every product anew.
+Counted for the layers of transformers' Llama, Qwen2 and Qwen3, tensor by tensor, in three precisions: float32; 16 bits
+throughout, used if weights are gathered in 16 bits; and autocast, which keeps the residual stream in float32 and casts
+the input of every product separately.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ Precision = Literal["float32", "bfloat16", "autocast"]
 
 FLOAT = 4
 LOGITS_AT_A_TIME = 2**25
-"""Logits of a chunk of tokens on a CPU, above which a table of logits is not kept whole: `linear_logprobs`."""
+"""Number of logits in a chunk on a CPU, if the table of logits is too large to be kept whole: `linear_logprobs`."""
 
 PLAIN_UP_TO = 2**26
-"""Logits up to which the table is kept whole on a CPU."""
+"""Largest number of logits for which the table is kept whole on a CPU."""
 
 SHARE_OF_A_GPU = 64
-"""A chunk of logits takes one of so many parts of a GPU's memory."""
+"""A chunk of logits takes 1 / `SHARE_OF_A_GPU` of a GPU's memory."""
 
 TABLES = 5
-"""Tables of logits that exist at once where log-probabilities and the entropy are read from a whole table."""
+"""Tables of logits that exist at once when log-probabilities and the entropy are computed from a whole table."""
 
 CHUNK_TABLES = 3
-"""The same of a chunk."""
+"""Tables of logits that exist at once when log-probabilities and the entropy are computed from a chunk."""
 
 
 @frozen(kw_only=True)
@@ -42,50 +42,50 @@ class Pass:
     packed: bool
     shares_prompts: bool = False
     samples: int = 1
-    """Rows in a row that have the same prompt."""
+    """Number of consecutive rows with the same prompt."""
 
     sharing: int = 1
-    """Ranks that compute a stretch of the row each."""
+    """Number of ranks that share each row, each computing a part of its tokens."""
 
     @property
     def prompts(self) -> int:
-        """Copies of prompts that are computed."""
+        """Number of prompt copies that are computed."""
         return -(-self.rows // self.samples) if self.packed and self.shares_prompts else self.rows
 
     @property
     def tokens(self) -> int:
-        """Tokens that this rank computes."""
+        """Number of tokens that this rank computes."""
         return -(-(self.prompts * self.prompt + self.rows * self.answer) // self.sharing)
 
     @property
     def read(self) -> int:
-        """Tokens whose distribution is read."""
+        """Number of tokens whose logits are used."""
         return -(-self.rows * self.answer // self.sharing)
 
 
 @frozen(kw_only=True)
 class Computing:
-    """How a model computes."""
+    """Precision, adapters, sharding and device with which a model computes."""
 
     precision: Precision
     trains_all: bool = True
-    """False where adapters alone are trained: less of a layer's inputs is kept."""
+    """False if only adapters are trained: fewer of a layer's inputs are kept."""
 
     tensor: int = 1
-    """Ranks that cut matrices, heads and the vocabulary among them."""
+    """Number of tensor-parallel ranks, which split matrices, heads and the vocabulary."""
 
     on_gpu: bool = False
     gpu_memory: int = 0
-    """Bytes of the GPU, by which the size of a chunk of logits is chosen."""
+    """Bytes of GPU memory, which determine the size of a chunk of logits."""
 
     @property
     def size(self) -> int:
-        """Bytes of a number in the products of matrices."""
+        """Bytes per number in matrix products."""
         return FLOAT if self.precision == "float32" else 2
 
     @property
     def residual_size(self) -> int:
-        """Bytes of a number between layers."""
+        """Bytes per number of the residual stream between layers."""
         return 2 if self.precision == "bfloat16" else FLOAT
 
 
@@ -96,13 +96,13 @@ def layer_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
 
 
 def stream_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
-    """Bytes of the input of one layer: all that recomputation keeps of it."""
+    """Bytes of the input of one layer, which is all that recomputation keeps."""
     return work.tokens * shape.hidden * how.residual_size
 
 
 def transient_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
-    """Bytes that a layer holds for a moment in a pass without gradient, at its widest place: the residual stream, its
-    norm, and three inner products.
+    """Peak bytes that a layer holds temporarily in a pass without gradient: the residual stream, its norm, and three
+    inner activations.
     """
     inner = shape.intermediate * max(1, shape.experts_per_token)
     widest = max(3 * inner, 3 * shape.query_width + 4 * shape.key_width)
@@ -116,7 +116,7 @@ def backward_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
 
 
 def logits_bytes(shape: ModelShape, tokens: int, how: Computing, *, learns: bool) -> int:
-    """Bytes of tables of logits at their peak, with the gradient of the output matrix where chunks add it up."""
+    """Peak bytes of tables of logits, including the gradient of the output matrix if it is accumulated over chunks."""
     vocabulary = shape.vocabulary // how.tensor
     at_a_time, plain = LOGITS_AT_A_TIME, PLAIN_UP_TO
     if how.on_gpu:
@@ -131,7 +131,7 @@ def logits_bytes(shape: ModelShape, tokens: int, how: Computing, *, learns: bool
 
 
 def _norm_bytes(shape: ModelShape, how: Computing) -> int:
-    """Two norms: input in float32, the normalized one, and their output, which the products take."""
+    """Bytes per token of two norms: input in float32, normalized input, and output, which the products take."""
     match how.precision:
         case "float32":
             kept = 3 * FLOAT if how.trains_all else 2 * FLOAT
@@ -139,13 +139,13 @@ def _norm_bytes(shape: ModelShape, how: Computing) -> int:
         case "bfloat16":
             kept = FLOAT + (4 if how.trains_all else 2)
             return 2 * kept * shape.hidden
-        case "autocast":  # query, key and value, gate and up each cast the output for themselves
+        case "autocast":  # query, key and value, gate and up each cast the output separately
             kept = 2 * FLOAT if how.trains_all else FLOAT
             return (2 * kept + 5 * 2) * shape.hidden
 
 
 def _attention_bytes(shape: ModelShape, how: Computing) -> int:
-    """Queries, keys, values and the mixed values; norms of heads keep their inputs, too."""
+    """Bytes per token of queries, keys, values and the attention output; norms of heads keep their inputs, too."""
     size = how.size
     kept = (2 * shape.query_width + 2 * shape.key_width) * size
     if shape.head_norms:
@@ -155,7 +155,9 @@ def _attention_bytes(shape: ModelShape, how: Computing) -> int:
 
 
 def _feed_forward_bytes(shape: ModelShape, how: Computing) -> int:
-    """Gate, its activation, up, and their product; of each expert that a token meets, with its input and output."""
+    """Bytes per token of gate, its activation, up, and their product; with experts, for each active expert, plus its
+    input and output.
+    """
     if not shape.experts:
         return 4 * shape.intermediate * how.size
     each = 5 * shape.intermediate + 3 * shape.hidden
@@ -163,8 +165,8 @@ def _feed_forward_bytes(shape: ModelShape, how: Computing) -> int:
 
 
 def _attention_extra(shape: ModelShape, work: Pass, how: Computing) -> int:
-    """Copies and masks of packed rows: kernels for sequences of any length gather each prompt's keys for every answer;
-    a CPU masks, in float32, and copies what it attends to.
+    """Bytes of copies and masks for packed rows: variable-length kernels gather each prompt's keys for every answer; a
+    CPU uses float32 masks and copies the attended keys and values.
     """
     if not work.packed:
         return 0

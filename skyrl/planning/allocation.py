@@ -1,13 +1,13 @@
-"""Allocation strings, as AReaL writes them: who gets how many GPUs, and how each shares its model.
+"""Allocation strings in AReaL's syntax: how many GPUs each part gets, and how each part shards its model.
 
     vllm:d4t2+fsdp:d8                                engines on 8 GPUs, learners on 8 others
-    vllm:d2t4|megatron:d2t4                          both on the same 8, in turns
+    vllm:d2t4|megatron:d2t4                          both on the same 8, taking turns
     sglang:d4+megatron:(attn:d1p2t2|ffn:d1p2e2)      attention and experts are split differently
     vllm[rollout]:d2+fsdp[actor]:d4|fsdp[critic]:d4  parts by name; `|` binds tighter than `+`
     vllm:d4t2+eval                                   engines alone, for evaluation
 
-Degrees: d data, p pipeline, t or m tensor, c context, e expert; any order, left out is 1. The grammar takes every
-degree; which of them run is a question for the check of a configuration.
+Degrees: d data, p pipeline, t or m tensor, c context, e expert; in any order, 1 if omitted. The grammar accepts every
+degree; the check of a configuration decides which are supported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENGINES = ("vllm", "sglang")
 LEARNERS = ("fsdp", "megatron", "archon")
 WITHOUT_GPUS = ("eval", "cpu")
 UNNAMED_AT_MOST = 2
-"""Parts that need no names: engines and learners."""
+"""Largest number of parts without names: engines and learners."""
 
 _LETTERS = {"d": "data", "p": "pipeline", "t": "tensor", "m": "tensor", "c": "context", "e": "expert"}
 _PART = re.compile(
@@ -36,7 +36,7 @@ class AllocationError(ValueError):
 
 @frozen(kw_only=True)
 class Degrees:
-    """Ranks that share one thing in five ways."""
+    """Degrees of the five kinds of parallelism of one model."""
 
     data: int = 1
     pipeline: int = 1
@@ -46,13 +46,13 @@ class Degrees:
 
     @property
     def ranks(self) -> int:
-        """Ranks of all ways but the experts', who are spread over ranks that exist anyway."""
+        """Number of ranks: the product of all degrees but the experts', which are spread over the same ranks."""
         return self.data * self.pipeline * self.tensor * self.context
 
 
 @frozen(kw_only=True)
 class Part:
-    """Engines of one kind, or one model."""
+    """One part of an allocation: engines of one kind, or one model."""
 
     backend: str = ""
     """vllm, sglang, fsdp, megatron, archon, eval or cpu; empty where the string does not say."""
@@ -61,31 +61,31 @@ class Part:
     """Name in brackets, such as `rollout`, `actor` or `critic`."""
 
     degrees: Degrees = field(factory=Degrees)
-    """How the GPUs share the model; of the attention where experts are split differently."""
+    """How the GPUs share the model, or only its attention if experts are split differently."""
 
     experts: Degrees | None = None
-    """How the GPUs share the experts of a hybrid. None: as the rest."""
+    """How the GPUs share the experts of a hybrid. None: the same as the rest."""
 
     @property
     def is_engine(self) -> bool:
-        """Does it generate?"""
+        """Whether the part generates."""
         return self.backend in ENGINES
 
     @property
     def gpus(self) -> int:
-        """GPUs of all ranks."""
+        """Number of GPUs of all ranks."""
         return 0 if self.backend in WITHOUT_GPUS else self.degrees.ranks
 
     @property
     def learner(self) -> str:
-        """Backend of a learner: the written one, or else Megatron for pipelines and experts, and FSDP for the rest."""
+        """Backend of a learner: the given one; by default Megatron with pipeline or expert parallelism, else FSDP."""
         split = self.experts is not None or self.degrees.pipeline > 1 or self.degrees.expert > 1
         return self.backend or ("megatron" if split else "fsdp")
 
 
 @frozen(kw_only=True)
 class Allocation:
-    """All parts of a string. The parts of a group share their GPUs; groups have GPUs of their own."""
+    """All parts of a string. The parts of a group share their GPUs; groups have separate GPUs."""
 
     groups: tuple[tuple[Part, ...], ...]
 
@@ -101,7 +101,7 @@ class Allocation:
 
     @property
     def kind(self) -> Literal["training", "learning alone", "serving alone"]:
-        """Whether it generates and learns, or only one of both."""
+        """Whether the allocation generates and learns, or only one of the two."""
         if self.engines is None:
             return "learning alone"
         return "training" if any(self.learners) else "serving alone"
@@ -113,16 +113,16 @@ class Allocation:
 
     @property
     def shares(self) -> bool:
-        """Do engines and a learner take turns on the same GPUs?"""
+        """Whether engines and a learner take turns on the same GPUs."""
         return any(len(group) > 1 and any(part.is_engine for part in group) for group in self.groups)
 
     @property
     def gpus(self) -> int:
-        """GPUs of all groups."""
+        """Number of GPUs of all groups."""
         return sum(max(part.gpus for part in group) for group in self.groups)
 
     def learner(self, *names: str) -> Part | None:
-        """The learner with the first of these names that there is; the only one where learners have no names."""
+        """The learner with the first of these names that exists; the only learner if learners have no names."""
         named = {part.name: part for part in self.learners}
         found = next((named[name] for name in names if name in named), None)
         return found or (self.learners[0] if len(self.learners) == 1 and not self.learners[0].name else None)
@@ -168,7 +168,7 @@ def _bare(text: str) -> str:
 
 
 def _split_group(group: str) -> list[str]:
-    """Parts between `|`; the one between attention and experts of a hybrid separates nothing."""
+    """Parts between `|`, except the `|` between attention and experts of a hybrid."""
     pieces: list[str] = []
     for piece in group.split("|"):
         if piece.startswith("ffn:") and pieces and "attn:" in pieces[-1]:
@@ -192,7 +192,7 @@ def _degrees(text: str, part: str) -> Degrees:
 
 
 def _checked(part: Part, text: str, written: str) -> Part:
-    """The part, with the data degree of its experts where that is left out."""
+    """The part, with the data degree of its experts filled in if omitted."""
     degrees, experts = part.degrees, part.experts
     if part.is_engine and (degrees.context > 1 or degrees.expert > 1 or experts):
         raise AllocationError(f"{text!r}: engines have the degrees d, t and p")

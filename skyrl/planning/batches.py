@@ -1,10 +1,10 @@
-"""How samples are dealt to ranks, and whether they can be dealt evenly.
+"""Distribution of samples over ranks, and whether it is even.
 
-A batch of prompts gives `samples` rows each. A mini-batch of them makes one optimizer step; its rows are dealt to the
-data-parallel ranks, and each rank works through its rows in micro-batches. Every rank must get equal work: one that has
-less waits for the others, or, in a collective, they wait for it for ever.
+Each prompt of a batch gives `samples` rows. A mini-batch of prompts makes one optimizer step; its rows are distributed
+over the data-parallel ranks, and each rank processes its rows in micro-batches. Every rank must get equal work: a rank
+with less waits for the others, or, in a collective, the others wait for it forever.
 
-Verdicts are data: `Uneven` says what does not divide and which sizes near by do, None that it divides.
+Results are data: `Uneven` says what does not divide and which nearby sizes do; None means that it divides.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from math import gcd, isqrt, lcm
 from attrs import frozen
 
 LARGEST_TO_DIVIDE = 10**12
-"""Largest batch whose divisors are searched for: real batches are smaller, and the search would take seconds."""
+"""Largest batch whose divisors are searched: real batches are smaller, and for larger ones the search takes seconds."""
 
 
 @frozen(kw_only=True)
 class Uneven:
-    """`whole` does not fall into equal parts by `by`; `nearest` are the sizes below and above that do."""
+    """`whole` is not divisible into equal parts by `by`; `nearest` are the closest sizes below and above that work."""
 
     whole: int
     by: int
@@ -32,39 +32,39 @@ class Work:
     """The share of one rank of a model in one training batch."""
 
     optimizer_steps: int
-    """Over all passes; 0 for a model that only scores."""
+    """Number of optimizer steps over all passes; 0 for a model that only scores."""
 
     rows_per_mini_batch: int
-    """Samples of one rank in one optimizer step."""
+    """Number of samples of one rank in one optimizer step."""
 
     micro_batches: int
-    """Forward and backward passes whose gradients add up to one optimizer step."""
+    """Number of forward and backward passes whose gradients are accumulated for one optimizer step."""
 
     rows_scored: int
-    """Samples of one rank in one pass of scoring."""
+    """Number of samples of one rank when the batch is scored once."""
 
     scoring_micro_batches: int
-    """Forward passes of it; the last one may be smaller, and is so on every rank."""
+    """Number of forward passes to score them; the last one may be smaller, on every rank alike."""
 
 
 def data_parallel(ranks: int, model_parallel: int) -> int | None:
-    """Groups of ranks that get rows of their own, where `model_parallel` ranks together compute on the same rows.
+    """Number of data-parallel groups, where each group of `model_parallel` ranks computes on the same rows.
 
-    None where the ranks do not form whole groups.
+    None if the ranks do not form whole groups.
     """
     return None if ranks % model_parallel else ranks // model_parallel
 
 
 def uneven_ranks(ranks: int, model_parallel: int) -> Uneven | None:
-    """Ranks form whole groups; nearest: numbers of ranks."""
+    """Check that ranks form whole groups; `nearest` are numbers of ranks."""
     if ranks % model_parallel == 0:
         return None
     return Uneven(whole=ranks, by=model_parallel, nearest=_multiples(ranks, model_parallel))
 
 
 def uneven_heads(heads: int, sharing: int, ranks: int) -> Uneven | None:
-    """Each of `sharing` ranks that share a sequence has as many of the attention heads; nearest: numbers of ranks that
-    divide all `ranks`, too.
+    """Check that `sharing` ranks, which share a sequence, have equally many attention heads; `nearest` are numbers of
+    ranks that divide all `ranks`, too.
     """
     if heads % sharing == 0:
         return None
@@ -72,8 +72,8 @@ def uneven_heads(heads: int, sharing: int, ranks: int) -> Uneven | None:
 
 
 def uneven_parts(sizes: Mapping[str, int], parts: int, ranks: int) -> tuple[str, Uneven] | None:
-    """The first of several sizes, by name, that does not fall into equal parts; nearest: numbers of parts that divide
-    all of them, and all `ranks`.
+    """The name of the first size that is not divisible into `parts`, and the problem; `nearest` are numbers of parts
+    that divide all sizes, and all `ranks`.
     """
     uneven = next((name for name, size in sizes.items() if size % parts), None)
     if uneven is None:
@@ -83,7 +83,7 @@ def uneven_parts(sizes: Mapping[str, int], parts: int, ranks: int) -> tuple[str,
 
 
 def uneven_batch(prompts: int, mini: int, samples: int = 1, ranks: int = 1) -> Uneven | None:
-    """Every optimizer step sees the same number of prompts; nearest: mini-batches that can be dealt out, too."""
+    """Check that all optimizer steps have equally many prompts; `nearest` mini-batches also divide over ranks."""
     if prompts % mini == 0:
         return None
     fitting = mini_batches_that_deal_out(prompts, samples, ranks) or divisors(prompts)
@@ -91,8 +91,8 @@ def uneven_batch(prompts: int, mini: int, samples: int = 1, ranks: int = 1) -> U
 
 
 def uneven_mini_batch(prompts: int, mini: int, samples: int, ranks: int) -> Uneven | None:
-    """Every data-parallel rank gets as many of the mini-batch's samples; nearest: mini-batches, in prompts, that divide
-    the batch as well, and none where there are no such.
+    """Check that data-parallel ranks get equally many samples of a mini-batch; `nearest` are mini-batches, in prompts,
+    that also divide the batch, if there are any.
     """
     if mini * samples % ranks == 0:
         return None
@@ -101,15 +101,15 @@ def uneven_mini_batch(prompts: int, mini: int, samples: int, ranks: int) -> Unev
 
 
 def uneven_micro_batch(rows: int, micro: int, also: Iterable[int] = ()) -> Uneven | None:
-    """Every micro-batch has the same number of a rank's rows; nearest: micro-batches, which divide `also`, too."""
+    """Check that a rank's rows divide into equal micro-batches; `nearest` are micro-batches that also divide `also`."""
     if rows % micro == 0:
         return None
     return Uneven(whole=rows, by=micro, nearest=nearest(micro, divisors(gcd(rows, *also))))
 
 
 def uneven_scoring(prompts: int, samples: int, ranks: int, mini: int = 1) -> Uneven | None:
-    """Every data-parallel rank scores as many of the batch's samples; nearest: batches, in prompts, which `mini`
-    divides.
+    """Check that data-parallel ranks score equally many samples of the batch; `nearest` are batches, in prompts, that
+    `mini` divides.
     """
     if prompts * samples % ranks == 0:
         return None
@@ -123,8 +123,8 @@ def work(
     """The share of each of `ranks` data-parallel ranks in a batch of `prompts` with `samples` each.
 
     `mini` prompts make an optimizer step (0: the model only scores); `micro` and `forward` are rows per pass on one
-    rank with and without gradients; the batch is passed over `passes` times. All sizes must have been found to divide
-    first.
+    rank with and without gradients; the batch is trained on `passes` times. All sizes must divide evenly, which the
+    functions above check.
     """
     rows, of_a_step = prompts * samples // ranks, mini * samples // ranks
     return Work(
@@ -142,7 +142,7 @@ def mini_batches_that_deal_out(prompts: int, samples: int, ranks: int) -> tuple[
 
 
 def divisors(whole: int) -> tuple[int, ...]:
-    """Ascending; empty above `LARGEST_TO_DIVIDE`."""
+    """Divisors of `whole`, ascending; empty above `LARGEST_TO_DIVIDE`."""
     if whole > LARGEST_TO_DIVIDE:
         return ()
     small = [number for number in range(1, isqrt(whole) + 1) if whole % number == 0]
@@ -150,7 +150,7 @@ def divisors(whole: int) -> tuple[int, ...]:
 
 
 def nearest(size: int, fitting: Iterable[int]) -> tuple[int, ...]:
-    """The largest fitting size below and the smallest above, where there are such."""
+    """The largest fitting size below `size` and the smallest above, as far as they exist."""
     sizes = tuple(fitting)
     below = max((other for other in sizes if other < size), default=None)
     above = min((other for other in sizes if other > size), default=None)

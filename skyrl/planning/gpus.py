@@ -1,4 +1,4 @@
-"""Facts about kinds of GPU, as their makers publish them: memory, and the speeds that bound a step."""
+"""Facts about kinds of GPU, as published by their manufacturers: memory, and the speeds that bound a step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class GpuKind:
     """Bytes that the driver reports."""
 
     flops: float
-    """Dense bfloat16 products, in operations per second, without sparsity."""
+    """Operations per second in dense bfloat16 matrix products, without sparsity."""
 
     bandwidth: float
-    """Bytes per second from and to its memory."""
+    """Bytes per second from and to GPU memory."""
 
     link: float
-    """Bytes per second from one GPU to the others of a machine, in one direction."""
+    """Bytes per second from one GPU to the others in the same machine, in one direction."""
 
     source: str
     """Address of the data sheet."""
@@ -66,7 +66,7 @@ GPU_KINDS: Mapping[str, GpuKind] = {
         source="https://www.nvidia.com/en-us/data-center/l40s/",
     ),
 }
-"""Name of a kind, as `trainer.placement.gpu_kind` has it -> its facts. Memory is what nvidia-smi shows as total."""
+"""Name of a kind, as in `trainer.placement.gpu_kind` -> its facts. Memory is the total that nvidia-smi shows."""
 
 NODE_LINK = 50e9
 """Bytes per second from one GPU to another machine: a 400 Gbit/s adapter for each GPU, as in NVIDIA's DGX H100."""

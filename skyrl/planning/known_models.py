@@ -1,5 +1,5 @@
-"""Sizes of usual models, so that a run is planned before its model is downloaded: values of their `config.json` on the
-Hugging Face hub. A base model and its instruct version have the same.
+"""Sizes of common models, for planning a run before its model is downloaded: values of their `config.json` on the
+Hugging Face hub. A base model and its instruct version have the same sizes.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ _VARIANT = re.compile(r"-(base|instruct|it|math|coder|thinking|\d{4})(?=-|$)", r
 
 
 def known_shape(name: str) -> ModelShape | None:
-    """The sizes of a hub name of a usual family and size, of whatever variant and owner; None for any other name."""
+    """The sizes of a model by its hub name, for known families and sizes with any variant and owner; else None."""
     plain = _plain(name)
     found = next((facts for known, facts in KNOWN_MODELS.items() if _plain(known) == plain), None)
     return None if found is None else shape_of(found)
 
 
 def _plain(name: str) -> str:
-    """`qwen2.5-7b` from `Qwen/Qwen2.5-Math-7B-Instruct`."""
+    """The name reduced to family and size: `qwen2.5-7b` from `Qwen/Qwen2.5-Math-7B-Instruct`."""
     return _VARIANT.sub("", name.rpartition("/")[2]).lower()

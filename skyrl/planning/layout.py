@@ -1,7 +1,7 @@
 """Assigns processes to GPUs, and pools of GPUs to machines that have enough of them.
 
 A `Layout` is a list of pools (GPUs reserved together) and of placements (processes, and their GPUs in a pool); `assign`
-finds machines for the pools. On machines without GPUs every GPU here is a slot for one process.
+finds machines for the pools. On machines without GPUs, each GPU of a layout means a slot for one process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import product
 from attrs import evolve, frozen
 
 SHARES = 10_000
-"""Ray counts a GPU in this many parts, and every share of one is a whole number of them."""
+"""Number of parts into which Ray divides a GPU; every share of a GPU is a whole number of parts."""
 
 _NODES_SHOWN = 8
 
@@ -27,7 +27,7 @@ class Pool:
 
     @property
     def gpus(self) -> int:
-        """GPUs on all of its nodes."""
+        """Number of GPUs on all nodes of the pool."""
         return self.nodes * self.gpus_per_node
 
 
@@ -36,7 +36,7 @@ class RankPlacement:
     """One process of a role, and the GPUs of its pool that it computes on."""
 
     role: str
-    """policy, critic, ref or engine."""
+    """Role of the process: policy, critic, ref or engine."""
 
     rank: int
     """Rank among the processes of the role, or the engine's number."""
@@ -48,32 +48,32 @@ class RankPlacement:
 
 @frozen(kw_only=True)
 class Layout:
-    """All the GPUs of a run, and who computes on them."""
+    """All the GPUs of a run, and the processes that compute on them."""
 
     pools: tuple[Pool, ...]
     placements: tuple[RankPlacement, ...]
 
     @property
     def gpus(self) -> int:
-        """GPUs of all pools."""
+        """Number of GPUs of all pools."""
         return sum(pool.gpus for pool in self.pools)
 
     def pool(self, name: str) -> Pool:
-        """The pool of this name. Raises KeyError where there is none."""
+        """The pool with this name. Raises KeyError if there is none."""
         return {pool.name: pool for pool in self.pools}[name]
 
     def placements_of(self, role: str) -> tuple[RankPlacement, ...]:
-        """The seats of a role, in order of ranks; empty where the run has no such role."""
+        """The placements of a role, in order of ranks; empty if the run has no such role."""
         return tuple(placed for placed in self.placements if placed.role == role)
 
     def places(self, placed: RankPlacement) -> tuple[tuple[int, int], ...]:
-        """(node of the pool, GPU on that node) of each of the seat's GPUs, in order."""
+        """(node of the pool, GPU on that node) of each GPU of a placement, in order."""
         per_node = self.pool(placed.pool).gpus_per_node
         return tuple(divmod(gpu, per_node) for gpu in placed.gpus)
 
     def share(self, pool: str) -> float:
-        """The part of a GPU that each process of this pool may take, so that all processes on the GPU fit: 1.0 for a
-        single process, else 1/n rounded down to a ten-thousandth, as Ray counts.
+        """Share of a GPU that each process of this pool may take, so that all processes on the GPU fit: 1.0 for a
+        single process, else 1/n rounded down to a ten-thousandth, Ray's unit.
         """
         on_a_gpu: dict[int, int] = {}
         for placed in self.placements:
@@ -92,17 +92,17 @@ class Node:
     """Free GPUs; on a machine without GPUs, free slots for processes."""
 
     name: str = ""
-    """Name in messages; empty for the id."""
+    """Name in messages; if empty, the id is used."""
 
 
 Assignment = Mapping[str, tuple[str, ...]]
-"""Pool name -> ids of different machines, one for each node of the pool."""
+"""Pool name -> ids of distinct machines, one for each node of the pool."""
 
 
 class NoRoom(ValueError):
-    """A cluster on which a layout does not fit.
+    """Error for a layout that does not fit on a cluster.
 
-    `pool` is the first one without a place, and `free` are the machines with what the pools before it left of them.
+    `pool` is the first one that does not fit, and `free` are the machines with the GPUs that earlier pools left free.
     """
 
     def __init__(self, pool: Pool, free: tuple[Node, ...], layout: Layout, total: int, unit: str) -> None:
@@ -123,10 +123,10 @@ class NoRoom(ValueError):
 def assign(layout: Layout, nodes: Sequence[Node], unit: str = "GPU") -> Assignment:
     """Machines for every pool; several pools may share a machine whose free GPUs suffice for all of them.
 
-    Pools that need much of a machine come first, and each goes to the machines that it fills best, so that whole
-    machines stay free for those that need them. Where that leaves a pool without a place, other orders are tried. The
-    same arguments always give the same answer. Raises `NoRoom`, which says what the first order lacked; `unit` is
-    its word for a GPU, where that is a place for a process.
+    Pools that need most of a machine come first, and each goes to the machines that it fills best, so that whole
+    machines stay free for pools that need them. If a pool does not fit in this order, other orders are tried. The
+    result is deterministic. Raises `NoRoom`, which describes the failure of the first order; `unit` is the message's
+    word for a GPU, such as "slot" on machines without GPUs.
     """
     refusals = []
     for widest_first, loose, wide_loose in product((False, True), repeat=3):
@@ -138,7 +138,7 @@ def assign(layout: Layout, nodes: Sequence[Node], unit: str = "GPU") -> Assignme
 
 
 def on_machines(layout: Layout, found: Assignment) -> dict[RankPlacement, tuple[tuple[str, int], ...]]:
-    """(machine, GPU on it) of each GPU of every seat; pools that share a machine take its GPUs one after the other."""
+    """Placement -> (machine, GPU on it) of each of its GPUs; pools that share a machine take its GPUs consecutively."""
     used: dict[str, int] = {}
     first: dict[str, list[int]] = {}
     for pool in layout.pools:
@@ -157,8 +157,8 @@ def on_machines(layout: Layout, found: Assignment) -> dict[RankPlacement, tuple[
 def _assign(
     layout: Layout, nodes: Sequence[Node], unit: str, *, widest_first: bool, loose: bool, wide_loose: bool
 ) -> Assignment:
-    """One pass. A pool of one node takes the fullest machine that holds it (`loose`: the emptiest), one of several
-    nodes the fullest ones (`wide_loose`: the emptiest).
+    """Assign pools in one order. A pool of one node takes the fullest machine that holds it (`loose`: the emptiest); a
+    pool of several nodes takes the fullest ones (`wide_loose`: the emptiest).
     """
     free = {node.id: node.gpus for node in nodes}
     places: dict[str, tuple[str, ...]] = {}
@@ -184,7 +184,7 @@ def _widest_first(pool: Pool) -> tuple[int, int]:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """`1 node`, `2 nodes`."""
+    """A number with its noun in singular or plural: `1 node`, `2 nodes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 

@@ -1,9 +1,9 @@
 """Bytes of one rank of a model under Megatron-core, phase by phase, at its fullest pipeline stage.
 
-Weights are in the type that is computed in, gradients in a flat buffer as long as the weights that learn. Each rank of
-data and context parallelism has a part of master weights and optimizer state (the distributed optimizer). Under 1F1B
-the first stage holds the activations of as many micro-batches as there are stages (arXiv:2104.04473, section 2.2). All
-of this follows from Megatron-core's buffers; it was not compared with a GPU.
+Weights have the compute dtype, and gradients are in a flat buffer with one entry per trained weight. Master weights and
+optimizer state are sharded over the ranks of data and context parallelism (the distributed optimizer). Under 1F1B the
+first stage holds the activations of one micro-batch per stage (arXiv:2104.04473, section 2.2). All of this is derived
+from Megatron-core's buffers; it was not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skyrl.planning.memory import Bytes, Learner, Megatron, added, total
 
 
 def stage_resting(learner: Learner) -> Bytes:
-    """Bytes that are left between two phases: weights, optimizer state, and gradients where their buffer stays."""
+    """Bytes that remain between two phases: weights, optimizer state, and gradients if their buffer is kept."""
     return {**_state(learner), "gradients": _gradients(learner) if learner.keeps_gradients else 0}
 
 
@@ -44,13 +44,13 @@ def _spread(learner: Learner) -> Megatron:
 
 
 def _layers(learner: Learner) -> int:
-    """Layers of the fullest stage."""
+    """Number of layers of the fullest stage."""
     return -(-learner.shape.layers // _spread(learner).stages)
 
 
 def _weights(learner: Learner) -> tuple[int, int]:
-    """Weights on a rank: those of its layers but for experts, with one table of tokens, or both where there is one
-    stage; and those of experts.
+    """Numbers of weights on a rank, without experts and of experts. The former counts the layers and one vocabulary
+    matrix, or all outer tensors if there is one stage.
     """
     shape, tensor, layers = learner.shape, learner.how.tensor, _layers(learner)
     dense = (shape.layer_parameters - shape.layer_experts) // tensor
@@ -59,7 +59,7 @@ def _weights(learner: Learner) -> tuple[int, int]:
 
 
 def stage_trained(learner: Learner) -> tuple[int, int]:
-    """Weights on a rank that learn, and experts' among them apart; an adapter's factors are counted whole."""
+    """Numbers of trained weights on a rank: (without experts, experts); an adapter's factors are counted unsharded."""
     if learner.update is None:
         return 0, 0
     if not learner.adapter_rank:
@@ -72,7 +72,7 @@ def _trained(learner: Learner) -> int:
 
 
 def _stepped(learner: Learner, size: int) -> int:
-    """`size` bytes for each weight that a rank has the optimizer's state of."""
+    """Bytes at `size` per weight whose optimizer state is on this rank."""
     spread, (dense, experts) = _spread(learner), stage_trained(learner)
     return size * dense // spread.sharing_states + size * experts // spread.sharing_expert_states
 
@@ -92,7 +92,7 @@ def _gradients(learner: Learner) -> int:
 
 
 def _of_layers(learner: Learner, work: Pass) -> tuple[Pass, Computing]:
-    """The share of a layer that a rank computes: of its tokens, too, where those are cut between matrices."""
+    """The pass and computing of a rank's share of a layer; sequence parallelism also splits its tokens."""
     how = learner.how
     if not _spread(learner).cuts_tokens:
         return work, how
@@ -109,12 +109,14 @@ def _scoring(learner: Learner) -> Bytes:
 
 
 def _updates(learner: Learner) -> tuple[Bytes, ...]:
-    """The first stage, which holds most micro-batches, in backward; the last one at the loss and in backward."""
+    """Peak candidates of an update: the first stage, which holds most micro-batches, in backward; the last stage at the
+    loss; the last stage in backward.
+    """
     assert learner.update is not None
     shape, stages = learner.shape, _spread(learner).stages
     work, how = _of_layers(learner, learner.update)
     kept = _layers(learner) * (stream_bytes(shape, work, how) if learner.recomputes else layer_bytes(shape, work, how))
-    outside = work.tokens * shape.hidden * (FLOAT + how.residual_size)  # the last norm, and what the head reads
+    outside = work.tokens * shape.hidden * (FLOAT + how.residual_size)  # the last norm, and the head's input
     moment = (layer_bytes(shape, work, how) if learner.recomputes else 0) + backward_bytes(shape, work, how)
     logits = logits_bytes(shape, learner.update.read, learner.how, learns=True)
     state = added(_state(learner), {"gradients": _gradients(learner)})
@@ -127,13 +129,13 @@ def _updates(learner: Learner) -> tuple[Bytes, ...]:
 
 
 def _in_the_step(learner: Learner) -> Bytes:
-    """The step has a copy of each part of the weights that it changes."""
+    """Bytes in the optimizer step, which makes a temporary copy of its shard of the weights."""
     return added(_state(learner), {"gradients": _gradients(learner), "optimizer": _stepped(learner, FLOAT)})
 
 
 def _transfer(learner: Learner) -> Bytes:
-    """A weight at a time is put together out of the parts that tensor-parallel ranks send; in float32 with the product
-    that is merged into it, where there is an adapter.
+    """Bytes in weight transfer: one weight at a time is assembled from the parts of tensor-parallel ranks; with an
+    adapter in float32, with the product that is merged into it.
     """
     largest = max(learner.shape.layer_tensors) if learner.adapter_rank else max(learner.shape.tensors)
     copies = FLOAT * 4 if learner.adapter_rank else 2 * 3

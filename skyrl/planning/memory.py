@@ -1,7 +1,7 @@
 """Bytes on one GPU, part by part, in each phase of a training step.
 
-`learner_memory` counts a policy, critic or reference; `serving_memory` (in `serving.py`) an engine. A phase is its
-fullest moment: an update has three that can be it (the loss, backward, the optimizer step), and the largest counts.
+`learner_memory` counts a policy, critic or reference; `serving_memory` (in `serving.py`) an engine. Each phase counts
+at its peak; in an update this is the largest of three moments: the loss, backward, and the optimizer step.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ PARTS: tuple[Part, ...] = (
     "overhead",
 )
 Bytes = Mapping[Part, int]
-"""Part -> bytes; parts without any may be left out."""
+"""Part -> bytes; parts with 0 bytes may be omitted."""
 
 IN_FLIGHT = 256 * 2**20
-"""Whole weights that are on their way at once when they are gathered for engines."""
+"""Bytes of whole weights in flight at once when they are gathered for engines."""
 
 BUCKET = 500_000_000
 """DeepSpeed's default `reduce_bucket_size`, in numbers."""
 
 LIVE = 1_000_000_000
-"""DeepSpeed's default of gathered weights that may be alive at once in stage 3, in numbers."""
+"""DeepSpeed's default limit on gathered weights that are alive at once in stage 3, in numbers."""
 
 PREFETCHED = 50_000_000
-"""DeepSpeed's default of weights that are gathered before they are needed in stage 3, in numbers."""
+"""DeepSpeed's default limit on weights that are prefetched in stage 3, in numbers."""
 
 PERSISTENT = 100_000
 """DeepSpeed's default size below which a tensor is not sharded in stage 3, in numbers."""
@@ -69,22 +69,22 @@ class Zero:
 
 @frozen(kw_only=True)
 class Megatron:
-    """How Megatron-core spreads a model, as far as memory depends on it; see `skyrl.planning.megatron_memory`."""
+    """How Megatron-core distributes a model, as far as it affects memory; see `skyrl.planning.megatron_memory`."""
 
     stages: int = 1
     """Pipeline stages."""
 
     sharing_states: int = 1
-    """Ranks that have a part each of the optimizer's state: those of data and context parallelism."""
+    """Number of ranks that share the optimizer's state: those of data and context parallelism."""
 
     sharing_expert_states: int = 1
-    """The same of experts: ranks that have the same ones."""
+    """Number of ranks that share the optimizer's state of experts: those with the same experts."""
 
     gradient_size: int = FLOAT
-    """Bytes of a gradient."""
+    """Bytes per gradient value."""
 
     cuts_tokens: bool = False
-    """Between matrices that ranks cut among them, each has some of the tokens."""
+    """Whether tensor-parallel ranks split the tokens between the sharded matrices (sequence parallelism)."""
 
 
 @frozen(kw_only=True)
@@ -98,19 +98,20 @@ class Learner:
     """Micro-batch of the update. None: the model only scores."""
 
     shards: int = 1
-    """Ranks that share one copy of the weights."""
+    """Number of ranks over which one copy of the weights is sharded."""
 
     expert_parallel: int = 1
-    """Ranks that hold different experts of a layer."""
+    """Number of ranks that hold different experts of a layer."""
 
     micro_batches: int = 2
-    """Micro-batches of an optimizer step: from the second on, gradients are there during forward."""
+    """Micro-batches of an optimizer step: from the second on, gradients are in memory during forward."""
 
     states: int = 2
     """Numbers that the optimizer keeps for each weight: 2 for AdamW, 0 for plain SGD."""
 
     layer_states: int | None = None
-    """The same for the weights of layers, where they have another rule: 1 for Muon. None: as `states`."""
+    """Numbers per weight for the weights of layers, if their optimizer differs: 1 for Muon. None: the same as `states`.
+    """
 
     adapter_rank: int = 0
     recomputes: bool = False
@@ -122,29 +123,29 @@ class Learner:
     """Whether gathered weights stay until backward (`reshard_after_forward = false`)."""
 
     keeps_gradients: bool = True
-    """Whether the last gradients stay until the next update; not where models take turns on the GPU."""
+    """Whether the last gradients are kept until the next update; False if models take turns on the GPU."""
 
     zero: Zero | None = None
     megatron: Megatron | None = None
-    """None, like `zero`: FSDP2."""
+    """Megatron-core's settings. If both this and `zero` are None, the backend is FSDP2."""
 
     @property
     def gathered_layer(self) -> int:
-        """Weights of one layer that FSDP gathers on a rank: all but the experts of other ranks."""
+        """Number of weights of one layer that FSDP gathers on a rank: all but the experts of other ranks."""
         return (
             self.shape.layer_parameters - self.shape.layer_experts * (self.expert_parallel - 1) // self.expert_parallel
         )
 
     @property
     def trained(self) -> int:
-        """Weights that learn."""
+        """Number of trained weights."""
         if self.update is None:
             return 0
         return self.shape.adapter_parameters(self.adapter_rank) if self.adapter_rank else self.shape.parameters
 
     @property
     def state_numbers(self) -> int:
-        """Numbers that the optimizer keeps for all weights that learn."""
+        """Numbers that the optimizer keeps for all trained weights."""
         if self.layer_states is None or not self.trained:
             return self.states * self.trained
         layers = self.trained if self.adapter_rank else self.shape.layers * self.shape.layer_parameters
@@ -152,23 +153,23 @@ class Learner:
 
     @property
     def weights(self) -> int:
-        """All weights, with those of the adapter."""
+        """Number of all weights, including the adapter's."""
         return self.shape.parameters + (self.trained if self.adapter_rank else 0)
 
 
 def resting(learner: Learner) -> Bytes:
-    """Bytes that are left between two phases, on the GPU and on the host: weights, optimizer state, gradients."""
+    """Bytes that remain between two phases, on the GPU and on the host: weights, optimizer state, gradients."""
     kept = _gradients(learner) if learner.keeps_gradients and learner.zero is None else 0
     return added(_state(learner), {"gradients": kept})
 
 
 def _gathers_in_stage_3(learner: Learner) -> bool:
-    """Whether shards of DeepSpeed's stage 3 lie elsewhere; a rank alone computes with its own as they are."""
+    """Whether DeepSpeed's stage 3 gathers shards from other ranks; a single rank computes with its own directly."""
     return learner.zero is not None and learner.zero.stage == 3 and learner.shards > learner.how.tensor
 
 
 def _state(learner: Learner) -> Bytes:
-    """Weights and optimizer state, and the buffers that DeepSpeed's stage 3 never gives up."""
+    """Weights and optimizer state, and the buffers that DeepSpeed's stage 3 never releases."""
     trained, zero = learner.trained, learner.zero
     if zero is None or zero.stage == 0:
         optimizer = FLOAT * learner.state_numbers // (learner.shards if zero is None else learner.how.tensor)
@@ -194,7 +195,7 @@ def on_host(learner: Learner) -> int:
 def learner_memory(learner: Learner) -> dict[str, Bytes]:
     """Phase -> parts, for `scoring`, `update` (of a model that learns) and `transfer` (of its weights to engines).
 
-    What rests on the host is counted with the rest; `on_host` says how much of it that is.
+    State on the host is included; `on_host` returns its size.
     """
     phases = {"scoring": _scoring(learner)}
     if learner.update is not None:
@@ -204,32 +205,32 @@ def learner_memory(learner: Learner) -> dict[str, Bytes]:
 
 
 def total(parts: Bytes) -> int:
-    """Bytes of all parts."""
+    """Sum of the bytes of all parts."""
     return sum(parts.values())
 
 
 def added(*bags: Bytes) -> Bytes:
-    """Part by part."""
+    """Sum of several `Bytes`, part by part."""
     names = [name for name in PARTS if any(name in bag for bag in bags)]
     return {name: sum(bag.get(name, 0) for bag in bags) for name in names}
 
 
 def _weight_bytes(learner: Learner) -> int:
-    """Weights at rest: float32 shards under FSDP2; below stage 3 a rank's part of every matrix, in the type that is
-    computed in.
+    """Bytes of weights between phases: float32 shards under FSDP2; below ZeRO stage 3 a rank's part of every matrix, in
+    the compute dtype.
     """
     zero, weights = learner.zero, learner.weights
     if zero is None or zero.stage == 0:
         return FLOAT * weights // (learner.shards if zero is None else learner.how.tensor)
     if zero.stage < 3:
         return learner.how.size * weights // learner.how.tensor
-    copies = 2 if zero.offloads_parameters else 1  # the host keeps one that is computed with, too
+    copies = 2 if zero.offloads_parameters else 1  # the host keeps a second one in the compute dtype
     whole = (weights - _sharded(learner)) // learner.how.tensor if _gathers_in_stage_3(learner) else 0
     return learner.how.size * (copies * weights // learner.shards + whole)
 
 
 def _sharded(learner: Learner) -> int:
-    """Weights of the tensors that stage 3 shards: small ones stay whole, and parts of cut ones are smaller."""
+    """Number of weights in tensors that stage 3 shards; tensors that are small after tensor parallelism stay whole."""
     least = 0 if learner.zero is None else learner.zero.persistent * learner.how.tensor
     return learner.weights - sum(count for count in learner.shape.tensors if count <= least)
 
@@ -239,7 +240,7 @@ def _outer(learner: Learner) -> int:
 
 
 def _gathered(learner: Learner, *, layers: int) -> int:
-    """Bytes of whole weights beside the shards: the unit outside the layers, and so many layers."""
+    """Bytes of gathered weights beside the shards: the unit outside the layers, and the given number of layers."""
     zero, size, shape = learner.zero, learner.how.size, learner.shape
     if zero is not None and _gathers_in_stage_3(learner):
         return size * min(_sharded(learner) // learner.how.tensor, zero.live)
@@ -251,7 +252,7 @@ def _gathered(learner: Learner, *, layers: int) -> int:
 
 
 def _casts(learner: Learner) -> int:
-    """Bytes of 16-bit copies that autocast makes of the weights of products, and keeps for backward."""
+    """Bytes of 16-bit copies of weight matrices that autocast makes and keeps for backward."""
     if learner.how.precision != "autocast":
         return 0
     shape = learner.shape
@@ -260,9 +261,9 @@ def _casts(learner: Learner) -> int:
 
 
 def _kept(learner: Learner, work: Pass) -> int:
-    """Activations of all layers that backward needs, without those of the layer that is recomputed."""
+    """Bytes of activations of all layers that are kept for backward, without those of the layer being recomputed."""
     shape, how = learner.shape, learner.how
-    outside = work.tokens * shape.hidden * (FLOAT + how.residual_size)  # the last norm, and what the head reads
+    outside = work.tokens * shape.hidden * (FLOAT + how.residual_size)  # the last norm, and the head's input
     if not learner.recomputes:
         return outside + shape.layers * layer_bytes(shape, work, how)
     if learner.offloads_activations and how.on_gpu:
@@ -271,7 +272,7 @@ def _kept(learner: Learner, work: Pass) -> int:
 
 
 def _at_the_loss(learner: Learner) -> Bytes:
-    """All activations are there, and tables of logits."""
+    """Bytes at the loss: all activations and the tables of logits are in memory."""
     assert learner.update is not None
     work, how = learner.update, learner.how
     gradients = _gradients(learner) if learner.micro_batches > 1 else 0
@@ -287,7 +288,7 @@ def _at_the_loss(learner: Learner) -> Bytes:
 
 
 def _in_backward(learner: Learner) -> Bytes:
-    """All activations but one layer's are there, the gradients of one layer, and those of the output matrix."""
+    """Bytes in backward: activations, the gradients of one layer, and those of the output matrix are in memory."""
     assert learner.update is not None
     work, how, shape = learner.update, learner.how, learner.shape
     moment = layer_bytes(shape, work, how) if learner.recomputes else 0
@@ -306,7 +307,9 @@ def _in_backward(learner: Learner) -> Bytes:
 
 
 def _in_the_step(learner: Learner) -> Bytes:
-    """All gradients are there, the last whole ones among them; on a GPU the step has a copy of each shard."""
+    """Bytes in the optimizer step: all gradients, including the last unsharded ones; a GPU also holds a temporary copy
+    of each shard.
+    """
     zero, how = learner.zero, learner.how
     shard = FLOAT * learner.trained // (learner.shards if zero is None or zero.stage else how.tensor)
     temporary = shard if how.on_gpu or (zero is not None and zero.stage > 0) else 0
@@ -320,7 +323,7 @@ def _in_the_step(learner: Learner) -> Bytes:
 
 
 def _gradients(learner: Learner) -> int:
-    """Bytes of the gradients that are kept from one micro-batch to the next."""
+    """Bytes of the gradients that are kept between micro-batches."""
     zero, trained = learner.zero, learner.trained
     if zero is None or zero.stage == 0:
         return FLOAT * trained // (learner.shards if zero is None else learner.how.tensor)
@@ -330,11 +333,11 @@ def _gradients(learner: Learner) -> int:
         case 2:
             return learner.how.size * trained // learner.shards
         case _:
-            return 0  # they have a buffer of their own, which rests on the GPU
+            return 0  # they are in a permanent buffer on the GPU, counted in `_state`
 
 
 def _whole_gradients(learner: Learner) -> int:
-    """Bytes of gradients of whole weights in the middle of backward: a layer's, and the output matrix's."""
+    """Bytes of unsharded gradients during backward: one layer's, and the output matrix's."""
     shape, size = learner.shape, learner.how.size
     head = shape.vocabulary * shape.hidden
     if learner.zero is None and learner.shards == 1:
@@ -347,7 +350,7 @@ def _whole_gradients(learner: Learner) -> int:
 
 
 def _buffers(learner: Learner) -> int:
-    """DeepSpeed's buckets of gradients below stage 3, where they exist during backward only."""
+    """Bytes of DeepSpeed's gradient buckets in stage 2, where they exist only during backward."""
     zero = learner.zero
     if zero is None or zero.stage != 2 or learner.trained == 0:
         return 0
@@ -355,7 +358,7 @@ def _buffers(learner: Learner) -> int:
 
 
 def _scoring(learner: Learner) -> Bytes:
-    """One layer is computed. DeepSpeed holds what it prefetches twice: as it came, and put together."""
+    """Bytes while scoring computes one layer. DeepSpeed holds prefetched weights twice: as received, and assembled."""
     work, how, zero = learner.scoring, learner.how, learner.zero
     sharded = _sharded(learner) // how.tensor
     prefetched = min(sharded, zero.prefetch) if zero is not None and _gathers_in_stage_3(learner) else 0
@@ -370,8 +373,8 @@ def _scoring(learner: Learner) -> Bytes:
 
 
 def _transfer(learner: Learner) -> Bytes:
-    """Weights are gathered one after the other, some ahead, and rounded to 16 bits; those with an adapter in float32,
-    with the product that is merged into them.
+    """Bytes in weight transfer: weights are gathered one by one, some ahead, and rounded to 16 bits; with an adapter in
+    float32, with the product that is merged into them.
     """
     zero, largest = learner.zero, max(learner.shape.tensors)
     if learner.adapter_rank:
@@ -384,7 +387,7 @@ def _transfer(learner: Learner) -> Bytes:
 
 
 def _ahead(learner: Learner, size: int) -> int:
-    """Bytes of weights that were rounded, with the shards that they are gathered from and one that is put together."""
+    """Bytes of rounded weights in flight, with the shards from which they are gathered, and one assembled weight."""
     whole = _in_flight(learner, size)
     if learner.shards == 1:
         return whole
@@ -392,7 +395,7 @@ def _ahead(learner: Learner, size: int) -> int:
 
 
 def _in_flight(learner: Learner, size: int) -> int:
-    """Bytes of whole weights, of `size` bytes a number, that are gathered before they are needed."""
+    """Bytes of whole weights, at `size` bytes per number, that are gathered ahead of time."""
     return min(IN_FLIGHT + 2 * size * max(learner.shape.tensors), size * learner.shape.parameters)
 
 

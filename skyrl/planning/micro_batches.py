@@ -1,8 +1,8 @@
-"""Which rows go through a model together, where a micro-batch is bounded by its tokens and not by its rows.
+"""Packs rows into micro-batches that are bounded by their tokens rather than their rows.
 
-Items are rows, or rows that have to stay together (the answers to one prompt), each with a number of tokens. Two ways
-of packing: `first_fit_decreasing`, whose rule is AReaL's (arXiv:2505.24298, algorithm 1), and `karmarkar_karp`, which
-balances better and falls back to the first where a bin would overflow.
+Items are rows, or groups of rows that have to stay together (the answers to one prompt), each with a number of tokens.
+There are two algorithms: `first_fit_decreasing`, whose rule is AReaL's (arXiv:2505.24298, algorithm 1), and
+`karmarkar_karp`, which balances better and falls back to the first if a bin would overflow.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import heapq
 from collections.abc import Sequence
 
 Plan = tuple[tuple[int, ...], ...]
-"""Bins of item numbers, each ascending, bins by their first item."""
+"""Bins of item numbers; each bin is ascending, and bins are ordered by their first item."""
 
 
 def first_fit_decreasing(tokens: Sequence[int], capacity: int, *, at_least: int = 1) -> Plan:
-    """Longest items first. A new bin is opened while there are fewer than `at_least`, or where even the emptiest cannot
-    hold the item; otherwise it goes, of the bins that can hold it, to the one with fewest items, and of those to the
-    one with fewest tokens.
+    """Pack the longest items first. A new bin is opened while there are fewer than `at_least`, or if even the emptiest
+    bin cannot hold the item; otherwise the item goes to the bin with the fewest items among those that can hold it, and
+    among equals to the one with the fewest tokens.
 
-    Raises ValueError for an item above the capacity, and for fewer items than bins that are wanted.
+    Raises ValueError for an item above the capacity, and for fewer items than `at_least`.
     """
     _expect(tokens, capacity, at_least)
     bins: list[list[int]] = []
@@ -37,10 +37,10 @@ def first_fit_decreasing(tokens: Sequence[int], capacity: int, *, at_least: int 
 
 
 def karmarkar_karp(tokens: Sequence[int], capacity: int, *, at_least: int = 1) -> Plan:
-    """Bins as few as the sum of tokens allows, filled as evenly as largest differencing finds (Karmarkar and Karp,
-    1982).
+    """Pack items into the fewest bins that the sum of tokens allows, balanced by largest differencing (Karmarkar and
+    Karp, 1982).
 
-    Where one overflows, `first_fit_decreasing`. Raises as it does.
+    If a bin overflows, falls back to `first_fit_decreasing`. Raises the same errors.
     """
     _expect(tokens, capacity, at_least)
     count = max(at_least, -(-sum(tokens) // capacity))
@@ -53,10 +53,10 @@ def karmarkar_karp(tokens: Sequence[int], capacity: int, *, at_least: int = 1) -
 
 
 def equal_plans(tokens: Sequence[Sequence[int]], capacity: int, *, at_least: int = 1) -> tuple[Plan, ...]:
-    """One plan for each rank, all with the same number of bins: the most that any of them needs, or `at_least`.
+    """One plan for each rank, all with the same number of bins: the most that any rank needs, and at least `at_least`.
 
-    An item above the capacity gets a bin of its own, and a rank with fewer items than bins repeats its last bin empty:
-    `()`. `tokens[rank]` are the rank's items. Every rank has one item at least.
+    An item above the capacity gets a separate bin, and a rank with fewer items than bins gets empty bins `()` at the
+    end. `tokens[rank]` are the rank's items. Every rank must have at least one item.
     """
     wanted = at_least
     while True:
@@ -68,7 +68,7 @@ def equal_plans(tokens: Sequence[Sequence[int]], capacity: int, *, at_least: int
 
 
 def _plan(tokens: Sequence[int], capacity: int, at_least: int) -> Plan:
-    """Bins of what fits, each too large item alone, and as many empty ones as are missing."""
+    """Bins for the items that fit, a separate bin for each oversized item, and empty bins up to `at_least`."""
     alone = [(item,) for item, size in enumerate(tokens) if size > capacity]
     rest = [item for item, size in enumerate(tokens) if size <= capacity]
     sizes = [tokens[item] for item in rest]
@@ -79,8 +79,8 @@ def _plan(tokens: Sequence[int], capacity: int, at_least: int) -> Plan:
 
 
 def _balanced(tokens: Sequence[int], count: int) -> list[list[int]]:
-    """Largest differencing: the two most uneven partitions are merged, heaviest bins with lightest, until one is
-    left.
+    """Partition by largest differencing: the two most uneven partitions are merged, heaviest bins with lightest, until
+    one is left.
     """
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
     for item, size in enumerate(tokens):

@@ -1,7 +1,7 @@
-"""Sizes of a decoder-only transformer, from the values of its `config.json`: weights, and what a token leaves behind.
+"""Sizes of a decoder-only transformer, from the values of its `config.json`: numbers of weights, and cache per token.
 
-Layers are those of Llama, Qwen2, Qwen3 and Qwen3-MoE as transformers computes them: attention with grouped key heads,
-then a gated feed-forward network or a mixture of such experts, each behind a norm.
+Layers are those of Llama, Qwen2, Qwen3 and Qwen3-MoE as implemented in transformers: grouped-query attention, then a
+gated feed-forward network or a mixture of such experts, each preceded by a norm.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class ModelShape:
     """Whether queries and keys are normalized in each head, as in Qwen3."""
 
     experts: int = 0
-    """Experts of a layer; 0: a plain feed-forward network."""
+    """Number of experts per layer; 0: a plain feed-forward network."""
 
     experts_per_token: int = 0
 
     converts: bool = True
-    """Whether its kind has a converter to Megatron's layout; a shape out of a `config.json` says so."""
+    """Whether the model type has a converter to Megatron's layout; set by `shape_of`."""
 
     @property
     def query_width(self) -> int:
@@ -54,7 +54,7 @@ class ModelShape:
 
     @property
     def layer_tensors(self) -> tuple[int, ...]:
-        """Numbers of weights of each tensor of one layer."""
+        """Number of weights of each tensor of one layer."""
         attention = (self.hidden * self.query_width, *(2 * (self.hidden * self.key_width,)))
         biases = (self.query_width, self.key_width, self.key_width) if self.attention_bias else ()
         norms = (self.hidden, self.hidden, *((self.head_size, self.head_size) if self.head_norms else ()))
@@ -67,34 +67,34 @@ class ModelShape:
 
     @property
     def layer_experts(self) -> int:
-        """Weights of the experts of one layer."""
+        """Number of weights of the experts of one layer."""
         return 3 * self.hidden * self.intermediate * self.experts
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one layer."""
+        """Number of weights of one layer."""
         return sum(self.layer_tensors)
 
     @property
     def outer_tensors(self) -> tuple[int, ...]:
-        """Numbers of weights of the tensors outside the layers: embedding, last norm, output matrix."""
+        """Number of weights of each tensor outside the layers: embedding, last norm, output matrix."""
         table = self.vocabulary * self.hidden
         return (table, self.hidden) if self.tied else (table, self.hidden, table)
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """Numbers of weights of every tensor."""
+        """Number of weights of every tensor."""
         return self.outer_tensors + self.layers * self.layer_tensors
 
     @property
     def parameters(self) -> int:
-        """All weights, tied ones once."""
+        """Number of all weights, tied ones counted once."""
         return sum(self.outer_tensors) + self.layers * self.layer_parameters
 
     @property
     def active_parameters(self) -> int:
-        """Weights of the matrices that one token is multiplied with: a token meets some of the experts, and the
-        embedding is looked up.
+        """Number of weights in the matrices that one token is multiplied with: only its active experts count, and the
+        embedding, which is a lookup, does not.
         """
         idle = 3 * self.hidden * self.intermediate * max(0, self.experts - self.experts_per_token)
         return self.layers * (self.layer_parameters - idle) + self.vocabulary * self.hidden
@@ -108,12 +108,12 @@ class ModelShape:
         return rank * sides * self.layers
 
     def cache_bytes_per_token(self, size: float) -> float:
-        """Bytes of the keys and values of one token in all layers, at `size` bytes a number."""
+        """Bytes of the keys and values of one token in all layers, at `size` bytes per number."""
         return 2 * self.layers * self.key_width * size
 
 
 CONVERTED = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe")
-"""Kinds of model that have a converter to Megatron's layout."""
+"""Model types that have a converter to Megatron's layout."""
 
 NAMES = {
     "layers": "num_hidden_layers",
@@ -121,11 +121,11 @@ NAMES = {
     "heads": "num_attention_heads",
     "vocabulary": "vocab_size",
 }
-"""Sizes that every `config.json` names."""
+"""Sizes that every `config.json` must contain."""
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
-    """The sizes in the values of a `config.json`; None where one is missing, so that they cannot be known."""
+    """The sizes from the values of a `config.json`; None if a required one is missing."""
     text = config.get("text_config")
     values: Mapping[str, Any] = {**config, **text} if isinstance(text, Mapping) else config
     found = {name: values.get(key) for name, key in NAMES.items()}

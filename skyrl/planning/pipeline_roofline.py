@@ -1,8 +1,8 @@
 """Seconds of a model's phases under Megatron-core, by the roofline model of `skyrl.planning.roofline`.
 
-Every stage computes its layers, and the slowest one sets the pace. A pass of m micro-batches through p stages takes as
-long as m + p - 1 of them on one stage: the share (p - 1) / (m + p - 1) of it is a bubble in which a stage waits, under
-1F1B as under any schedule without interleaving (arXiv:2104.04473, section 2.2).
+The slowest stage sets the pace. A pass of m micro-batches through p stages takes as long as m + p - 1 micro-batches on
+one stage: the share (p - 1) / (m + p - 1) of it is a bubble in which a stage waits, under 1F1B as under any schedule
+without interleaving (arXiv:2104.04473, section 2.2).
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from skyrl.planning.roofline import (
 
 @frozen(kw_only=True)
 class Stages:
-    """How the ranks of a model under Megatron-core divide its work: each pipeline stage has as many ranks."""
+    """How the ranks of a model under Megatron-core divide its work; all pipeline stages have equally many ranks."""
 
     each: Degrees
     """The ranks of one stage."""
 
     number: int = 1
     experts: int = 1
-    """Ranks of a stage that have all experts of a layer among them."""
+    """Number of ranks of a stage over which the experts of a layer are distributed."""
 
 
 def bubble(stages: int, micro_batches: int) -> float:
-    """Share of a pass in which a stage waits for the others, where `micro_batches` go through `stages`."""
+    """Share of a pass in which a stage waits for the others, for `micro_batches` going through `stages` stages."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
 def stage_scoring_seconds(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> float:
-    """A forward pass of all rows."""
+    """Seconds of a forward pass of all rows."""
     working = _working(shape, rows, stages, rates, passes=1, flops=1)
     return working / (1 - bubble(stages.number, rows.micro_batches))
 
 
 def stage_update_seconds(learner: Learner, rows: Rows, stages: Stages, rates: Rates, *, steps: int = 1) -> float:
-    """Forward and backward passes of all rows, and `steps` optimizer steps: gradients are summed once for each, and the
-    weights that ranks have stepped are gathered.
+    """Seconds of forward and backward passes of all rows, and of `steps` optimizer steps, each of which reduces
+    gradients once and gathers the updated weights.
     """
     backward = (1 if learner.adapter_rank else 2) + learner.recomputes
     working = _working(learner.shape, rows, stages, rates, passes=2 + learner.recomputes, flops=1 + backward)
@@ -65,7 +65,7 @@ def stage_update_seconds(learner: Learner, rows: Rows, stages: Stages, rates: Ra
 
 
 def _working(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates, *, passes: int, flops: int) -> float:
-    """Seconds of the slowest stage without a bubble: that of the most layers, with the output matrix."""
+    """Seconds of the slowest stage without the bubble: the one with the most layers and the output matrix."""
     layers = -(-shape.layers // stages.number)
     head = 2.0 * rows.tokens * shape.vocabulary * shape.hidden
     inner = (forward_flops(shape, rows) - head) * layers / shape.layers
@@ -81,7 +81,7 @@ def _working(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates, *, pas
 
 
 def _dispatching(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> float:
-    """Seconds in which the tokens of a layer go to the ranks of their experts and come back."""
+    """Seconds to send the tokens of one layer to the ranks of their experts and back."""
     if not shape.experts or stages.experts == 1:
         return 0.0
     copies = rows.tokens / stages.each.ranks * shape.experts_per_token
@@ -90,7 +90,7 @@ def _dispatching(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) ->
 
 
 def _handing_on(shape: ModelShape, rows: Rows, stages: Stages, rates: Rates) -> float:
-    """Seconds in which a stage sends its hidden states to the next one."""
+    """Seconds to send hidden states from a stage to the next one."""
     if stages.number == 1:
         return 0.0
     moved = rows.tokens / stages.each.ranks * shape.hidden * SIXTEEN_BITS

@@ -1,4 +1,4 @@
-"""Which ranks of a model compute together on the same rows."""
+"""Data-parallel replicas: the groups of a model's ranks that compute together on the same rows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Replicas:
 
     @property
     def count(self) -> int:
-        """How many replicas there are: shares that a batch is dealt into."""
+        """Number of replicas, and so of the parts into which a batch is split."""
         return max(self.of_rank) + 1
 
     @property
     def reporting(self) -> tuple[int, ...]:
-        """The rank that returns the results of each replica, in order of replicas: its last one, which is on the last
-        stage of a pipeline.
+        """For each replica, in order, the rank that returns its results: the last one, which is on the last stage of a
+        pipeline.
         """
         last = {replica: rank for rank, replica in enumerate(self.of_rank)}
         return tuple(last[replica] for replica in range(self.count))
@@ -35,7 +35,7 @@ class Replicas:
 
 def replicas(ranks: int, *, inner: int = 1, stages: int = 1) -> Replicas:
     """The replicas of `ranks` ranks in Megatron's order: `inner` ranks (tensor x context parallel) are consecutive, and
-    pipeline stages are furthest apart.
+    ranks of different pipeline stages are furthest apart.
 
     Raises ValueError unless `inner` x `stages` divides `ranks`.
     """

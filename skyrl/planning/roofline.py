@@ -1,8 +1,8 @@
 """Seconds of the phases of a training step by the roofline model (Williams et al. 2009, doi:10.1145/1498765.1498785):
-what is computed, read or sent, over the speed of what computes, reads or sends it, whichever takes longer.
+the time to compute, read or send the required amount at the respective speed, whichever is longest.
 
-The shares of a GPU's peak that are reached are assumptions, the same for every layout, so that estimates rank layouts
-of one run better than they tell its seconds.
+The fractions of a GPU's peak that are reached are assumptions, the same for every layout. Estimates are therefore
+better at ranking layouts of one run than at predicting its seconds.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.serving import Serving
 
 PRODUCTS, MEMORY, LINKS = 0.5, 0.75, 0.7
-"""Shares of the peak of products, of memory bandwidth and of links that a phase reaches."""
+"""Fractions of the peak of matrix products, memory bandwidth and links that a phase reaches."""
 
 HALVED = 0.93
-"""Share of the rates that remains each time that twice as many GPUs cut the same matrices: products get smaller."""
+"""Fraction of the rates that remains each time the tensor-parallel degree doubles, since products get smaller."""
 
 LATENCY = 2e-5
-"""Seconds that a collective of GPUs takes beside its bytes."""
+"""Latency of a GPU collective in seconds, besides the time for its bytes."""
 
 LAUNCHES = 1.5e-4
-"""Seconds that Python and the driver take to start the kernels of one layer, where no CUDA graph does."""
+"""Seconds that Python and the driver take to launch the kernels of one layer without a CUDA graph."""
 
 HOST_LINK = 25e9
-"""Bytes per second between a GPU and host memory: about half of what PCI Express 5.0 x16 has, or all of 4.0."""
+"""Bytes per second between a GPU and host memory: about half the rate of PCI Express 5.0 x16, or that of 4.0."""
 
 SIXTEEN_BITS, FLOAT = 2, 4
 
@@ -38,13 +38,13 @@ class Rates:
     """Speeds that one GPU reaches."""
 
     flops: float
-    """Operations per second in products of matrices."""
+    """Operations per second in matrix products."""
 
     bandwidth: float
-    """Bytes per second from and to its memory."""
+    """Bytes per second from and to GPU memory."""
 
     link: float
-    """Bytes per second to the GPUs of its machine."""
+    """Bytes per second to the other GPUs of the machine."""
 
     node_link: float
     """Bytes per second to another machine."""
@@ -53,33 +53,32 @@ class Rates:
     """Bytes per second to and from host memory."""
 
     latency: float = LATENCY
-    """Seconds that a collective takes beside its bytes."""
+    """Seconds of latency per collective, besides the time for its bytes."""
 
     launches: float = LAUNCHES
-    """Seconds in which the kernels of one layer are started, where no CUDA graph does."""
+    """Seconds to launch the kernels of one layer without a CUDA graph."""
 
     gpus_per_node: int = 8
 
     overlaps: bool = True
-    """Whether kernels are started, and links send, while products are computed. Not where the same cores do all three.
-    """
+    """Whether kernel launches and communication overlap with products. False if the same cores do all three."""
 
     def beside(self, one: float, other: float) -> float:
-        """Seconds of two that do not wait for each other."""
+        """Seconds of two activities, which run concurrently if `overlaps`."""
         return max(one, other) if self.overlaps else one + other
 
     def cut(self, gpus: int) -> Rates:
-        """The rates of each of so many GPUs that cut matrices among them."""
+        """The rates of each GPU if matrices are split over `gpus` GPUs."""
         left = HALVED ** log2(gpus)
         return evolve(self, flops=self.flops * left, bandwidth=self.bandwidth * left)
 
     def link_among(self, gpus: int) -> float:
-        """Bytes per second and GPU among so many neighbours: the slower link where they fill more than a machine."""
+        """Bytes per second and GPU among `gpus` neighbours: the slower link if they need more than one machine."""
         return self.link if gpus <= self.gpus_per_node else self.node_link
 
 
 def rates_of(kind: GpuKind, gpus_per_node: int = 8) -> Rates:
-    """The rates that a kind of GPU is assumed to reach."""
+    """The rates that GPUs of a kind are assumed to reach."""
     return Rates(
         flops=kind.flops * PRODUCTS,
         bandwidth=kind.bandwidth * MEMORY,
@@ -95,23 +94,23 @@ class Degrees:
 
     data: int
     tensor: int = 1
-    """Ranks that cut matrices among them."""
+    """Number of tensor-parallel ranks, which split matrices."""
 
     sequence: int = 1
-    """Ranks that exchange heads for stretches of a sequence (Ulysses, arXiv:2309.14509)."""
+    """Number of ranks that exchange heads for parts of a sequence (Ulysses, arXiv:2309.14509)."""
 
     context: int = 1
-    """Ranks that gather the keys and values of a sequence."""
+    """Number of ranks that share a sequence and gather its keys and values."""
 
     shards: int
-    """Ranks over which one copy of the weights is spread, those that cut matrices among them."""
+    """Number of ranks over which one copy of the weights is sharded, including tensor-parallel ones."""
 
     on_host: bool = False
-    """Whether shards wait in host memory, from where each gathering takes them."""
+    """Whether shards are kept in host memory, from which each gathering fetches them."""
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of ranks, the product of all degrees."""
         return self.data * self.tensor * self.sequence * self.context
 
 
@@ -120,25 +119,25 @@ class Rows:
     """Tokens that all ranks of a model compute together in one phase of a training step."""
 
     tokens: int
-    """Tokens that are computed, prompts that are shared once."""
+    """Number of tokens that are computed; shared prompts count once."""
 
     length: int
-    """Tokens of a sequence, by which attention grows."""
+    """Number of tokens of a sequence, which determines the cost of attention."""
 
     micro_batches: int
-    """Passes that each data-parallel rank divides its share into."""
+    """Number of passes into which each data-parallel rank divides its share."""
 
 
 def forward_flops(shape: ModelShape, rows: Rows) -> float:
-    """Operations of a forward pass: two for each weight that a token meets, and causal attention over half a sequence
-    on average.
+    """Operations of a forward pass: two per token and active weight, and causal attention over half a sequence on
+    average.
     """
     attention = 2 * rows.length * shape.query_width * shape.layers
     return float(rows.tokens) * (2 * shape.active_parameters + attention)
 
 
 def scoring_seconds(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates) -> float:
-    """A forward pass, while the weights of the next layer are gathered."""
+    """Seconds of a forward pass, during which the weights of the next layer are gathered."""
     computing = _computing(shape, rows, degrees, rates, passes=1, flops=1)
     gathering = rows.micro_batches * _gathering(shape, degrees, rates, SIXTEEN_BITS)
     return rates.beside(computing, gathering) + exchanging(shape, rows, degrees, rates, passes=1)
@@ -156,10 +155,11 @@ def update_seconds(
     gathers_once: bool = False,
     states_on_host: bool = False,
 ) -> float:
-    """Forward and backward passes of all rows, and `steps` optimizer steps.
+    """Seconds of forward and backward passes of all rows, and of `steps` optimizer steps.
 
-    `adapter` is the number of its weights where it alone learns: backward then has no products for other weights.
-    `gathers_once`: weights are whole on each rank, and gradients are summed once per optimizer step (ZeRO 1 and 2).
+    `adapter` is the number of the adapter's weights if only it is trained: backward then computes no gradients of other
+    weights. `gathers_once`: weights are whole on each rank, and gradients are reduced once per optimizer step (ZeRO 1
+    and 2).
     """
     backward = (1 if adapter else 2) + recomputes
     computing = _computing(shape, rows, degrees, rates, passes=2 + recomputes, flops=1 + backward)
@@ -177,13 +177,13 @@ def update_seconds(
 
 
 def _computing(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *, passes: int, flops: int) -> float:
-    """Products, beside which the kernels of every micro-batch are started."""
+    """Seconds of matrix products and of launching the kernels of every micro-batch."""
     products = flops * forward_flops(shape, rows) / degrees.ranks / rates.cut(degrees.tensor).flops
     return rates.beside(products, passes * rows.micro_batches * shape.layers * rates.launches)
 
 
 def _gathering(shape: ModelShape, degrees: Degrees, rates: Rates, size: float) -> float:
-    """Seconds in which `size` bytes of every weight reach or leave each rank; ranks that cut matrices gather theirs."""
+    """Seconds to gather or scatter `size` bytes of every weight on each rank; with tensor parallelism, of its part."""
     if degrees.shards <= degrees.tensor:
         return 0.0
     moved = size * shape.parameters / degrees.tensor * ring(degrees.shards // degrees.tensor)
@@ -192,13 +192,13 @@ def _gathering(shape: ModelShape, degrees: Degrees, rates: Rates, size: float) -
 
 
 def _summing(degrees: Degrees, rates: Rates, gradients: int) -> float:
-    """Seconds in which copies of the weights add up so many bytes of gradients, each rank those of its shard."""
+    """Seconds to all-reduce gradients of `gradients` bytes over the copies of the weights, each rank for its shard."""
     copies = degrees.ranks // degrees.shards
     return 2 * ring(copies) * gradients / degrees.shards / rates.link_among(degrees.ranks)
 
 
 def exchanging(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *, passes: int) -> float:
-    """Seconds of the collectives that a product waits for, in so many passes over all layers."""
+    """Seconds of the collectives for which products have to wait, in `passes` passes over all layers."""
     here = rows.tokens / degrees.data
     local = here / (degrees.sequence * degrees.context)
     tensor = 2 * 2 * ring(degrees.tensor) * local * shape.hidden  # two all-reduces a layer, each there and back
@@ -211,30 +211,30 @@ def exchanging(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *,
 
 
 def ring(ranks: int) -> float:
-    """The part of a tensor that each rank of a ring sends."""
+    """Fraction of a tensor that each rank of a ring sends."""
     return (ranks - 1) / ranks
 
 
 @frozen(kw_only=True)
 class Answers:
-    """Answers that one engine draws in a training step."""
+    """Answers that one engine generates in a training step."""
 
     number: int
     prompts: int
-    """Different prompts: the answers of a group share the keys and values of theirs."""
+    """Number of distinct prompts; the answers of a group share the keys and values of their prompt."""
 
     prompt: int
     mean: float
-    """Tokens of an answer on average."""
+    """Average number of tokens of an answer."""
 
     longest: int
 
 
 def generation_seconds(answers: Answers, serving: Serving, at_once: int, rates: Rates, *, eager: bool = False) -> float:
-    """Seconds in which an engine draws its answers, `at_once` of them at a time.
+    """Seconds that an engine takes to generate its answers, with `at_once` of them running concurrently.
 
-    Waves follow each other without a gap until fewer are left than fit; the last wave thins out to a quarter until its
-    longest answer has ended. `eager`: kernels are started one by one.
+    The engine is full until fewer answers are left than fit; then a quarter of `at_once` runs until the longest answer
+    has ended. `eager`: kernels are launched one by one, without a CUDA graph.
     """
     if answers.number == 0:
         return 0.0
@@ -247,7 +247,7 @@ def generation_seconds(answers: Answers, serving: Serving, at_once: int, rates: 
 
 
 def _token_seconds(serving: Serving, sequences: int, context: float, rates: Rates, *, eager: bool) -> float:
-    """Seconds of one step of decoding: weights and keys are read, or products computed, and parts are added up."""
+    """Seconds of one decoding step: reading weights and keys or computing products, then summing partial results."""
     shape, gpus, rates = serving.shape, serving.gpus, rates.cut(serving.gpus)
     read = serving.size * _weights_met(shape, sequences) / gpus + sequences * context * serving.token_bytes
     step = max(read / rates.bandwidth, sequences * 2 * shape.active_parameters / gpus / rates.flops)
@@ -258,7 +258,7 @@ def _token_seconds(serving: Serving, sequences: int, context: float, rates: Rate
 
 
 def _weights_met(shape: ModelShape, sequences: int) -> float:
-    """Weights that a step of decoding reads: of a mixture, the experts that at least one sequence is sent to."""
+    """Expected number of weights that a decoding step reads; with experts, those routed to by at least one sequence."""
     if not shape.experts:
         return float(shape.active_parameters)
     expert = 3 * shape.hidden * shape.intermediate * shape.layers
@@ -267,11 +267,11 @@ def _weights_met(shape: ModelShape, sequences: int) -> float:
 
 
 def transfer_seconds(shape: ModelShape, degrees: Degrees, rates: Rates, *, across: bool) -> float:
-    """Whole weights in 16 bits are gathered and handed to an engine; `across`: over the link between machines."""
+    """Seconds to gather whole 16-bit weights and send them to an engine; `across`: over the link between machines."""
     moved = SIXTEEN_BITS * shape.parameters
     return moved / (rates.node_link if across else rates.link) + _gathering(shape, degrees, rates, SIXTEEN_BITS)
 
 
 def turns_seconds(state: int, rates: Rates) -> float:
-    """`state` bytes of a GPU go to host memory and come back, as where models and engines take turns."""
+    """Seconds to move `state` bytes of a GPU to host memory and back, when models and engines take turns."""
     return 2 * state / rates.host_link

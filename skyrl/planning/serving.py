@@ -1,4 +1,4 @@
-"""Bytes of an inference engine on one of its GPUs: weights, keys and values, and what a step computes with."""
+"""Bytes of an inference engine on one of its GPUs: weights, keys and values, and temporary buffers of a step."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ class Serving:
 
     shape: ModelShape
     gpus: int = 1
-    """GPUs that share the weights: tensor x pipeline."""
+    """Number of GPUs that share the weights: tensor x pipeline."""
 
     copies: int = 1
-    """GPUs that hold the same keys and values, where there are more GPUs than heads of keys."""
+    """Number of GPUs that hold the same keys and values; above 1 if there are more GPUs than key heads."""
 
     size: int = 2
-    """Bytes of a weight, and of a number in the cache."""
+    """Bytes per weight, and per number in the cache."""
 
     sequences: int
-    """Sequences that the engine runs at once, at most."""
+    """Largest number of sequences that the engine runs at once."""
 
     length: int
     """Longest sequence, in tokens."""
 
     step_tokens: int
-    """Tokens that one step computes, at most."""
+    """Largest number of tokens that one step computes."""
 
     budget: int | None = None
-    """Bytes that the engine takes in all (`gpu_memory_utilization`); what the rest leaves is cache. None: as much cache
-    as its sequences need.
+    """Total bytes that the engine takes (`gpu_memory_utilization`), of which the cache gets what the other parts leave.
+    None: the cache is as large as its sequences need.
     """
 
     @property
@@ -43,7 +43,7 @@ class Serving:
 
     @property
     def computing(self) -> int:
-        """Bytes of a step at its widest: the feed-forward network over all tokens, or logits of all sequences."""
+        """Peak bytes of a step: the feed-forward network over all tokens, or the logits of all sequences."""
         shape = self.shape
         inner = shape.intermediate * max(1, shape.experts_per_token)
         tokens = self.step_tokens * (3 * shape.hidden + 3 * inner // self.gpus) * self.size
@@ -61,17 +61,17 @@ class Serving:
 
     @property
     def cache(self) -> int:
-        """Bytes of keys and values; negative where the budget does not hold the weights."""
+        """Bytes of keys and values; negative if the weights do not fit in the budget."""
         if self.budget is None:
             return self.sequences * self.sequence_bytes
         return self.budget - self.weights - self.computing
 
     @property
     def sequences_of_full_length(self) -> int:
-        """Sequences of full length that the cache holds at once."""
+        """Number of sequences of full length that the cache holds at once."""
         return max(0, min(self.sequences, self.cache // max(1, self.sequence_bytes)))
 
 
 def serving_memory(serving: Serving) -> Bytes:
-    """Parts of an engine while it generates."""
+    """Bytes of an engine's parts while it generates."""
     return {"parameters": serving.weights, "activations": serving.computing, "cache": max(0, serving.cache)}

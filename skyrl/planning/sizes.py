@@ -1,7 +1,7 @@
 """Lays out a run's processes from their number and sizes: `layout(sizes)`.
 
-Three arrangements: everything on the same GPUs, in turns (`colocate_all`); the trained and scoring models together and
-engines elsewhere (`colocate_policy_ref`); or every model on GPUs of its own.
+Three arrangements: everything on the same GPUs, taking turns (`colocate_all`); the trained and scoring models together
+and engines elsewhere (`colocate_policy_ref`); or every model on separate GPUs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from skyrl.planning.topology import Engines, Grid, Sizes
 
 
 def layout(sizes: Sizes) -> Layout:
-    """The pools and seats of a run; a shared pool is named after those who share it, such as `policy+ref`.
+    """The pools and placements of a run; a shared pool is named after the roles that share it, such as `policy+ref`.
 
-    An engine has consecutive GPUs. Among shared ones it stays on one node where its size divides the node's; with GPUs
-    of its own it has one node if it fits, else equal parts of as few nodes as hold each pipeline stage evenly.
+    An engine has consecutive GPUs. On shared GPUs it stays on one node if its size divides the node's; on separate GPUs
+    it gets one node if it fits, else equal parts of the fewest nodes that hold each pipeline stage evenly.
 
-    Raises ValueError where models that share GPUs have different numbers of them.
+    Raises ValueError if models that share GPUs have different numbers of them.
     """
     models, engines = sizes.models, sizes.engines
     if engines is not None and sizes.colocate_all:
@@ -31,7 +31,7 @@ def layout(sizes: Sizes) -> Layout:
 
 
 def layout_of_engines(sizes: Sizes) -> Layout:
-    """The pools and seats of a run that samples and trains nothing: each engine has GPUs of its own."""
+    """The pools and placements of a run that samples without training: each engine has separate GPUs."""
     return _joined([] if sizes.engines is None else list(_engines(sizes.engines, sizes.gpus_per_node)))
 
 
@@ -43,7 +43,7 @@ def _joined(parts: Sequence[Layout]) -> Layout:
 
 
 def _shared(models: dict[str, Grid], engines: Engines | None = None) -> Layout:
-    """One pool for all of them."""
+    """One pool that all given models and engines share."""
     [grid, *others] = models.values()
     if any(other != grid for other in others):
         raise ValueError(f"models that share GPUs have the same number of them, not {models}")
@@ -62,7 +62,7 @@ def _shared(models: dict[str, Grid], engines: Engines | None = None) -> Layout:
 
 
 def layout_of_engine(engines: Engines, number: int, gpus_per_node: int) -> Layout:
-    """The pool and the seat of one engine with GPUs of its own."""
+    """The pool and the placement of one engine with separate GPUs."""
     nodes = (
         1 if engines.on_one_node or engines.gpus <= gpus_per_node else engines.pipeline * _parts(engines, gpus_per_node)
     )
@@ -72,13 +72,13 @@ def layout_of_engine(engines: Engines, number: int, gpus_per_node: int) -> Layou
 
 
 def _engines(engines: Engines, gpus_per_node: int) -> Iterator[Layout]:
-    """A pool for each engine."""
+    """The layouts of engines with one pool each."""
     for number in range(engines.number):
         yield layout_of_engine(engines, number, gpus_per_node)
 
 
 def _parts(engines: Engines, gpus_per_node: int) -> int:
-    """Over how many nodes one pipeline stage is spread: the fewest that hold equal parts of it."""
+    """Number of nodes over which one pipeline stage is spread: the fewest that hold equal parts of it."""
     stage = engines.tensor * engines.data
     return next(parts for parts in range(1, stage + 1) if stage % parts == 0 and stage // parts <= gpus_per_node)
 

@@ -1,4 +1,4 @@
-"""How many processes a run has, and how large they are; `sizes.py` says who of them sits where."""
+"""The number of a run's processes and their sizes; `sizes.py` places them on GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Grid:
 
     @property
     def ranks(self) -> int:
-        """Ranks on all of its nodes."""
+        """Number of ranks on all nodes."""
         return self.nodes * self.gpus_per_node
 
 
@@ -27,17 +27,17 @@ class Engines:
     pipeline: int = 1
     data: int = 1
     on_one_node: bool = False
-    """The processes of an engine are children of one, and so all on its machine."""
+    """Whether the processes of an engine are children of one process, and therefore all on its machine."""
 
     @property
     def gpus(self) -> int:
-        """GPUs of one engine."""
+        """Number of GPUs of one engine."""
         return self.tensor * self.pipeline * self.data
 
 
 @frozen(kw_only=True)
 class Sizes:
-    """How many processes a run has, and how large they are. None: the run has no such model."""
+    """The number of a run's processes and their sizes. None: the run has no such model."""
 
     policy: Grid
     critic: Grid | None = None
@@ -46,7 +46,7 @@ class Sizes:
     colocate_all: bool = True
     colocate_policy_ref: bool = True
     gpus_per_node: int = 8
-    """GPUs of one machine, which decides over how many machines an engine with GPUs of its own is spread."""
+    """Number of GPUs of one machine, which determines over how many machines an engine with separate GPUs is spread."""
 
     @property
     def models(self) -> dict[str, Grid]:

@@ -20,19 +20,19 @@ _MEASURED_IN_TIME = ("timing/", "per_second", "trajectory_time")
 
 @frozen(kw_only=True)
 class Parting:
-    """Common part of two runs, and their first differences."""
+    """Result of comparing two runs: the steps in common, and the first differences."""
 
     configuration: dict[str, tuple[Any, Any]]
-    """Fields that determine a run's numbers and differ: both values."""
+    """Fields that differ and affect a run's numbers -> both values."""
 
     code: dict[str, tuple[str | None, str | None]]
-    """Files of the runs' own code that differ: both digests. See `skyrl.config.code_digests`."""
+    """Files of the runs' own code that differ -> both digests. See `skyrl.config.code_digests`."""
 
     compared: tuple[int, ...]
-    """Steps that were compared; the last of them is the first that differs, if any does."""
+    """Steps that were compared, up to the first that differs."""
 
     recorded: bool
-    """Both runs have recordings. Else their metrics are compared, which say less."""
+    """Whether both runs have recordings. Otherwise only their metrics are compared, which is less precise."""
 
     found: tuple[Difference, ...]
     """Differences in the first step that differs, in the order of the step's stages."""
@@ -42,9 +42,8 @@ class Parting:
 
 
 def bisect(one: Path, other: Path) -> Parting:
-    """Compare two runs by their folders. Raises `UserError` for a folder that is not a run's, and for runs
-    of two kinds, `DataError` for a
-    recording that is damaged.
+    """Compare two runs by their folders. Raises `UserError` for a folder that is not a run's and for runs of different
+    kinds, and `DataError` for a damaged recording.
     """
     runs = stored_run(one), stored_run(other)
     if type(runs[0]) is not type(runs[1]):

@@ -1,4 +1,4 @@
-"""Findings about a cluster for one run: machine, problem and remedy, from what `ray_survey` saw."""
+"""Findings about a cluster for one run: machine, problem and remedy, derived from the data of `ray_survey`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from skyrl.processes.machine_facts import MachineFacts
 from skyrl.processes.ray_survey import Survey, Surveyed
 
 CLOCK_SECONDS = 1.0
-"""Difference of clocks that is reported."""
+"""Difference between clocks above which it is reported."""
 
 LATENCY_SECONDS = 0.005
-"""Way there and back that is reported: ranks on such machines would wait for each other."""
+"""Round-trip time above which it is reported: ranks on such machines would wait for each other."""
 
 LEAST_FREE = 0.1
 """Share of a machine's memory below which its free memory is reported."""
@@ -25,7 +25,7 @@ _SLOW = 1 / 3
 
 @frozen(kw_only=True)
 class ClusterFinding:
-    """One thing to mend."""
+    """One problem of a cluster, with its remedy."""
 
     where: str
     """Host name and address of a machine, two machines, or the cluster."""
@@ -37,8 +37,8 @@ class ClusterFinding:
 def cluster_findings(
     found: Survey, here: MachineFacts, shared: Mapping[str, str], layout: Layout, unit: str
 ) -> Iterator[ClusterFinding]:
-    """Everything that is wrong. `here` are the facts of the machine that starts the run; `shared` names the field of
-    each shared folder; the run has this layout, of GPUs or slots (`unit`).
+    """All problems found. `here` are the facts of the machine that starts the run, `shared` maps each shared folder to
+    its field, and `layout` is the run's, in units of GPUs or slots (`unit`).
     """
     for machine in found.machines:
         if machine.facts is None:
@@ -133,7 +133,7 @@ def _of_links(found: Survey) -> Iterator[ClusterFinding]:
 
 
 def _of_room(found: Survey, layout: Layout, unit: str) -> Iterator[ClusterFinding]:
-    """The run fits on the cluster when nothing else runs there."""
+    """A finding if the run does not fit on the cluster, assuming that nothing else runs there."""
     nodes = [Node(id=each.name, gpus=int(each.gpus if unit == "GPU" else each.slots)) for each in found.machines]
     try:
         assign(layout, nodes, unit=unit)

@@ -1,9 +1,10 @@
-"""Two records of one step, compared in the order in which a step comes about: each kind of thing, and where in it the
-first difference is.
+"""Compares two records of one step, quantity by quantity, and locates the first difference in each.
+
+Quantities are compared in the order in which a step computes them:
 
     tokens, log-probabilities, rewards, advantages, losses, gradient norms, weights
 
-A later difference may follow from an earlier one, so that the first is the one to look at.
+A later difference may follow from an earlier one, so look at the first.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ _GRADIENT = "grad_norm"
 
 @frozen
 class Difference:
-    """The first place where two records of a kind differ."""
+    """The first place where one quantity differs between two records."""
 
     what: str
-    """Such as `rewards`, `policy loss`, `policy weights`."""
+    """Name of the quantity, such as `rewards`, `policy loss`, `policy weights`."""
 
     where: str
-    """Such as `row 17 (prompt 0:35, sample 1), token 12`, or the name of a weight."""
+    """Position, such as `row 17 (prompt 0:35, sample 1), token 12`, or the name of a weight."""
 
     one: str
     other: str
 
 
 def differences_of_samples(one: Sequence[TrajectoryGroup], other: Sequence[TrajectoryGroup]) -> Iterator[Difference]:
-    """Order of the data, then each part of the trajectories; what was measured in time is not compared."""
+    """Differences in the order of the data, then in each part of the trajectories; durations are not compared."""
     if len(one) != len(other):
         yield Difference("data order", "groups in the batch", str(len(one)), str(len(other)))
         return
@@ -111,7 +112,7 @@ def _of_tensors(what: str, one: Tensor | None, other: Tensor | None, names: Sequ
 
 
 def _of_updates(one: Sequence[Update], other: Sequence[Update]) -> Iterator[Difference]:
-    """Losses and what goes into them, then gradient norms: of each learner's first update that differs."""
+    """For each learner, the first differing update in its losses, in its gradient norm and in its other metrics."""
     for learner in dict.fromkeys(update.learner for update in (*one, *other)):
         pairs = list(zip_longest(*(_metrics_of(learner, updates) for updates in (one, other)), fillvalue={}))
         names = dict.fromkeys(name for pair in pairs for metrics in pair for name in metrics)
@@ -143,7 +144,7 @@ def _of_names(what: str, one: Mapping[str, str], other: Mapping[str, str]) -> It
 
 
 def _first(what: str, cases: Iterator[tuple[str, Any, Any]], *, per_token: bool = False) -> Iterator[Difference]:
-    """The first of the cases, (where, one, other), that differ; in a tuple, the first entry that does."""
+    """The first of the cases (where, one, other) that differs; with `per_token`, the first entry of it that differs."""
     for where, one, other in cases:
         if _same(one, other):
             continue

@@ -22,10 +22,10 @@ from skyrl.tree import required
 
 
 def evaluate(target: Target, sampling: StandaloneSampling) -> dict[str, Any]:
-    """Sample every evaluation prompt and score the answers; what `results.json` then holds.
+    """Sample every evaluation prompt and score the answers. Returns the content of `results.json`.
 
-    Metrics are those of training's own evaluation, by the same names. Raises `DataError`, `TaskError`, `RewardError`
-    and whatever else a run that evaluates raises.
+    Metrics and their names are those of evaluation during training. Raises `DataError`, `TaskError`, `RewardError`,
+    and any other error that evaluation in a run raises.
     """
     sandbox = sampling.check_inputs()
     evaluation = sampling.get_evaluation()
@@ -60,7 +60,7 @@ def _about(target: Target, run: SkyRLTrainConfig, groups: Sequence[TrajectoryGro
 
 
 def _intervals(groups: Sequence[TrajectoryGroup], samples: int) -> dict[str, tuple[float, float]]:
-    """Bounds by the names of the metrics that they belong to."""
+    """Metric name -> bounds of its confidence interval."""
     return {
         f"eval/{source}/{name}": bounds
         for source, own in with_all(groups).items()

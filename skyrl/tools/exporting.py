@@ -1,4 +1,4 @@
-"""A model out of a checkpoint: no learner is started, and no process of the run is needed."""
+"""Exports the model of a checkpoint, without starting a learner or any other process of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skyrl.runs.stored_runs import Run, checkpoints_of, place_of, run_of
 from skyrl.tree import required
 
 _WEIGHTS = "model."
-"""Prefix of the names of weights in a checkpoint; those of the optimizer's state begin otherwise."""
+"""Prefix of the names of weights in a checkpoint; the optimizer's state has other prefixes."""
 
 
 def export(
@@ -29,11 +29,11 @@ def export(
     adapter: bool = False,
     checkpoints: Path | None = None,
 ) -> tuple[int, Path]:
-    """Store the model of a checkpoint, the newest unless `step` names another. Which step it was, and the folder.
+    """Store the model of a checkpoint, the newest unless `step` names another. Returns the step and the folder.
 
-    It is stored as transformers does, an adapter merged into it; with `adapter`, that alone, as PEFT does. Without `to`
-    it goes where the run itself exports to. Raises `ResumeError` for a checkpoint that is not there or is damaged,
-    `UserError` for the adapter of a run without one, `RunError` if the disk does not take it.
+    The format is that of transformers, with an adapter merged in; with `adapter`, only the adapter, in PEFT's format.
+    Without `to`, the run's own export folder is used. Raises `ResumeError` for a missing or damaged checkpoint,
+    `UserError` for the adapter of a run without one, and `RunError` if writing to the disk fails.
     """
     store = CheckpointStore(checkpoints or checkpoints_of(str(run)))
     saved = _saved(store, step)
@@ -74,7 +74,7 @@ def _saved(store: CheckpointStore, step: int | None) -> int:
 
 
 def _weights(checkpoint: Checkpoint, role: str) -> Iterator[tuple[str, Tensor]]:
-    """The model's, under the names that it has in training, each read when it is asked for."""
+    """The model's weights by their names in training, each read from the checkpoint on demand."""
     tensors = checkpoint.models[role]
     for name in tensors:
         if name.startswith(_WEIGHTS):

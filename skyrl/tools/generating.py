@@ -1,4 +1,4 @@
-"""Answers of a model to prompts, without rewards: one line of JSON for each."""
+"""Writes a model's answers to prompts, without rewards, as JSON lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from skyrl.trajectory import Prompt
 from skyrl.tree import required
 
 NO_ENVIRONMENT = "none"
-"""Name of the environment of prompts whose answers nothing judges."""
+"""Environment name of prompts whose answers are not scored."""
 
 
 def generate(target: Target, sampling: StandaloneSampling) -> tuple[int, Path]:
     """Sample `eval_n_samples_per_prompt` answers to each prompt under `eval_sampling_params`, without an environment.
 
-    Returns how many answers there are, and the file, which is written in the order of the prompts, a batch at a time.
+    Returns the number of answers and the file, which is written in the order of the prompts, one batch at a time.
     Raises `DataError`.
     """
     run = sampling.cfg

@@ -1,8 +1,8 @@
-"""A rehearsal: the configuration of a large run, through every phase on this machine, with a miniature of its model.
+"""Rehearses the configuration of a large run: every phase, on this machine, with a miniature of its model.
 
-What the configuration says is judged as it is: sizes, placement, memory, folders. Then a folded run (see
-`skyrl.config.folding`) trains for real, in a process of its own: data and templates, generation, environments and
-rewards, scoring, update, weight transfer, evaluation, checkpoints; it is killed, resumed, and its model exported.
+The configuration itself is checked unchanged: sizes, placement, memory, folders. Then a folded run (see
+`skyrl.config.folding`) trains in a separate process: data and templates, generation, environments and rewards,
+scoring, update, weight transfer, evaluation, checkpoints; it is killed, resumed, and its model exported.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from skyrl.tree.access import default_at
 State = Literal["passed", "folded", "not tried", "failed"]
 
 STEPS = 2
-"""Training steps of the folded run; it is killed and resumed in those after."""
+"""Training steps of the folded run before the part in which it is killed and resumed."""
 
 EVALUATED = 8
-"""Rows of each evaluation source that the folded run reads."""
+"""Number of rows of each evaluation source that the folded run reads."""
 
 KILLED_AT = 3
-"""Step whose checkpoint the folded run is killed after."""
+"""Step after whose checkpoint the folded run is killed."""
 
 LAST_STEP = 4
 
 TAIL = 12
-"""Lines of a failed run's output that are shown."""
+"""Number of lines of a failed run's output that are shown."""
 
 
 @frozen
@@ -61,17 +61,17 @@ class Finding:
 
 @frozen(kw_only=True)
 class Rehearsal:
-    """A configuration, as the words of a command line and as the run that they make, and a folder to work in."""
+    """A rehearsal of one configuration, given both as words of a command line and as the resulting run."""
 
     files: Sequence[str]
     words: Sequence[str]
     run: SkyRLTrainConfig
     folder: Path
     timeout: float = 900.0
-    """Seconds that one folded run may take."""
+    """Largest duration of one folded run, in seconds."""
 
     def findings(self) -> Iterator[Finding]:
-        """Every finding as soon as it is known. A phase that fails ends those that build on it."""
+        """Yield each finding as soon as it is known. If a phase fails, phases that depend on it are skipped."""
         yield from self._of_folders()
         yield from self._of_services()
         try:
@@ -85,7 +85,7 @@ class Rehearsal:
         yield from self._of_runs(file)
 
     def _of_folders(self) -> Iterator[Finding]:
-        """Folders of the run as they are written; one on a disk that this machine has not got cannot be tried."""
+        """Findings on the run's configured folders; a folder on a disk that this machine lacks cannot be tried."""
         paths = _folders(self.run)
         elsewhere = [path for path in paths if not Path(*Path(path).parts[:2]).is_dir()]
         for path in elsewhere:
@@ -99,7 +99,7 @@ class Rehearsal:
             yield Finding("folders", "passed", "those of the run can be written to")
 
     def _of_services(self) -> Iterator[Finding]:
-        """Parts of a run that only the cluster has."""
+        """Findings on parts of the run that only the cluster has, which are not tried."""
         run = self.run
         for tracker in [each for each in _each(run.trainer.logger) if each != "console"]:
             yield Finding("trackers", "not tried", tracker)
@@ -112,7 +112,7 @@ class Rehearsal:
             )
 
     def _small(self) -> tuple[dict[str, Any], list[Finding]]:
-        """Changes that fold the run, with models in miniature and few rows of evaluation, and what they are."""
+        """Changes that fold the run, with miniature models and few evaluation rows, and findings that describe them."""
         run, changes = self.run, dict(folded(self.run))
         path = run.trainer.policy.model.path or ""
         told = [Finding("model", "folded", f"{path}: {shrink(path, self.folder / 'model')}")]
@@ -129,7 +129,7 @@ class Rehearsal:
         return changes | self._places(), told
 
     def _places(self) -> dict[str, Any]:
-        """Folders of the folded run, and a schedule of few steps with a checkpoint and an evaluation after each."""
+        """Folders of the folded run, and a short schedule with a checkpoint and an evaluation after each step."""
         here = {"run_path": "run", "ckpt_path": "run/checkpoints", "export_path": "run/exports", "log_path": "run/logs"}
         schedule: dict[str, Any] = {
             "ckpt_interval": "1",
@@ -145,7 +145,7 @@ class Rehearsal:
         }
 
     def _few_rows(self, sources: Sequence[str]) -> tuple[str, ...]:
-        """Files with the first rows of each source."""
+        """Write files with the first rows of each source. Returns their paths."""
         files = []
         for number, source in enumerate(sources):
             rows = islice((row for row in iterate_rows(source) if not isinstance(row, BadRow)), EVALUATED)
@@ -155,8 +155,8 @@ class Rehearsal:
         return tuple(files)
 
     def _folded_file(self, changes: dict[str, Any]) -> tuple[Path, list[Finding]]:
-        """The folded run as a file. A setting that one process on a CPU has no use for is left at its default, and
-        reported. Raises `ConfigError` for one that cannot be.
+        """Write the folded run to a file. A setting that is invalid for one process on a CPU is reset to its default
+        and reported. Raises `ConfigError` if resetting is not possible.
         """
         told: list[Finding] = []
         while True:
@@ -176,7 +176,7 @@ class Rehearsal:
                 return file, told
 
     def _of_runs(self, file: Path) -> Iterator[Finding]:
-        """Trains, kills, resumes, and exports."""
+        """Train, kill, resume and export the folded run."""
         failure = self._run(file, STEPS)
         if failure is not None:
             yield Finding("training", "failed", failure)
@@ -192,7 +192,7 @@ class Rehearsal:
         return [sys.executable, "-m", "skyrl.cli", *words]
 
     def _run(self, file: Path, steps: int) -> str | None:
-        """Why a folded run of so many steps failed; None where it did not."""
+        """Train the folded run up to step `steps`. Returns the reason of a failure, or None."""
         return self._ended(self._start("run", str(file), f"trainer.max_training_steps={steps}"))
 
     def _start(self, *words: str) -> subprocess.Popen[str]:
@@ -223,7 +223,7 @@ class Rehearsal:
         return "\n".join([line for line in lines if line.strip()][-TAIL:])
 
     def _killed(self, file: Path) -> str | None:
-        """Kills the run once it has the checkpoint of a step between; why that failed, or None."""
+        """Kill the run once the checkpoint of step `KILLED_AT` exists. Returns the reason of a failure, or None."""
         process = self._start("run", str(file), f"trainer.max_training_steps={LAST_STEP + 2}")
         saved = self.folder / "run" / "checkpoints" / f"global_step_{KILLED_AT}"
         until = time.monotonic() + self.timeout
@@ -246,7 +246,7 @@ class Rehearsal:
 
 
 def _what_happened(metrics: Path) -> Iterator[Finding]:
-    """Findings of a run that ended well, from its metrics."""
+    """Findings of a successful run, from its metrics."""
     records = _records(metrics)
     trained = dict(records)
     yield Finding(
@@ -263,7 +263,7 @@ def _what_happened(metrics: Path) -> Iterator[Finding]:
 
 
 def _records(metrics: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Training step and metrics of each record of a step."""
+    """Training step and metrics of each record that belongs to a step."""
     records = [record for record in JsonLines(metrics).read() if record.get("step")]
     return [(int(record["step"]), dict(record)) for record in records]
 
@@ -279,7 +279,7 @@ _NONE = object()
 
 
 def _default(path: str) -> object:
-    """The default of a field; `_NONE` where there is no such field."""
+    """The default of a field; `_NONE` if the field does not exist."""
     try:
         return default_at(SkyRLTrainConfig, path)
     except (AttributeError, KeyError, ValueError):

@@ -1,7 +1,7 @@
-"""A recorded step, run again from its stored trajectories and the checkpoint before it: does the same come out?
+"""Replays a recorded step from its stored trajectories and the preceding checkpoint, and compares the results.
 
-The learners start as they were after the last checkpoint before the step, and go through every recorded step up to it.
-No engine is started and nothing is sampled. Everything each step computes is compared with what was recorded.
+The learners start from the last checkpoint before the step and go through every recorded step up to it. No engine is
+started and nothing is sampled. Everything that each step computes is compared with the recording.
 """
 
 from __future__ import annotations
@@ -39,25 +39,26 @@ class Replayed:
 
 @frozen
 class _Kept:
-    """A `Sink` that keeps what it is given."""
+    """A `Sink` that keeps its data in memory."""
 
     computed: list[Computed] = field(factory=list)
 
     def write_sampled(self, step: int, sampled: Sampled) -> None:
-        """Does nothing: the samples are those recorded."""
+        """Does nothing: the samples are already recorded."""
 
     def write_computed(self, computed: Computed) -> None:
         self.computed.append(computed)
 
 
 class Replay:
-    """One run's recording, and what is needed to run its steps again."""
+    """One run's recording, and everything needed to run its steps again."""
 
     def __init__(self, folder: Path, *, checkpoints: Path | None = None, import_stored: bool = False) -> None:
-        """`folder` is the run's; `checkpoints` where they lie now, if not where the run's configuration says.
+        """`folder` is the run's; `checkpoints` is their folder, if not the one in the run's configuration.
 
-        Raises `DataError` without a recording, `ResumeError` without a configuration, `UserError` for a run that has
-        nothing to record, and without `import_stored` for one whose configuration names code that a replay would run.
+        Raises `DataError` if there is no recording, `ResumeError` if there is no configuration, and `UserError` for a
+        kind of run that records nothing or, without `import_stored`, for a configuration that names code that a replay
+        would run.
         """
         run = stored_run(folder)
         if not isinstance(run, SkyRLTrainConfig):
@@ -82,21 +83,21 @@ class Replay:
         self.made_with: dict[str, str] = dict(recorded.about["made_with"])
 
     def start_for(self, step: int) -> int:
-        """The checkpoint that leads to `step`: the last one before it, or 0 for the model that the run began with."""
+        """Step of the checkpoint from which `step` is reached: the last one before it, or 0 for the initial model."""
         return max((saved for saved in self._store.steps() if saved < step), default=0)
 
     def other_versions(self) -> Iterator[str]:
-        """Versions that differ from those of the recording, and may change the last bits."""
+        """Differences between current and recorded software versions, which may change the last bits."""
         for name, here in made_with().items():
             there = self.made_with.get(name)
             if there != here:
                 yield f"{name} {there or 'absent'} then, {here} now"
 
     def run(self, steps: range) -> Iterator[Replayed]:
-        """Each of these steps, one after the other, from the last checkpoint before the first.
+        """Run these steps in order, starting from the last checkpoint before the first of them.
 
-        The steps between that checkpoint and the first are run and given, too. Raises `DataError` where one of them is
-        not recorded.
+        The steps between that checkpoint and the first one are run and yielded, too. Raises `DataError` if one of them
+        is not recorded.
         """
         start = self.start_for(steps.start)
         for step in range(start + 1, steps.stop):
@@ -120,7 +121,9 @@ class Replay:
 
 
 def _refuse_code(run: SkyRLTrainConfig, folder: Path) -> None:
-    """Samples come from the recording: environments, filters and engines are not made, and their code does not run."""
+    """Raises `UserError` if the configuration names code that a replay would run. Environments, filters and engines are
+    not created, because samples come from the recording; their code does not run.
+    """
     for path, value, _ in named_code(run):
         if path.startswith(("trainer.algorithm.", "trainer.placement.")):
             raise UserError(
@@ -129,7 +132,7 @@ def _refuse_code(run: SkyRLTrainConfig, folder: Path) -> None:
 
 
 class _Again(BasePPOExp):
-    """The recorded run, laid out for as many steps as it was: a schedule that decays depends on their number."""
+    """The recorded run with its original number of total steps, on which decaying schedules depend."""
 
     def __init__(self, cfg: SkyRLTrainConfig) -> None:
         super().__init__(cfg)
@@ -144,4 +147,4 @@ class _Again(BasePPOExp):
         return [self.kept]
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
-        """Does nothing: the run's folder has its samples."""
+        """Does nothing: the run's folder already has its samples."""

@@ -1,4 +1,4 @@
-"""One row of a run's own data as the model gets it, with what is learned marked."""
+"""Shows one row of a run's data as the model receives it, with the learned tokens marked."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from skyrl.tree import get_at
 
 
 def row_page(run: Any, source: int, place: int) -> str:
-    """The row of number `place` of a run's n-th source, both counted from 0, as text.
+    """Row number `place` of source number `source` of a run, both counted from 0, as text.
 
-    Raises `DataError` for a row that is not there, or that cannot be trained on, with the reason.
+    Raises `DataError` with the reason if the row does not exist or cannot be trained on.
     """
     kind = kind_named(run.kind)
     sources = get_at(run, kind.data)
     if not 0 <= source < len(sources):
         raise DataError(f"there is no source {source}: the run has {len(sources)}, counted from 0")
-    row = _row(sources[source], place)  # before the tokenizer, which may have to be looked for on the hub
+    row = _row(sources[source], place)  # before the tokenizer, which may have to be fetched from the hub
     experiment: Any = experiment_class(run)(run)
     if run.kind == "rl":
         return _prompt(experiment, source, place)
@@ -62,7 +62,7 @@ def _row(source: str, place: int) -> Row:
 
 
 def _prompt(experiment: Any, source: int, place: int) -> str:
-    """The text of a prompt; nothing of it is learned."""
+    """The text of a prompt, none of which is learned."""
     for prompt in experiment.train_dataset.prompts:
         if prompt.id == f"{source}:{place}":
             text = experiment.tokenizer.decode(prompt.token_ids, clean_up_tokenization_spaces=False)

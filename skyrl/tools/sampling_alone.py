@@ -34,12 +34,12 @@ def prepared(
     to: Path | None,
     warn: Callable[[Sequence[Problem]], None],
 ) -> Iterator[StandaloneSampling]:
-    """The sampling of `target` by a configuration, which is the run's own where `files` is empty.
+    """Context with the sampling of `target` under a configuration, which is the run's own if `files` is empty.
 
     Answers are `rewarded` by environments, or only sampled. Results go to `to`, or to a new folder below the run's:
-    `RUN/evaluations/step_<n>`, without rewards `RUN/generations/step_<n>`. Weights of a checkpoint are stored
-    there as a model as long as they are needed. Raises `ConfigError`, `UserError`, `ResumeError`, and `RunError` where
-    the folder cannot be made.
+    `RUN/evaluations/step_<n>`, or without rewards `RUN/generations/step_<n>`. Weights of a checkpoint are stored there
+    as a model while they are needed. Raises `ConfigError`, `UserError`, `ResumeError`, and `RunError` if the folder
+    cannot be created.
     """
     files = files or stored_configuration(target)
     if not (files or overrides):
@@ -74,8 +74,8 @@ def prepared(
 
 
 def _without_configuration(name: str, needed: str) -> str:
-    """A sentence on what is missing where nothing but `name` was given: the folder itself, if it may be mistyped, or
-    what is `needed` beside a model.
+    """The message for a missing configuration if only `name` was given: the folder does not exist, if it looks like a
+    path, or what is `needed` besides a model.
     """
     folder, near = Path(name).expanduser(), beside(name)
     if folder.is_dir():
@@ -112,7 +112,7 @@ def _composed(
 
 
 def _without_training(run: SkyRLTrainConfig, folder: Path) -> SkyRLTrainConfig:
-    """The run with everything that it writes below `folder`; adapters are merged into the weights already."""
+    """The run with all output below `folder`, and without adapters, which are already merged into the weights."""
     changes: Mapping[str, object] = {
         "trainer.run_path": str(folder),
         "trainer.export_path": str(folder),
@@ -130,7 +130,7 @@ def _run_path(target: Target, run: SkyRLTrainConfig) -> Path:
 
 
 def _free_folder(wanted: Path) -> Path:
-    """The folder, or with a number behind it where it is there already."""
+    """The wanted folder, with a number appended if it already exists."""
     number = 1
     folder = wanted
     while folder.exists():
@@ -140,7 +140,7 @@ def _free_folder(wanted: Path) -> Path:
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
-    """Folders in which nothing was written are not left behind; the innermost comes first."""
+    """Remove folders in which nothing was written; `folders` starts with the innermost."""
     try:
         for folder in folders:
             folder.rmdir()

@@ -22,7 +22,7 @@ from skyrl.tree import required
 from skyrl.tree.files import is_stored_form
 
 WITHOUT_ENVIRONMENT = ("environment.env_class=null", "environment.agent.command=[]", "environment.agent.function=null")
-"""Leaves the code of the task out: a stored configuration may name code that the user has not vouched for."""
+"""Overrides that disable the task's code: a stored configuration may name code that the user has not approved."""
 
 
 @frozen(kw_only=True)
@@ -30,32 +30,32 @@ class Target:
     """A model to sample from, before anything is loaded."""
 
     name: str
-    """Name that the user gave."""
+    """Name as the user gave it."""
 
     step: int
-    """Steps of training that the weights have behind them; 0 where they are not known. It is part of the seed of every
-    sample, as in the run's own evaluation after that step."""
+    """Number of training steps of the weights; 0 if unknown. It is part of the seed of every sample, as in the run's
+    own evaluation after that step."""
 
     model: str
-    """Model folder or hub name; of a checkpoint, the model that the run began with."""
+    """Model folder or hub name; for a checkpoint, the model from which the run started."""
 
     run: Path | None = None
-    """The run's folder, where the user named a run."""
+    """The run's folder, if the user named a run."""
 
     checkpoint: Path | None = None
     """Folder of the checkpoint whose weights are sampled from. None: the weights are those of `model`."""
 
     @property
     def stored(self) -> str | None:
-        """Folder with the configuration of the run that made it, where there is one."""
+        """Folder with the configuration of the run that produced the model, if there is one."""
         folder = self.run or self.checkpoint
         return None if folder is None else str(folder)
 
 
 def find_target(name: str, step: int | None = None) -> Target:
-    """What `name` stands for; `step` picks a checkpoint of a run.
+    """The target that `name` refers to; `step` selects a checkpoint of a run.
 
-    Raises `UserError` for `step` with anything but a run, and `ResumeError` for a checkpoint that is not there.
+    Raises `UserError` for `step` with anything but a run, and `ResumeError` for a missing checkpoint.
     """
     folder = Path(name).expanduser()
     if (folder / MANIFEST).is_file():
@@ -96,7 +96,7 @@ def _checkpoint(name: str, folder: Path) -> Target:
 
 
 def _is_run(folder: Path) -> bool:
-    """A model's folder has a `config.json`, too."""
+    """Whether the folder is a run's, by the content of `config.json`, a file that model folders have, too."""
     try:
         return is_stored_form(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -112,7 +112,9 @@ def _last_step(folder: Path) -> int:
 
 
 def _exported_after(folder: Path) -> int:
-    """The step in the path of an exported model, such as `exports/global_step_40/policy`; a trained run's last step."""
+    """The step in the path of an exported model, such as `exports/global_step_40/policy`; for a run's final `model`,
+    the last step; 0 if unknown.
+    """
     if folder.name == "model" and _is_run(folder.parent):
         return _last_step(folder.parent)
     found = re.search(r"global_step_(\d+)/[^/]+/?$", str(folder))
@@ -120,7 +122,7 @@ def _exported_after(folder: Path) -> int:
 
 
 def stored_configuration(target: Target) -> list[str]:
-    """The file layers to use where the user named no configuration: the run's own, where there is one.
+    """The file layers to use if the user named no configuration: the run's own, if there is one.
 
     Raises `UserError` for a run of another kind.
     """

@@ -1,4 +1,4 @@
-"""A model behind the HTTP endpoint, without training: `skyrl serve`."""
+"""Serves a model over the HTTP endpoint without training: `skyrl serve`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from skyrl.tree import FrozenDict
 from skyrl.tree.rules import Check
 
 LONGEST = 32_768
-"""Most tokens of prompt and answer together, for models that could read more; `trainer.max_prompt_length` and
-`generator.sampling_params.max_generate_length` set another limit."""
+"""Default limit on the tokens of prompt and answer together, for models with a longer context;
+`trainer.max_prompt_length` and `generator.sampling_params.max_generate_length` set another limit."""
 
 _ENGINE = "generator.inference_engine."
 _SHARDED = f"{_ENGINE}fully_sharded_loras"
@@ -41,19 +41,18 @@ def serve(
     warn: Callable[[Sequence[Problem]], None],
     say: Callable[[str], None],
 ) -> None:
-    """Answer requests until a signal comes. `say` is given the address once the engines are there.
+    """Answer requests until a signal arrives. `say` is called with the address once the engines are ready.
 
-    Settings are those of a run: the target's own where `files` is empty. Nothing is rewarded, so that the code of the
-    task is left out. With `takes_weights`, clients may pause the
-    engines and replace their weights. `adapters` are more models, by name: folders of adapters (LoRA) on this one.
-    Raises `ConfigError` and `UserError`.
+    Settings are those of a run: the target's own if `files` is empty. Nothing is rewarded, so the task's code is not
+    loaded. With `takes_weights`, clients may pause the engines and replace their weights. `adapters` are additional
+    models: name -> folder of a LoRA adapter on this model. Raises `ConfigError` and `UserError`.
     """
     if takes_weights and adapters:
         raise UserError(
             "--takes-weights lets a run replace the weights that the adapters are for: leave out one of them"
         )
     files, overrides = files or stored_configuration(target), (*overrides, *WITHOUT_ENVIRONMENT)
-    if target.checkpoint is not None:  # what is refused is refused before weights are written
+    if target.checkpoint is not None:  # report errors before weights are written
         _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     with TemporaryDirectory(prefix="skyrl-serve-") as scratch:
         model = target.model if target.checkpoint is None else _stored(target, Path(scratch) / "model")
@@ -67,7 +66,7 @@ def serve(
 
 
 def _refuse_adapters(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> None:
-    """Raises `UserError` where the engines cannot have adapters beside their weights, and for names that are taken."""
+    """Raises `UserError` if the engines do not support adapters beside their weights, and for names that are taken."""
     engine = run.generator.inference_engine
     if adapters and (not (backend_of(engine).serves_adapters and starts_engines(run))):
         raise UserError(f"--adapter: {_ENGINE}backend = {engine.backend} stands for servers, take torch or vllm")
@@ -101,7 +100,7 @@ def _serve(
             say(f"{', '.join((policy.names[0], *adapters))} at {endpoint.url}/v1")
             await asyncio.Event().wait()
 
-    with suppress(Stopped):  # how a service is meant to end
+    with suppress(Stopped):  # the regular end of a service
         sampling.sample(work)
 
 
@@ -136,7 +135,7 @@ def _configured(
 def _composed(
     files: Sequence[str], overrides: Sequence[str], also: Sequence[Check[Any]] = ()
 ) -> tuple[SkyRLTrainConfig, Sequence[Problem]]:
-    """The configuration, resolved and checked, and its warnings. Raises `UserError` for one of another kind."""
+    """The configuration, resolved and checked, and its warnings. Raises `UserError` for another kind of run."""
     composed = compose(files, overrides, also=lambda _: also, environ=os.environ)
     if not isinstance(composed.config, SkyRLTrainConfig):
         raise UserError(f"kind = {composed.config.kind}: name a reinforcement-learning configuration")
@@ -144,9 +143,8 @@ def _composed(
 
 
 def _lengths(run: SkyRLTrainConfig, written: Collection[str], *, answer_is_ours: bool) -> Iterator[str]:
-    """Overrides of lengths that the user has not `written`: the prompt gets all that the model can read, less the
-    answer. A model with fewer positions than the default answer gives half of them to an answer whose request names no
-    length of its own, where `answer_is_ours`.
+    """Overrides of lengths that the user has not `written`. The prompt gets all positions of the model except the
+    answer's. If `answer_is_ours` and the default answer does not fit, it is set to half of the positions.
     """
     from skyrl.config.model_overrides import engine_overrides
     from skyrl.models.loading import max_positions

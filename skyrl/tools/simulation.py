@@ -1,9 +1,9 @@
-"""A run without its computing: the scheduler of asynchronous rollouts as it is, on a clock that jumps.
+"""Simulates a run without its computation: the real scheduler of asynchronous rollouts, in virtual time.
 
     skyrl simulate run.toml --like runs/measured
 
-Engines, environments and learners are replaced by the time they take. What is left is what decides about throughput:
-who waits for whom, and how old samples get.
+Engines, environments and learners are replaced by the time they take. The simulation shows what determines throughput:
+which part waits for which, and how old samples get.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _P90 = _NORMAL.inv_cdf(0.9)
 
 @frozen(kw_only=True)
 class Seconds:
-    """Durations: a log-normal distribution, cut off at the longest, with this mean and 90th percentile."""
+    """Distribution of durations: log-normal with this mean and 90th percentile, cut off at the longest."""
 
     mean: float
     p90: float
     longest: float
-    """Upper bound of durations: answers end at a greatest length."""
+    """Upper bound of durations, since answers have a maximum length."""
 
     def draw(self, random: Random) -> float:
-        """Constant where nothing is above the mean."""
+        """Draw a duration; the mean itself if the percentile or the bound is not above it."""
         if self.mean <= 0 or min(self.p90, self.longest) <= self.mean:
             return min(self.mean, self.longest)
         mu, sigma = _log_normal(self)
@@ -49,8 +49,8 @@ class Seconds:
 
 @cache
 def _log_normal(wanted: Seconds) -> tuple[float, float]:
-    """Mean and deviation of the logarithm, before the cut. The heaviest tail that has the percentile and comes nearest
-    to the mean stands for every heavier one.
+    """Mean and standard deviation of the logarithm, before the cut: the pair with the given percentile whose mean after
+    the cut is nearest to the given one.
     """
     fits = ((math.log(wanted.p90) - _P90 * sigma, sigma) for sigma in (step / 200 for step in range(1, 1000)))
     return min(fits, key=lambda fit: abs(_mean_of_the_cut(fit[0], fit[1], wanted.longest) - wanted.mean))
@@ -69,27 +69,27 @@ class World:
     limits: StreamLimits
     samples_per_prompt: int
     slots: int
-    """Answers that all engines draw at the same time; drawing one takes as long beside others as alone."""
+    """Number of answers that all engines generate concurrently; each takes as long as it would alone."""
 
     answer: Seconds
-    """Seconds of engines for an answer, all turns together."""
+    """Engine time of an answer in seconds, summed over all turns."""
 
     environment: Seconds
-    """Seconds of an answer's environment, once it runs."""
+    """Environment time of an answer in seconds, without waiting for a worker."""
 
     environment_workers: int
-    """Environments that run at the same time."""
+    """Number of environments that run concurrently."""
 
     train_seconds: float
-    """Seconds of a step between a full batch and new weights."""
+    """Seconds of a step from a full batch to new weights."""
 
     sync_seconds: float
     interrupt: bool
-    """New weights do not wait for answers that are being drawn."""
+    """Whether new weights interrupt answers in progress instead of waiting for them."""
 
     shared: float = 0.0
-    """Share of its speed that each side loses while engines draw and learners train at the same time: 0 where each has
-    devices of its own, 0.5 where they share all cores or GPUs evenly.
+    """Share of its speed that each side loses while engines and learners compute at the same time: 0 if they have
+    separate devices, 0.5 if they share all cores or GPUs evenly.
     """
 
     seed: int = 0
@@ -103,27 +103,29 @@ class Outcome:
     seconds: float
     trajectories: int
     engines_idle: float
-    """Share of the time of all slots in which nothing was drawn."""
+    """Share of the total slot time in which nothing was generated."""
 
     learners_idle: float
     """Share of the time in which learners waited for a batch."""
 
     groups_by_age: Mapping[int, int]
-    """Versions between the weights that began a group and those that it trained -> groups."""
+    """Age -> number of groups, where the age is the number of versions between the weights that started a group and
+    those that it trained.
+    """
 
     @property
     def trajectories_per_second(self) -> float:
-        """Trained on."""
+        """Throughput in trajectories trained on per second."""
         return self.trajectories / self.seconds
 
 
 def simulate(world: World, steps: int) -> Outcome:
-    """Simulate so many training steps. Raises `RunError` for a deadlock, which is a defect of skyrl."""
+    """Simulate `steps` training steps. Raises `RunError` for a deadlock, which is a defect of skyrl."""
     return run_in_virtual_time(_Simulation(world).run(steps))
 
 
 def measured(records: Iterable[Mapping[str, float]]) -> dict[str, Any]:
-    """Durations of a real run from its `metrics.jsonl`: medians over the steps after the first, which warms up."""
+    """Durations of a real run from its `metrics.jsonl`: medians over all steps but the first, which is a warm-up."""
     steps = [record for record in records if "timing/step" in record][1:]
     if not steps:
         return {}
@@ -139,16 +141,17 @@ def measured(records: Iterable[Mapping[str, float]]) -> dict[str, Any]:
     tells_waiting = any("generate/trajectory_time_env_run_mean" in record for record in steps)
     return {
         "answer": durations("llm"),
-        "environment": durations("env_run" if tells_waiting else "env"),  # metrics of an older version do not
+        "environment": durations("env_run" if tells_waiting else "env"),  # older versions do not record env_run
         "train_seconds": typical("timing/step") - typical("timing/generate") - sync,
         "sync_seconds": sync,
     }
 
 
 def splits(world: World, engine_gpus: int, learner_gpus: int, gpus: int, unit: int) -> list[tuple[int, World]]:
-    """The same GPUs dealt out otherwise: how many of them are the engines', and the world that this makes.
+    """Other splits of the same GPUs: the number of GPUs for engines, and the resulting world.
 
-    Slots grow with the engines' GPUs and training shrinks with the learners', both in proportion.
+    The number of slots is proportional to the engines' GPUs, and training time is inversely proportional to the
+    learners'.
     """
     return [
         (
@@ -164,19 +167,19 @@ def splits(world: World, engine_gpus: int, learner_gpus: int, gpus: int, unit: i
 
 
 class _Pace:
-    """Work that all proceeds at the same speed, which changes."""
+    """Concurrent work that proceeds at a common speed, which may change."""
 
     def __init__(self) -> None:
         self._speed, self._changed = 1.0, asyncio.Event()
 
     def set(self, speed: float) -> None:
-        """1 is full speed, 0 a standstill."""
+        """Set the speed: 1 is full speed, 0 a standstill."""
         if speed != self._speed:
             self._speed, before, self._changed = speed, self._changed, asyncio.Event()
             before.set()
 
     async def work(self, seconds: float) -> float:
-        """Do what takes so many seconds at full speed. Returns those that it took, without standstills."""
+        """Do work that takes `seconds` at full speed. Returns the seconds that it took, without standstills."""
         clock, taken = asyncio.get_running_loop().time, 0.0
         while seconds > _NOTHING:
             speed, changed, begun = self._speed, self._changed, clock()
@@ -207,7 +210,7 @@ class _Simulation:
         )
 
     async def run(self, steps: int) -> Outcome:
-        """The trainer's part."""
+        """The training loop: take a batch, train, transfer weights."""
         clock, world = asyncio.get_running_loop().time, self._world
         waited, ages = 0.0, Counter[int]()
         for version in range(steps):
@@ -237,13 +240,13 @@ class _Simulation:
         self._set_speeds()
 
     def _set_speeds(self) -> None:
-        """Both sides are slower while both compute; nothing is drawn while weights arrive."""
+        """Set both speeds: each side is slower while both compute, and engines stand still during weight transfer."""
         together = 1.0 - self._world.shared
         self._engines.set(0.0 if self._gets_weights else together if self._trains else 1.0)
         self._learners.set(together if self._drawing and not self._gets_weights else 1.0)
 
     async def _sync(self) -> None:
-        """New weights: engines take no new work until they are there."""
+        """Transfer new weights; engines take no new work until the transfer is complete."""
         self._open.clear()
         while not self._world.interrupt and self._drawing:
             self._quiet.clear()
@@ -274,7 +277,7 @@ class _Simulation:
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """The result as `--json` prints it."""
+    """The result in the form that `--json` prints."""
     ages = [age for age, count in outcome.groups_by_age.items() for _ in range(count)]
     return {
         "steps": outcome.steps,

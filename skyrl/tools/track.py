@@ -1,4 +1,4 @@
-"""Delivering a run that is over to a tracking service."""
+"""Delivers a finished run to a tracking service."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from skyrl.tracking.service import Known
 
 
 def deliver(folder: Path, service: str, overrides: Sequence[str] = (), *, new: bool = False) -> int:
-    """Deliver what the service lacks of the run in `folder`. Returns the last step that it has.
+    """Deliver the part of the run in `folder` that the service does not have yet. Returns the last step that it has.
 
-    `overrides` change the run's settings; `new` forgets what was delivered before. Raises `UserError` for a folder that
-    is not a run's, `ConfigError` for a service that cannot be had, `RunError` where the service fails.
+    `overrides` change the run's settings; `new` ignores previous deliveries. Raises `UserError` for a folder that is
+    not a run's, `ConfigError` for an unavailable service, and `RunError` if the service fails.
     """
     stored = stored_run(folder)
     changed: Any = load([str(folder)], overrides, type(stored)).config

@@ -1,7 +1,7 @@
-"""An event loop on which waiting takes no time: the clock jumps to whatever is due next.
+"""An event loop on which waiting takes no time: the clock jumps to the next event that is due.
 
-What runs on it is asyncio code as it is, scheduler and deadlines included, as long as it waits for time and for other
-coroutines alone: no threads, no sockets. A program that waits for something that cannot happen is found out at once.
+It runs unmodified asyncio code, including schedulers and deadlines, that waits only for time and for other coroutines:
+no threads, no sockets. A deadlock is detected immediately.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _Clock(selectors.BaseSelector):
-    """A selector that, instead of waiting, says that the time has passed."""
+    """A selector that advances the clock instead of waiting."""
 
     def __init__(self) -> None:
         self.now = 0.0

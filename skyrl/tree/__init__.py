@@ -1,8 +1,7 @@
-"""The configuration engine: typed, frozen trees that know where each value came from. It knows no field name.
+"""The configuration engine: typed, frozen trees that record where each value came from. It depends on no field name.
 
 Read `classes.py` first (what a configuration class is), then `builder.py` (how assignments become a tree) and
-`rules.py`
-(how the rest is derived and checked).
+`rules.py` (how the rest is derived and checked).
 """
 
 from attrs import field

@@ -56,9 +56,9 @@ def evolve_at(config: T, path: str, value: object) -> T:
 
 
 def _replaced(config: T, name: str, value: object) -> T:
-    """The same instance with one field replaced: that field is judged, and the others were when it was made.
+    """A copy of the instance with one field replaced. Only that field is validated; the others already were.
 
-    A class that judges its fields together is made anew through its constructor.
+    A class that validates its fields together is rebuilt through its constructor.
     """
     cls: Any = type(config)
     attribute = fields_of(cls)[name]
@@ -74,7 +74,7 @@ def _replaced(config: T, name: str, value: object) -> T:
 
 
 def required(value: T | None, path: str) -> T:
-    """`value`, which derivation must have filled: so a component asks at its door. Raises `ConfigError` on None."""
+    """`value`, which derivation must have filled. Components call it on entry. Raises `ConfigError` on None."""
     if value is None:
         message = "is not set, and this component was built without resolve()"
         raise ConfigError([Problem(path=path, message=message, hint="call resolve(config) first, or give the value")])

@@ -1,9 +1,9 @@
 """Reading the words of a command line. A value stays text until the type of its field is known.
 
 path=value     set                      ~path           back to the default
-path=null      nothing there            list+=value     one more, or several: +=["a", "b"]
-list.0=value   an item that is there    dict."a.b"=v    a key with a dot in it
-table=@file    the table in a file      @file           a whole file, in this place among the words
+path=null      no value                 list+=value     append an item, or several: +=["a", "b"]
+list.0=value   an existing item         dict."a.b"=v    a key with a dot in it
+table=@file    the table in a file      @file           a whole file, applied at this point in the order
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ARGUMENT = rf"\s*(?P<path>{_PATH})\s*=(?P<value>.*)"
 
 
 def read_argument(argument: str, number: int) -> Assignment:
-    """One word, the `number`-th on its command line, other than `@file`. Raises `ConfigError`."""
+    """The assignment in the `number`-th word of a command line, which is not `@file`. Raises `ConfigError`."""
     origin = Origin(kind="argument", where=str(number))
     path = argument.partition("=")[0].strip()
     if len(argument) > MOST_BYTES:

@@ -1,7 +1,7 @@
-"""Patching the default instance: assignments go onto it one by one, and a new frozen tree comes out.
+"""Builds a tree by patching the default instance: assignments are applied one by one; the result is a new frozen tree.
 
 The default *instance*, not the default class: `critic.optimizer_config.weight_decay=0.2` must leave lr at the 5e-6 that
-the critic's default instance has. Everything that is wrong is collected.
+the critic's default instance has. All problems are collected.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from skyrl.tree.types import (
 T = TypeVar("T")
 
 MOST_SUGGESTIONS = 100
-"""Unknown names of one tree for which a near one is looked for."""
+"""Largest number of unknown names in one tree for which a similar name is searched."""
 
 MOST_PROBLEMS = 1_000
-"""Problems of one tree that are listed."""
+"""Largest number of problems listed for one tree."""
 
 MOST_COPIED = 1_000_000
-"""Items of lists that are written anew because one of them changes: 1,400 times += on one list."""
+"""Largest number of list items copied because one item of a list changes: about 1,400 `+=` on one list."""
 
 TOO_MANY_VALUES = f"more than {MOST_VALUES} values in all, and no configuration has so many"
 
 
 class TreeBuilder(Generic[T]):
-    """A tree while it is being written. `build()` gives the frozen result; `problems` and `origins` what happened.
+    """A tree under construction. `build()` returns the frozen result; `problems` and `origins` record what happened.
 
-    A value that does not fit keeps the field at what it was, so that the rest can still be judged; `broken` names the
-    field, or the fields that a misspelled name may have meant. `context` says what may be looked at besides the values.
+    A value that does not fit leaves the field unchanged, so that the rest can still be checked; `broken` names the
+    field, or the fields that a misspelled name may have meant. `context` says what may be read besides the values.
     """
 
     def __init__(self, base: T, context: ReadContext = NOTHING) -> None:
@@ -88,7 +88,7 @@ class TreeBuilder(Generic[T]):
             self.assign(assignment)
 
     def assign(self, assignment: Assignment) -> None:
-        """Put one value in its place, or note why it cannot stand there.
+        """Apply one assignment, or record the problem that prevents it.
 
         Raises `ConfigError` beyond `MOST_VALUES` of this tree.
         """
@@ -113,7 +113,7 @@ class TreeBuilder(Generic[T]):
             self._refuse(assignment, error)
 
     def build(self) -> T:
-        """The patched tree. What a class refuses as a whole keeps the table at what it was."""
+        """The patched tree. A table whose class rejects its values in combination keeps its previous value."""
         for assignment, error, before in self._unfilled:
             if self._history.winner(assignment.path) is before:
                 self._refuse(assignment, error)
@@ -128,7 +128,7 @@ class TreeBuilder(Generic[T]):
             self.problems.append(attrs.evolve(problem, path=path, place=assignment.origin.place))
 
     def _assign(self, table: Table, depth: int, assignment: Assignment) -> None:
-        """Go down to the table or field that the path names: `depth` of its names led to `table`."""
+        """Descend to the table or field that the path names; its first `depth` names led to `table`."""
         path = assignment.path
         if depth == len(path):
             self._merge(table, assignment)
@@ -158,7 +158,7 @@ class TreeBuilder(Generic[T]):
             raise refusal(f"no such field: {owner} is {describe(attribute.type)}")
 
     def _merge(self, table: Table, assignment: Assignment) -> None:
-        """A mapping assigned to a table: each key on its own, with its own origin; `class` first."""
+        """Merge a mapping into a table key by key, each with its own origin; `class` comes first."""
         if assignment.operation == "append":
             raise refusal("is a table, and += is for lists")
         self._refuse_name(table, assignment)
@@ -171,7 +171,7 @@ class TreeBuilder(Generic[T]):
             self._put(assignment.inside(str(key), value[key]))
 
     def _refuse_name(self, table: Table, assignment: Assignment) -> None:
-        """A text in the place of a table is mostly meant for the field that such a table is chosen by."""
+        """Refuse text in place of a table: it was probably meant for the field that selects the table's kind."""
         name, value = getattr(table.cls, "named_by", ""), assignment.value
         if name and isinstance(value, str) and value and value.isprintable() and not is_bracketed(value):
             meant = dotted((*assignment.path, name))
@@ -180,7 +180,7 @@ class TreeBuilder(Generic[T]):
     def _replace(
         self, table: Table, attribute: attrs.Attribute[Any], nested: type[Any], assignment: Assignment
     ) -> bool:
-        """Null, or an instance, takes the place of a whole table; says whether it was one."""
+        """Replace a whole table by null or by an instance. Returns False for any other value."""
         value = assignment.value
         null = value is None or (isinstance(value, str) and value in (NULL_WORDS if assignment.is_text else ("none",)))
         if null and is_optional(attribute.type):
@@ -196,7 +196,7 @@ class TreeBuilder(Generic[T]):
         return True
 
     def _is_subtree(self, attribute: attrs.Attribute[Any], assignment: Assignment) -> bool:
-        """`table=@file`: text fields take what begins with @ as it is."""
+        """Whether the assignment is `table=@file`. Text fields take a value that begins with @ literally."""
         is_table = config_class(attribute.type) is not None or is_mapping(attribute.type)
         return (
             assignment.is_text
@@ -206,7 +206,7 @@ class TreeBuilder(Generic[T]):
         )
 
     def _graft(self, assignment: Assignment) -> None:
-        """The tree of a file, at the path. What is wrong with the file is said about the file."""
+        """Insert the tree of a file at the path. Problems of the file are reported at their place in the file."""
         from skyrl.tree.files import read_file  # few command lines have one
 
         try:
@@ -220,7 +220,7 @@ class TreeBuilder(Generic[T]):
         self.assign_all(each.below(assignment.path) for each in found)
 
     def _forget(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
-        """Back to the default instance, whatever earlier layers wrote."""
+        """Reset a field to the default instance's value, discarding what earlier layers wrote."""
         table.changes.pop(attribute.name, None)
         table.is_forgotten = True
         self._kept.pop(assignment.path, None)
@@ -248,7 +248,7 @@ class TreeBuilder(Generic[T]):
             self._history.add(assignment.path, assignment.origin, stored)
 
     def _set_item(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
-        """`list.0 = value`: an item that is there."""
+        """Replace an existing list item: `list.0 = value`."""
         items = list(table.current(attribute.name)) if isinstance(table.current(attribute.name), tuple) else []
         index = freeform.position(assignment.path[-1], items)
         self._count_copied(items)
@@ -257,13 +257,13 @@ class TreeBuilder(Generic[T]):
         self._history.add(assignment.path[:-1], assignment.origin, stored)
 
     def _count_copied(self, items: Sequence[object]) -> None:
-        """Each change of a list's items writes the whole list anew, so that their cost grows with its square."""
+        """Bound the cost of item-by-item changes: each copies the whole list, so the total is quadratic."""
         self._copied += len(items)
         if self._copied > MOST_COPIED:
             raise refusal("lists are changed item by item too often here", hint="write the whole list in one value")
 
     def _set_inside(self, table: Table, attribute: attrs.Attribute[Any], depth: int, assignment: Assignment) -> None:
-        """`dict_field.a.b = value`: a key inside a free-form table."""
+        """Set a key inside a free-form table: `dict_field.a.b = value`."""
         inner = assignment.path[depth + 1 :]
         if assignment.operation == "forget":
             freeform.forget(table.mapping(attribute.name), inner, getattr(table.base, attribute.name))
@@ -290,7 +290,7 @@ class TreeBuilder(Generic[T]):
         self._keep(attribute, depth, assignment)
 
     def _keep(self, attribute: attrs.Attribute[Any], depth: int, assignment: Assignment) -> None:
-        """In a table of `ClassOf`: to be read once more, by the class that is known at the end."""
+        """Keep an assignment to a table of `ClassOf`, to be read again by the class once that is known."""
         if class_of(attribute.type):
             place, inside = assignment.path[: depth + 1], assignment.path[depth + 1 :]
             self._kept.setdefault(place, []).append(attrs.evolve(assignment, path=inside))
@@ -307,7 +307,7 @@ class TreeBuilder(Generic[T]):
 
     def _refuse_unknown(self, table: Table, depth: int, path: Path) -> None:
         self._unknown += 1
-        if self._unknown > MOST_SUGGESTIONS:  # a file of another program's, whose every name would be searched for
+        if self._unknown > MOST_SUGGESTIONS:  # probably another program's file: searching for every name is wasteful
             raise refusal(f"no such field of {table.cls.__name__}")
         sentence, meant = suggestion(self._root.cls, table.cls, path, depth)
         self.broken.update(meant)
@@ -323,7 +323,7 @@ class TreeBuilder(Generic[T]):
         try:
             built = with_changes(table.base, changes) if changes else table.base
             return self._with_named_classes(built, table.base, path) if changes else built
-        except (TypeError, ValueError) as error:  # a class may judge several of its fields together
+        except (TypeError, ValueError) as error:  # a class may validate several of its fields together
             self.broken.add(dotted(path))
             for problem in problems_of(error):
                 whole = ".".join(filter(None, (dotted(path), problem.path)))
@@ -331,7 +331,7 @@ class TreeBuilder(Generic[T]):
             return table.base
 
     def _with_named_classes(self, built: object, base: object, path: Path) -> Any:
-        """`built`, whose tables of `ClassOf` become instances of the classes that are named beside them."""
+        """`built` with its tables of `ClassOf` replaced by instances of the classes that other fields name."""
         for name, naming in named_tables_of(type(built)).items():
             if not isinstance(getattr(built, name), Mapping):
                 continue

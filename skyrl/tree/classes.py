@@ -28,7 +28,7 @@ C = TypeVar("C")
 Role = Literal["identity", "numerics", "free"]
 
 IDENTITY = {"role": "identity"}
-"""Metadata of a field that says which run this is: another value makes it another run."""
+"""Metadata of a field that identifies the run: a different value makes it a different run."""
 
 FREE = {"role": "free"}
 """Metadata of a field that changes no number of the run: it may differ on resume and is not in the fingerprint."""
@@ -38,9 +38,9 @@ FREE = {"role": "free"}
 def frozen(cls: type[C]) -> type[C]:
     """Make `cls` an immutable configuration class (see the module's docstring).
 
-    Every field has a default, since files are patches of the default instance. Raises TypeError for one that has none.
+    Every field needs a default, since files are patches of the default instance. Raises TypeError if one has none.
     """
-    if "__configuration__" in vars(cls):  # its base has made it one already
+    if "__configuration__" in vars(cls):  # its base class has already decorated it
         return cls
     ours: Any = {"init": False, "eq": False, "repr": False, "slots": False}
     made: type[C] = attrs.frozen(kw_only=True, field_transformer=_checked_fields, **ours)(cls)
@@ -110,20 +110,18 @@ def fit_field(attribute: attrs.Attribute[Any], value: object) -> Any:
 
 
 def validated(attribute: attrs.Attribute[Any], value: object, owner: object) -> Any:
-    """`value` as the field stores it, once its validator has taken it. Raises ValueError (`TypeMismatch`,
-    `ConfigError`).
-    """
+    """`value` as the field stores it, after validation. Raises ValueError (`TypeMismatch`, `ConfigError`)."""
     value = fit_field(attribute, value)
     if attribute.validator is not None:
         try:
             attribute.validator(owner, attribute, value)
-        except TypeError as error:  # so attrs' own validators refuse a type
+        except TypeError as error:  # raised by attrs' own validators for a wrong type
             raise TypeMismatch(str(error.args[0]) if error.args else "TypeError") from None
     return value
 
 
 def role_of(attribute: attrs.Attribute[Any]) -> Role:
-    """Effect of a change of this field on resume: another run, other numbers, or none."""
+    """Role of the field: a change on resume makes another run, changes its numbers, or changes neither."""
     role: Role = attribute.metadata.get("role", "numerics")
     return role
 
@@ -154,7 +152,7 @@ _FACTORY: Any = attrs.Factory
 
 
 def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
-    """The fields as attrs is to see them: their own converters are in the metadata, where `fit_field` finds them."""
+    """The fields as attrs sees them: their converters are moved to the metadata, where `fit_field` finds them."""
     for attribute in attributes:
         if attribute.default is attrs.NOTHING:
             hint = f"write {attribute.name}: {_type_name(attribute)} = <default>, such as an instance of its class"
@@ -176,7 +174,7 @@ def _type_name(attribute: attrs.Attribute[Any]) -> str:
 
 
 def _not_supported(attribute: Any) -> str:
-    """The argument of `attrs.field` that asks for what the methods below do not do; empty for none."""
+    """The argument of `attrs.field` that the methods below do not support; empty if there is none."""
     asked = {
         "alias": attribute.alias not in (None, attribute.name, attribute.name.lstrip("_")),
         "eq": attribute.eq_key is not None,
@@ -189,7 +187,7 @@ def _not_supported(attribute: Any) -> str:
 
 
 def _init(self: Any, /, **given: object) -> None:
-    """Every field's default, or what is given for it, once it fits the field's type and its validator has taken it."""
+    """Constructor: sets each field to its default or to the given value, converted and validated."""
     cls = type(self)
     fields, values = fields_of(cls), dict(_defaults_of(cls))
     changed, problems = [], []
@@ -217,14 +215,14 @@ def _init(self: Any, /, **given: object) -> None:
 
 
 def unknown_field(name: str, fields: Mapping[str, Any]) -> Problem:
-    """The problem of a name that is none of `fields`, with the nearest that is."""
+    """The problem of a name that is not among `fields`, with the most similar name as a suggestion."""
     meant = nearest(name, tuple(fields))
     hint = f"did you mean {meant}?" if meant else f"there are: {', '.join(fields) or 'none'}"
     return Problem(path=name, message="no such field", hint=hint)
 
 
 def assembled(config: C, changes: Mapping[str, Any]) -> C:
-    """A copy of `config` with values that were judged already, so that nothing is judged again."""
+    """A copy of `config` with values that are already validated; nothing is validated again."""
     twin: C = object.__new__(type(config))
     vars(twin).update(vars(config))
     vars(twin).update(changes)
@@ -245,7 +243,7 @@ def _refused(config: object, names: Iterable[str]) -> list[Problem]:
 
 
 def _defaults_of(cls: type[Any]) -> Mapping[str, Any]:
-    """The defaults as the fields store them, made once, since they are immutable."""
+    """The defaults as the fields store them, computed once per class, since they are immutable."""
     if cls not in _DEFAULTS:
         values, problems = {}, []
         for name, attribute in fields_of(cls).items():
@@ -281,7 +279,7 @@ def _repr(self: Any) -> str:
 
 
 class _Signature:
-    """The constructor's, which notebooks show; made when one asks."""
+    """The constructor's signature, which notebooks show; computed on first access."""
 
     def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
         defaults, keyword_only = _defaults_of(owner), inspect.Parameter.KEYWORD_ONLY
@@ -301,7 +299,9 @@ _SHARED_METHODS = {
     "__hash__": _hash,
     "__repr__": _repr,
 }
-"""What attrs would compile for each class, in 8 ms of every cold start; and its constructor would fit no types."""
+"""Methods that attrs would otherwise compile for each class, which takes 8 ms of every cold start; attrs' constructor
+would also not check types.
+"""
 
 
 def _types_of(cls: type[Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from skyrl.tree.classes import is_config
 
 
 def docs_of(cls: type[Any]) -> dict[str, str]:
-    """The string literal below each field, by field name, those of the parent classes included."""
+    """Field name -> the string literal below the field, parent classes included."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if is_config(base):
@@ -25,7 +25,7 @@ def docs_of(cls: type[Any]) -> dict[str, str]:
 def _own_docs(cls: type[Any]) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):  # made in an interactive session: it has no source
+    except (OSError, TypeError, SyntaxError):  # a class defined in an interactive session has no source
         return {}
     body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)).body
     return {

@@ -1,7 +1,7 @@
 """Trees as data: complete dictionaries, differences, fingerprints.
 
-Importing `skyrl.tree` teaches cattrs' global converter our classes, and only ours: `cattrs.unstructure(config)` is a
-complete JSON-able dictionary, and `cattrs.structure(data, cls)` takes it back through the same rules as a file.
+Importing `skyrl.tree` registers our classes, and only ours, with cattrs' global converter: `cattrs.unstructure(config)`
+returns a complete JSON-able dictionary, and `cattrs.structure(data, cls)` reads it back by the same rules as a file.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SCHEMA_VERSION = 1
 
 
 def to_dict(config: object) -> dict[str, Any]:
-    """Every field as plain data. A subclass in the place of its base is named under the key `class`."""
+    """Every field as plain data. A subclass used in place of its base class is named under the key `class`."""
     return _to_dict(config, type(config)())
 
 
 def _to_dict(config: object, start: object) -> dict[str, Any]:
-    """`start` is the instance that reading begins with: where the class is another one, it has to be named."""
+    """Every field as plain data, with the class if it differs from that of `start`, with which reading begins."""
     data: dict[str, Any] = {}
     tables = tables_of(type(config))
     for name in fields_of(type(config)):
@@ -45,18 +45,18 @@ def _to_dict(config: object, start: object) -> dict[str, Any]:
 
 
 def stored_value(value: object) -> Any:
-    """The value of a leaf in the form that JSON has for it."""
+    """The value of a leaf in its JSON form."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
         return {key: stored_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [stored_value(item) for item in value]
-    return cattrs.unstructure(value)  # a nested configuration, or a type of somebody else's with a hook
+    return cattrs.unstructure(value)  # a nested configuration, or a third-party type with a hook
 
 
 def fingerprint(config: object) -> str:
-    """sha256 of what makes the run what it is: the `identity` and `numerics` fields and the schema version, as JSON."""
+    """sha256 of what determines a run's results: `identity` and `numerics` fields and the schema version, as JSON."""
     import hashlib
 
     kept = flatten(config, ("identity", "numerics"))
@@ -64,11 +64,11 @@ def fingerprint(config: object) -> str:
 
 
 def flatten(config: object, roles: Collection[str] = ("identity", "numerics", "free")) -> dict[str, Any]:
-    """Dotted path -> plain value, of every leaf whose role is among `roles`; a table that is None appears as itself."""
+    """Dotted path -> plain value of every leaf whose role is in `roles`; a table that is None appears as one entry."""
     flat: dict[str, Any] = {}
 
     def spread(value: object, path: str) -> None:
-        """A table whose class may be known or not: the same leaves either way."""
+        """Add the leaves of a free-form table, which are the same whether or not its class is known."""
         if isinstance(value, dict) and value:
             for key, item in value.items():
                 spread(item, f"{path}.{key}")
@@ -93,7 +93,7 @@ def flatten(config: object, roles: Collection[str] = ("identity", "numerics", "f
 def differences(
     before: object, after: object, roles: Collection[str] = ("identity", "numerics", "free")
 ) -> dict[str, tuple[Any, Any]]:
-    """Dotted path -> (value before, value after), where value or type differ; what one side lacks shows as None."""
+    """Dotted path -> (value before, value after) where value or type differ; a missing value shows as None."""
     old, new = flatten(before, roles), flatten(after, roles)
     return {
         path: (old.get(path), new.get(path))
@@ -114,7 +114,7 @@ def _canonical(value: object) -> str:
 
 
 def count_fields(cls: type[Any]) -> int:
-    """How many leaves a tree has."""
+    """Number of leaves of a tree."""
     return sum(1 for _ in leaf_paths(cls))
 
 

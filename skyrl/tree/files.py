@@ -1,4 +1,4 @@
-"""A configuration file of any kind, and what it extends, as assignments in the order in which they count."""
+"""Reads a configuration file of any format, and the files it extends, as assignments in order of precedence."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from skyrl.tree.read_context import NOTHING, ReadContext
 from skyrl.tree.text_files import UNREADABLE, cannot_read
 
 EXTENDS = "extends"
-"""The key at the top of a file that names what it is written on top of: a file, beside it, or `preset:NAME`."""
+"""Top-level key that names what the file extends: files, by path relative to this one, or `preset:NAME`."""
 
 PRESET = "preset:"
 
 MOST_LEVELS = 100
-"""Files that may extend each other in one chain."""
+"""Longest chain of files that extend each other."""
 
 
 def read_file(name: str, context: ReadContext = NOTHING) -> list[Assignment]:
-    """Assignments to the root: first those of what the file extends, then its own. A preset may be named, too.
+    """Assignments to the root: first from what the file extends, then the file's own. `name` may also be a preset.
 
-    A file that is extended by several others counts once, at its first place. Raises `ConfigError`.
+    A file that several others extend is applied once, where it first occurs. Raises `ConfigError`.
     """
     return _Reading(context).read(name)
 
 
 class _Reading:
-    """One file and all that it extends."""
+    """Reads one file and everything it extends."""
 
     def __init__(self, context: ReadContext) -> None:
         self._context = context
         self._done: set[str] = set()
 
     def read(self, name: str, above: tuple[str, ...] = ()) -> list[Assignment]:
-        """The file's assignments, after those of what it extends; `above` are the files that led here."""
+        """The file's assignments, after those of the files it extends; `above` are the files that led here."""
         if name.startswith(PRESET):
             return [_preset(name, self._context)]
         assignment = _read(name)
@@ -59,7 +59,7 @@ class _Reading:
         return [*found, attrs.evolve(assignment, value=own)]
 
     def _base(self, name: str, base: str, place: str, chain: tuple[str, ...]) -> list[Assignment]:
-        """Assignments of one file that `name` extends; none where they stand further up already."""
+        """Assignments of one file that `name` extends; empty if they were already included."""
         target = base if base.startswith(PRESET) else _beside(name, base)
         identity = target if base.startswith(PRESET) else _identity(target)
         if identity in chain:
@@ -85,7 +85,7 @@ def _bases(named: object, place: str) -> list[str]:
 
 
 def is_stored_form(value: object) -> bool:
-    """Is it what a run stores of its configuration, with its fingerprint, and not what a person writes?"""
+    """Is it a configuration as a run stores it, with its fingerprint, rather than one written by hand?"""
     return isinstance(value, Mapping) and {"config", "fingerprint"} <= value.keys()
 
 
@@ -116,7 +116,7 @@ def _preset(name: str, context: ReadContext) -> Assignment:
 
 
 def _beside(name: str, other: str) -> str:
-    """A path as the file `name` means it: relative to its own folder."""
+    """The path `other` resolved relative to the folder of the file `name`."""
     path = FilePath(other)
     if path.is_absolute() or other.startswith("~"):
         return other
@@ -136,6 +136,6 @@ def _refused(message: str, place: str) -> ConfigError:
 
 
 def _placed(error: ConfigError, place: str) -> ConfigError:
-    """A problem without a place of its own, such as a missing file, is where the file was asked for."""
+    """The error with `place` filled in for problems that have none, such as a missing file."""
     problems: list[Any] = [attrs.evolve(each, place=each.place or place) for each in error.problems]
     return ConfigError(problems, title=error.title)

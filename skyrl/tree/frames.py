@@ -16,8 +16,8 @@ _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist
 def raised_at(error: BaseException) -> str:
     """`reward.py:12, in scored`: the innermost frame of user code in the traceback; empty if there is none.
 
-    User code is everything outside this package, the standard library and installed packages. Where there is none of
-    it, the innermost frame of an installed package counts. A syntax error is where the source has it.
+    User code is everything outside this package, the standard library and installed packages. If there is none, the
+    innermost frame of an installed package is used. For a syntax error it is the location in the source.
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_short(error.filename)}:{error.lineno}"
@@ -50,5 +50,5 @@ def _owner(file: str) -> Literal["user", "installed", "standard", "ours"]:
 
 
 def _short(file: str) -> str:
-    """The path from the working directory, where the file lies below it."""
+    """The path relative to the working directory if the file is below it, else the path as given."""
     return os.path.abspath(file).removeprefix(os.getcwd() + os.sep)

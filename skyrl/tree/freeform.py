@@ -1,4 +1,4 @@
-"""Writing into free-form tables, which are plain dictionaries and lists while they are written."""
+"""Writes into free-form tables, which are plain dictionaries and lists during construction."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from skyrl.tree.origins import Path
 
 
 def enter(holder: dict[str, Any], names: Path) -> Any:
-    """The table, or list, in which the last of `names` is to be written; tables that are missing are made.
+    """The table or list into which the last of `names` is written; missing tables are created.
 
-    A list is entered where an index follows; where a key does, a table takes its place.
+    A list is entered if the next name is an index; if it is a key, a table replaces the list.
     """
     inner: Any = holder
     for name, following in pairwise(names):
@@ -29,14 +29,14 @@ def enter(holder: dict[str, Any], names: Path) -> Any:
 
 
 def make_way(holder: dict[str, Any], names: Path) -> None:
-    """A list at `names` gives place to the table that is written there: the table's keys are no indices."""
+    """Replace a list at `names` by a table, because the keys about to be written there are not indices."""
     inner = enter(holder, names)
     if isinstance(inner, dict) and isinstance(inner.get(names[-1]), list):
         inner[names[-1]] = {}
 
 
 def forget(holder: dict[str, Any], names: Path, default: object) -> None:
-    """The value at `names` as it is in the default table; gone where that has none."""
+    """Reset the value at `names` to the default table's, or remove it if the default has none."""
     for name in names[:-1]:
         holder = holder.get(name, {}) if isinstance(holder, dict) else {}
         default = default.get(name) if isinstance(default, Mapping) else None
@@ -47,7 +47,7 @@ def forget(holder: dict[str, Any], names: Path, default: object) -> None:
 
 
 def append(holder: dict[str, Any], name: str, value: object) -> None:
-    """Add an item, or the items of a list, to the list under `name`; there may be none yet."""
+    """Add an item, or the items of a list, to the list under `name`, which is created if missing."""
     current = holder.get(name, [])
     if not isinstance(current, list):
         raise refusal("is no list, so that nothing can be added to it")
@@ -55,7 +55,7 @@ def append(holder: dict[str, Any], name: str, value: object) -> None:
 
 
 def position(name: str, items: Sequence[object]) -> int:
-    """The index of an item that is there. Raises `ConfigError`."""
+    """The index of an existing item. Raises `ConfigError` if there is no such item."""
     if _is_index(name) and int(name) < len(items):
         return int(name)
     there = f"0 to {len(items) - 1}" if items else "none"
@@ -63,10 +63,10 @@ def position(name: str, items: Sequence[object]) -> int:
 
 
 def _is_index(name: str) -> bool:
-    """Decimal digits of ASCII, and few enough that `int` takes them."""
+    """Whether the name is ASCII decimal digits, few enough for `int`."""
     return name.isascii() and name.isdigit() and len(name) < 20
 
 
 def refusal(message: str, hint: str = "") -> ConfigError:
-    """One problem, whose path and place are put in by the caller."""
+    """An error with one problem, whose path and place the caller fills in."""
     return ConfigError([Problem(path="", message=message, hint=hint)])

@@ -1,4 +1,4 @@
-"""Values that stay as they were written: `FrozenDict`, and `freeze` / `thaw` between plain and frozen data."""
+"""Immutable values: `FrozenDict`, and `freeze` / `thaw` to convert between plain and frozen data."""
 
 from __future__ import annotations
 

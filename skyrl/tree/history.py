@@ -1,4 +1,4 @@
-"""The origins of a tree while it is being written: who gave each path its value, and who before."""
+"""The origins of a tree under construction: which source gave each path its value, and which ones before it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class History:
     def __init__(self) -> None:
         self._chains: dict[str, list[Origin]] = {}
         self.written: list[str] = []
-        """Dotted path of every value that was written, in order, whatever became of it since."""
+        """Dotted path of every value that was written, in order, including values replaced or forgotten since."""
         self._around: set[Path] = set()
-        """Tables in which something was written, perhaps forgotten since."""
+        """Tables in which something was written, even if it was forgotten since."""
 
     @property
     def origins(self) -> Origins:
@@ -30,13 +30,13 @@ class History:
         return self._chains.get(dotted(path), [None])[-1]
 
     def add(self, path: Path, origin: Origin, value: object) -> None:
-        """`origin` gave this value, and wins."""
+        """Record `origin` as the source of this value; it takes precedence over earlier ones."""
         self._chains.setdefault(dotted(path), []).append(origin.giving(value))
         self.written.append(dotted(path))
         self._note(path)
 
     def begin(self, path: Path, origin: Origin, value: object) -> None:
-        """Forget what was written there before."""
+        """Record `origin` as the only source of this value, forgetting earlier ones."""
         self._chains[dotted(path)] = [origin.giving(value)]
         self.written.append(dotted(path))
         self._note(path)
@@ -59,13 +59,13 @@ class History:
             del self._chains[known]
 
     def take_over(self, origins: Origins, place: Path) -> None:
-        """Adopt the origins of a tree that was written on its own, and now stands at `place`."""
+        """Adopt the origins of a separately built tree that is now the subtree at `place`."""
         self._note((*place, ""))
         self._chains.update({f"{dotted(place)}.{path}": list(chain) for path, chain in origins.items()})
         self.written += (f"{dotted(place)}.{path}" for path in origins)
 
     def contradictions(self) -> Iterator[Problem]:
-        """One file that gives one field two values, under two of its names: the keys of a table have no order."""
+        """Problems where one file sets a field twice, under two of its names; keys of a table have no order."""
         for path, chain in self._chains.items():
             by_name = {(each.where, each.path): each for each in chain if each.kind == "file"}
             for one, other in combinations(by_name.values(), 2):

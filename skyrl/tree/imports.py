@@ -1,7 +1,7 @@
-"""Things of the user's own by import path: `module:Name` from an importable module, `path/to/file.py:Name` from a file.
+"""Imports user objects by path: `module:Name` from an importable module, `path/to/file.py:Name` from a file.
 
-Give it only names that stand in the user's own files or arguments. Modules are looked for in the folder that the
-command runs in, too, and a file is imported once, whoever names it.
+Pass only names from the user's own files or arguments. The working directory is searched for modules, too, and a file
+is imported only once, however often it is named.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skyrl.tree.names import nearest
 
 
 def import_object(name: str, error: type[UserError] = UserError) -> Any:
-    """The object that an import path names. Raises `error`, which says what was looked for and where."""
+    """The object that an import path names. Raises `error`, which says what was searched for and where."""
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
         raise error(f"{name!r} is no import path: module:name or file.py:name")
@@ -56,7 +56,7 @@ def import_class(name: str) -> type[Any] | None:
 def _from_module(name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.append(here)  # last: nothing of the folder takes the place of an installed package
+        sys.path.append(here)  # last, so that nothing in the folder shadows an installed package
     return importlib.import_module(name)
 
 
@@ -85,8 +85,8 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _module_name(file: Path) -> str:
-    """Module name made from the file's own, since a stored class carries it; a second file of that name gets a longer
-    one.
+    """Module name derived from the file name, since stored classes refer to it; a second file of the same name gets a
+    longer one.
     """
     name = f"skyrl_user_{file.stem}"
     if name not in sys.modules or sys.modules[name].__file__ == str(file):

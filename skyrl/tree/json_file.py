@@ -1,4 +1,4 @@
-"""Reading JSON, with its nulls. Keys that stand twice in a table are refused, and numbers that are not finite."""
+"""Reads JSON, including nulls. Duplicate keys and non-finite numbers are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_json(name: str) -> Assignment:
         value = json.loads(text, object_pairs_hook=_table, parse_constant=_refuse)
     except json.JSONDecodeError as error:
         raise malformed(name, "JSON", error.msg, error.lineno, error.colno) from None
-    except ValueError as error:  # a key that stands twice, NaN, or a number of thousands of digits
+    except ValueError as error:  # a duplicate key, NaN, or a number with thousands of digits
         raise malformed(name, "JSON", str(error)) from None
     except RecursionError:
         raise malformed(name, "JSON", "nested too deeply") from None
@@ -28,7 +28,7 @@ def read_json(name: str) -> Assignment:
 
 
 def _lines_of(name: str, text: str) -> dict[Path, int]:
-    """Every JSON text is a YAML text, whose reader knows lines."""
+    """Path -> line of each key, from the YAML reader: every JSON text is also YAML."""
     from skyrl.tree.yaml_file import parse_yaml
 
     try:

@@ -1,4 +1,4 @@
-"""Meaning of a piece of text whose field does not determine the type: a free-form table, a list, a union."""
+"""Interprets text whose field does not determine the type: an entry of a free-form table, a list or a union."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from skyrl.tree.plain import TypeMismatch, plain, scalar, shown
 
 NULL_WORDS = ("null", "none", "None")
-"""Text on a command line that stands for null, where null is allowed."""
+"""Command-line words that mean null where null is allowed."""
 
 
 def literal(text: str) -> Any:
-    """Null, true or false, a number, a list or a table, as JSON, TOML or Python spell it; anything else is text.
+    """Null, true or false, a number, a list or a table, as spelled in JSON, TOML or Python; anything else is text.
 
-    Raises `TypeMismatch` for brackets around what none of them can read: the shell has probably taken the quotes away.
+    Raises `TypeMismatch` for bracketed text that none of them can parse: the shell has probably removed the quotes.
     """
     if text in NULL_WORDS:
         return None
@@ -49,7 +49,7 @@ def _json(text: str) -> object:
 def _toml(text: str) -> object:
     import tomllib
 
-    if text[:1] not in ("[", "{", '"', "'"):  # numbers are JSON too, and a date is to stay text
+    if text[:1] not in ("[", "{", '"', "'"):  # JSON reads numbers too, and a date stays text
         raise ValueError(text)
     [value] = tomllib.loads(f"value = {text}").values()
     return value
@@ -58,7 +58,7 @@ def _toml(text: str) -> object:
 def _python(text: str) -> object:
     import warnings
 
-    with warnings.catch_warnings(action="error"):  # an escape that Python only warns of is a mistake
+    with warnings.catch_warnings(action="error"):  # an invalid escape, of which Python only warns, is a mistake
         value = ast.literal_eval(text)
     if text[:1] not in ("[", "{", "(", '"', "'") and (type(value) not in (int, float) or "#" in text):
         raise ValueError(text)

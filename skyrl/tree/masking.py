@@ -1,4 +1,4 @@
-"""Masking: plain data without the secrets in it, for everything that is printed, stored or sent."""
+"""Masks secrets in plain data, for everything that is printed, stored or sent."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ HIDDEN = "***"
 """Replacement of a secret in everything that is printed, stored or sent."""
 
 REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
-"""`env:NAME`."""
+"""A reference to an environment variable: `env:NAME`."""
 
 _SHORTEST = len("sig=....")
-"""Letters of the shortest text that has one of the forms of `_forms`."""
+"""Length of the shortest text that can match one of `_forms`."""
 
 SHOWN = re.compile(r"\*\*\* \(env:([A-Za-z_][A-Za-z0-9_]*)\)")
-"""`*** (env:NAME)`, as a `Secret` shows itself."""
+"""The masked form of a `Secret`: `*** (env:NAME)`."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Does a key of a free-form table, a header or a variable speak of a secret: `hf_token`, `X-Api-Key`, `password`?
+    """Does the name of a key, header or variable suggest a secret: `hf_token`, `X-Api-Key`, `password`?
 
     Names of a tokenizer's own tokens (`pad_token`) and counts of tokens do not.
     """
@@ -29,11 +29,11 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked(value: object, name: str = "") -> Any:
-    """Plain data without its secrets; `name` is the key or path that it stands under.
+    """Plain data without its secrets; `name` is the key or path of the value.
 
-    Masked are texts under names that speak of a secret, at any depth below them, and what has the form of one: user
-    names and passwords in addresses, signatures of presigned addresses, bearer tokens, and keys of well-known services.
-    A reference (`env:NAME`) stays: it says where the secret is.
+    Text is masked at any depth under a name that suggests a secret, and wherever it has the form of one: user names and
+    passwords in addresses, signatures of presigned addresses, bearer tokens, and keys of well-known services. A
+    reference (`env:NAME`) is kept: it says where the secret is.
     """
     is_secret = is_secret_name(name.rpartition(".")[2].strip('"'))
     if isinstance(value, str):
@@ -48,7 +48,7 @@ def masked(value: object, name: str = "") -> Any:
 
 
 def masked_text(text: str) -> str:
-    """A text without what has the form of a secret: the one list of forms, for configurations, logs and recordings."""
+    """The text with everything that looks like a secret masked; shared by configurations, logs and recordings."""
     folded = _folded(text) if len(text) >= _SHORTEST else ""
     if "://" in text:
         patterns = _patterns()
@@ -65,13 +65,13 @@ def masked_text(text: str) -> str:
 
 
 def _folded(text: str) -> str:
-    """The text in small letters, where `re.IGNORECASE` takes other letters for those of ASCII, too: K, s, i."""
+    """The text in lower case, with the non-ASCII letters that `re.IGNORECASE` equates with ASCII ones: K, s, i."""
     return text.lower() if text.isascii() else text.casefold().replace("\u0131", "i").replace("\u0307", "")
 
 
 @cache
 def _patterns() -> dict[str, re.Pattern[str]]:
-    """Compiled when something is printed or stored: checking a file needs none of them."""
+    """Compiled patterns, created on first use: checking a file needs none of them."""
     parts = r"signature|credential|security-token|access_?token|access_?key_?id|api_?key|password|secret"
     return {
         "name": re.compile(
@@ -86,8 +86,8 @@ def _patterns() -> dict[str, re.Pattern[str]]:
 
 @cache
 def _forms() -> tuple[tuple[tuple[str, ...], re.Pattern[str]], ...]:
-    """What secrets look like; the first group of each stays. Before a form stand words in small letters, one of which
-    is in every text that it changes: a text is searched for words 10 times as fast as for forms.
+    """Patterns of secrets; the first group of each match is kept. Each pattern comes with lower-case words, at least
+    one of which is in every text that it changes: searching for the words first is 10 times as fast.
     """
     to_the_end = r"[^\s\"'\\,;}{]"
     opening = r"\\?[\"']?\s*[:=]\s*\\?[\"']?"

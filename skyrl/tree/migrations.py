@@ -1,4 +1,4 @@
-"""Old names: what a path was called before, and what became of it. Applied to assignments, so that origins survive."""
+"""Old names of paths and their replacements. Applied to assignments, so that origins are preserved."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Migration:
     """Path of the value today. None: removed, for the reason in `why`."""
 
     since: str = ""
-    """When the old name went out of use, in words."""
+    """When the old name was retired, in words."""
 
     why: str = ""
     """Reason of the removal, or a replacement."""
 
     convert: Callable[[Any], Any] | None = None
-    """The value under the new name, from the one under the old."""
+    """Converts the value under the old name to the value under the new one."""
 
     harmless: tuple[Any, ...] = ()
-    """Old values that ask for what happens anyway: such a one is dropped with a warning instead of refused."""
+    """Old values that match today's fixed behaviour: they are dropped with a warning instead of refused."""
 
     needless: bool = False
-    """Whether every value asks for what happens anyway, for the reason in `why`."""
+    """Whether every value may be dropped with a warning, for the reason in `why`."""
 
 
 Followed = tuple[tuple[Assignment, ...], tuple[Problem, ...]]
@@ -45,9 +45,9 @@ Followed = tuple[tuple[Assignment, ...], tuple[Problem, ...]]
 
 
 def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed | None:
-    """An assignment to an old name, as this version has it; None for a name that never was one.
+    """An assignment to an old name, translated to the current one; None if the name is not an old one.
 
-    Raises `ConfigError` for a name that is gone, unless its value asks for what happens anyway.
+    Raises `ConfigError` for a removed name, unless its value matches today's fixed behaviour.
     """
     migration = _innermost(migrations, assignment.path)
     if migration is None:

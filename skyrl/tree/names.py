@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 LONGEST = 100
-"""Characters of the longest name that a near one is looked for."""
+"""Longest name, in characters, for which a similar one is searched."""
 
 
 def nearest(name: str, candidates: Sequence[str]) -> str | None:
-    """The candidate that `name` is most likely a slip of; None if none is close, or several are equally close."""
+    """The candidate that `name` most likely misspells; None if none is close, or several are equally close."""
     if len(name) > LONGEST:
         return None
     close = slips(name, candidates) or alike(name, candidates)
@@ -17,13 +17,15 @@ def nearest(name: str, candidates: Sequence[str]) -> str | None:
 
 
 def slips(name: str, candidates: Iterable[str]) -> list[str]:
-    """Candidates that differ by a letter more, less or other, by two neighbours exchanged, or in case and dashes."""
+    """Candidates that differ by one inserted, missing or changed letter, by two swapped neighbours, or by case and
+    dashes.
+    """
     return [candidate for candidate in candidates if _is_slip(_folded(name), _folded(candidate))]
 
 
 def alike(name: str, candidates: Iterable[str]) -> list[str]:
-    """The candidate that shares most letters with `name`, if it is most of them, or those of which `name` is an end, or
-    which is the first letters of its words.
+    """The closest candidate by shared letters, if close enough; else those that begin or end with `name`, or that are
+    the initials of its words.
     """
     from difflib import get_close_matches
 
@@ -50,6 +52,6 @@ def _folded(name: str) -> str:
 
 
 def shared(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many items two sequences have in common at their beginning."""
+    """Length of the common prefix of two sequences."""
     pairs = zip(one, other, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

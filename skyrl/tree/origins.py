@@ -1,4 +1,4 @@
-"""Where a value came from. Every source hands over assignments, and each assignment carries its origin from the start.
+"""Origins of values. Every source of values produces assignments, and each assignment carries its origin.
 
 The chain of origins of a path, winner last, is kept beside the tree, so that the tree itself stays plain.
 """
@@ -17,8 +17,8 @@ Path = tuple[str, ...]
 
 
 def dotted(path: Path) -> str:
-    """A path as a person writes it: names that hold a dot, a space or the like stand in quotes, and so does one that
-    ends in a plus, since `list+=value` appends.
+    """A path as a user writes it. Names with a dot, a space or the like are quoted, and so are names that end in a
+    plus, since `list+=value` appends.
     """
     return ".".join(name if _BARE.fullmatch(name) else '"' + _SPECIAL.sub(r"\\\g<0>", name) + '"' for name in path)
 
@@ -28,14 +28,14 @@ _SPECIAL = re.compile(r'["\\]')
 
 
 MOST_NAMES = 80
-"""Names that a path may have: those of the tree's tables, and as many levels as a free-form value may have."""
+"""Largest number of names in a path: the levels of the tree's tables and of a free-form value together."""
 
 MOST_LETTERS = 1000
-"""Characters that one name of a path may have."""
+"""Largest number of characters in one name of a path."""
 
 
 def check_length(path: Path) -> None:
-    """Raises `ConfigError` for a path that no person has written: it takes time that grows with its square."""
+    """Raises `ConfigError` for an implausibly long path, whose processing time grows with the square of its length."""
     if len(path) > MOST_NAMES:
         message = f"this path has {len(path)} names, and a path has at most {MOST_NAMES}"
     elif path and len(path[-1]) > MOST_LETTERS:  # the names before it were checked with the tables that they name
@@ -51,7 +51,7 @@ def cut_short(path: str) -> str:
 
 
 class KeyLines:
-    """On which line of a file each key stands. The text is scanned when the first line is asked for: few ask."""
+    """Line numbers of a file's keys. The text is scanned when the first line is requested, which is rare."""
 
     def __init__(self, scan: Callable[[], Mapping[Path, int]]) -> None:
         self._scan = scan
@@ -75,7 +75,7 @@ class Origin:
     kind: Literal["default", "preset", "file", "argument", "environment", "python", "rule"]
     where: str = ""
     """The preset, the file, the number of the argument, the variable, the line of Python, or the name of the rule. For
-    a default: the place that asked for it back."""
+    a default: the place that reset the value to it."""
 
     reads: tuple[str, ...] = ()
     """Paths that a rule derived the value from."""
@@ -88,13 +88,13 @@ class Origin:
     """Place of the reference `env:NAME`, for an environment variable."""
 
     is_stored: bool = False
-    """The file is one that a run stored, not one that a person wrote: nothing that it names is followed."""
+    """The file was stored by a run rather than written by hand: references in it are not followed."""
 
     value: Any = field(default=None, eq=False, repr=False)
-    """Value that this origin gave, once it stands in the tree."""
+    """Value that this origin gave, as stored in the tree."""
 
     def at(self, name: str) -> Origin:
-        """The origin of a key inside the table that this is the origin of."""
+        """The origin of a key inside the table, where this is the origin of the table."""
         path = (*self.path, name)
         return Origin(
             kind=self.kind,
@@ -106,7 +106,7 @@ class Origin:
         )
 
     def giving(self, value: object) -> Origin:
-        """A copy with the value that stands in the tree now."""
+        """A copy with the value that is now in the tree."""
         return Origin(
             kind=self.kind,
             where=self.where,
@@ -120,7 +120,7 @@ class Origin:
 
     @property
     def source(self) -> tuple[str, str]:
-        """What gave it as one layer: a file or preset by name; all arguments are one, and so are values from Python."""
+        """The layer of the origin: a file or preset by name; all arguments form one layer, as do values from Python."""
         layer = self.asked_by or self
         return layer.kind, layer.where if layer.kind in ("file", "preset") else ""
 
@@ -162,19 +162,19 @@ class Assignment:
     """The value is command-line text, whose meaning depends on the type of the field."""
 
     operation: Literal["set", "append", "forget"] = "set"
-    """append: add to the list that is there; forget: drop what earlier layers wrote, back to the default."""
+    """append: add to the existing list; forget: discard what earlier layers wrote and return to the default."""
 
     def inside(self, name: str, value: object) -> Assignment:
-        """The part of it that goes to the key `name` of the table it is about."""
+        """The part of the assignment for the key `name` of its table."""
         return Assignment(path=(*self.path, name), value=value, origin=self.origin.at(name), operation=self.operation)
 
     def below(self, path: Path) -> Assignment:
-        """The same for the tree that stands at `path`."""
+        """The same assignment in a larger tree whose subtree at `path` it is for."""
         return evolve(self, path=(*path, *self.path))
 
 
 def place_of(path: str, origins: Origins) -> str:
-    """Place where the value at `path` was written: that of the path, of something in it, or of a table around it."""
+    """Place where the value at `path` was written, or else a value inside it, or else a table around it."""
     if path in origins:
         return origins[path][-1].place
     for known, chain in origins.items():
@@ -187,7 +187,7 @@ def place_of(path: str, origins: Origins) -> str:
 
 
 def written_paths(origins: Origins) -> frozenset[str]:
-    """Paths that a person wrote, and every table around them."""
+    """Paths that were written explicitly, and every table around them."""
     found: set[str] = set()
     for path, chain in origins.items():
         if any(origin.kind not in ("default", "rule") for origin in chain):

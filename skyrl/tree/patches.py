@@ -1,4 +1,4 @@
-"""Values on their way into a tree: read from text, added to a list, put into a copy of an instance."""
+"""Prepares values for a tree: reads them from text, appends them to a list, puts them into a copy of an instance."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from skyrl.tree.types import coerce_exact, describe, item_kind, list_arm, parse
 
 
 def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
-    """A copy with these values, which were validated when assigned. Free-form tables, written into since, and classes
-    that judge their fields together are judged now. Raises ValueError.
+    """A copy with these values, which were validated when assigned. Free-form tables, which may have changed since, and
+    classes that validate their fields together are validated now. Raises ValueError.
     """
     cls = type(config)
     if hasattr(cls, "__attrs_post_init__") or not is_config(cls):
@@ -35,12 +35,12 @@ def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def class_of_table(attribute: attrs.Attribute[Any], value: object) -> type[Any] | None:
-    """Class of a nested table, finished or still being written; None for a leaf."""
+    """Class of a nested table, finished or under construction; None for a leaf."""
     return value.declared if isinstance(value, Table) else table_class(attribute, value)
 
 
 def read(assignment: Assignment, kind: object) -> object:
-    """The assigned value as one of this kind. Raises `ConfigError` if it is none."""
+    """The assigned value, read as the type `kind`. Raises `ConfigError` if it does not fit."""
     return parse(assignment.value, kind) if assignment.is_text else coerce_exact(assignment.value, kind)
 
 
@@ -55,7 +55,7 @@ def appended(attribute: attrs.Attribute[Any], current: object, assignment: Assig
 
 
 def problems_of(error: Exception) -> tuple[Problem, ...]:
-    """Problems of a `ConfigError`; of another validator's exception, one with its message."""
+    """Problems of a `ConfigError`; for any other exception of a validator, one problem with its message."""
     if isinstance(error, ConfigError):
         return error.problems
     message = str(error.args[0]) if error.args else type(error).__name__
@@ -63,7 +63,7 @@ def problems_of(error: Exception) -> tuple[Problem, ...]:
 
 
 def written_in(value: object, path: Path, default: object = None) -> Iterator[tuple[Path, Any]]:
-    """Paths below `path`, with their values, of the leaves that an instance does not have from its class."""
+    """Paths below `path`, with their values, of the leaves in which an instance differs from its class's defaults."""
     if not attrs.has(type(value)):
         return
     if type(default) is not type(value):

@@ -1,4 +1,4 @@
-"""Plain data, what every file format can hold: null, true and false, numbers, text, and lists and tables of them."""
+"""Plain data, which every file format can hold: null, true and false, numbers, text, and lists and tables of these."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from skyrl.tree.frozen import FrozenDict, thaw
 from skyrl.tree.masking import masked
 
 DEEPEST = 50
-"""Levels of lists and tables that a free-form value may have."""
+"""Deepest nesting of lists and tables in a free-form value."""
 
 MOST_VALUES = 50_000
-"""Values that one file may hold, and one tree may be given in all."""
+"""Largest number of values in one file, and assigned to one tree in total."""
 
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
-"""How a person would say these types."""
+"""Names of these types in messages."""
 
 
 class TypeMismatch(ValueError):
@@ -45,7 +45,7 @@ def plain(value: object, depth: int = 0) -> Any:
 
 
 def count_values(value: object, most: int) -> int:
-    """Values in lists and tables at any depth, and the outermost itself; counting ends beyond `most`."""
+    """Number of values in lists and tables at any depth, including the outermost; counting stops beyond `most`."""
     count, waiting = 1, [value]
     while waiting and count <= most:
         inner = waiting.pop()
@@ -93,10 +93,10 @@ def key_of_table(key: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as it is spelled, without secrets, cut short where it is long: for messages."""
+    """A value for messages: as it is spelled, without secrets, shortened if long."""
     try:
         text = repr(_without_secrets(value))
-    except (ValueError, RecursionError):  # a whole number of thousands of digits, a list in a list in a list ...
+    except (ValueError, RecursionError):  # an integer with thousands of digits, or lists nested too deeply
         text = f"this {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
 

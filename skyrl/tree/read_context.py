@@ -16,15 +16,15 @@ from skyrl.tree.types import holds_secret
 
 
 class MissingVariable(ConfigError):
-    """A variable that is not there. It is missed only where no later layer gives the value."""
+    """An environment variable that is not set. It is an error only if no later layer sets the value."""
 
 
 @frozen(kw_only=True)
 class ReadContext:
-    """A user's own files and arguments may reach all of it; a stored tree reaches nothing."""
+    """Everything that a user's own files and arguments may refer to; stored trees may refer to nothing."""
 
     environ: Mapping[str, str] | None = None
-    """Variables that `env:NAME` may name. None: none was handed over."""
+    """Variables that `env:NAME` may name. None: no environment was given."""
 
     presets: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     """Name -> tables, for `extends = "preset:NAME"`."""
@@ -33,16 +33,17 @@ class ReadContext:
     """Older names of paths."""
 
     is_open: bool = False
-    """References (`env:NAME`, `@file`, `class = "module:Name"` of a module not imported yet) are followed."""
+    """Whether references (`env:NAME`, `@file`, `class = "module:Name"` of a module not imported yet) are followed."""
 
     def follows(self, origin: Origin | None) -> bool:
-        """May what this place names be looked up: a variable, a file, a class to import?"""
+        """May references from this place be followed: a variable, a file, a class to import?"""
         return self.is_open and not (origin is not None and origin.is_stored)
 
     def filled(self, assignment: Assignment, kind: object) -> Assignment:
-        """`env:NAME` stands for the text of that variable, read as on a command line. A secret stays a reference.
+        """The assignment with `env:NAME` replaced by the variable's text, read as on a command line. A secret stays a
+        reference.
 
-        Raises `MissingVariable` for a variable that is not there.
+        Raises `MissingVariable` if the variable is not set.
         """
         value = assignment.value
         found = REFERENCE.fullmatch(value) if isinstance(value, str) and self.follows(assignment.origin) else None
@@ -59,4 +60,4 @@ class ReadContext:
 
 
 NOTHING = ReadContext()
-"""Context for trees that were stored: they are data and nothing else."""
+"""Context for stored trees, which are pure data."""

@@ -1,7 +1,7 @@
 """The engine of `resolve()` and `check()`: derivation rules and checks are small named functions in a tuple.
 
-A rule fills one path that was left unset, from the paths that it says it reads. A check looks at the whole tree and
-yields problems. Both are skipped where a value they read could not be used, so that one mistake is reported once.
+A rule fills one path that was left unset, from the paths that it declares to read. A check looks at the whole tree and
+yields problems. Both are skipped if a value they read is invalid, so that one mistake is reported once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from skyrl.tree.origins import DEFAULT, Origin, Origins, place_of, written_paths
 T = TypeVar("T")
 
 Check = Callable[[T], Iterator[Problem]]
-"""Reads the resolved tree, yields what is wrong with it. Its docstring says in one sentence what must hold."""
+"""A function that reads the resolved tree and yields problems. Its docstring states in one sentence what must hold."""
 
 
 @attrs.frozen(kw_only=True)
@@ -32,20 +32,20 @@ class Rule(Generic[T]):
     """The value that means "derive this": None in almost every field."""
 
     placeholder: bool
-    """Writing `unset` by hand asks for derivation, too. False where it is an ordinary value, such as 2.0."""
+    """Whether writing `unset` explicitly also requests derivation. False if it is an ordinary value, such as 2.0."""
 
     compute: Callable[[T], Any]
 
     table: str
-    """Optional table that the path is in, where it is in one. The rule applies where that table is absent or was
-    written leaf by leaf; one that was given whole, as an instance, stands as it is."""
+    """Optional table that contains the path, if any. The rule applies if that table is absent or was written leaf by
+    leaf; a table given as a whole instance is left unchanged."""
 
     given: str
-    """Path without which the rule does not apply: it has to be written, or in a bare tree to differ from what another
+    """Path that the rule requires, if any: it must be written or, in a tree without origins, differ from what another
     rule would derive for it."""
 
     asks_machine: bool
-    """Whether the value depends on the machine too, so that a stored tree keeps it."""
+    """Whether the value also depends on the machine, so that a stored tree keeps it."""
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Rule(Generic[T]):
         return self.compute.__name__
 
     def applies(self, config: T, written: Collection[str]) -> bool:
-        """Is the path still unset? `written` are the paths that a person wrote."""
+        """Is the path still unset? `written` are the paths that were written explicitly."""
         if self.table and get_at(config, self.table) is None:
             return True
         return self.leaves_unset(get_at(config, self.writes)) and (self.placeholder or self.writes not in written)
@@ -63,7 +63,7 @@ class Rule(Generic[T]):
         return type(value) is type(self.unset) and bool(value == self.unset)
 
     def below(self, table: str) -> Rule[Any]:
-        """The same rule in a larger tree, in which what it reads and writes is inside the table at the path `table`."""
+        """The same rule for a larger tree, with its paths inside the table at `table`."""
         return attrs.evolve(
             cast("Rule[Any]", self),
             writes=f"{table}.{self.writes}",
@@ -76,7 +76,7 @@ class Rule(Generic[T]):
 
 @attrs.frozen
 class Effect:
-    """A field that acts under a condition only: one path, or every path inside a table."""
+    """A field, or every field of a table, that has an effect only under a condition."""
 
     path: str
     when: str
@@ -86,7 +86,7 @@ class Effect:
     """The condition for a resolved tree."""
 
     def below(self, table: str) -> Effect:
-        """The same in a larger tree, in which the field is inside the table at the path `table`."""
+        """The same effect for a larger tree, with the field inside the table at `table`."""
         return Effect(f"{table}.{self.path}", self.when, _of_table(table, self.acts))
 
 
@@ -100,7 +100,7 @@ def rule(
     given: str = "",
     asks_machine: bool = False,
 ) -> Callable[[Callable[[T], Any]], Rule[T]]:
-    """Make a function from tree to value a rule. Returning the `unset` value leaves the path as it is."""
+    """Turn a function from tree to value into a rule. Returning the `unset` value leaves the path unchanged."""
 
     def decorate(compute: Callable[[T], Any]) -> Rule[T]:
         return Rule(
@@ -128,10 +128,10 @@ def _of_table(table: str, function: Callable[[Any], Any]) -> Callable[[Any], Any
 def derive(
     config: T, rules: Sequence[Rule[T]], origins: Origins, broken: Iterable[str] = (), *, leaf_by_leaf: bool = False
 ) -> tuple[T, Origins, frozenset[str]]:
-    """Apply the rules in order: a new tree, its origins, and the broken paths.
+    """Apply the rules in order. Returns a new tree, its origins, and the broken paths.
 
-    What was derived has a `rule` origin; what would have been derived from a broken path is broken, too. With
-    `leaf_by_leaf`, optional tables count as written that way: those of a stored tree, whose origins are not known.
+    A derived value has a `rule` origin; a value that would be derived from a broken path is broken, too. With
+    `leaf_by_leaf`, optional tables count as written leaf by leaf: used for stored trees, whose origins are unknown.
     """
     out_of_use = set(broken)
     grown, written = dict(origins), written_paths(origins)
@@ -154,18 +154,18 @@ def derive(
 
 
 def _differs(config: T, path: str, rules: Iterable[Rule[T]]) -> bool:
-    """Is there a value at the path that no rule would have given?"""
+    """Does the path have a value that no rule would derive?"""
     value = get_at(config, path)
     return all(not step.leaves_unset(value) and value != step.compute(config) for step in rules if step.writes == path)
 
 
 def taken_as_written(rules: Iterable[Rule[Any]], derived: Collection[str]) -> Origins:
-    """Origins of a stored tree: of the paths that some rule wants to be written, those that were not derived were."""
+    """Origins for a stored tree: paths that a rule requires (`given`) count as written unless they were derived."""
     return {step.given: (Origin(kind="file"),) for step in rules if step.given and step.given not in derived}
 
 
 def _given_whole(config: object, tables: Iterable[str], origins: Origins) -> set[str]:
-    """The tables that are there as one instance, from Python or as a class's default, and not from their leaves."""
+    """The tables that were given as one instance, from Python or as a class's default, rather than leaf by leaf."""
     there = [table for table in tables if get_at(config, table) is not None]
     by_leaf = {table for table in there if any(f"{path}.".startswith(f"{table}.") for path in origins)}
     as_one = {table for table in by_leaf if table in origins and attrs.has(type(origins[table][-1].value))}
@@ -175,16 +175,16 @@ def _given_whole(config: object, tables: Iterable[str], origins: Origins) -> set
 def _written(config: T, step: Rule[T], value: object) -> T:
     try:
         return evolve_at(config, step.writes, value)
-    except ConfigError as error:  # the values that it follows from are absurd, if each of them is allowed
+    except ConfigError as error:  # the values that it follows from are each allowed, but absurd in combination
         hint = f"it follows from {', '.join(step.reads)}"
         raise ConfigError([attrs.evolve(each, path=step.writes, hint=hint) for each in error.problems]) from None
 
 
 def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
-    """The paths whose value the rules would give again if it were not there: a stored tree need not keep them.
+    """The paths whose value the rules would derive again if it were missing: a stored tree need not keep them.
 
-    A value that depends on the machine is kept, since that may be another one later: of a rule that reads no path, or
-    that says so.
+    Values that depend on the machine are not among them, since the machine may change: those of a rule that reads no
+    path, or that sets `asks_machine`.
     """
     lasting = [step for step in rules if (step.reads or step.table) and not step.asks_machine]
     present = [step for step in lasting if get_at(config, step.writes) != step.unset]
@@ -203,13 +203,13 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
 
 
 def _roots(steps: Sequence[Rule[T]]) -> list[Rule[T]]:
-    """Problems that read nothing that another one of them writes: the others may differ for that alone."""
+    """Rules that read nothing that another of them writes; the others may differ only as a consequence."""
     written = {step.writes for step in steps}
     return [step for step in steps if not written & {*step.reads}] or list(steps)
 
 
 def _derived_tables(config: T, rules: Sequence[Rule[T]], derived: Collection[str]) -> Iterator[str]:
-    """Optional tables that the rules would give again as a whole."""
+    """Optional tables that the rules would derive again as a whole."""
     for table in dict.fromkeys(step.table for step in rules if step.table and step.writes in derived):
         again = derive(evolve_at(config, table, None), rules, {}, leaf_by_leaf=True)[0]
         if _alike(get_at(again, table), get_at(config, table)):
@@ -226,7 +226,7 @@ def find_problems(config: T, checks: Iterable[Check[T]], origins: Origins, broke
     found = []
     for check in checks:
         reads: set[str] = set()
-        watched: Any = _Watched(config, "", reads) if out_of_use else config  # watching takes twice the time
+        watched: Any = _Watched(config, "", reads) if out_of_use else config  # watching doubles the time
         problems = list(check(watched))
         if not touches(reads, out_of_use):
             found += [attrs.evolve(each, place=each.place or place_of(each.path, origins)) for each in problems]
@@ -243,8 +243,8 @@ def paths_read(function: Callable[[Any], Any], config: object) -> set[str]:
 
 
 def itself(config: T) -> T:
-    """The tree that a rule or check was given, for one that tries changes of it: all of it counts as read, so that the
-    check is skipped where any value is broken.
+    """The plain tree behind the one that a rule or check receives, for checks that try changes of it. All of it counts
+    as read, so that the check is skipped if any value is broken.
     """
     if not isinstance(config, _Watched):
         return config
@@ -253,7 +253,7 @@ def itself(config: T) -> T:
 
 
 def touches(paths: Iterable[str], broken: Collection[str]) -> bool:
-    """Does any of the paths lie at, in, or around a broken one? The empty path is the root: everything is in it."""
+    """Is any of the paths equal to, inside, or around a broken one? The empty path is the root, which contains all."""
     if not broken:
         return False
     around = {above for bad in broken for above in _and_around(bad)}
@@ -269,7 +269,7 @@ def _and_around(path: str) -> Iterator[str]:
 
 
 class _Watched:
-    """Stands in for a tree and notes which leaves are read."""
+    """Stands in for a tree and records which leaves are read."""
 
     def __init__(self, config: object, path: str, reads: set[str]) -> None:
         self._config, self._path, self._reads = config, path, reads
@@ -299,4 +299,4 @@ class _Watched:
         self._reads.add(self._path)
         return repr(self._config)
 
-    __hash__ = None  # type: ignore[assignment]  # nothing keeps these
+    __hash__ = None  # type: ignore[assignment]  # not hashable: never used as a key

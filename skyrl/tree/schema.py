@@ -1,4 +1,4 @@
-"""A tree as JSON Schema (draft 2020-12): with it an editor completes, explains and checks a file as it is written."""
+"""A tree as JSON Schema (draft 2020-12), with which an editor completes, explains and checks a file during typing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CLASS = {
 def json_schema(root: type[Any], instance: object = None) -> dict[str, Any]:
     """The schema of files for `root`: each class once under `$defs`, with its fields' docs. Every key is optional.
 
-    `instance` is a tree whose classes, of the user's own perhaps, stand in the tables' places.
+    `instance` is a tree whose tables' classes, possibly user-defined, replace the declared ones.
     """
     definitions: dict[str, Any] = {}
     _define(root() if instance is None else instance, definitions)
@@ -87,7 +87,7 @@ def _of_field(attribute: attrs.Attribute[Any], value: object, definitions: dict[
 
 
 def _or_environment(described: dict[str, Any]) -> dict[str, Any]:
-    """Any field takes `env:NAME`, for what that variable holds."""
+    """The schema extended by `env:NAME`, which every field accepts."""
     arms = described.get("anyOf", [described])
     takes_text = any(arm == {} or (arm.get("type") == "string" and "pattern" not in arm) for arm in arms)
     is_secret = any(arm.get("pattern") == _REFERENCE["pattern"] for arm in arms)
@@ -106,7 +106,7 @@ def _of_type(kind: object, bounds: Mapping[str, Any]) -> dict[str, Any]:
     if kind in _SCALARS:
         return {"type": _SCALARS[kind]}
     if kind is type(None):
-        return {"enum": [None, "none"]}  # TOML has no null, so there `"none"` stands for it
+        return {"enum": [None, "none"]}  # TOML has no null and writes `"none"` instead
     if get_origin(kind) is Literal:
         return {"enum": list(get_args(kind))}
     if is_union(kind):

@@ -1,8 +1,8 @@
-"""Secrets: a configuration says where one is, never what it is.
+"""Secrets: a configuration says where a secret is stored, never its value.
 
     token: Secret | None = None        # token = "env:JUDGE_TOKEN"
 
-A component reads the variable when it needs the secret: `config.token.reveal(environ)`. What is printed or stored is
+A component reads the variable when it needs the secret: `config.token.reveal(environ)`. Printed and stored data is
 masked by `skyrl.tree.masking`.
 """
 
@@ -16,8 +16,8 @@ from skyrl.tree.plain import TypeMismatch
 
 
 class Secret:
-    """The name of the environment variable that holds a secret. It shows as `*** (env:NAME)` wherever it is printed or
-    stored, which reads back as the same reference.
+    """The name of the environment variable that holds a secret. It is printed and stored as `*** (env:NAME)`, which
+    reads back as the same reference.
     """
 
     __slots__ = ("name",)

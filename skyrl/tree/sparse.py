@@ -1,4 +1,4 @@
-"""Only what differs from the default tree: the form in which a person writes a configuration, as nested plain data."""
+"""Reduces a tree to its differences from the default, as nested plain data: the form in which users write one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skyrl.tree.types import class_of, config_class, is_optional, lists_none
 
 
 def sparse(config: object, default: object = None, leave_out: Iterable[str] = ()) -> dict[str, Any]:
-    """Nested data that, patched onto the default tree, gives `config`. Values are as JSON has them, nulls included.
+    """Nested data that, patched onto the default tree, gives `config`. Values are in JSON form, nulls included.
 
     The differences are from the default *instance*, which may differ from a nested class's own defaults. `leave_out`
     are dotted paths to drop, such as derived ones.
@@ -21,8 +21,8 @@ def sparse(config: object, default: object = None, leave_out: Iterable[str] = ()
 
 
 def as_toml_has_it(data: Mapping[str, Any], cls: type[Any]) -> dict[str, Any]:
-    """Nested data with the text `none` for null where the field may be null. Raises `ConfigError` where TOML cannot say
-    it: inside free-form tables, and where `none` is a word of the field's own.
+    """Nested data with the text `none` for null where the field may be null. Raises `ConfigError` for a null that TOML
+    cannot express: inside free-form tables, and where `none` is a value of the field itself.
     """
     problems: list[Problem] = []
     converted = _without_null(data, cls, "", problems)
@@ -38,7 +38,7 @@ def _sparse(config: object, default: object, prefix: str, left_out: frozenset[st
         if path in left_out:
             continue
         nested = table_class(attribute, value)
-        if nested is not None and config_class(attribute.type) is None:  # a table whose class another field names
+        if nested is not None and config_class(attribute.type) is None:  # its class is named by another field
             data |= {name: inner} if (inner := _sparse(value, nested(), path + ".", left_out)) else {}
         elif nested is None or value is None:
             if not same(stored_value(value), stored_value(before)):
@@ -62,7 +62,7 @@ def _without_null(data: Mapping[str, Any], cls: type[Any], prefix: str, problems
         nested = config_class(attribute.type) if attribute else None
         if isinstance(value, Mapping) and nested is not None:
             converted[name] = _without_null(value, nested, path + ".", problems)
-        elif attribute and class_of(attribute.type):  # its class reads the word where a field may be null
+        elif attribute and class_of(attribute.type):  # its class reads `none` as null where a field may be null
             converted[name] = _word_for_null(value)
         elif value is None and attribute and is_optional(attribute.type) and not _has_word_none(attribute.type):
             converted[name] = "none"

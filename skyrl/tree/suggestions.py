@@ -11,13 +11,13 @@ from skyrl.tree.names import LONGEST, alike, shared, slips
 from skyrl.tree.origins import Path
 
 _MOST = 3
-"""Suggestions that one message makes."""
+"""Largest number of suggestions in one message."""
 
 
 def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tuple[str, list[str]]:
     """A sentence for the unknown name `path[depth]` in the table `owner`, and the paths of `root` that it names.
 
-    A sibling one slip away is meant more likely than the same name elsewhere, and that more than a name somewhat alike.
+    Order of likelihood: a sibling with a small typo, the same name elsewhere, a roughly similar name.
     """
     name, siblings = path[depth], tuple(fields_of(owner))
     if max(map(len, path)) > LONGEST:
@@ -43,13 +43,13 @@ def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tup
 
 @cache
 def _last_names(root: type[Any]) -> dict[str, str]:
-    """Every path of the tree, tables and leaves, with the last of its names."""
+    """Every path of the tree, tables and leaves -> the last of its names."""
     everywhere = dict.fromkeys([*table_paths(root), *(leaf for leaf, _ in leaf_paths(root))])
     return {each: each.rpartition(".")[2] for each in everywhere}
 
 
 def _in_place_of(path: Path, depth: int, names: Iterable[str], everywhere: Collection[str]) -> list[str]:
-    """The paths with each of `names` at `depth`: those that exist as a whole, else those that exist as far as there."""
+    """The path with each of `names` put at `depth`: the full paths that exist, else the paths cut after that name."""
     cut = [(*path[:depth], name) for name in names][:_MOST]
     whole = [".".join((*each, *path[depth + 1 :])) for each in cut]
     return [each for each in whole if each in everywhere] or [".".join(each) for each in cut]

@@ -1,4 +1,4 @@
-"""One nested instance while it is being written: what it was, and what changed."""
+"""One nested instance under construction: the original and its changes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from skyrl.tree.plain import shown
 
 
 class Table:
-    """The class that its place asks for, the instance that it starts from, and the changes."""
+    """A nested table under construction: its declared class, the instance it starts from, and the changes."""
 
     def __init__(self, declared: type[Any], base: object) -> None:
         self.declared = declared
         self.base = base
         self.changes: dict[str, Any] = {}
         self.is_forgotten = False
-        """Has a value inside been forgotten? A table that was written empty stands."""
+        """Whether a value inside was forgotten; distinguishes such a table from one written empty, which is kept."""
         self.was_absent = False
-        """Was there no table before something was written in it?"""
+        """Whether the table did not exist before something was written in it."""
 
     @property
     def cls(self) -> type[Any]:
-        """The class of the instance that is being made."""
+        """The class of the instance under construction."""
         return type(self.base)
 
     def current(self, name: str) -> Any:
@@ -32,7 +32,7 @@ class Table:
         return self.changes[name] if name in self.changes else getattr(self.base, name)
 
     def child(self, name: str, declared: type[Any]) -> Table:
-        """The nested table `name`, made from its current value, or from its class's defaults where that is None."""
+        """The nested table `name`, created from its current value, or from its class's defaults if that is None."""
         value = self.current(name)
         if not isinstance(value, Table):
             was_absent = value is None
@@ -41,26 +41,27 @@ class Table:
         return value
 
     def drop_if_untouched(self, name: str) -> None:
-        """Reset a table whose default is None to None, once everything that was written in it has been forgotten."""
+        """Reset a table whose default is None to None if everything written in it has been forgotten."""
         child = self.changes.get(name)
         if isinstance(child, Table) and child.is_forgotten and not child.changes and getattr(self.base, name) is None:
             del self.changes[name]
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """The free-form table `name`, to be changed; empty where it was None."""
+        """The free-form table `name` in mutable form; empty if it was None."""
         value = self.current(name)
         made: dict[str, Any] = value if isinstance(value, dict) else thaw(value or {})
         self.changes[name] = made
         return made
 
     def become(self, name: object, *, may_import: bool) -> None:
-        """Take another class, by its import path: the key `class`. What differs from defaults stays.
+        """Change to the class with this import path, the value of the key `class`. Values that differ from the defaults
+        are kept.
 
-        What is not imported yet is imported only where a user's own file or argument asks for it.
+        A module that is not imported yet is imported only if a user's own file or argument names it.
         """
         cls = known_class(name) if isinstance(name, str) else None
         if cls is None and isinstance(name, str) and may_import:
-            from skyrl.tree.imports import import_class  # few files name a class that nobody has imported
+            from skyrl.tree.imports import import_class  # few files name a class that is not imported yet
 
             cls = import_class(name)
         if cls is None or not issubclass(cls, self.declared):

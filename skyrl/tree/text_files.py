@@ -23,12 +23,12 @@ _KINDS = (
 
 
 def read_text(name: str) -> str:
-    """Text of a regular file of at most `MOST_BYTES`, with line feeds alone.
+    """Text of a regular file of at most `MOST_BYTES`, with CRLF line ends converted to line feeds.
 
-    Raises `ConfigError` for a file that is missing, unreadable, too large, no regular file, or not UTF-8.
+    Raises `ConfigError` for a file that is missing, unreadable, too large, not a regular file, or not UTF-8.
     """
     try:
-        text = _bytes_of(name).decode("utf-8-sig")  # Windows editors write a mark first
+        text = _bytes_of(name).decode("utf-8-sig")  # Windows editors write a byte order mark first
     except FileNotFoundError:
         raise cannot_read(name, "there is no such file") from None
     except IsADirectoryError:
@@ -45,7 +45,7 @@ def read_text(name: str) -> str:
 
 
 def _bytes_of(name: str) -> bytes:
-    """Bytes of the file. What is no regular file is not even opened: a pipe may never end, or never begin."""
+    """Bytes of the file. Anything but a regular file is not even opened: reading a pipe may block or never end."""
     path = FilePath(name).expanduser()
     mode = os.stat(path).st_mode
     if kind := next((words for is_kind, words in _KINDS if is_kind(mode)), ""):
@@ -58,12 +58,12 @@ def _bytes_of(name: str) -> bytes:
 
 
 def cannot_read(name: str, why: str) -> ConfigError:
-    """The file as a whole is of no use."""
+    """The error for a file that cannot be read at all."""
     return ConfigError([Problem(path=name, message=f"cannot be read: {why}")], title=UNREADABLE)
 
 
 def malformed(name: str, language: str, why: str, *position: int) -> ConfigError:
-    """The text is not of its language; `position` is the line, or line and column, where that shows."""
+    """The error for text that is not valid `language`; `position` is the line, or line and column, of the error."""
     place = ":".join([name, *map(str, position)])
     problem = Problem(path=name, message=f"not valid {language}: {why[:1].lower()}{why[1:]}", place=place)
     return ConfigError([problem], title=UNREADABLE)

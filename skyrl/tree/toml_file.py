@@ -1,4 +1,4 @@
-"""Reading TOML: values by the standard library, line numbers by a scan of the text, and only when one is asked for."""
+"""Reads TOML: values with the standard library, line numbers by a scan of the text when the first one is requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
 from skyrl.tree.text_files import malformed, read_text
 
 MOST_PARTS = 60
-"""Parts of a dotted key that are parsed: the time that `tomllib` takes for one grows with their square, at least."""
+"""Largest number of parts of a dotted key: parse time in `tomllib` grows at least with the square of their number."""
 
 _LONG_KEY = rf"""(?m)^[ \t\[]*+(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}"""
 
@@ -26,7 +26,7 @@ def read_toml(name: str) -> Assignment:
         raise malformed(name, "TOML", f"a key of more than {MOST_PARTS} parts", line)
     try:
         value = tomllib.loads(text)
-    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+    except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
         raise _not_toml(name, text, str(error)) from None
     except RecursionError:
         raise _not_toml(name, text, "nested too deeply") from None
@@ -35,7 +35,7 @@ def read_toml(name: str) -> Assignment:
 
 
 def _lines_of(text: str) -> dict[Path, int]:
-    from skyrl.tree.toml_lines import scan_lines  # few ask, and its patterns take milliseconds to compile
+    from skyrl.tree.toml_lines import scan_lines  # rarely needed, and its patterns take milliseconds to compile
 
     return scan_lines(text)
 

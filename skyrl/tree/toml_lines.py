@@ -51,7 +51,7 @@ def scan_lines(text: str) -> dict[Path, int]:
 
 
 def _end_of_statement(text: str, position: int) -> int:
-    """Just after the newline that ends the statement: newlines in strings, lists and inline tables do not."""
+    """Position after the newline that ends the statement; one in a string, list or inline table does not end it."""
     depth = 0
     while token := _TOKEN.search(text, position):
         position = token.end()

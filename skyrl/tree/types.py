@@ -1,10 +1,9 @@
-"""Does this value fit that type? Exactly, never by casting.
+"""Checks whether a value fits a type: exactly, never by casting.
 
 `coerce_exact` takes values from typed sources (TOML, JSON, Python), `parse` takes text from a command line, where the
-field's
-type decides what it means: `run_name=1e5` is text, `lr=1e5` a number. Both return frozen values or raise
-`TypeMismatch`.
-Types that are not listed here go to cattrs' global converter, so that a hook registered there works in a config class.
+field's type decides what it means: `run_name=1e5` is text, `lr=1e5` a number. Both return frozen values or raise
+`TypeMismatch`. Types that are not listed here go to cattrs' global converter, so that a hook registered there works in
+a config class.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from skyrl.tree.units import Unit
 
 @attrs.frozen
 class ClassOf:
-    """Remark on a free-form table: a field beside it names the class whose fields the table's keys are.
+    """Annotation of a free-form table: a sibling field names the class whose fields are the table's keys.
 
         policy_loss: Annotated[Mapping[str, Any], ClassOf("policy_loss_type", find)] = FrozenDict()
 
-    Where the class is known, the table holds an instance of it; where it is not, what was written.
+    If the class is known, the table holds an instance of it; otherwise it holds what was written.
     """
 
     field: str
-    """The field beside the table."""
+    """Name of the sibling field."""
 
     find: Callable[[Any, bool], type[Any] | None]
     """Function of the field's value, and whether it may be imported, that returns the configuration class or None."""
@@ -46,7 +45,7 @@ _MAPPINGS = (Mapping, dict, FrozenDict)
 
 
 def coerce_exact(value: object, kind: Any) -> Any:
-    """`value` as a frozen member of the type `kind`; whole numbers pass where a number is wanted, nothing else is cast.
+    """`value` as a frozen member of the type `kind`; integers are accepted as floats, nothing else is cast.
 
     Raises `TypeMismatch`.
     """
@@ -108,7 +107,7 @@ def parse(text: str, kind: Any) -> Any:
 
 
 def describe(kind: Any) -> str:
-    """A type as a person would say it: `a list of text`, `true or false`, `one of: none, latest`."""
+    """A type in words: `a list of text`, `true or false`, `one of: none, latest`."""
     if unit := unit_of(kind):
         return f"{NAMES[bare(kind)]} of {unit.name}"
     kind = bare(kind)
@@ -133,7 +132,7 @@ def describe(kind: Any) -> str:
 
 
 def bare(kind: object) -> Any:
-    """The type itself, without the remarks and names that `Annotated` and `NewType` put on it."""
+    """The underlying type, without the wrappers `Annotated` and `NewType`."""
     while True:
         if get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
@@ -149,12 +148,12 @@ def unit_of(kind: object) -> Unit | None:
 
 
 def class_of(kind: object) -> ClassOf | None:
-    """Marker of a table whose class a field beside it names, if the type has one."""
+    """Marker of a table whose class a sibling field names, if the type has one."""
     return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, ClassOf)), None)
 
 
 def is_union(kind: object) -> bool:
-    """`A | B`, `Optional[A]` or `Union[A, B]`."""
+    """Whether the type is `A | B`, `Optional[A]` or `Union[A, B]`."""
     return get_origin(kind) in (Union, types.UnionType)
 
 
@@ -164,12 +163,12 @@ def is_optional(kind: object) -> bool:
 
 
 def is_list(kind: object) -> bool:
-    """`tuple[T, ...]`, `list[T]` or `Sequence[T]`, each of which is stored as a tuple; or `tuple[A, B]`."""
+    """Whether the type is `tuple[A, B]`, or `tuple[T, ...]`, `list[T]` or `Sequence[T]`, which are stored as tuples."""
     return (get_origin(kind) or kind) in _LISTS
 
 
 def list_arm(kind: object) -> Any:
-    """The list type that `kind` is, or that is one arm of it; None if there is none."""
+    """`kind` if it is a list type, or the arm of the union that is one; None if there is none."""
     arms = _arms(kind) if is_union(kind) else [bare(kind)]
     return next((arm for arm in arms if is_list(arm)), None)
 
@@ -185,7 +184,7 @@ def holds_secret(kind: object) -> bool:
 
 
 def is_mapping(kind: object) -> bool:
-    """A free-form table: `Mapping[str, T]`, alone or optional."""
+    """Whether the type is a free-form table: `Mapping[str, T]`, alone or optional."""
     return _mapping_arm(kind) is not None
 
 
@@ -196,7 +195,7 @@ def value_kind(kind: object) -> Any:
 
 def config_class(kind: object) -> type[attrs.AttrsInstance] | None:
     """The nested class that `kind` names, alone or as one arm of an optional."""
-    if isinstance(kind, type):  # most are: this is asked for every name of every path
+    if isinstance(kind, type):  # the usual case, checked first: this runs for every name of every path
         return kind if attrs.has(kind) else None
     arms = get_args(kind) if is_union(kind) else (kind,)
     for arm in map(bare, arms):
@@ -232,7 +231,7 @@ def _parse_union(text: str, kind: object) -> object:
         return None
     arms = sorted(_arms(kind), key=lambda arm: arm is str)  # text takes everything, so it is tried last
     if is_bracketed(text) and any(map(is_list, arms)):
-        arms = [arm for arm in arms if arm is not str]  # a list that the shell took the quotes of is a mistake
+        arms = [arm for arm in arms if arm is not str]  # a list whose quotes the shell removed is a mistake, not text
     return _first_that_takes(arms, lambda arm: parse(text, arm), text, kind)
 
 
@@ -243,7 +242,7 @@ def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: ob
             return take(arm)
         except TypeMismatch as misfit:
             refused.append(misfit)
-    if len(refused) == 1 or holds_secret(kind):  # a secret's own refusal does not repeat the value
+    if len(refused) == 1 or holds_secret(kind):  # the error of a secret does not repeat the value
         raise refused[0]
     hint = next((misfit.hint for misfit in refused if misfit.hint), "")
     raise TypeMismatch(f"{shown(value)} is not {describe(kind)}", hint=hint)
@@ -254,7 +253,7 @@ def _arms(kind: object) -> list[Any]:
 
 
 def _without_unit(value: Any, kind: object) -> Any:
-    """The number that a text with a unit gives, where the type has one; anything else as it is."""
+    """The number that text with a unit stands for, if the type has a unit; any other value unchanged."""
     unit = unit_of(kind) if isinstance(value, str) else None
     number = unit.read(value) if unit else None
     if number is None:
@@ -263,7 +262,7 @@ def _without_unit(value: Any, kind: object) -> Any:
 
 
 def lists_none(kind: object) -> bool:
-    """Is `none` a word of the type's own, so that it cannot stand for null?"""
+    """Is `none` a value of the type itself, so that it cannot stand for null?"""
     return any(get_origin(arm) is Literal and "none" in get_args(arm) for arm in get_args(kind))
 
 
@@ -329,5 +328,5 @@ def _by_cattrs(value: object, kind: Any) -> Any:
     except ConfigError as error:
         first = error.problems[0]
         raise TypeMismatch(f"{first.path}: {first.message}", hint=first.hint) from None
-    except Exception as error:  # noqa: BLE001  # a hook of somebody else's may raise anything
+    except Exception as error:  # noqa: BLE001  # a third-party hook may raise anything
         raise TypeMismatch(f"{shown(value)} is not {describe(kind)} ({type(error).__name__}: {error})") from None

@@ -1,8 +1,8 @@
-"""Numbers with a unit, as people write them: `"10m"` where seconds are wanted, `"8GiB"` where gigabytes are.
+"""Numbers written with a unit: `"10m"` in a field of seconds, `"8GiB"` in a field of gigabytes.
 
     start_timeout_seconds: Seconds = 600.0
 
-The field holds the plain number. A number without a unit is in the field's own.
+The field holds the plain number. A number without a unit is in the unit of the field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+)")
 
 @frozen(kw_only=True)
 class Unit:
-    """Unit of a field, and the units that it may be written in: name -> how many of the field's own unit that is."""
+    """Unit of a field, and the units in which it may be written: name -> factor to the field's unit."""
 
     name: str
     example: str
@@ -29,13 +29,11 @@ class Unit:
 
     @property
     def pattern(self) -> str:
-        """A regular expression, in the words of JSON Schema, for the texts that `read` takes."""
+        """Regular expression, in JSON Schema syntax, for the text that `read` accepts."""
         return rf"^\s*{_TEXT.pattern.replace('[A-Za-z]+', '|'.join(self.factors))}\s*$"
 
     def read(self, text: str) -> float | None:
-        """The number that `text` gives in this unit; None if it has no unit at all. Raises `TypeMismatch` for
-        another.
-        """
+        """The value of `text` in this unit; None if the text has no unit. Raises `TypeMismatch` for an unknown unit."""
         found = _TEXT.fullmatch(text.strip())
         if not found:
             return None

@@ -1,6 +1,6 @@
-"""One-field rules, as attrs validators: `field(default=1e-6, validator=non_negative)`.
+"""Rules for single fields, as attrs validators: `field(default=1e-6, validator=non_negative)`.
 
-Each raises `ConfigError` with one problem. None passes every rule: whether a field may be empty is its type's business.
+Each raises `ConfigError` with one problem. None passes every rule: the type decides whether a field may be empty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Validator = Callable[[Any, "Attribute[Any]", Any], None]
 def rule_of_one_field(holds: Callable[[Any], bool], wanted: str, **bounds: float) -> Validator:
     """A validator from a predicate on the value and the words for what is allowed (`a positive number`).
 
-    `bounds` say the same of numbers in the words of JSON Schema, as far as it can: `minimum`, `exclusiveMinimum`, ...
+    `bounds` express the same for numbers with JSON Schema's keywords, as far as possible: `minimum`,
+    `exclusiveMinimum`, ...
     """
 
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
@@ -35,12 +36,12 @@ _SAID: dict[Any, tuple[str, dict[str, float]]] = {}
 
 
 def wanted_by(validator: object) -> str:
-    """The validator's words for what it allows; empty for a foreign one, and for none."""
+    """The validator's description of what it allows; empty for a validator from elsewhere, or for None."""
     return _SAID[validator][0] if validator in _SAID else ""
 
 
 def bounds_of(validator: object) -> dict[str, float]:
-    """The range that a validator allows, in the words of JSON Schema."""
+    """The range that a validator allows, as JSON Schema keywords."""
     return _SAID[validator][1] if validator in _SAID else {}
 
 
@@ -64,17 +65,17 @@ def at_least(bound: float) -> Validator:
 
 
 def positive_or_minus_one(meaning: str) -> Validator:
-    """Positive, or the -1 that stands for something: `positive_or_minus_one("all ranks")`."""
+    """Validator of positive numbers, or -1 with a special meaning: `positive_or_minus_one("all ranks")`."""
     return rule_of_one_field(lambda value: value > 0 or value == -1, f"positive, or -1 for {meaning}", minimum=-1)
 
 
 def left_alone(instead: str) -> Validator:
-    """Validator of fields that cannot be set, because another setting does this; the message names that one."""
+    """Validator of fields that cannot be set because another setting replaces them, which the message names."""
     return rule_of_one_field(lambda value: False, f"allowed here: {instead}")
 
 
 def number_of_items(count: int, each: Callable[[Any], bool], wanted: str) -> Validator:
-    """A list of exactly `count` items for which `each` holds."""
+    """Validator of lists with exactly `count` items for which `each` holds."""
     return rule_of_one_field(lambda value: len(value) == count and all(map(each, value)), wanted)
 
 

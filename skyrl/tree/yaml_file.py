@@ -1,8 +1,8 @@
-"""Reading and writing YAML by the core schema of YAML 1.2: `1e-6` is a number, `no` and `on` are text.
+"""Reads and writes YAML by the core schema of YAML 1.2: `1e-6` is a number, `no` and `on` are text.
 
-libyaml parses the text into events, which know their lines; nodes and values are made here, so that a text of too many
-levels or values is refused at the first that is too much. Refused, too: keys that stand twice, tags that ask for
-anything but data, and aliases that unfold into more values than a person writes.
+libyaml parses the text into events, which carry their lines; nodes and values are built here, so that text with too
+many levels or values is refused as soon as a limit is exceeded. Duplicate keys, tags for anything but plain data, and
+aliases that expand into too many values are refused as well.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def parse_yaml(name: str, text: str) -> tuple[Any, dict[Path, int]]:
 
 
 def yaml_text(data: object) -> str:
-    """Plain data as YAML, which readers of YAML 1.1 and of 1.2 take for the same."""
+    """Plain data as YAML that readers of YAML 1.1 and 1.2 interpret identically."""
     return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
 class _Composer:
-    """Nodes of the one document, made from libyaml's events: its own composer recurses as deep as the text nests."""
+    """Builds the nodes of the one document from libyaml's events; libyaml's composer would recurse without a limit."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name = name
@@ -118,7 +118,7 @@ class _Composer:
 
 
 class _Reading:
-    """Nodes to values, counting them and noting their lines."""
+    """Converts nodes to values, counting them and recording their lines."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -182,11 +182,11 @@ class _CoreLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no annotations
-    """Quotes what either version of YAML would take for something other than text."""
+    """Dumper that quotes text which either version of YAML would read as something else."""
 
 
 def _represent_text(dumper: Any, text: str) -> Any:
-    """Line ends other than the line feed are escaped: a reader would fold them away."""
+    """Represent text with line ends other than the line feed escaped, since a reader would fold them."""
     style = '"' if any(end in text for end in "\r\x85\u2028\u2029") else None
     return dumper.represent_scalar(f"{_TAG}str", text, style=style)
 
