@@ -54,8 +54,8 @@ class Continuation:
         ids = evolve(self._template, tools=tools).after(FIXED, ANSWER, said)
         if ids is None:
             raise DataError(
-                "the chat template leaves out an earlier answer, so that no conversation can go on from sampled "
-                "tokens: set generator.use_conversation_multi_turn = false, or take another template"
+                "the chat template leaves out an earlier answer, so a conversation cannot continue from sampled "
+                "tokens: set generator.use_conversation_multi_turn = false, or use another template"
             )
         return ids
 

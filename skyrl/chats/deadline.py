@@ -40,7 +40,7 @@ def bounded(template: str, chats: int = 1) -> Iterator[None]:
             watch.end()
     except _Overdue:
         raise TemplateTimeoutError(
-            f"{template} computed for {seconds:g} s of processor time without an end and was stopped: it loops for too "
+            f"{template} used {seconds:g} s of processor time without finishing and was stopped: it loops for too "
             "long or forever; use another template"
         ) from None
 

@@ -82,7 +82,7 @@ class TurnEnds:
         written = chat_text(tokenizer, [ASKED, ANSWERED], ask=False, **arguments)
         _, found, tail = written.partition(ANSWER)
         if not found:
-            raise DataError("the chat template does not show where an answer is said: take another template")
+            raise DataError("the chat template does not show where an answer is: use another template")
         try:
             longer = chat_text(tokenizer, [ASKED, ANSWERED, ASKED], ask=False, **arguments).partition(ANSWER)[2]
         except DataError:  # it supports only one turn

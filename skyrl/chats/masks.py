@@ -132,11 +132,11 @@ def message_weights(messages: Sequence[Message], *, all_messages: bool = False) 
     """Index of every learned message -> its weight. Raises `DataError` if there is none."""
     said = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     if not said:
-        raise DataError("no message is an assistant's, so that nothing can be learned")
+        raise DataError("no message is from the assistant, so there is nothing to train on")
     usual = said if all_messages else said[-1:]
     weights = {place: _weight(messages[place], place in usual) for place in said}
     if not any(weights.values()):
-        raise DataError("the weight of every assistant message is 0, so that nothing can be learned")
+        raise DataError("the weight of every assistant message is 0, so there is nothing to train on")
     return {place: weight for place, weight in weights.items() if weight}
 
 
@@ -168,6 +168,6 @@ def _lacks_thoughts(messages: Sequence[Message], layout: Layout) -> bool:
 def _leaves_out(missing: Sequence[str]) -> DataError:
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return DataError(
-        f"the chat template leaves out {', '.join(missing[:3])}{more}: take another template (chat_template), or set "
+        f"the chat template leaves out {', '.join(missing[:3])}{more}: use another template (chat_template), or set "
         "allow_dropped_content in the row to train on what is left"
     )

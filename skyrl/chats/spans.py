@@ -157,8 +157,8 @@ class Layouts:
         header = "" if ended else self.ends.added.first(whole[stop : stop + 200])
         if not ended and not header:
             raise DataError(
-                f"the chat template writes nothing that ends message {place}, so that it would be learned without an "
-                "end: learn the last message alone (train_on_what), or take another chat_template"
+                f"the chat template writes nothing that ends message {place}, so it would be learned without an "
+                "end: train only on the last message (train_on_what), or use another chat_template"
             )
         return stop + len(header)
 
@@ -179,8 +179,8 @@ def _behind_an_opened_thought(message: Message) -> str:
 
 def _hidden(place: int) -> DataError:
     return DataError(
-        f"the chat template does not show where message {place} is said: take another template (chat_template), or "
-        "rows that are tokenized already"
+        f"the chat template does not show where message {place} is: use another template (chat_template), or "
+        "rows that are already tokenized"
     )
 
 
@@ -188,7 +188,7 @@ def _rewritten(place: int, turn: _Turn, whole: str) -> DataError:
     alike = next((i for i, (a, b) in enumerate(zip(turn.text, whole, strict=False)) if a != b), len(whole))
     then, now = (text[max(0, alike - 10) : alike + 30] for text in (turn.text, whole))
     return DataError(
-        f"the chat template writes message {place} otherwise once the conversation continues: {now!r} where the model "
-        f"would have sampled {then!r}. Learn the last message alone (train_on_what = last_assistant_message), or take "
-        "a template that keeps what was said (chat_template)"
+        f"the chat template writes message {place} differently once the conversation continues: {now!r} where the "
+        f"model would have sampled {then!r}. Train only on the last message (train_on_what = last_assistant_message), "
+        "or use a template that keeps earlier messages unchanged (chat_template)"
     )

@@ -96,7 +96,7 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
             raise ResumeError(f"{where} is damaged: no manifest is larger than {LARGEST_MANIFEST} bytes")
         content = bytes(storage.read(name))
     except FileNotFoundError:
-        raise ResumeError(f"{where} is missing: without it nothing says whether the checkpoint is whole") from None
+        raise ResumeError(f"{where} is missing: without it the checkpoint cannot be verified") from None
     except OSError as error:
         raise ResumeError(f"{where} cannot be read: {error}") from error
     try:
@@ -106,7 +106,7 @@ def read_manifest(storage: Storage, folder: str) -> Manifest:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         intact = False
     if not intact:
-        raise ResumeError(f"{where} is damaged: it is not what was written")
+        raise ResumeError(f"{where} is damaged: its content differs from what was written")
     return _manifest(body, folder, where)
 
 
@@ -114,7 +114,7 @@ def _manifest(body: dict[str, Any], folder: str, where: str) -> Manifest:
     """Builds the manifest. Raises `ResumeError` if no run wrote it: a forged manifest can have the right digest."""
     try:
         if not is_count(body["format"]):
-            raise ValueError("its format is not a whole number from 0")
+            raise ValueError("its format is not a non-negative integer")
         if body["format"] > FORMAT:
             raise ResumeError(f"{where} has the format {body['format']}, and this version reads up to {FORMAT}")
         check_body(body)
@@ -124,7 +124,7 @@ def _manifest(body: dict[str, Any], folder: str, where: str) -> Manifest:
     step = step_of(folder)
     if step is not None and step != body["step"]:
         raise ResumeError(
-            f"{where} is of step {body['step']}: the folder was renamed or exchanged; give it its name back"
+            f"{where} belongs to step {body['step']}: the folder was renamed or swapped; restore its name"
         )
     files = [StoredFile(name=name, size=of["size"], digest=of["xxh3_128"]) for name, of in body["files"].items()]
     names = ("step", "world_size", "versions", "metrics", "schema_version", "fingerprint", "derived", "config")
@@ -141,7 +141,7 @@ def damages(storage: Storage, folder: str, manifest: Manifest, level: Level = "d
             if size != file.size:
                 yield f"{where} is damaged: it has {size} bytes, and {file.size} were written"
             elif level == "digest" and digest_of(storage.chunks(name)) != file.digest:
-                yield f"{where} is damaged: its {size} bytes are not those that were written"
+                yield f"{where} is damaged: its {size} bytes do not match the recorded digest"
         except FileNotFoundError:
             yield f"{where} is missing"
         except OSError as error:

@@ -148,7 +148,9 @@ class StoredTensors(Mapping[str, Tensor]):
                 filled += last - first
         if filled != count:
             where = f"{self.storage.where}/{self.folder}"
-            raise ResumeError(f"{where}: of {name}, {count - filled} of {count} numbers are in none of its files")
+            raise ResumeError(
+                f"{where}: {name} lacks {count - filled} of {count} numbers, which are in none of its files"
+            )
         return result
 
     def below(self, prefix: str) -> StoredTensors:
@@ -188,7 +190,9 @@ class StoredTensors(Mapping[str, Tensor]):
             total = math.prod(shape)
             missing = total - sum(place.count for place in places[name])
             if missing > 0:  # raised before memory is allocated for the tensor
-                raise ResumeError(f"{self._where()}: of {name}, {missing} of {total} numbers are in none of its files")
+                raise ResumeError(
+                    f"{self._where()}: {name} lacks {missing} of {total} numbers, which are in none of its files"
+                )
         return shapes, places
 
     def _where(self, file: str = "") -> str:
@@ -222,7 +226,7 @@ def _place(file: str, data: int, entry: Mapping[str, Any], start: object, room: 
     """
     shape, offsets, dtype = entry["shape"], entry["data_offsets"], _TYPES[entry["dtype"]]
     if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2 and is_count(start)):
-        raise ValueError(f"its shape {shape}, offsets {offsets} or start {start} are not whole numbers from 0")
+        raise ValueError(f"its shape {shape}, offsets {offsets} or start {start} are not non-negative integers")
     first, last = offsets
     if last > room or last - first != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{last - first} bytes at {first} do not hold the shape {shape}")

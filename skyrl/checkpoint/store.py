@@ -97,7 +97,7 @@ class CheckpointStore:
             self._clean_up(folder)
             room = self.storage.room()
             if room is not None and need > room:
-                raise OSError("there is no room for it")
+                raise OSError("there is not enough free space")
         return folder
 
     def finish(self, checkpoint: Checkpoint, files: Sequence[StoredFile], need: int = 0) -> str:
@@ -148,7 +148,7 @@ class CheckpointStore:
                 return steps
             return [step for step in steps if FILE in self.storage.names(name_of(step))]
         except OSError as error:
-            raise ResumeError(f"what {self.folder} holds cannot be seen: {error}") from error
+            raise ResumeError(f"the content of {self.folder} cannot be listed: {error}") from error
 
     def load(self, step: int) -> Checkpoint:
         """The verified checkpoint of a step. Raises `ResumeError`, which names the file that is missing or damaged."""
@@ -198,12 +198,12 @@ class CheckpointStore:
         if not old:
             return
         for damage in self.verify(newest, self._verify):
-            raise RunError(f"{damage}, though it has just been saved: nothing older was deleted")
+            raise RunError(f"{damage}, although it was just saved: no older checkpoint was deleted")
         for step in old:
             try:
                 self._put_aside(step)
             except OSError as error:
-                _log.warning("%s cannot be deleted, which is tried again later: %s", self._where(step), error)
+                _log.warning("%s cannot be deleted, will retry later: %s", self._where(step), error)
 
     def _put_aside(self, step: int) -> None:
         """Delete a checkpoint, in an order in which a partly deleted one never looks whole."""
@@ -227,7 +227,7 @@ class CheckpointStore:
         try:
             self.storage.remove(name)
         except OSError as error:
-            _log.warning("%s/%s cannot be deleted, which is tried again later: %s", self.folder, name, error)
+            _log.warning("%s/%s cannot be deleted, will retry later: %s", self.folder, name, error)
 
     def _values(self, steps: Sequence[int]) -> dict[int, float]:
         """Values of the metric that ranks checkpoints, by step."""

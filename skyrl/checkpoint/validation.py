@@ -18,8 +18,8 @@ _DIGEST = 32
 
 def check_body(body: Mapping[str, Any]) -> None:
     """Checks the types of a manifest's fields. Raises `ValueError`, or `KeyError` for a missing field."""
-    _expect(is_count(body["step"]), "its step is not a whole number from 0")
-    _expect(is_count(body["schema_version"]), "its schema_version is not a whole number from 0")
+    _expect(is_count(body["step"]), "its step is not a non-negative integer")
+    _expect(is_count(body["schema_version"]), "its schema_version is not a non-negative integer")
     _expect(isinstance(body["fingerprint"], str), "its fingerprint is not a text")
     _expect(isinstance(body["config"], dict), "its config is not a table")
     derived = body["derived"]
@@ -38,7 +38,7 @@ def check_file(name: str, of: Any) -> None:
     safe = all(part not in ("", ".", "..") for part in parts) and not set(name) & {"\\", "\0"}
     _expect(safe and name != "manifest.json", f"{name!r} is not the name of a file in the checkpoint")
     described = isinstance(of, dict) and is_count(of.get("size"))
-    _expect(described, f"the size of {name} is not a whole number from 0")
+    _expect(described, f"the size of {name} is not a non-negative integer")
     digest = of.get("xxh3_128")
     is_hexadecimal = isinstance(digest, str) and len(digest) == _DIGEST and not set(digest) - set("0123456789abcdef")
     _expect(is_hexadecimal, f"the digest of {name} is not one of xxh3-128")

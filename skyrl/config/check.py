@@ -113,7 +113,7 @@ def _what_was_hidden(run: RunConfig, origins: Origins, broken: Collection[str]) 
     for path in map(dotted, _hidden(run)):
         if not touches([path], broken):
             hint = "take it from a variable: env:NAME"
-            message = f"{HIDDEN} stands where a secret was: give it again"
+            message = f"{HIDDEN} is a placeholder for a secret: give the secret again"
             yield Problem(path=path, message=message, hint=hint, place=place_of(path, origins))
 
 

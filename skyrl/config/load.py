@@ -137,7 +137,7 @@ def _builder(
     builder.problems = [_in_terms_of_kinds(each, chosen) for each in builder.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
-        message = f"is missing, and without it a run is reinforcement learning, which has no {names}"
+        message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
         builder.problems.append(
             Problem(path="kind", message=message, hint='write kind = "sft" or kind = "reward_model"')
         )
@@ -165,7 +165,7 @@ def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
     if name in fields_of(root) or not problem.message.startswith("no such field of"):
         return problem
     if name == EXTENDS:
-        hint = "it stands in a file; here, name the file or the preset itself, as in preset:cuda"
+        hint = "it belongs in a file; here, name the file or the preset itself, as in preset:cuda"
         return evolve(problem, hint=hint)
     others = [kind for kind in KINDS if name in fields_of(root_of(kind))]
     if others:
@@ -199,7 +199,7 @@ def _file_layer(name: str, context: ReadContext, place: str = "") -> _Layer:
         for each in assignments:
             refuse_other_tables(name, each.value)
         if must_be_stored(name) and not all(is_stored_form(each.value) for each in assignments):
-            raise ConfigError([Problem(path=file_of(name), message="is not what a run stored")])
+            raise ConfigError([Problem(path=file_of(name), message="is not the stored configuration of a run")])
         return _Layer(assignments=assignments, file=name, place=place)
     except ConfigError as error:
         return _Layer(error=error, file=name, place=place)
@@ -276,7 +276,7 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
         builder.assign_all(assignments)
     except ConfigError as error:
         name = layer.file
-        hint = f"a value is written in one word: {name}=VALUE" if _is_path(name, root) else ""
+        hint = f"write the value without a space: {name}=VALUE" if _is_path(name, root) else ""
         builder.problems.extend(
             evolve(each, place=each.place or layer.place, hint=each.hint or hint) for each in error.problems
         )
@@ -295,7 +295,7 @@ def _with_words_joined(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_L
             continue
         is_value = layer.error is not None and _is_path(layer.file, root) and after.error is not None
         if is_value and layer.error is not None:
-            hint = f"a value is written in one word: {layer.file}={after.file}"
+            hint = f"write the value without a space: {layer.file}={after.file}"
             problems = [evolve(each, hint=hint) for each in layer.error.problems]
             layer = evolve(layer, error=ConfigError(problems, title=layer.error.title))
         yield layer

@@ -52,7 +52,7 @@ class Registry:
             raise ValueError(f"{name!r} cannot name a {self.kind}: a colon marks an import path")
         known = self._own.get(name, thing)
         if name in self.built_in or _place(known) != _place(thing):
-            raise ValueError(f"there is a {self.kind} named {name!r} already")
+            raise ValueError(f"a {self.kind} named {name!r} is already registered")
         self._own[name] = thing
         return thing
 

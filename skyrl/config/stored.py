@@ -77,8 +77,8 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
         return assignment
     version = value.get("schema_version", SCHEMA_VERSION)
     if type(version) is not int or version > SCHEMA_VERSION:
-        message = f"was stored in form {shown(version)}, and this version reads forms up to {SCHEMA_VERSION}"
-        raise ConfigError([Problem(path=assignment.origin.where, message=message, hint="take a later skyrl")])
+        message = f"was stored with schema version {shown(version)}, but this version reads up to {SCHEMA_VERSION}"
+        raise ConfigError([Problem(path=assignment.origin.where, message=message, hint="use a newer skyrl")])
     inside = attrs.evolve(assignment, value=value["config"], origin=_stored(assignment.origin.at("config")))
     run, _ = _read(inside, root)
     listed = value.get("derived")

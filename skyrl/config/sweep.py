@@ -79,7 +79,7 @@ class SweepConfig(BaseConfig):
 
     def own_problems(self) -> Iterator[Problem]:
         if not self.run:
-            yield Problem(path="run", message="no file of a run", hint='such as run = ["run.toml"]')
+            yield Problem(path="run", message="no configuration file is given", hint='such as run = ["run.toml"]')
         for path, values in flat(self.grid):
             if not isinstance(values, tuple) or not values:
                 yield Problem(path=f"grid.{path}", message=f"{values!r} is no list of values", hint="write it in [ ]")
@@ -132,5 +132,5 @@ def _wrong_draw(how: object) -> str:
         return ""
     numbers = [value for value in values if isinstance(value, int if kind == "integer" else (int, float))]
     if len(values) != 2 or len(numbers) != 2 or not numbers[0] <= numbers[1]:
-        return f"{kind} needs [low, high], and {list(values)} is not that"
+        return f"{kind} needs [low, high], not {list(values)}"
     return "log_uniform needs positive bounds" if kind == "log_uniform" and numbers[0] <= 0 else ""

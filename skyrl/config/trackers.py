@@ -73,7 +73,7 @@ def lacks_of(
         yield f"the package {facts.package} is not installed", f"pip install 'skyrl[{facts.extra}]'"
     mode = mode or environ.get(f"{name.upper()}_MODE") or "online"
     if facts.key and mode not in ("offline", "local", "disabled") and not _has_key(facts, environ):
-        yield f"{name} wants a key, and there is none", f"set the variable {facts.key}, or run `{name} login`"
+        yield f"{name} needs a key, but none is set", f"set the variable {facts.key}, or run `{name} login`"
 
 
 def is_installed(package: str) -> bool:

@@ -52,8 +52,8 @@ class Unimplemented:
         verb = "does not run" if self.severity == "error" else "has no effect"
         return Problem(
             path=path,
-            message=f"{shown(value)} {verb} in this version, which has not implemented it yet: {self.what}",
-            hint=f"what runs: {' or '.join(_spelled(able) for able in runs)}",
+            message=f"{shown(value)} {verb} in this version; not implemented yet: {self.what}",
+            hint=f"supported: {' or '.join(_spelled(able) for able in runs)}",
             severity=self.severity,
         )
 

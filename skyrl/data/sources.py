@@ -112,8 +112,8 @@ def in_table(source: str) -> bool:
 
 
 _TEXT_HINT = (
-    ". A text becomes one message of the user under any other column name: rename the column, and name it in "
-    "data.prompt_column"
+    ". A prompt that is plain text needs a column with any other name: rename the column, and set data.prompt_column "
+    "to the new name"
 )
 
 

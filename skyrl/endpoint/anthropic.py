@@ -95,7 +95,7 @@ def _history(body: Fields) -> History:
     first = [{"role": "system", "content": system}] if system else []
     kind = body.mapping("tool_choice").get("type", "auto")
     if kind not in ("auto", "none"):
-        raise RequestError("tool_choice is auto or none: nothing makes a model call a tool", param="tool_choice")
+        raise RequestError("tool_choice has to be auto or none: a tool call cannot be forced", param="tool_choice")
     tools = tuple(_tool(tool) for tool in body.objects("tools"))
     return History((*first, *said), tools if kind == "auto" else ())
 

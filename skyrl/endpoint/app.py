@@ -85,9 +85,9 @@ class _Answers:
         async def respond(request: Request) -> Response:
             try:
                 if self._trajectory_of(request) is not None:
-                    raise RequestError("an agent does not control the engines", status=403)
+                    raise RequestError("agents may not control the engines", status=403)
                 if "origin" in request.headers:
-                    raise RequestError("a page of a browser does not control the engines", status=403)
+                    raise RequestError("web pages may not control the engines", status=403)
                 return await answer(request)
             except RequestError as error:
                 return _refusal(error)
@@ -117,7 +117,7 @@ class _Answers:
         if trajectory is None and not self._doors.open_to_clients:
             raise RequestError("only the agents of this run are served", status=401, code="invalid_api_key")
         if trajectory is None and not self._doors.opened_by(key):
-            raise RequestError("this endpoint wants its token as the API key", status=401, code="invalid_api_key")
+            raise RequestError("this endpoint requires its token as the API key", status=401, code="invalid_api_key")
         return trajectory
 
 

@@ -88,8 +88,8 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
     model = policy.refuse_other_models(body.text("model"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
     settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_completion_tokens", "max_tokens"))
-    body.refuse("top_logprobs", "the engines return the log-probability of the drawn token alone", harmless=(0,))
-    body.refuse("response_format", "nothing constrains an answer", harmless=({"type": "text"},))
+    body.refuse("top_logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0,))
+    body.refuse("response_format", "structured output is not available", harmless=({"type": "text"},))
     body.refuse("modalities", "answers are text", harmless=(["text"],))
     body.ignore(*BOOKKEEPING)
     asked = _Asked(
@@ -109,7 +109,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
 def _tools(body: Fields) -> tuple[Json, ...]:
     choice = body.any("tool_choice", "auto")
     if choice not in ("auto", "none"):
-        raise RequestError("tool_choice is auto or none: nothing makes a model call a tool", param="tool_choice")
+        raise RequestError("tool_choice has to be auto or none: a tool call cannot be forced", param="tool_choice")
     given = tools_of(body.objects("tools"))
     return given if choice == "auto" else ()
 

@@ -83,7 +83,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
     settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
     body.refuse("best_of", "ask for n answers and choose", harmless=(1,))
     body.refuse("echo", "only sampled tokens are returned", harmless=(False,))
-    body.refuse("suffix", "nothing is filled in", harmless=("",))
+    body.refuse("suffix", "text cannot be inserted before a suffix", harmless=("",))
     body.ignore(*BOOKKEEPING)
     asked = _Asked(
         model=model,
@@ -101,9 +101,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
 
 def _wants_logprobs(body: Fields) -> bool:
     """Whether `logprobs` is set: it is a number of alternatives, where 0 and 1 both mean only the sampled token."""
-    body.refuse(
-        "logprobs", "the engines return the log-probability of the drawn token alone", harmless=(0, 1, False, True)
-    )
+    body.refuse("logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0, 1, False, True))
     return body.any("logprobs", False) is not False
 
 

@@ -59,7 +59,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
     wanted = drawn(settings, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
     count = settings.integer("n", 1, least=1, most=MOST_ANSWERS) or 1
-    why = "the engines return the log-probability of the drawn token alone"
+    why = "the engines return log-probabilities of sampled tokens only"
     settings.refuse("logprobs", why, harmless=(0, 1))
     if not policy.ends_by(wanted.sampling.stop_token_ids or ()):
         settings.refuse("ignore_eos", "an answer stops at the end of a sequence", harmless=(False,))

@@ -111,7 +111,7 @@ class Policy:
             trajectory.sampling_now += samples
         elif self._in_flight + samples > self.served.most_samples:
             raise RequestError(
-                f"{self._in_flight} answers are being sampled, and {self.served.most_samples} may be: try again later",
+                f"{self._in_flight} answers are being sampled, of at most {self.served.most_samples}: try again later",
                 status=429,
                 code="rate_limit_exceeded",
             )
@@ -211,7 +211,7 @@ class Policy:
         messages = [*history.messages]
         ids = template.history((), messages)
         if history.tools and ids == evolve(template, tools=()).history((), messages):
-            raise RequestError("the model's chat template shows no tools", param="tools", code="unsupported_value")
+            raise RequestError("the model's chat template ignores tools", param="tools", code="unsupported_value")
         return ids
 
     def _between(self, turn: Turn, said: Sequence[Message], history: History) -> tuple[int, ...]:

@@ -97,7 +97,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
     first: tuple[Message, ...] = () if instructions is None else ({"role": "system", "content": instructions},)
     choice = body.any("tool_choice", "auto")
     if choice not in ("auto", "none"):
-        raise RequestError("tool_choice is auto or none: nothing makes a model call a tool", param="tool_choice")
+        raise RequestError("tool_choice has to be auto or none: a tool call cannot be forced", param="tool_choice")
     given = body.objects("tools")
     tools = tools_of_items(given)
     echoed = {"instructions": instructions, "previous_response_id": before, "tools": given, "tool_choice": choice}
@@ -117,14 +117,16 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
 
 def _refuse(body: Fields) -> None:
     """Refuse fields that would change the answer and are not implemented."""
-    body.refuse("top_logprobs", "the engines return the log-probability of the drawn token alone", harmless=(0,))
+    body.refuse("top_logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0,))
     body.refuse("background", "a response is sampled while its request waits", harmless=(False,))
     body.refuse("truncation", "a prompt that is too long is refused", harmless=("disabled",))
     body.refuse("conversation", "conversations continue by previous_response_id")
     body.refuse("prompt", "there are no stored prompts")
     text = dict(body.mapping("text"))
     if text.pop("format", {"type": "text"}) != {"type": "text"}:
-        raise RequestError("text.format is text: nothing constrains an answer", param="text", code="unsupported_value")
+        raise RequestError(
+            "text.format has to be text: structured output is not available", param="text", code="unsupported_value"
+        )
     body.ignore(*_BOOKKEEPING, "stream_options")
 
 

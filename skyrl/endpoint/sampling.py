@@ -55,7 +55,7 @@ def drawn(
     """
     wanted = {name: value for name, read in _READERS.items() if (value := read(body)) is not None}
     body.refuse("presence_penalty", "the engines have frequency_penalty and repetition_penalty", harmless=(0, 0.0))
-    body.refuse("logit_bias", "the engines do not take it", harmless=({},))
+    body.refuse("logit_bias", "the engines do not support it", harmless=({},))
     seed = body.integer("seed", None, least=-(2**63), most=2**63 - 1)
     tokens = [body.integer(name, None, least=1, most=MOST_TOKENS) for name in lengths]
     stop, stop_ids = body.texts(stops), body.ids("stop_token_ids")

@@ -55,12 +55,12 @@ class PlayedTrajectory:
         if self.requests >= self.most_requests:
             self.cut_off = True
             raise RequestError(
-                f"this trajectory has made its {self.most_requests} requests (environment.agent.max_requests)",
+                f"this trajectory has used all of its {self.most_requests} requests (environment.agent.max_requests)",
                 status=403,
                 code="too_many_requests",
             )
         if self.sampling_now + samples > MOST_AT_ONCE:
-            raise RequestError(f"this trajectory samples {MOST_AT_ONCE} answers at once, at most", status=429)
+            raise RequestError(f"this trajectory may sample at most {MOST_AT_ONCE} answers at once", status=429)
         self.requests += 1
 
     def keys(self, prompt_ids: tuple[int, ...], count: int) -> tuple[SampleKey, ...]:

@@ -36,7 +36,7 @@ def code_app(sandbox: Sandbox, at_once: int, token: str | None = None, most: Res
 
     async def run(request: Request) -> JSONResponse:
         if not has_token(token, request):
-            return JSONResponse({"error": "this service wants its token: Authorization: Bearer ..."}, 401)
+            return JSONResponse({"error": "this service requires its token: Authorization: Bearer ..."}, 401)
         try:
             program, stdin, limits = question_of(await body_of(request), most)
         except (ValueError, RecursionError) as error:

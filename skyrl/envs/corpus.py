@@ -48,7 +48,7 @@ class SearchIndex:
         self._documents = tuple(documents)
         words = _words([document["contents"] for document in documents])
         if not any(words):
-            raise DataError("there is no word in these documents, so that nothing can be found in them")
+            raise DataError("these documents contain no words, so nothing can be found in them")
         self._bm25 = bm25s.BM25()
         self._bm25.index(words, show_progress=False)
 

@@ -72,7 +72,7 @@ def _request(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> u
     """The request, with the current address of a service name. Raises `ProcessError` if no service has that name."""
     address = located(url)
     if address is None:
-        raise ProcessError("nobody has this name: is the service running?")
+        raise ProcessError("no service has this name: is it running?")
     return urllib.request.Request(
         address, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}, method="POST"
     )

@@ -86,7 +86,7 @@ class IsolatedEnv(Env):
             raise
         except TypeError as error:
             raise TaskError(
-                f"an environment in a sandbox is given its row as JSON, which cannot say it: {error}. Turn "
+                f"an environment in a sandbox is given its row as JSON, which cannot represent it: {error}. Turn "
                 "environment.skyrl_gym.isolate_user_env off, or change the column"
             ) from error
         if "too_large" in answer:

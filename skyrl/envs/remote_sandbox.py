@@ -44,5 +44,5 @@ class RemoteSandbox:
                 raise ValueError(found["ended"])
             return Ran(ended=found["ended"], code=int(found["code"]), stdout=out, stderr=err)
         except (KeyError, TypeError, ValueError) as error:
-            message = f"the code service's answer has not the form that is expected: {found!r:.200}"
+            message = f"the code service's answer does not have the expected form: {found!r:.200}"
             raise ServiceError(message) from error

@@ -59,7 +59,7 @@ def retriever_app(index: SearchIndex, token: str | None = None) -> Starlette:
 
     async def retrieve(request: Request) -> JSONResponse:
         if not has_token(token, request):
-            return JSONResponse({"error": "this retriever wants its token: Authorization: Bearer ..."}, 401)
+            return JSONResponse({"error": "this retriever requires its token: Authorization: Bearer ..."}, 401)
         try:
             question = Question.of(await body_of(request))
         except (ValueError, RecursionError) as error:

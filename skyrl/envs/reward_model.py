@@ -59,7 +59,7 @@ class RewardModelEnv(Env):
         try:
             return float(answer.value["scores"][0])
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            message = f"the reward service's answer has not the form that is expected: {answer.value!r:.200}"
+            message = f"the reward service's answer does not have the expected form: {answer.value!r:.200}"
             raise ValueError(message) from error
 
 

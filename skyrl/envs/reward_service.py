@@ -31,7 +31,7 @@ def reward_app(model: RewardModel, name: str, token: str | None = None) -> Starl
 
     async def score(request: Request) -> JSONResponse:
         if not has_token(token, request):
-            return JSONResponse({"error": "this service wants its token: Authorization: Bearer ..."}, 401)
+            return JSONResponse({"error": "this service requires its token: Authorization: Bearer ..."}, 401)
         try:
             chats = chats_of(await body_of(request))
             return JSONResponse({"scores": await run_in_threadpool(model.scores, chats)})

@@ -103,6 +103,6 @@ def documents(answer: Any) -> str:
         found = answer["result"][0]
         texts = [tokenizable(str(each["document"]["contents"])) for each in found]
     except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"the retriever's answer has not the form that is expected: {answer!r:.200}") from error
+        raise ValueError(f"the retriever's answer does not have the expected form: {answer!r:.200}") from error
     numbered = [f"Doc {number}: {text}" for number, text in enumerate(texts, start=1)]
     return "\n".join(numbered)[:SHOWN_CHARACTERS] or "No document was found."

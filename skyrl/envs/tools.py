@@ -68,7 +68,7 @@ class Tool:
         try:
             Draft202012Validator.check_schema(dict(self.parameters))
         except SchemaError as error:
-            raise TaskError(f"the tool {self.name}: its parameters are no JSON schema: {error.message}") from error
+            raise TaskError(f"the tool {self.name}: its parameters are not a JSON schema: {error.message}") from error
         return Draft202012Validator(dict(self.parameters))
 
     @classmethod

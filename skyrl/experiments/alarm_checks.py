@@ -18,7 +18,7 @@ def alarms_watch_metrics_of_this_version(run: AnyRun) -> Iterator[Problem]:
             near = nearest(missing, names)
             yield Problem(
                 path=field_path(run, "alarms"),
-                message=f"no metric of skyrl is called {missing}: the alarm is silent unless your own code logs it",
+                message=f"skyrl has no metric {missing}: the alarm never fires unless your own code logs it",
                 hint=f"did you mean {near}?" if near else "docs/metrics.md lists all metrics",
                 severity="warning",
             )

@@ -98,7 +98,7 @@ def lacking_rows(run: SkyRLTrainConfig, field: str, source: str, *, whole: bool)
         )
 
 
-_REMEDY = "data.answer_column names the column of the ground truth; a parameter with a default asks for nothing"
+_REMEDY = "data.answer_column names the column of the ground truth; a parameter with a default needs no column"
 
 
 def _reason(run: SkyRLTrainConfig, row: Row | BadRow, columns: Columns, refuses: Refuses) -> str | None:

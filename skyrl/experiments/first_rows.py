@@ -226,7 +226,7 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
         yield Problem(path="environment.env_class", message=message, hint=f"it is called with {given}")
 
 
-_OF_AN_EMPTY_ANSWER = "a model may answer nothing: give that a reward, or raise skyrl.errors.SkipSample"
+_OF_AN_EMPTY_ANSWER = "a model may give an empty answer: return a reward for it, or raise skyrl.errors.SkipSample"
 _OF_ITS_VALUE = "return one finite number for each answer"
 
 

@@ -54,9 +54,9 @@ def the_code_is_that_of_the_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
         field, _, file = name.partition(": ")
         yield Problem(
             path=field,
-            message=f"{file} is not what it was when the run in {run.trainer.run_path} was last started",
-            hint="the steps after a checkpoint are then judged by other code: choose another trainer.run_path to begin "
-            "anew",
+            message=f"{file} has changed since the run in {run.trainer.run_path} was last started",
+            hint="steps after a checkpoint would be judged by different code: choose another trainer.run_path to "
+            "start a new run",
             severity="warning",
         )
 

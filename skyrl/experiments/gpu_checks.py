@@ -18,7 +18,7 @@ def flash_attention_is_installed(run: AnyRun) -> Iterator[Problem]:
         field = field_path(run, "flash_attn")
         yield Problem(
             path=field,
-            message="the package flash-attn is not installed: attention is sdpa, torch's own",
+            message="the package flash-attn is not installed: attention falls back to PyTorch's sdpa",
             hint=f"install flash-attn, or set {field} = false",
             severity="warning",
         )

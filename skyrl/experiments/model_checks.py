@@ -203,7 +203,7 @@ def _answers_that_do_not_fit(run: SkyRLTrainConfig, positions: int | None) -> It
         message = f"{answer} tokens do not fit into the {positions} positions of the model"
         yield Problem(path=field, message=message, hint="lower it: prompt and answer share them")
     elif run.generator.max_turns > 1 and (run.generator.max_input_length or 0) + answer > positions:
-        message = f"{run.generator.max_input_length} tokens, and max_generate_length = {answer} behind them, do not fit"
+        message = f"{run.generator.max_input_length} tokens plus max_generate_length = {answer} do not fit"
         yield Problem(
             path="generator.max_input_length", message=f"{message} into the {positions} positions of the model"
         )
@@ -248,5 +248,7 @@ def _unreadable(files: ModelFiles) -> str | None:
         except (OSError, ValueError, RecursionError) as error:
             return f"{name} in {folder} is damaged ({error}): copy it again"
     if not files.has_tokenizer:
-        return f"the folder {files.tokenizer_folder} holds no tokenizer: copy tokenizer.json and its like into it"
+        return (
+            f"the folder {files.tokenizer_folder} holds no tokenizer: copy tokenizer.json and its other files into it"
+        )
     return None

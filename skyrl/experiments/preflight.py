@@ -159,7 +159,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
         judges = run.environment.env_class == "llm_as_a_judge"
         if judges and run.environment.skyrl_gym.llm_as_a_judge.base_url is None and not environ.get("OPENAI_API_KEY"):
             hint = "set the variable OPENAI_API_KEY, or name another service that speaks OpenAI's protocol"
-            yield Problem(path=path, message="OpenAI, the judge's service, wants a key, and there is none", hint=hint)
+            yield Problem(path=path, message="OpenAI, the judge's service, requires a key, and none is set", hint=hint)
 
     def the_endpoint_has_its_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """An endpoint that other machines can reach requires a token."""

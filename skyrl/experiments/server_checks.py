@@ -20,10 +20,10 @@ def training_gives_servers_its_weights(run: SkyRLTrainConfig) -> Iterator[Proble
         return
     if engine.weight_sync_backend == "none":
         hint = "set it to disk; skyrl eval and skyrl generate take servers with their own weights"
-        message = "the engines would never get the weights that are trained"
+        message = "the engines would never receive the trained weights"
         yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint=hint)
     elif not server_urls(engine):
-        message = "a router takes no weights, and no address of an engine behind it is given"
+        message = "a router cannot receive weights, and no address of an engine behind it is given"
         yield Problem(path=f"{_ENGINE}.external_server_urls", message=message, hint="list the engines' addresses")
 
 

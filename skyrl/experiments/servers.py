@@ -70,7 +70,9 @@ def _addresses(engine: InferenceEngineConfig, seconds: float) -> tuple[str | Non
     for url in urls:
         named = [name for name, at in zip(server_urls(engine), urls, strict=True) if at == url]
         if len(named) > 1:
-            raise UserError(f"{' and '.join(named)} are one engine, at {url}, and each gets weights of its own")
+            raise UserError(
+                f"{' and '.join(named)} are the same engine, at {url}, but each gets weights of its own: list it once"
+            )
     return router, urls
 
 

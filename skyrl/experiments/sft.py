@@ -85,7 +85,7 @@ class SupervisedExp(BaseExp):
         if self.cfg.max_length is not None and positions is not None and self.cfg.max_length > positions:
             raise DataError(f"max_length = {self.cfg.max_length}, but the model has {positions} positions")
         if self.cfg.num_dummy_steps and self.cfg.max_length is positions is None:
-            raise DataError("num_dummy_steps: the model has no bound of positions; set max_length, the longest row")
+            raise DataError("num_dummy_steps: the model has no maximum length; set max_length, the longest row")
         return self.cfg.max_length or positions or UNBOUNDED
 
     @cached_property
@@ -213,8 +213,8 @@ class SupervisedExp(BaseExp):
                 notice(f"{tally.cut} {name} rows are longer than {self.max_length} tokens, and were cut")
             if tally.behind_other_headers:
                 notice(
-                    f"{tally.behind_other_headers} {name} rows have no thoughts where the chat template's header of an "
-                    "answer opens one: they are learned behind another header than sampling asks with (see "
+                    f"{tally.behind_other_headers} {name} rows have no thoughts, although the chat template's "
+                    "header of an answer opens one: they are trained behind a different header than sampling uses (see "
                     "chat_template_kwargs, such as enable_thinking = false)"
                 )
             if tally.bad_rows:

@@ -41,7 +41,7 @@ class AdaptedEngine:
         if request.adapter is None:
             return await self._base.generate(request)
         if request.adapter not in self._adapted:
-            raise UserError(f"there is no adapter {request.adapter}: {', '.join(self._adapted)}")
+            raise UserError(f"there is no adapter {request.adapter}; loaded: {', '.join(self._adapted)}")
         return await self._adapted[request.adapter].generate(evolve(request, adapter=None))
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
@@ -54,7 +54,9 @@ class AdaptedEngine:
 
     async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
         """Raises `WeightSyncError`: the adapters fit only the weights on which they were trained."""
-        raise WeightSyncError("an engine with several adapters keeps the weights that these are for")
+        raise WeightSyncError(
+            "an engine with several adapters takes no new weights: the adapters fit only the current ones"
+        )
 
     async def load(self) -> EngineLoad | None:
         """Load of all engines: the number of samples that wait for places in a batch."""

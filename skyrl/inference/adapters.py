@@ -53,7 +53,7 @@ def misfits(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> str:
     for info in adapter.weights:
         match = _NAME.fullmatch(info.name)
         if match is None or match["module"] not in layers:
-            problems.append(f"{info.name} is for no linear layer of this model")
+            problems.append(f"{info.name} belongs to no linear layer of this model")
             continue
         out, into = layers[match["module"]]
         expected = (adapter.rank, into) if match["part"] == "A" else (out, adapter.rank)
@@ -66,7 +66,7 @@ def misfits(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> str:
         if (module, "AB".replace(part, "")) not in parts
     ]
     if not parts and not problems:
-        problems = ["there is nothing in it"]
+        problems = ["it contains no tensors"]
     more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
     return "; ".join(problems[:5] + more)
 

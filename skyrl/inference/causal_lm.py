@@ -66,8 +66,8 @@ class CausalLM:
         fused = model.config._attn_implementation == "sdpa" and FusedDecoder.supports(model)
         if int8 and not fused:
             raise ModelError(
-                f'generator.inference_engine.rollout_dtype = "int8" is for Llama, Qwen2 and Qwen3 with '
-                f'trainer.attention = "sdpa", and this is {type(model).__name__}: take "bfloat16"'
+                f'generator.inference_engine.rollout_dtype = "int8" supports only Llama, Qwen2 and Qwen3 with '
+                f'trainer.attention = "sdpa", and this is {type(model).__name__}: set it to "bfloat16"'
             )
         if model.config._attn_implementation == "sdpa":
             attention.register()

@@ -92,7 +92,7 @@ class Connection:
                 if not self._was_told:
                     self._was_told = True
                     _log.warning(
-                        "the inference server %s does not answer (%s): it is waited for, up to %g s "
+                        "the inference server %s does not answer (%s): waiting for it, up to %g s "
                         "(trainer.placement.start_timeout_seconds). %s",
                         *(self.url, failure.why, seconds, _REMEDY),
                     )
@@ -157,7 +157,9 @@ class Connection:
                         if attempt + 1 < attempts:
                             await asyncio.sleep(max(failure.wait, _pause(attempt)))
         except TimeoutError:
-            raise ProcessError(f"the inference server {self.url} had {seconds:g} s for {path}: {why}") from None
+            raise ProcessError(
+                f"the inference server {self.url} did not complete {path} within {seconds:g} s: {why}"
+            ) from None
         raise ProcessError(f"the inference server {self.url} failed {attempts} times at {path}: {why}")
 
     @asynccontextmanager
@@ -215,7 +217,7 @@ class Connection:
                     if len(content) > LONGEST_ANSWER:
                         raise _Failure(f"it answers with more than {LONGEST_ANSWER} bytes")
         except TimeoutError:
-            raise _Failure(f"its answer began and was not whole after {BODY_SECONDS:g} s") from None
+            raise _Failure(f"its answer was still incomplete after {BODY_SECONDS:g} s") from None
         return bytes(content)
 
     def _read(self, response: httpx.Response, path: str, content: bytes) -> object:

@@ -143,7 +143,9 @@ class HttpEngine:
             raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
         self._refuse_if_out_of_service()
         if self._expected is None:
-            raise WeightSyncError(f"the inference server {self._server.url} is used with the weights that it has")
+            raise WeightSyncError(
+                f"the inference server {self._server.url} keeps its own weights and takes no new ones"
+            )
         if isinstance(incoming, Adapter):
             refuse_foreign(incoming, self._expected.matrices)
         else:
@@ -155,8 +157,8 @@ class HttpEngine:
             problem = await self._server.load_weights(incoming, version, self._expected, self._in_flight)
         if problem:
             self._broken = (
-                f"the inference server {self._server.url} is out of service since weights of version {version} stopped "
-                f"halfway: {problem}"
+                f"the inference server {self._server.url} is out of service: loading weights of version "
+                f"{version} stopped halfway: {problem}"
             )
             raise WeightSyncError(self._broken)
         self._weight_version = version
@@ -201,19 +203,19 @@ class HttpEngine:
             facts = await self._understood(self._server.connect(claim=self._expected is not None))
             if self._expected is None and not self._names & set(facts.models):
                 raise UserError(
-                    f"the inference server {self._server.url} serves {facts.models[-1]}, and trainer.policy.model.path "
-                    "names another model: where it is the same, name it as the server does in "
-                    "generator.inference_engine.served_model_name"
+                    f"the inference server {self._server.url} serves {facts.models[-1]}, but trainer.policy.model.path "
+                    "names another model: if they are the same, set generator.inference_engine.served_model_name to "
+                    "the name that the server uses"
                 )
             if self._expected is not None and not facts.is_versioned:
                 raise UserError(
-                    f"the inference server {self._server.url} takes no weights and reports no version of those that it "
-                    "has: start vLLM with VLLM_SERVER_DEV_MODE=1, or use it with weight_sync_backend = none, for "
-                    "skyrl eval and skyrl generate"
+                    f"the inference server {self._server.url} takes no weights and does not report the version "
+                    "of its own: start vLLM with VLLM_SERVER_DEV_MODE=1, or use it with weight_sync_backend = none, "
+                    "for skyrl eval and skyrl generate"
                 )
             known = [length for length in (facts.max_model_len, self._max_model_len) if length]
             if not known:
-                raise ModelError("neither the model nor the server says how many positions it has: give max_model_len")
+                raise ModelError("neither the model nor the server states a context length: set max_model_len")
             self._max_model_len, self._connected = min(known), True
 
     async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:

@@ -160,7 +160,7 @@ class Broadcast:
             start = 0
             for name, digest in header.items():
                 if name not in infos:
-                    raise WeightSyncError(f"{name} came, which was not announced")
+                    raise WeightSyncError(f"{name} arrived, which was not announced")
                 info = infos[name]
                 dtype = getattr(torch, info.dtype)
                 size = torch.Size(info.shape).numel() * dtype.itemsize
@@ -232,7 +232,7 @@ def from_plain(plain: Mapping[str, Any]) -> RemoteWeights:
         return _KINDS[plain["kind"]](**members)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WeightSyncError(
-            f"new weights were announced in a form that is not skyrl's ({type(error).__name__}: {error})"
+            f"the announcement of new weights is not in skyrl's format ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -265,9 +265,9 @@ def _digests(message: bytes) -> dict[str, str]:
     try:
         digests = json.loads(message)
     except (ValueError, RecursionError) as error:
-        raise WeightSyncError(f"the digests of weights did not arrive as they were sent: {error}") from error
+        raise WeightSyncError(f"the digests of weights were corrupted in transit: {error}") from error
     if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
-        raise WeightSyncError("the digests of weights did not arrive as they were sent: they are not a table of texts")
+        raise WeightSyncError("the digests of weights were corrupted in transit: they are not an object of strings")
     return digests
 
 
@@ -306,10 +306,12 @@ def verified(
     missing = {info.name: info for info in announced}
     for name, tensor, sent in arriving:
         if missing.pop(name, None) != weight_info(name, tensor):
-            raise WeightSyncError(f"{name} came twice, unannounced, or with another shape or type than announced")
+            raise WeightSyncError(
+                f"{name} arrived twice, unannounced, or with a different shape or type than announced"
+            )
         received = digest(tensor)
         if received != sent:
-            raise WeightSyncError(f"{name} was changed on its way: digest {received} arrived, {sent} was sent")
+            raise WeightSyncError(f"{name} was changed in transit: digest {received} arrived, {sent} was sent")
         yield name, tensor
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -88,9 +88,9 @@ def refuse_without_kernels(device: torch.device) -> None:
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         reason = "needs a CPU, and torch with oneDNN"
     elif not _is_exact():
-        reason = "needs a processor with VNNI, which adds products of eight bits without cutting them off"
+        reason = "needs a processor with VNNI, which adds 8-bit products without saturating"
     if reason:
-        raise ModelError(f'generator.inference_engine.rollout_dtype = "int8" {reason}: take "bfloat16"')
+        raise ModelError(f'generator.inference_engine.rollout_dtype = "int8" {reason}: set it to "bfloat16"')
 
 
 def _is_exact() -> bool:

@@ -86,7 +86,7 @@ def completion(drawn: Drawn, asked: Asked, tokenizer: ChatTokenizer) -> Completi
         tokenizer, drawn.token_ids, (sampling.stop or ()) if stopped else (), least=sampling.min_new_tokens
     )
     if drawn.finish == "stop" and not stopped and drawn.token_ids[-1] not in asked.ends:
-        raise BadAnswer(f"with a sample that stops at token {drawn.token_ids[-1]}, which ends none")
+        raise BadAnswer(f"with a sample that stops at token {drawn.token_ids[-1]}, which is not an end token")
     return Completion(
         token_ids=drawn.token_ids,
         text=text,
@@ -99,16 +99,16 @@ def completion(drawn: Drawn, asked: Asked, tokenizer: ChatTokenizer) -> Completi
 def _refuse_shape(drawn: Drawn, asked: Asked) -> None:
     count = len(drawn.token_ids)
     if drawn.finish not in ("stop", "length"):
-        raise BadAnswer(f"with a sample that ended by {drawn.finish!r}, half drawn")
+        raise BadAnswer(f"with an incomplete sample that ended by {drawn.finish!r}")
     if not 0 < count <= asked.limit:
         raise BadAnswer(f"with {count} tokens, where 1 to {asked.limit} were asked for")
     if drawn.finish == "length" and count != asked.limit:
-        raise BadAnswer(f"with {count} tokens of {asked.limit}, and calls them complete")
+        raise BadAnswer(f"with {count} tokens of {asked.limit}, although it reports that the limit was reached")
     if len(drawn.logprobs) != count:
         raise BadAnswer(f"with {count} tokens and {len(drawn.logprobs)} log-probabilities")
     strange = [token for token in drawn.token_ids if not 0 <= token < asked.vocabulary]
     if strange:
-        raise BadAnswer(f"with token {strange[0]}, where the model has {asked.vocabulary}")
+        raise BadAnswer(f"with token {strange[0]}, outside the vocabulary of {asked.vocabulary} tokens")
 
 
 def _refuse_logprobs(drawn: Drawn, key: SampleKey) -> None:
@@ -119,7 +119,7 @@ def _refuse_logprobs(drawn: Drawn, key: SampleKey) -> None:
                 "are not finite"
             )
         if value > _ROUNDING:
-            raise BadAnswer(f"with {value:g} for the logarithm of a probability")
+            raise BadAnswer(f"with {value:g} for a log-probability, which cannot be above 0")
 
 
 def _versions(drawn: Drawn, asked: Asked) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ def _versions(drawn: Drawn, asked: Asked) -> tuple[int, ...]:
             )
         return tuple(asked.versions) * count
     if len(drawn.versions) != count:
-        raise BadAnswer(f"with {count} tokens and the weights of {len(drawn.versions)}")
+        raise BadAnswer(f"with {count} tokens, but weight versions for {len(drawn.versions)}")
     versions = tuple(map(version_number, drawn.versions))
     strange = [version for version in versions if version not in asked.versions]
     if strange:
@@ -214,7 +214,9 @@ def version_number(value: object) -> int:
     """The version of weights, which servers keep as text. Raises `WeightSyncError` for text that no run has set."""
     text = str(value)
     if not text.isdecimal():
-        raise WeightSyncError(f"the server names its weights {_shown(value)}, which is no version of this run's")
+        raise WeightSyncError(
+            f"the server reports weight version {_shown(value)}, which is not a version that this run has set"
+        )
     return int(text)
 
 

@@ -58,7 +58,7 @@ class _Reported:
         asked, listen = self._asked, self._asked.request.on_tokens
         strange = [token for token in new if not 0 <= token < asked.vocabulary]
         if strange:
-            raise BadAnswer(f"with token {strange[0]}, where the model has {asked.vocabulary}")
+            raise BadAnswer(f"with token {strange[0]}, outside the vocabulary of {asked.vocabulary} tokens")
         if self.count + len(new) > asked.limit:
             raise BadAnswer(f"with more tokens than the {asked.limit} that were asked for")
         if new and listen is not None:
@@ -78,7 +78,7 @@ class Parts:
         given = dict(mapping(event, "a part of an answer"))
         choices = given.pop("choices", None)
         if not isinstance(choices, list) or len(choices) > 1:
-            raise BadAnswer("with a part that has not one choice")
+            raise BadAnswer("with a part that does not have exactly one choice")
         _continue(self.whole, given)
         for choice in choices:  # a part with token counts has none
             part = mapping(choice, "a choice")
@@ -101,7 +101,9 @@ class Growing:
         so_far = ids(self.whole["output_ids"])
         counted = mapping(self.whole.get("meta_info"), "meta_info").get("completion_tokens")
         if counted is not None and counted != len(so_far):
-            raise BadAnswer(f"with {len(so_far)} tokens of {counted}: a server with --stream-output is not understood")
+            raise BadAnswer(
+                f"with {len(so_far)} tokens of {counted}: a server started with --stream-output is not supported"
+            )
         self._reported.report(so_far[self._reported.count :])
 
 

@@ -163,8 +163,8 @@ class SGLangServer:
         size = mapping(await self._get_first("/server_info", "/get_server_info"), "its settings").get("tp_size")
         if size != self._workers:
             raise UserError(
-                f"the inference server {self.url} has tp_size = {size}, and the sizes of generator.inference_engine "
-                f"say {self._workers}: set tensor_parallel_size to the server's"
+                f"the inference server {self.url} has tp_size = {size}, but the sizes in generator.inference_engine "
+                f"require {self._workers}: set tensor_parallel_size to the server's value"
             )
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
@@ -177,8 +177,8 @@ class SGLangServer:
             await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, attempts=1)
         except ServerRefusal as error:
             raise WeightSyncError(
-                f"the inference server {self.url} takes no such adapter, see --enable-lora, --max-lora-rank "
-                f"{adapter.rank} and --lora-target-modules all of its start: {error}"
+                f"the inference server {self.url} does not accept the adapter; check that it was started with "
+                f"--enable-lora, --max-lora-rank {adapter.rank} and --lora-target-modules all: {error}"
             ) from error
         self._adapter = name
         try:

@@ -171,7 +171,7 @@ class TorchEngine:
     def _replace_weights(self, incoming: IncomingWeights) -> None:
         if isinstance(incoming, Adapter):
             if self._int8:
-                raise WeightSyncError("an engine in eight bits takes an adapter merged into the weights, not alone")
+                raise WeightSyncError("an int8 engine takes an adapter only merged into the weights, not separately")
             apply_adapter(self._model.model, incoming)
         else:
             replace_weights(self._model.model, incoming)
@@ -263,7 +263,7 @@ def _positions(model: PreTrainedModel) -> int:
     """Largest number of tokens in a sequence of this model. Raises `ModelError` if its configuration has none."""
     positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None:
-        raise ModelError(f"{type(model).__name__} does not say how many positions it has: give max_model_len")
+        raise ModelError(f"{type(model).__name__} does not state its context length: set max_model_len")
     return positions
 
 

@@ -76,7 +76,7 @@ class TransferGroup:
             tcp = self._connection()
         except RuntimeError as error:
             raise WeightSyncError(
-                f"the weights did not get through ({self._who} does not reach the driver at {self.host}:{self.port}: "
+                f"the weight transfer failed ({self._who} cannot reach the driver at {self.host}:{self.port}: "
                 f"{str(error).splitlines()[0]})"
             ) from error
         store = PrefixStore(self.name, tcp)
@@ -91,7 +91,7 @@ class TransferGroup:
         except Exception as error:
             why = f"{self._who}: {next(iter(str(error).splitlines()), type(error).__name__)}"
             self.abort(why)
-            raise WeightSyncError(f"the weights did not get through ({why})") from error
+            raise WeightSyncError(f"the weight transfer failed ({why})") from error
 
     def moved(self, places: int) -> TransferGroup:
         """The same group as seen by the member whose rank is higher by `places`, like a later worker of an engine."""
@@ -128,7 +128,7 @@ class TransferGroup:
     def _who_is_absent(self, keys: Sequence[str]) -> str:
         ranks = [rank for rank in range(self.size) if present(rank) in keys]
         return (
-            f"members {ranks} of {self.size} have not come to fetch the weights (0 is the learner, the others are the "
+            f"members {ranks} of {self.size} have not joined the weight transfer (0 is the learner, the others are the "
             "workers of the engines in service, in order)"
         )
 

@@ -187,11 +187,11 @@ def _refused_features(config: InferenceEngineConfig, device: str, max_model_len:
     if device == "cpu" and config.enable_return_routed_experts:
         yield _problem(
             "enable_return_routed_experts",
-            "vLLM returns experts by its second model runner, which needs Triton and with it a GPU",
+            "vLLM returns routed experts only with its second model runner, which needs Triton and thus a GPU",
             'set it to false, or backend = "torch"',
         )
     if config.enable_ray_prometheus_stats and not config.async_engine:
-        yield _problem("enable_ray_prometheus_stats", "vLLM's offline engine exports none", "async_engine = true")
+        yield _problem("enable_ray_prometheus_stats", "vLLM's offline engine exports no metrics", "async_engine = true")
 
 
 def refuse_unsuitable(model: ModelFacts, device: str) -> None:

@@ -238,7 +238,7 @@ class VLLMEngine:
             problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         if problem:
             self._broken = (
-                f"this engine is out of service since weights of version {version} stopped halfway: {problem}"
+                f"this engine is out of service: loading weights of version {version} stopped halfway: {problem}"
             )
             raise WeightSyncError(self._broken)
         self._weight_version = version
@@ -273,7 +273,7 @@ class VLLMEngine:
         length = len(request.prompt_ids)
         check_sampling(request.sampling)
         if request.adapter is not None and request.adapter not in self._adapters:
-            raise UserError(f"there is no adapter {request.adapter}: {', '.join(self._adapters) or 'none was loaded'}")
+            raise UserError(f"there is no adapter {request.adapter}; loaded: {', '.join(self._adapters) or 'none'}")
         if length == 0:
             raise RunError(f"{name} is empty: there is nothing to continue")
         if length > self._max_model_len:
@@ -328,4 +328,4 @@ async def _loaded(backend: Backend, folders: Mapping[str, str]) -> dict[str, obj
 
 
 def _no_positions(model_path: str) -> int:
-    raise ModelError(f"the model {model_path} does not say how many positions it has: give max_model_len")
+    raise ModelError(f"the model {model_path} does not state its context length: set max_model_len")

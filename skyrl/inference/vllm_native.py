@@ -82,7 +82,7 @@ def _watched(model: Any, received: dict[str, Tensor], expand: Callable[[Weights]
     def digested(weights: Weights) -> Weights:
         for name, tensor in weights:
             if name in received:
-                raise WeightSyncError(f"{name} came twice")
+                raise WeightSyncError(f"{name} arrived twice")
             received[name] = digest_word(tensor)
             yield name, tensor
 
@@ -96,9 +96,9 @@ def _watched(model: Any, received: dict[str, Tensor], expand: Callable[[Weights]
 def refuse_changed(sent: Mapping[str, str], received: Mapping[str, str]) -> None:
     """Raises `WeightSyncError` unless exactly the weights that were sent arrived, unchanged."""
     problems = [f"{name} did not arrive" for name in sent if name not in received]
-    problems += [f"{name} came, which was not sent" for name in received if name not in sent]
+    problems += [f"{name} arrived, which was not sent" for name in received if name not in sent]
     problems += [
-        f"{name} was changed on its way: digest {received[name]} arrived, {digest} was sent"
+        f"{name} was changed in transit: digest {received[name]} arrived, {digest} was sent"
         for name, digest in sent.items()
         if received.get(name, digest) != digest
     ]

@@ -38,7 +38,7 @@ class Requests:
             self._store,
             list(done),
             self._timeout,
-            lambda keys: f"members {[done[each] for each in keys]} have not done what the learner asked: {kind}",
+            lambda keys: f"members {[done[each] for each in keys]} have not completed the learner's request: {kind}",
         )
 
 
@@ -50,7 +50,7 @@ def requests(store: Store, *, rank: int, timeout: float) -> Iterator[tuple[str, 
     number = 0
     while True:
         key = _key(number)
-        wait_for(store, [key], timeout, lambda _: f"the learner has not gone on with the weights of member {rank}")
+        wait_for(store, [key], timeout, lambda _: f"the learner has not continued with the weights of member {rank}")
         request = json.loads(store.get(key))
         yield request["kind"], request["content"]
         store.set(_done(key, rank), "")

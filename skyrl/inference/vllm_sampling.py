@@ -46,7 +46,7 @@ def check_sampling(sampling: SamplingParams) -> None:
             hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(ADDITIONAL)}"
             raise UserError(f"sampling_params.additional_kwargs: the vllm engine has no setting called {name}; {hint}")
         if name in OF_OUR_OWN and getattr(sampling, OF_OUR_OWN[name]):
-            raise UserError(f"sampling_params.{OF_OUR_OWN[name]} and additional_kwargs.{name} are one: leave one out")
+            raise UserError(f"sampling_params.{OF_OUR_OWN[name]} and additional_kwargs.{name} are the same: remove one")
 
 
 def sampling_arguments(
@@ -95,7 +95,7 @@ def completion(
             "not finite"
         )
     if output.finish_reason not in ("stop", "length"):
-        raise RunError(f"prompt {key.prompt_id!r}: vLLM ended a sample with {output.finish_reason!r}, half drawn")
+        raise RunError(f"prompt {key.prompt_id!r}: vLLM ended an incomplete sample with {output.finish_reason!r}")
     stopped = isinstance(output.stop_reason, str)
     return Completion(
         token_ids=ids,
@@ -120,7 +120,7 @@ def versions_of_tokens(spans: Iterable[Any], count: int) -> tuple[int, ...]:
     """The weight version of each of `count` tokens, from vLLM's spans of `version`, `start` and `end` (excluded)."""
     versions = tuple(int(span.version) for span in spans for _ in range(span.start, span.end))
     if len(versions) != count:
-        raise RunError(f"vLLM named the weights of {len(versions)} tokens and drew {count}")
+        raise RunError(f"vLLM reported weight versions for {len(versions)} tokens, but sampled {count}")
     return versions
 
 

@@ -123,8 +123,9 @@ class VLLMServer:
         self._mode = "wait" if in_flight == "finish" else "keep"
         if in_flight != "finish" and self._route == _COMPLETIONS:
             raise UserError(
-                f"the inference server {self.url} does not report which weights drew a token, so that no sample may be "
-                "interrupted: start it with --enable-scale-out, or set trainer.fully_async.interrupt_generation = false"
+                f"the inference server {self.url} does not report which weights sampled a token, so samples must not "
+                "be interrupted: start it with --enable-scale-out, or set "
+                "trainer.fully_async.interrupt_generation = false"
             )
         await self._post("/pause", query={"mode": self._mode, "clear_cache": str(in_flight != "keep").lower()})
 
@@ -164,9 +165,9 @@ class VLLMServer:
             await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, attempts=1)
         except ServerRefusal as error:
             raise WeightSyncError(
-                f"the inference server {self.url} takes no such adapter, see --enable-lora, --max-lora-rank "
-                f"{adapter.rank} (or the next one that vLLM has) and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 of its start: "
-                f"{error}"
+                f"the inference server {self.url} does not accept the adapter; check that it was started with "
+                f"--enable-lora, --max-lora-rank {adapter.rank} (or the next one that vLLM has) and "
+                f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1: {error}"
             ) from error
         self._model = self._adapter = name
         if before:
@@ -232,9 +233,9 @@ class VLLMServer:
         answer = mapping(await self._control.get("/get_world_size", seconds=self._deadlines.call), "its size")
         if answer.get("world_size") != self._workers:
             raise UserError(
-                f"the inference server {self.url} has {answer.get('world_size')} workers, and the sizes of "
-                f"generator.inference_engine say {self._workers}: set tensor_parallel_size, pipeline_parallel_size and "
-                "data_parallel_size to the server's"
+                f"the inference server {self.url} has {answer.get('world_size')} workers, but the sizes in "
+                f"generator.inference_engine require {self._workers}: set tensor_parallel_size, pipeline_parallel_size "
+                "and data_parallel_size to the server's values"
             )
 
     async def _replace(self, incoming: RemoteWeights, expected: ExpectedWeights) -> object:

@@ -68,7 +68,7 @@ class LocalLauncher:
         pid = int(launch.id.partition(":")[0])
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
-        return f"{launch.name} was ended." if now else f"{launch.name} saves a checkpoint and ends."
+        return f"{launch.name} was ended." if now else f"{launch.name} is saving a checkpoint and will then end."
 
 
 def local_script(job: Job, cluster: ClusterConfig, python: str) -> str:

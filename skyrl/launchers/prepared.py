@@ -64,7 +64,7 @@ class Prepared:
         if self._warnings:
             yield render(self._warnings, "Worth a look")
         if self.is_taken_for_cuda:
-            yield f"{self._path('device')} = auto: taken as cuda, since the machines of the cluster are not this one."
+            yield f"{self._path('device')} = auto: taken as cuda, since the run uses other machines than this one."
         if self._target == "slurm" and not self._resumes():
             yield "This run does not resume, so it is never requeued: it would start from scratch."
 

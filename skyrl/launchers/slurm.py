@@ -104,7 +104,7 @@ class SlurmLauncher:
             self._command(["scancel", launch.id])
             return f"{launch.name} (job {launch.id}) was cancelled."
         self._command(["scancel", "--batch", "--signal=USR1", launch.id])
-        return f"{launch.name} (job {launch.id}) saves a checkpoint and ends."
+        return f"{launch.name} (job {launch.id}) is saving a checkpoint and will then end."
 
     def _forgotten(self, launch: Launch) -> str:
         try:

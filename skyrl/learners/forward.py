@@ -85,8 +85,8 @@ class ForwardOptions:
         """
         if self.replays and batch.routed_experts is None and batch.loss_mask.any():
             raise RunError(
-                "moe_enable_routing_replay: the batch does not say which experts its tokens met; they come from "
-                "engines with enable_return_routed_experts"
+                "moe_enable_routing_replay: the batch does not record which experts its tokens were routed to; "
+                "engines report them with enable_return_routed_experts"
             )
         layout = self.layout(batch if self.replays else attrs.evolve(batch, routed_experts=None))
         return MicroBatch(rows=attrs.evolve(batch, routed_experts=None).with_selected(), layout=layout)
@@ -207,7 +207,7 @@ def probe_forward(
     layout = options.layout(_probe(ids, (5, 9))).to(device)
     if _differ(layout.join(layout.pick(options.answer(model, layout)))[-9:], alone):
         raise ModelError(
-            f"rows of this model see each other when they are packed into one: set {packing_field} = false"
+            f"rows of this model attend to each other when they are packed into one: set {packing_field} = false"
         )
     return attrs.evolve(options, share_prompts=share_prompts, plain_head=has_plain_head(model, device))
 

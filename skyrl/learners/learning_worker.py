@@ -282,5 +282,5 @@ class LearningWorker(ModelWorker):
         data = ", or look at the rewards and log-probabilities of this step" if self._config_path else ""
         return (
             f"the {self._title}'s gradient norm is {norm} ({times}; {parts}): the optimizer step was not taken and the "
-            f"weights are as they were. Lower {joined(self._config_path, 'optimizer_config.lr')}{data}."
+            f"weights are unchanged. Lower {joined(self._config_path, 'optimizer_config.lr')}{data}."
         )

@@ -163,7 +163,7 @@ class Megatron:
         if not all(learns):
             raise ModelError(
                 "a pipeline stage has no adapter: name layers of all stages in model.lora.target_modules, or set "
-                f" {table}.pipeline_model_parallel_size = 1"
+                f"{table}.pipeline_model_parallel_size = 1"
             )
 
     def _overlap(self, megatron: TransformerConfig, reducing: DistributedDataParallelConfig) -> None:

@@ -198,9 +198,7 @@ class ModelWorker:
         if costs or replays:
             name = "moe_enable_routing_replay" if replays else f"router_{'aux' if costs.aux_coef else 'z'}_loss_coef"
             field = joined(self._config_path, name)
-            raise ModelError(
-                f"this model has no experts, or routers of a kind that is not known: take {field} out of the file"
-            )
+            raise ModelError(f"this model has no experts, or its type of router is not supported: remove {field}")
         return False
 
     def _forward(self, model: nn.Module, micro: MicroBatch) -> Outputs:

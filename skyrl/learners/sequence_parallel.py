@@ -69,8 +69,8 @@ def refuse_unshareable(
     field = joined(config_path, f"{'sequence' if sequence > 1 else 'context'}_parallel_size")
     if not takes_segments(model):
         raise ModelError(
-            "ranks can share a sequence where attention is sdpa and every layer of the model sees the whole sequence, "
-            f"without windows or chunks: set {field} = 1"
+            "ranks can share a sequence only if attention is sdpa and every layer of the model sees the whole "
+            f"sequence, without windows or chunks: set {field} = 1"
         )
     heads = transformer.config.get_text_config().num_attention_heads // tensor
     if uneven := uneven_heads(heads, sequence, ranks // tensor):

@@ -124,11 +124,11 @@ def check_complete(source: TensorSource, wanted: Mapping[str, Tensor]) -> list[s
         if found != tuple(weight.shape):
             had = "nothing" if found is None else f"shape {tuple(found)}"
             raise ResumeError(
-                f"the stored state is not of this model: for {name}, of shape {tuple(weight.shape)}, it holds {had}"
+                f"the stored state belongs to another model: for {name}, of shape {tuple(weight.shape)}, it holds {had}"
             )
     for parameter in slots_of(list(shapes)):
         if parameter not in wanted:
-            raise ResumeError(f"the stored state is not of this model: it has optimizer state of {parameter!r}")
+            raise ResumeError(f"the stored state belongs to another model: it has optimizer state of {parameter!r}")
     return list(shapes)
 
 

@@ -148,4 +148,4 @@ def new_adapters_in_common(tensors: Mapping[str, Tensor], layout: Layout) -> dic
 def different(one: str, other: str) -> str:
     """A message about adapters of joined layers that were trained with separate factors A, with a remedy."""
     names = " and ".join(weight.partition(".lora_A")[0] for weight in (one, other))
-    return f"the adapters of {names} have a factor A each, where one in common is configured: set {COMMON_HINT}"
+    return f"the adapters of {names} have separate factors A, but a shared one is configured: set {COMMON_HINT}"

@@ -166,6 +166,6 @@ def _refuse_broken(tokenizer: ChatTokenizer, name: str) -> None:
     except TemplateSyntaxError as error:
         raise _Unusable(f"{name}, line {error.lineno} is not a Jinja template: {error.message}") from error
     except SecurityError as error:
-        raise _Unusable(f"{name} does what the sandbox of chat templates forbids: {error}") from error
+        raise _Unusable(f"{name} does something that the chat template sandbox forbids: {error}") from error
     except Exception:  # noqa: BLE001 - a template may raise anything for messages that it does not expect
         pass  # the messages of the data come later, and refusing those is an error

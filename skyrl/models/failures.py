@@ -11,13 +11,19 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ("couldn't connect", "there is no such folder here, and the hub cannot be reached to fetch it: download it first"),
     ("is not a local folder", "it is neither a folder here nor a model of the hub that this account may see"),
     ("gated repo", "its authors ask for consent: accept their terms on its page and log in with `hf auth login`"),
-    ("does not recognize this architecture", "this transformers does not know its architecture; a newer one may"),
+    (
+        "does not recognize this architecture",
+        "the installed transformers does not know its architecture; a newer version may",
+    ),
     ("Unrecognized configuration class", "it is not a causal language model"),
-    ("custom code", "it needs code of its own to be executed, and that was not allowed"),
+    ("custom code", "it needs to run its own code, which is not allowed"),
     ("FlashAttention2", "FlashAttention is not installed: set {flash_attn} = false, or install flash-attn"),
     ("not a valid JSON file", "its config.json is damaged: copy it again"),
-    ("ignore_mismatched_sizes", "its weights have other shapes than its config.json says: they are not of one model"),
-    ("instantiate the backend tokenizer", "the folder holds none: copy tokenizer.json and its like there"),
+    (
+        "ignore_mismatched_sizes",
+        "its weights have other shapes than its config.json says: they belong to different models",
+    ),
+    ("instantiate the backend tokenizer", "the folder holds no tokenizer: copy tokenizer.json and related files there"),
 )
 """Part of a transformers message -> our message, in which `{flash_attn}` stands for the path of that field."""
 

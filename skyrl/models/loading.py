@@ -179,7 +179,9 @@ def _require_what_chats_need(tokenizer: PreTrainedTokenizerBase, path: str) -> N
     silently makes an empty one.
     """
     if not tokenizer.encode(_PROBE, add_special_tokens=False):
-        raise ModelError(f"the tokenizer of {path} knows no text: copy tokenizer.json and its like beside the model")
+        raise ModelError(
+            f"the tokenizer of {path} has no vocabulary: copy tokenizer.json and related files next to the model"
+        )
     if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer of {path} has no chat template, so prompts cannot be written for it: take the instruct "
@@ -199,7 +201,7 @@ def _compare_with_file(tokenizer: PreTrainedTokenizerBase, file: str, path: str)
     text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     if loaded != ids or text != stored.decode(ids, skip_special_tokens=False):
         raise ModelError(
-            f"the tokenizer of {path} does not read text as its own tokenizer.json does: beside this type of model "
-            f"transformers makes a {type(tokenizer).__name__} of whatever is stored. Store one of that class "
+            f"the tokenizer of {path} does not read text as its own tokenizer.json does: for this type of model, "
+            f"transformers builds a {type(tokenizer).__name__} whatever is stored. Store one of that class "
             "(for qwen2: byte-level BPE)"
         )

@@ -84,9 +84,7 @@ def transformer_config(
     derived |= {} if sizes.mixture is None else _mixture(config, sizes, sizes.mixture, experts)
     _refuse_overrides(overrides, derived, field)
     if sizes.mixture is not None and tensor > 1 and not overrides.get("sequence_parallel", True):
-        raise ModelError(
-            f"{field}.sequence_parallel: Megatron-core trains experts beside tensor parallelism with it alone"
-        )
+        raise ModelError(f"{field}.sequence_parallel: Megatron-core requires it for experts with tensor parallelism")
     balanced = str(experts["moe_router_load_balancing_type"]).endswith("aux_loss") and sizes.mixture is not None
     unless_said = {"moe_aux_loss_coeff": config.router_aux_loss_coef} if balanced else {}
     try:

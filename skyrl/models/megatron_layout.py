@@ -91,7 +91,7 @@ class DecoderSizes:
         kind = config.model_type
         if kind not in ARCHITECTURES:
             raise ModelError(
-                f"there is no converter between {kind} and Megatron: one of {', '.join(ARCHITECTURES)} is needed, or "
+                f"there is no converter between {kind} and Megatron: use one of {', '.join(ARCHITECTURES)}, or "
                 "another strategy"
             )
         attention_bias, head_norms = ARCHITECTURES[kind]

@@ -68,7 +68,7 @@ def _rope(known: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
         table["rope_theta"] = plain["rope_theta"]
     kind = table.get("rope_type", "default")
     if kind not in KINDS:
-        raise ModelError(f"rotary embeddings of type {kind!r} are not known: {', '.join(KINDS)} are")
+        raise ModelError(f"rotary embeddings of type {kind!r} are not supported; choose from {', '.join(KINDS)}")
     if kind in SCALED and "factor" not in table:
         raise ModelError(f"rotary embeddings of type {kind!r} need a factor: give trainer.rope_scaling.factor")
     if kind not in ("default", "linear"):

@@ -72,7 +72,8 @@ class RewardModel:
         self._model, report = loaded
         if report["missing_keys"] or self._model.config.num_labels != 1:
             raise ModelError(
-                f"{path} is no reward model: it has no head that says one number (train one with kind = reward_model)"
+                f"{path} is not a reward model: it has no head that outputs one number (train one with "
+                "kind = reward_model)"
             )
         self._model.to(device).eval()
         self._device = torch.device(device)

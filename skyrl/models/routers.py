@@ -74,7 +74,7 @@ class Routers:
         """`learned`: whether router losses have a gradient. Raises `ModelError` for a model without known routers."""
         gates = list(_gates(model))
         if not gates:
-            raise ModelError("this model has no experts, or routers of a kind that is not known")
+            raise ModelError("this model has no experts, or its type of router is not supported")
         self.layers, self._learned = len(gates), learned
         self._tokens: RoutedTokens | None = None
         self._measured = False
@@ -130,7 +130,7 @@ class ChoiceRecorder:
         self._chosen: dict[int, Tensor] = {}
         gates = list(_gates(model))
         if not gates:
-            raise ModelError(f"{field}: this model has no experts, or routers of a kind that is not known")
+            raise ModelError(f"{field}: this model has no experts, or its type of router is not supported")
         self._experts = max(int(gate.num_experts) for gate in gates)
         for layer, gate in enumerate(gates):
             gate.register_forward_hook(partial(self._routed, layer))

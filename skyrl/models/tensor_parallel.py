@@ -135,8 +135,8 @@ def refuse_uncuttable(model: nn.Module, size: int, ranks: int, field: str) -> No
     config = transformer.config.get_text_config()
     if not has_plan(model):
         raise ModelError(
-            f"transformers has no plan by which ranks could cut the matrices of a {config.model_type}, or one in a way "
-            f"that is not known here: set {field} = 1"
+            f"transformers has no tensor-parallel plan for a {config.model_type}, or one that is not supported here: "
+            f"set {field} = 1"
         )
     if found := uneven_parts(sizes_to_cut(config.to_dict()), size, ranks):
         what, uneven = found

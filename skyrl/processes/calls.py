@@ -42,8 +42,8 @@ def name_of(method: Callable[..., object]) -> Name:
         case (str(module), str(qualname)) if "<" not in qualname and named((module, qualname)) is method:
             return module, qualname
     raise TypeError(
-        f"{method!r} cannot be called in another process: only the name of a method travels, so hand over a function "
-        "or a method of a class that stands at the top of an importable module (no lambda, partial or bound method)"
+        f"{method!r} cannot be called in another process: methods are sent by name, so pass a function or a method "
+        "of a class that is defined at the top level of an importable module (no lambda, partial or bound method)"
     )
 
 

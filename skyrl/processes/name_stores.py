@@ -61,7 +61,5 @@ def awaited(address: str, seconds: float) -> str:
 def _store_of(address: str) -> NameStore:
     store = api_key(VARIABLE)
     if store is None:
-        raise UserError(
-            f"{address} is a name, and {VARIABLE} does not say where names are: export {VARIABLE}=nfs:FOLDER"
-        )
+        raise UserError(f"{address} is a service name, but no name store is set: export {VARIABLE}=nfs:FOLDER")
     return name_store(store)

@@ -72,8 +72,8 @@ class Published:
         if not self._store.add(self._name, self._entry, self._seconds):
             holder = self._store.get(self._name) or "a process that is ending"
             raise ProcessError(
-                f"The name {self._name} is taken by {holder}: choose another name, or end that one. The name of a dead "
-                f"process is free {self._seconds:g} s after its death"
+                f"The name {self._name} is taken by {holder}: choose another name, or stop that process. The name of a "
+                f"dead process is released {self._seconds:g} s after its death"
             )
         self._thread.start()
         return self

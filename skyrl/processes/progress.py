@@ -127,6 +127,6 @@ class Watchdog:
         places = ", ".join(str(place) for place in (self._stacks, *self._dump_others()))
         return (
             f"no progress for {silent:.0f} s ({self._field} = {self._seconds:g}); "
-            f"the run waits for: {'; '.join(waits) or 'nothing that it knows of'}; what every thread was doing is in: "
-            f"{places}"
+            f"the run is waiting for: {'; '.join(waits) or 'nothing that it knows of'}; "
+            f"stack traces of all threads are in: {places}"
         )

@@ -124,14 +124,14 @@ def attach(address: str, seconds: float, field: str = "trainer.placement.ray_add
     if not outcome or outcome[0] is not None:
         reason = _one_line(outcome[0]) if outcome and outcome[0] else f"no answer within {seconds:g} s"
         raise ProcessError(
-            f"No connection to the Ray cluster at {address}: {reason}. The address is host:port of a head that runs "
-            f"({field}). One with token authentication answers only clients that have its token: "
-            "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
+            f"No connection to the Ray cluster at {address}: {reason}. The address must be host:port of a "
+            f"running head ({field}). A cluster with token authentication accepts only clients that have its token: "
+            "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
         )
     if not _asks_for_a_token():
         print(
-            f"warning: the Ray cluster at {address} asks for no token: whoever reaches it can run code on it "
-            "and read its data (start it with RAY_AUTH_MODE=token)",
+            f"warning: the Ray cluster at {address} requires no token: anyone who can reach it can run code on "
+            "it and read its data (start it with RAY_AUTH_MODE=token)",
             file=sys.stderr,
         )
     return Cluster()

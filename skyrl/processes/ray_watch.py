@@ -155,7 +155,7 @@ def how_it_died(error: BaseException, machine: tuple[str, int] | None = None) ->
     reason = text.partition("The actor is dead because ")[2] or text
     if "node has died" in reason or "node was terminated" in reason:
         which = f"its machine {machine[0]}" if machine else "its machine"
-        return f"{which} answers Ray no more: it is down, Ray ended there, or the network is cut"
+        return f"{which} no longer answers Ray: it is down, Ray stopped there, or the network is cut"
     if isinstance(error, ActorUnavailableError):
         return (
             f"the connection to it was lost: the machine or the network failed, or it was killed ({end_of(text, 120)})"
@@ -167,5 +167,5 @@ def how_it_died(error: BaseException, machine: tuple[str, int] | None = None) ->
     if "ray.kill" in reason:
         return "it was killed by ray.kill"
     if "connection error code 2" in reason:
-        return "it was killed from outside (SIGKILL, or the kernel for want of memory)"
+        return "it was killed from outside (SIGKILL, or the kernel was out of memory)"
     return (reason.partition("Worker exit detail: ")[2] or reason)[:200]

@@ -191,9 +191,9 @@ class ShutdownSignal:
             if self.requested and ends_at == float("inf"):
                 ends_at = time.monotonic() + self._grace
             if heard > 1:
-                self._end_at_once("Stopped at once, by a second signal.")
+                self._end_at_once("Stopped immediately by a second signal.")
             if time.monotonic() >= ends_at:
-                self._end_at_once(f"Stopped: what was to be saved was not, within {self._grace:g} s.")
+                self._end_at_once(f"Stopped: saving did not finish within {self._grace:g} s.")
 
     def _end_at_once(self, why: str) -> None:
         """End the process, even if its output is no longer read or a thread that is stuck holds the stream."""

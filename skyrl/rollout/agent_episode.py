@@ -60,7 +60,7 @@ class AgentEpisode(Episode):
     async def _rewarded(self, played: PlayedTrajectory, returned: Returned | None) -> Trajectory:
         branches = played.conversations.branches()
         if not branches:
-            said = f"{self._who('the agent for')} asked the policy nothing, so that there is nothing to train on"
+            said = f"{self._who('the agent for')} made no request to the policy, so there is nothing to train on"
             raise EpisodeError(Failure(kind="raised", reason=said))
         *earlier, self._transcript = (self._row(branch) for branch in branches)
         self._earlier = [transcript.step() for transcript in earlier]

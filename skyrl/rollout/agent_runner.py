@@ -95,7 +95,7 @@ def _of_function(function: object, name: str, settings: Mapping[str, Any]) -> Ag
     wanted = inspect.signature(function).parameters
     known = ("task", "base_url", "api_key", "model")
     if taken := sorted({*settings} & {*known}):
-        raise TaskError(f"environment.agent.kwargs: {', '.join(taken)} is what every agent is given: leave it out")
+        raise TaskError(f"environment.agent.kwargs: {', '.join(taken)} is passed to every agent already: remove it")
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in wanted.values())
     unknown = [
         each.name
@@ -105,7 +105,7 @@ def _of_function(function: object, name: str, settings: Mapping[str, Any]) -> Ag
         and each.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     ]
     if unknown:
-        raise TaskError(f"{name} wants {', '.join(unknown)}, and an agent is given {', '.join(known)}")
+        raise TaskError(f"{name} requires {', '.join(unknown)}, but an agent is given only {', '.join(known)}")
 
     if not takes_all and (surplus := sorted({*settings} - {*wanted})):
         raise TaskError(f"environment.agent.kwargs: {name} has no parameter {', '.join(surplus)}")

@@ -149,7 +149,7 @@ class Attempts:
                 raise  # of another timeout
             field = "environment.skyrl_gym.trajectory_timeout_seconds"
             raise EpisodeError(
-                Failure(kind="timeout", reason=f"{episode.name} was not over after {self._seconds:g} s ({field})")
+                Failure(kind="timeout", reason=f"{episode.name} did not finish within {self._seconds:g} s ({field})")
             ) from None
 
     def _from_now(self) -> float | None:

@@ -87,9 +87,9 @@ class SynchronousRollouts:
         """Raises `ResumeError` for a state with groups that were sampled ahead, which would be lost."""
         if "cursor" in state:
             raise ResumeError(
-                "the checkpoint holds groups and prompts that were sampled ahead of training, which a run in turns "
-                "would lose: leave trainer.fully_async.enabled = true, and set trainer.fully_async.max_staleness_steps "
-                "= 0, which trains in turns"
+                "the checkpoint holds groups and prompts that were sampled ahead of training, which a synchronous "
+                "run would lose: keep trainer.fully_async.enabled = true, and set "
+                "trainer.fully_async.max_staleness_steps = 0 to train synchronously"
             )
         self._cursor.load_state(state)
 

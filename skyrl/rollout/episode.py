@@ -230,7 +230,7 @@ class Episode:
         try:
             yield
         except TextError as error:
-            raise _wrong(f"{self._who(doing)} shows what cannot be read: {error}") from error
+            raise _wrong(f"{self._who(doing)} returned text that cannot be tokenized: {error}") from error
 
     async def _in_env(self, who: str, function: Callable[..., T], *args: object) -> T:
         found, ran = await self._timed("env", self._context.call(who, function, *args))
@@ -269,7 +269,7 @@ def _refuse_unreadable(observations: object, who: str) -> None:
         isinstance(each, Mapping) and all(isinstance(each.get(key), str) for key in ("role", "content"))
         for each in observations
     ):
-        raise _wrong(f"{who} shows {observations!r:.200}, not messages with the texts 'role' and 'content'")
+        raise _wrong(f"{who} returned {observations!r:.200}, not messages with the strings 'role' and 'content'")
     length = sum(len(each["content"]) for each in observations)
     if length > LONGEST_OBSERVATION:
         said = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"

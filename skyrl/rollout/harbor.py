@@ -67,7 +67,7 @@ def trial_settings(
     Raises `UserError` for a row that names no task.
     """
     if TASK not in task:
-        raise UserError(f"the row names no task of Harbor: its column {TASK} is the task's folder")
+        raise UserError(f"the row names no Harbor task: its column {TASK} has to hold the task's folder")
     settings: dict[str, Any] = thaw(given)
     agent = dict(settings.get("agent") or {})
     kwargs = dict(agent.get("kwargs") or {})

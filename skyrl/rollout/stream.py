@@ -337,11 +337,11 @@ class GroupStream:
         groups = [
             f"prompt {each.prompt.id} (begun {now - each.since:.0f} s ago by version {each.version})" for each in late
         ]
-        none = f"none but {refused} that were refused has" if refused else "none has"
+        none = f"only {refused}, which were refused, have" if refused else "none has"
         waits = self._waits()
         return (
-            f"the trainer waits for the batch of step {version + 1}: {self.waiting} of {limits.batch} groups are "
-            f"ready, {len(late)} are being sampled, and {none} ended for {limits.stall_seconds:g} s "
+            f"the trainer is waiting for the batch of step {version + 1}: {self.waiting} of {limits.batch} groups are "
+            f"ready, {len(late)} are being sampled, and {none} finished in the last {limits.stall_seconds:g} s "
             f"(trainer.fully_async.stall_timeout_seconds). Waited for: {_first(groups)}"
             + (f"; who waits for whom: {_first(waits)}" if waits else "")
         )

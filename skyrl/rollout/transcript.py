@@ -98,4 +98,4 @@ def _refuse_broken(completion: Completion, *, with_logprobs: bool) -> None:
             f"{len(completion.weight_versions)} weight versions: they have to be as many"
         )
     if not all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in completion.logprobs):
-        raise RunError("the engine gave a log-probability that is none: NaN, infinity, or above 0")
+        raise RunError("the engine returned an invalid log-probability: NaN, infinity, or above 0")

@@ -35,7 +35,7 @@ class RecordedRun:
             raise DataError(
                 f"{self.recording.folder} holds {len(steps)} steps"
                 + (f", the first of which is {steps[0]}" if steps else "")
-                + ": a run is fed from a recording of all steps from the first"
+                + ": a replay needs all steps from the first"
             )
         return len(steps) if at_most is None else min(len(steps), at_most)
 

@@ -42,12 +42,12 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
             elif how == "must":
                 raise ResumeError(
                     f"{field_path(run, 'recover_mode')} = resume, and {store.folder} holds no checkpoint: name the "
-                    f"folder of the run in {field_path(run, 'ckpt_path')}, or set recover_mode = auto to begin "
-                    "anew where there is none"
+                    f"folder of the run in {field_path(run, 'ckpt_path')}, or set recover_mode = auto to start "
+                    "from scratch if there is none"
                 )
     if found is None and folder.model.exists():
         raise ResumeError(
-            f"{folder.path} holds a trained model, and no checkpoint to go on from: choose another "
+            f"{folder.path} holds a trained model, but no checkpoint to continue from: choose another "
             f"{field_path(run, 'run_path')}, or delete the folder to train again"
         )
     return found
@@ -84,7 +84,7 @@ def _newest(run: AnyRun, store: CheckpointStore, fall_back: Callable[[str], None
             raise
         raise ResumeError(
             f"{error}. There are earlier checkpoints ({', '.join(map(str, earlier))}): "
-            f"{field_path(run, 'recover_mode')}=auto goes on from the newest good one"
+            f"{field_path(run, 'recover_mode')}=auto continues from the newest intact one"
         ) from error
 
 

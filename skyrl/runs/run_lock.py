@@ -129,7 +129,7 @@ def _as_stored(run: C) -> C:
 def _or_say_so(run: AnyRun, changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:
     """The third remedy, if it applies: to continue with the changes."""
     field = field_path(run, "resume_with_changes")
-    return f", or go on with them by {field}=true" if changed.keys() == numerics.keys() else ""
+    return f", or keep the changes with {field}=true" if changed.keys() == numerics.keys() else ""
 
 
 def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:

@@ -88,7 +88,7 @@ class RunSession:
         alarms = self._experiment.get_alarms()
         alarms.load_state(checkpoint.state["trainer"].get("alarms", {}))
         if alarms.stopped_by:
-            notice(f"Alarm {alarms.stopped_by} ended this run at step {checkpoint.step}; change it to go on.")
+            notice(f"Alarm {alarms.stopped_by} ended this run at step {checkpoint.step}; change the alarm to continue.")
         return bool(alarms.stopped_by) or checkpoint.step >= self._experiment.total_steps
 
     def _make_locks(self) -> tuple[RunLock, ...]:
@@ -142,7 +142,7 @@ class RunSession:
 
     def _report(self, checkpoint: Checkpoint) -> None:
         changes = changes_to_say(checkpoint.config, self._cfg)
-        notice(f"Going on after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
+        notice(f"Continuing after step {checkpoint.step}, from a checkpoint{changes and ', with:'}")
         if changes:
             notice(changes)
 
@@ -176,7 +176,7 @@ class RunSession:
             experiment.progress.warning = diagnosis
             notice(f"warning: {diagnosis}")
             if stop:
-                self._shutdown.request("Stopped, since there was no progress", exit_code=RunError.exit_code)
+                self._shutdown.request("Stopped because there was no progress", exit_code=RunError.exit_code)
 
         def dump_others() -> Sequence[Path]:
             processes = experiment.started_processes

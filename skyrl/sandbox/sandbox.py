@@ -94,7 +94,7 @@ class Sandbox:
         for path in self._readable:
             if path.exists() and not self._may_read(path, path):
                 raise UserError(
-                    f"programs in the sandbox of a run of root's have users of their own, who cannot read {path}: "
+                    f"a run started by root gives sandboxed programs users of their own, which cannot read {path}: "
                     f"chmod -R o+rX {path}"
                 )
         self.client = ForkClient(self.tier, readable, modules)

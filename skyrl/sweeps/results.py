@@ -54,7 +54,7 @@ def unmeasured(metric: str) -> Iterator[str]:
     for missing in unknown([metric]):
         near = nearest(missing, [spec.name for _, specs in METRICS for spec in specs])
         hint = f"did you mean {near}?" if near else "docs/metrics.md lists all metrics"
-        yield f"no metric of skyrl is called {missing}, and runs are compared only if your code logs it; {hint}"
+        yield f"skyrl has no metric {missing}, so runs can be compared only if your code logs it; {hint}"
 
 
 def table(found: Sequence[Result], metric: str) -> str:

@@ -44,7 +44,7 @@ def follow(run: ServiceRun, *, wait: bool) -> int:
     """
     with _locked(run, wait=wait) as is_free:
         if not is_free:
-            print(f"Another process feeds {run.service} from {run.folder}: a run that goes on.", file=sys.stderr)
+            print(f"Another process feeds {run.service} from {run.folder}: the run is still going.", file=sys.stderr)
             return IN_USE
         delivery = None
         while _steps():

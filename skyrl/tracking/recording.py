@@ -158,7 +158,7 @@ class Recording:
                 epoch=head["epoch"],
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path} does not begin with a line that says what follows") from error
+            raise DataError(f"{path} does not begin with a valid header line") from error
 
     def computed(self, step: int) -> Computed:
         """The computed part of a recorded step. Raises `DataError`."""

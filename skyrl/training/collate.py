@@ -44,7 +44,7 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
     cut_off = [trajectory.stop_reason != "stop" for trajectory in trajectories]
     if not loss_mask.any() and all(cut_off):
         raise RunError(
-            "no answer of this batch came to its end, and generator.apply_overlong_filtering leaves the others out: "
+            "no answer of this batch is complete, and generator.apply_overlong_filtering leaves out incomplete ones: "
             "raise generator.sampling_params.max_generate_length"
         )
     return TrainingBatch(

@@ -116,8 +116,7 @@ class NonFiniteGuard:
         self._went_back += 1
         if self._went_back > self._most_back:
             raise NonFiniteError(
-                f"{error} (after {self._most_back} rollbacks, the limit of "
-                "trainer.faults.max_roll_backs)"
+                f"{error} (after {self._most_back} rollbacks, the limit of trainer.faults.max_roll_backs)"
             ) from error
 
     def rolled_back(self, error: NonFiniteError) -> None:

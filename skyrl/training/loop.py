@@ -265,7 +265,7 @@ class TrainingLoop:
             await self._keep()
         await self._checkpoints.finish()
         if version == self._saved > 0:
-            return self.shutdown.stopped(f"Step {version} is saved: the same command goes on after it.")
+            return self.shutdown.stopped(f"Step {version} is saved: the same command continues after it.")
         return stop
 
     async def _evaluate(self) -> Metrics:

@@ -120,7 +120,7 @@ def test_a_result_that_a_template_leaves_out_is_named() -> None:
 )
 def test_earlier_answers_that_are_written_otherwise_afterwards_are_refused_by_name(name: str, kept: str) -> None:
     chat = (user("a?"), assistant("one"), user("b?"), assistant("two"))
-    with pytest.raises(DataError, match="writes message 1 otherwise once the conversation continues: .*" + kept):
+    with pytest.raises(DataError, match="writes message 1 differently once the conversation continues: .*" + kept):
         learned(tokenizer_of(name), *chat, all_messages=True)
     assert "two" in learned(tokenizer_of(name), *chat)
 
@@ -128,7 +128,7 @@ def test_earlier_answers_that_are_written_otherwise_afterwards_are_refused_by_na
 def test_a_history_that_the_model_would_not_have_seen_is_refused() -> None:
     """The system message stands in the last question, so that the first answer was not sampled from what is there."""
     chat = ({"role": "system", "content": "Be short."}, user("a?"), assistant("one"), user("b?"), assistant("two"))
-    with pytest.raises(DataError, match="writes message 2 otherwise"):
+    with pytest.raises(DataError, match="writes message 2 differently"):
         learned(tokenizer_of("mistral-small"), *chat, all_messages=True)
 
 

@@ -71,12 +71,12 @@ MANIFESTS: dict[str, tuple[Callable[[Body], Any], str]] = {
         f"no {key}": (partial(without, key=key), f"is not what a run writes: it has no '{key}'")
         for key in ("step", "files", "config", "format", "fingerprint", "derived", "metrics", "schema_version")
     },
-    "another step": (with_(step=4), "is of step 4: the folder was renamed"),
-    "a step that is none": (with_(step=-1), "its step is not a whole number from 0"),
-    "a step that is true": (with_(step=True), "its step is not a whole number from 0"),
+    "another step": (with_(step=4), "belongs to step 4: the folder was renamed"),
+    "a step that is none": (with_(step=-1), "its step is not a non-negative integer"),
+    "a step that is true": (with_(step=True), "its step is not a non-negative integer"),
     "a later format": (with_(format=99), "has the format 99, and this version reads up to 1"),
-    "a format that is none": (with_(format="1"), "its format is not a whole number from 0"),
-    "a schema version that is none": (with_(schema_version=1.5), "its schema_version is not a whole number from 0"),
+    "a format that is none": (with_(format="1"), "its format is not a non-negative integer"),
+    "a schema version that is none": (with_(schema_version=1.5), "its schema_version is not a non-negative integer"),
     "a fingerprint that is none": (with_(fingerprint=7), "its fingerprint is not a text"),
     "a configuration that is none": (with_(config=[]), "its config is not a table"),
     "derived paths that are a text": (with_(derived="abc"), "derived is no list of paths"),
@@ -94,8 +94,11 @@ MANIFESTS: dict[str, tuple[Callable[[Body], Any], str]] = {
     "an absolute file": (a_file("/outside"), "'/outside' is not the name of a file"),
     "a file of Windows": (a_file("policy\\x"), "is not the name of a file"),
     "a file that is itself": (a_file("manifest.json"), "'manifest.json' is not the name of a file"),
-    "a file that is a text": (lambda body: body["files"].update(other="x"), "the size of other is not a whole number"),
-    "a negative size": (a_file("state.json", size=-1), "the size of state.json is not a whole number from 0"),
+    "a file that is a text": (
+        lambda body: body["files"].update(other="x"),
+        "the size of other is not a non-negative integer",
+    ),
+    "a negative size": (a_file("state.json", size=-1), "the size of state.json is not a non-negative integer"),
     "a digest that is none": (a_file(xxh3_128=7), "the digest of other is not one of xxh3-128"),
     "a digest that is short": (a_file(xxh3_128=ZEROS[1:]), "the digest of other is not one of xxh3-128"),
     "a digest that is no number": (a_file(xxh3_128="g" + ZEROS[1:]), "the digest of other is not one of xxh3-128"),
@@ -164,10 +167,10 @@ def test_two_exchanged_checkpoints_and_a_renamed_one_are_found(tmp_path: Path) -
     (tmp_path / "global_step_12").rename(tmp_path / "global_step_8")
     (tmp_path / "aside").rename(tmp_path / "global_step_12")
     assert [bool(store.verify(step)) for step in (8, 12)] == [True, True]
-    with pytest.raises(ResumeError, match=r"global_step_12/manifest.json is of step 8: the folder was renamed"):
+    with pytest.raises(ResumeError, match=r"global_step_12/manifest.json belongs to step 8: the folder was renamed"):
         store.latest()
     (tmp_path / "global_step_8").rename(tmp_path / "global_step_99")
-    with pytest.raises(ResumeError, match="is of step 12"):
+    with pytest.raises(ResumeError, match="belongs to step 12"):
         store.latest()
 
 

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_cannot_be_moved_aside_is_reported_and_stays(
     monkeypatch.setattr(Disk, "move", busy)
     with caplog.at_level(logging.WARNING):
         store.save(checkpoint(2))
-    assert "global_step_1 cannot be deleted, which is tried again later" in caplog.text
+    assert "global_step_1 cannot be deleted, will retry later" in caplog.text
     assert store.steps() == [1, 2]
 
 

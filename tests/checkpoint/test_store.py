@@ -109,7 +109,7 @@ def test_pieces_of_three_ranks_are_read_as_if_they_were_one_tensor(tmp_path: Pat
     for start in range(14):
         for count in range(15 - start):
             assert torch.equal(found.read("w", start, count), whole.view(-1)[start : start + count])
-    with pytest.raises(ResumeError, match="of w, 1 of 14 numbers are in none of its files"):
+    with pytest.raises(ResumeError, match="w lacks 1 of 14 numbers, which are in none of its files"):
         StoredTensors(disk, "a", (names[0], names[2]))["w"]
 
 
@@ -212,7 +212,7 @@ def test_a_save_that_does_not_fit_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Disk, "room", lambda self: 81)
-    with pytest.raises(RunError, match=r"there is no room for it; it needs 82 bytes, and 81 bytes are free"):
+    with pytest.raises(RunError, match=r"there is not enough free space; it needs 82 bytes, and 81 bytes are free"):
         CheckpointStore(tmp_path).save(checkpoint(3))
     assert list(files_below(tmp_path)) == []
 
@@ -289,7 +289,7 @@ def test_a_manifest_of_a_later_format_is_refused(tmp_path: Path, monkeypatch: py
 def test_nothing_is_deleted_for_a_checkpoint_that_is_not_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CheckpointStore(tmp_path).save(checkpoint(1))
     monkeypatch.setattr(Disk, "chunks", lambda self, name: iter([b"rotten"]))
-    with pytest.raises(RunError, match=r"global_step_2/.* is damaged.*nothing older was deleted"):
+    with pytest.raises(RunError, match=r"global_step_2/.* is damaged.*no older checkpoint was deleted"):
         CheckpointStore(tmp_path, keep=1).save(checkpoint(2))
     monkeypatch.undo()
     assert CheckpointStore(tmp_path).steps() == [1, 2]
@@ -308,7 +308,7 @@ def test_what_cannot_be_deleted_is_said_and_tried_again(
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(Disk, "remove", busy)
         store.save(checkpoint(2))
-    assert "cannot be deleted, which is tried again later" in caplog.text
+    assert "cannot be deleted, will retry later" in caplog.text
     assert store.steps() == [2]
     store.save(checkpoint(3))
     assert [path.name for path in tmp_path.iterdir()] == ["global_step_3"]

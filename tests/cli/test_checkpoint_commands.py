@@ -44,7 +44,7 @@ def test_verify_names_the_damaged_file_and_exits_with_1(folder: Path) -> None:
     assert [line.strip() for line in result.output.splitlines()] == [
         "9  good",
         "10  damaged",
-        f"{path} is damaged: its {path.stat().st_size} bytes are not those that were written",
+        f"{path} is damaged: its {path.stat().st_size} bytes do not match the recorded digest",
     ]
     assert skyrl("verify", str(folder / "global_step_9")).exit_code == 0
 

@@ -134,7 +134,7 @@ def test_three_mistakes_are_told_at_once_with_what_was_meant(run_toml: Path, tmp
         ("trainer", "cannot be read"),
         ("trainer.ckpt_path=", "name a folder"),
         ("data.train_data=['~nobody-of-this-name/x.parquet']", "is not a path here"),
-        ("trainer.logger=wandb", "wandb wants a key, and there is none"),
+        ("trainer.logger=wandb", "wandb needs a key, but none is set"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_and_nothing_starts(

@@ -72,7 +72,7 @@ def test_control_c_ends_a_run_at_once_with_one_line_and_130(nano: Path, tmp_path
     errors = rest(process)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    [step] = re.findall(r"^Stopped\. Step (\d+) is saved: the same command goes on after it\.$", errors, re.MULTILINE)
+    [step] = re.findall(r"^Stopped\. Step (\d+) is saved: the same command continues after it\.$", errors, re.MULTILINE)
     assert (tmp_path / "checkpoints" / f"global_step_{step}").is_dir()
 
 

@@ -92,7 +92,7 @@ def test_control_c_in_an_example_is_heard_by_its_run(nano: Path, tmp_path: Path)
         run.send_signal(signal.SIGINT)
         said = run.stderr.read()
     assert run.returncode == 130
-    assert "Traceback" not in said and "is saved: the same command goes on after it." in said
+    assert "Traceback" not in said and "is saved: the same command continues after it." in said
 
 
 def test_init_shows_what_its_script_tells_of_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

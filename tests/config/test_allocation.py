@@ -64,7 +64,7 @@ def test_a_field_that_disagrees_is_an_error_and_one_that_agrees_is_not() -> None
     for other in (3, 1):  # 1 is the default, and stands where it was written
         [(path, message)] = problems(run_of("vllm:d4+fsdp:d4", **{f"{ENGINE}num_engines": other}))
         assert path == f"{ENGINE}num_engines"
-        assert message == f"{other}, and trainer.placement.allocation = vllm:d4+fsdp:d4 stands for 4"
+        assert message == f"{other}, but trainer.placement.allocation = vllm:d4+fsdp:d4 sets it to 4"
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_a_field_that_disagrees_is_an_error_and_one_that_agrees_is_not() -> None
         ("vllm:d8|fsdp:d4p2", "fsdp learners have no pipeline parallelism, and the pipeline degree is 2"),
         (
             "vllm:d4+fsdp:(attn:d4|ffn:d2e2)",
-            "fsdp learners split experts by e alone, and attn and ffn have degrees of their own",
+            "fsdp learners split experts by e alone, but attn and ffn have separate degrees",
         ),
-        ("vllm:d8+eval", "names engines alone, and this run trains"),
-        ("d8", "names learners alone, and this run starts engines"),
+        ("vllm:d8+eval", "names only engines, but this run trains"),
+        ("d8", "names only learners, but this run starts engines"),
         ("vllm[rollout]:d2+fsdp[critic]:d4", "no part is the policy's: the learners are critic"),
         ("vllm[rollout]:d2+fsdp[actor]:d4+fsdp[judge]:d4", "no model of a run is called 'judge'"),
         ("vllm[r]:d2+fsdp[actor]:d4+megatron[ref]:d4", "some learners are Megatron's and some are not"),

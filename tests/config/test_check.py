@@ -44,7 +44,7 @@ def test_what_was_hidden_is_given_again(values: dict[str, Any], path: str) -> No
 
 
 def test_what_was_hidden_is_given_again_in_runs_of_every_kind() -> None:
-    with pytest.raises(ConfigError, match=r"train_datasets\.0  .*give it again  argument 2"):
+    with pytest.raises(ConfigError, match=r"train_datasets\.0  .*give the secret again  argument 2"):
         compose([], ["kind=sft", "train_datasets=['https://***@host/rows.jsonl']", "model.path=a/b"])
 
 

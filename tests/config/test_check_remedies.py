@@ -38,12 +38,12 @@ def test_the_nearest_divisors_are_told(batch: int, mini: int, hint: str) -> None
     [
         (
             {"trainer.train_batch_size": 120, "trainer.policy_mini_batch_size": 30, **gpus(8, "policy")},
-            "150 samples (30 prompts x 5) cannot be dealt out evenly to the policy's 8 data-parallel ranks",
+            "150 samples (30 prompts x 5) cannot be split evenly across the policy's 8 data-parallel ranks",
             "nearest sizes that can: 24 and 40",
         ),
         (
             {"trainer.train_batch_size": 12, "trainer.policy_mini_batch_size": 6, **gpus(8, "policy")},
-            "30 samples (6 prompts x 5) cannot be dealt out evenly to the policy's 8 data-parallel ranks",
+            "30 samples (6 prompts x 5) cannot be split evenly across the policy's 8 data-parallel ranks",
             "no size that divides trainer.train_batch_size = 12 can; nearest numbers of ranks that it can be dealt to: "
             "6 and 10",
         ),
@@ -71,7 +71,7 @@ def test_the_nearest_micro_batches_suit_policy_and_critic() -> None:
 def test_the_nearest_batches_suit_mini_batches_and_reference() -> None:
     [problem] = NAMED["the_reference_scores_equal_shares"](resolved(gpus(3, "ref")))
     assert problem.message == (
-        "5120 samples (1024 prompts x 5) cannot be dealt out evenly to the reference's 3 data-parallel ranks"
+        "5120 samples (1024 prompts x 5) cannot be split evenly across the reference's 3 data-parallel ranks"
     )
     assert problem.hint == "nearest sizes that can, and that trainer.policy_mini_batch_size divides: 768 and 1536"
 

@@ -169,7 +169,7 @@ def test_overrides_have_a_number_and_a_text_is_one_of_them(monkeypatch: pytest.M
 
 
 def test_what_extends_a_file_is_no_field_of_the_command_line() -> None:
-    with pytest.raises(ConfigError, match="it stands in a file; here, name the file or the preset itself"):
+    with pytest.raises(ConfigError, match="it belongs in a file; here, name the file or the preset itself"):
         load([], ["extends=preset:cuda"])
 
 

@@ -73,7 +73,7 @@ def test_a_changed_file_is_a_warning_at_the_next_start_and_the_same_one_is_none(
     (problem,) = the_code_is_that_of_the_run(run)
     assert isinstance(problem, Problem)
     assert (problem.path, problem.severity) == ("environment.env_class", "warning")
-    assert problem.message.startswith("helper.py is not what it was when the run in ")
+    assert problem.message.startswith("helper.py has changed since the run in ")
 
 
 def test_diff_and_bisect_of_two_runs_name_the_files_that_differ(tmp_path: Path) -> None:

@@ -280,5 +280,5 @@ def test_a_name_is_given_once() -> None:
     registry = Registry(kind="loss", field="f", table="t", built_in=())
     registry.register("mine", print)
     registry.register("mine", print)
-    with pytest.raises(ValueError, match="there is a loss named 'mine' already"):
+    with pytest.raises(ValueError, match="a loss named 'mine' is already registered"):
         registry.register("mine", len)

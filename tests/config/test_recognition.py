@@ -127,7 +127,7 @@ def test_a_path_and_its_value_in_two_words_are_one_mistake(folder: Path) -> None
     with pytest.raises(ConfigError) as caught:
         load(["run.toml", "trainer.epochs", "2"])
     [problem] = caught.value.problems
-    assert (problem.path, problem.hint) == ("trainer.epochs", "a value is written in one word: trainer.epochs=2")
+    assert (problem.path, problem.hint) == ("trainer.epochs", "write the value without a space: trainer.epochs=2")
     with pytest.raises(ConfigError, match="trainer.epochs=VALUE"):
         load(["trainer.epochs"])
 

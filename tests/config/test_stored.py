@@ -65,8 +65,8 @@ def test_leaving_out_what_is_derived_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"schema_version": 99}, "take a later skyrl"),
-        ({"schema_version": "1"}, "was stored in form '1'"),
+        ({"schema_version": 99}, "use a newer skyrl"),
+        ({"schema_version": "1"}, "was stored with schema version '1'"),
         ({"config": {"trainer": {"epoch": 1}}}, "did you mean trainer.epochs?"),
         ({"config": {"trainer": {"algorithm": {"class": "this:Zen"}}}}, "is not an imported subclass"),
     ],

@@ -44,7 +44,7 @@ def test_a_process_has_room_for_one_rank(gpus: int, refused: bool) -> None:
 def test_rows_are_dealt_out_evenly_and_the_nearest_sizes_are_named(rows: int, ranks: int, nearest: str | None) -> None:
     said = problems(batch_size=rows, placement__num_gpus_per_node=ranks).get("batch_size")
     assert said == (
-        nearest and f"{rows} cannot be dealt out evenly to {ranks} ranks; nearest sizes that can: {nearest}"
+        nearest and f"{rows} cannot be split evenly across {ranks} ranks; nearest sizes that can: {nearest}"
     )
 
 
@@ -52,7 +52,7 @@ def test_rows_are_dealt_out_evenly_and_the_nearest_sizes_are_named(rows: int, ra
 def test_rows_are_dealt_out_to_groups_of_ranks_that_share_them(rows: int, nearest: str | None) -> None:
     said = problems(batch_size=rows, placement__num_gpus_per_node=4, sequence_parallel_size=2).get("batch_size")
     assert said == (
-        nearest and f"{rows} cannot be dealt out evenly to 2 groups of 2 ranks; nearest sizes that can: {nearest}"
+        nearest and f"{rows} cannot be split evenly across 2 groups of 2 ranks; nearest sizes that can: {nearest}"
     )
 
 
@@ -65,8 +65,8 @@ SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
         (
             {"sequence_parallel_size": 3, "tensor_parallel_size": 2},
             "sequence_parallel_size",
-            "4 ranks are no whole groups of 6 (sequence_parallel_size = 3, tensor_parallel_size = 2); sizes whose "
-            "product is one of 1, 2, 4",
+            "4 ranks cannot be divided into groups of 6 (sequence_parallel_size = 3, tensor_parallel_size = 2); sizes "
+            "whose product is one of 1, 2, 4",
         ),
         (
             {"context_parallel_size": 2, "use_sequence_packing": False},
@@ -82,8 +82,8 @@ SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
         (
             {"context_parallel_size": 2, "use_dropout": True},
             "use_dropout",
-            "attention drops no weights where context_parallel_size = 2; set it to false, or sequence_parallel_size in "
-            "the place of the other",
+            "attention dropout does not work with context_parallel_size = 2; set it to false, or use "
+            "sequence_parallel_size instead",
         ),
         (
             {"expert_parallel_size": 2, "strategy": "deepspeed"},
@@ -123,7 +123,7 @@ def test_a_supervised_run_without_its_kind_is_recognized_by_fields_that_reinforc
     with pytest.raises(ConfigError) as refused:
         compose([], {"train_datasets": ["rows"], "eval_datasets": ["others"]})
     (said,) = [problem.message for problem in refused.value.problems if problem.path == "kind"]
-    assert said.endswith("reinforcement learning, which has no train_datasets, eval_datasets")
+    assert said.endswith("reinforcement-learning run, which has no train_datasets, eval_datasets")
 
 
 def test_names_that_no_kind_of_run_has_say_nothing_about_the_kind() -> None:

@@ -23,8 +23,8 @@ def test_everything_in_the_tree_is_implemented() -> None:
 def test_what_would_not_be_is_refused_with_the_values_that_run() -> None:
     entry = Unimplemented("trainer.strategy", "the others", (None, True, "fsdp2"))
     [problem] = entry.check(evolve_at(SkyRLTrainConfig(), entry.path, "deepspeed"))
-    assert problem.message == "'deepspeed' does not run in this version, which has not implemented it yet: the others"
-    assert (problem.severity, problem.hint) == ("error", "what runs: none or true or fsdp2")
+    assert problem.message == "'deepspeed' does not run in this version; not implemented yet: the others"
+    assert (problem.severity, problem.hint) == ("error", "supported: none or true or fsdp2")
     assert list(entry.check(evolve_at(SkyRLTrainConfig(), entry.path, "fsdp2"))) == []
 
 
@@ -80,7 +80,7 @@ def test_a_run_on_several_processes_or_engines_is_not_refused(values: dict[str, 
         (
             {ENGINE + "weight_sync_backend": "nccl"},
             ENGINE + "weight_sync_backend",
-            "nccl sends memory of GPUs, and trainer.device is cpu",
+            "nccl sends GPU memory, but trainer.device is cpu",
         ),
         (
             gpus(2, "policy", "ref"),

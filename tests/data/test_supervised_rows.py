@@ -97,7 +97,7 @@ def test_tokenized_rows_are_taken_as_they_are_but_for_the_first_token_which_noth
             "lone surrogate",
         ),
         ({"input_ids": [5, 6], "attention_mask": [1, 2]}, "attention_mask has other numbers than 0 and 1"),
-        ({"messages": [{"role": "user", "content": "hi"}]}, "no message is an assistant's"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "no message is from the assistant"),
         ({"messages": "hi"}, "not a list of messages"),
         ({"input_ids": [5, 6], "labels": [6, 7]}, "labels are neither input_ids nor -100"),
         ({"input_ids": [5, 6], "labels": [-100, -100]}, "no token of it is learned"),

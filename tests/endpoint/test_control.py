@@ -116,7 +116,7 @@ async def test_what_the_routes_do_not_understand_is_refused_by_name(tmp_path: Pa
         state = (await there.http.get("/is_paused")).json()
     assert [answer.status_code for answer in answers] == [400] * len(answers)
     words = ("mode has to be", "mode has to be", "whole number", "'abort' is not a field", "no such call")
-    for answer, word in zip(answers, (*words, "not skyrl's", "not skyrl's"), strict=True):
+    for answer, word in zip(answers, (*words, "not in skyrl's", "not in skyrl's"), strict=True):
         assert word in said(answer)
     assert state == {"is_paused": False}
 

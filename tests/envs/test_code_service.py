@@ -115,7 +115,7 @@ def test_a_service_is_found_by_its_name_wherever_it_is_now(
     named = RemoteSandbox("name:code", TOKEN)
     with Published(NamesOnDisk(tmp_path), "code", url):
         assert named.run("print(1)").stdout == b"1\n"
-    with pytest.raises(ServiceError, match="nobody has this name"):
+    with pytest.raises(ServiceError, match="no service has this name"):
         post("name:code", {}, seconds=1, attempts=1)
 
 
@@ -131,5 +131,5 @@ def test_a_name_without_a_store_is_the_users_mistake(monkeypatch: pytest.MonkeyP
 def test_an_answer_of_another_form_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     reply = ServiceReply(value={"ended": "well", "stdout": "", "stderr": "", "code": 0}, retries=0)
     monkeypatch.setattr("skyrl.envs.remote_sandbox.post", lambda *_, **__: reply)
-    with pytest.raises(ServiceError, match="has not the form"):
+    with pytest.raises(ServiceError, match="does not have the expected form"):
         RemoteSandbox("http://nowhere").run("")

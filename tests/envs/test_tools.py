@@ -139,7 +139,7 @@ def test_a_model_that_writes_calls_in_another_form_brings_its_parser() -> None:
 
 
 def test_parameters_that_are_no_schema_are_refused() -> None:
-    with pytest.raises(TaskError, match="tool t: its parameters are no JSON schema"):
+    with pytest.raises(TaskError, match="tool t: its parameters are not a JSON schema"):
         Tool(name="t", description="", parameters={"type": "objekt"}, run=print)
 
 

@@ -47,7 +47,7 @@ def test_early_stopping_finishes_the_run_and_keeps_it_finished(
     assert (tmp_path / "checkpoints" / "global_step_2").is_dir(), "saved although no checkpoint was due"
     assert "The run ends with this step." in capsys.readouterr().err
     train(nano, tmp_path, **stops)
-    assert "ended this run at step 2; change it to go on" in capsys.readouterr().err
+    assert "ended this run at step 2; change the alarm to continue" in capsys.readouterr().err
     assert len(all_metrics(tmp_path)) == 3, "nothing was trained"
     train(nano, tmp_path, **{**stops, "trainer__alarms": []})
     assert [record["step"] for record in all_metrics(tmp_path)] == list(range(7))

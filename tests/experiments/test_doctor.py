@@ -102,7 +102,7 @@ def empty_parquet(file: Path) -> None:
     ("name", "content", "said"),
     [
         ("x.csv", "prompt,answer\nhello,world\n", "row 0: prompt is 'hello', not a list of messages"),
-        ("x.csv", "prompt,answer\nhello,world\n", "rename the column, and name it in data.prompt_column"),
+        ("x.csv", "prompt,answer\nhello,world\n", "rename the column, and set data.prompt_column"),
         ("x.parquet", "no parquet", "cannot be read as parquet"),
         ("x.parquet", empty_parquet, "holds no rows"),
         ("x.jsonl", "", "holds no rows"),
@@ -360,7 +360,7 @@ def asked(**message: object) -> dict[str, object]:
         (asked(weight=0.5), ""),
         (asked(weight=-1), "row 0: the weight of a message is -1"),
         (asked(weight=0), "row 0: the weight of every assistant message is 0"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "row 0: no message is an assistant's"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "row 0: no message is from the assistant"),
         ({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}, ""),
         ({"instruction": "a", "output": "b"}, ""),
         ({"text": "a"}, ""),

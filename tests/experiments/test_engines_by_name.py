@@ -67,11 +67,11 @@ def test_an_engine_that_nobody_publishes_and_one_of_two_names_are_named(
     with (
         Published(store, "engines/0", server.url),
         Published(store, "engines/1", server.url),
-        pytest.raises(UserError, match="name:engines/0 and name:engines/1 are one engine"),
+        pytest.raises(UserError, match="name:engines/0 and name:engines/1 are the same engine"),
     ):
         train(nano, tmp_path / "b", **over(server, **{URLS: two, **patience}))
     monkeypatch.delenv("SKYRL_NAMES")
-    with pytest.raises(UserError, match="SKYRL_NAMES does not say where names are"):
+    with pytest.raises(UserError, match="no name store is set: export SKYRL_NAMES="):
         train(nano, tmp_path / "c", **over(server, **{URLS: ["name:engines/0"]}))
 
 

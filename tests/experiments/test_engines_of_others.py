@@ -154,7 +154,7 @@ def test_a_server_that_reports_no_version_is_refused_for_training(nano: Path, tm
 
     model = AutoModelForCausalLM.from_pretrained(nano / "model", dtype=torch.float32)
     engine = TorchEngine(model, load_tokenizer(str(nano / "model")), max_num_seqs=64)
-    with Nameless(engine, nano / "model") as server, pytest.raises(UserError, match="reports no version"):
+    with Nameless(engine, nano / "model") as server, pytest.raises(UserError, match="does not report the version"):
         train(nano, tmp_path, **over(server))
 
 
@@ -164,7 +164,7 @@ def test_training_refuses_servers_that_keep_their_weights(nano: Path, tmp_path: 
         "generator.inference_engine.external_server_urls": ["http://127.0.0.1:1"],
         "generator.inference_engine.weight_sync_backend": "none",
     }
-    with pytest.raises(ConfigError, match="the engines would never get the weights that are trained"):
+    with pytest.raises(ConfigError, match="the engines would never receive the trained weights"):
         compose([], values, also=lambda kind: PREFLIGHT)
     router = values | {
         "generator.inference_engine.external_server_urls": None,

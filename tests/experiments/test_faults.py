@@ -230,6 +230,6 @@ def test_a_stopped_driver_saves_its_step_on_ctrl_c(nano: Path, tmp_path: Path) -
         os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does it: to the actors, too
         status, errors = run.ends()
     assert status == 130, errors
-    [step] = re.findall(r"^Stopped\. Step (\d+) is saved: the same command goes on after it\.$", errors, re.MULTILINE)
+    [step] = re.findall(r"^Stopped\. Step (\d+) is saved: the same command continues after it\.$", errors, re.MULTILINE)
     assert int(step) > 0
     assert_nothing_is_left(folder)

@@ -103,7 +103,7 @@ def test_a_run_restarts_on_the_remaining_ranks(
     assert (
         "It restarts in 0 s (lost rank 1 of 3), with:\n  trainer.placement.policy_num_gpus_per_node: 2 -> 1\n" in said
     )
-    assert "Going on after step 2, from a checkpoint" in said
+    assert "Continuing after step 2, from a checkpoint" in said
     assert LosesRanks.ranks == [2, 1]
     assert CheckpointStore(tmp_path / "out" / "checkpoints").manifest(4).world_size == {"policy": 1}
     assert_trained_on_the_same(nano, tmp_path / "out", tmp_path / "undisturbed")

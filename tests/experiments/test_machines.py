@@ -50,7 +50,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 BETA = r"\(process \d+ on beta \(10\.77\.0\.2\), node \w+\)"
 CUT_OFF = (
     r"(has given no sign of life for \d+ s.*: its machine 10\.77\.0\.2 cannot be reached"
-    r"|died: (its machine 10\.77\.0\.2 answers Ray no more|the connection to it was lost))"
+    r"|died: (its machine 10\.77\.0\.2 no longer answers Ray|the connection to it was lost))"
 )
 
 
@@ -168,7 +168,7 @@ def test_a_machine_that_vanishes_is_named_and_the_run_resumes_when_it_is_back(
     machines.network()
     machines.join_ray(machines["beta"])
     run.goes_on()
-    assert "Going on after step" in run.said
+    assert "Continuing after step" in run.said
     if layout == "engine elsewhere":
         run.trained_as_undisturbed(nano)
 

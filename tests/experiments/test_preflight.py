@@ -262,7 +262,7 @@ def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(mon
     for run, path in ((resolved(trainer__device="cuda"), "trainer.flash_attn"), (supervised, "flash_attn")):
         [problem] = flash_attention_is_installed(run)
         assert (problem.path, problem.severity) == (path, "warning")
-        assert problem.message == "the package flash-attn is not installed: attention is sdpa, torch's own"
+        assert problem.message == "the package flash-attn is not installed: attention falls back to PyTorch's sdpa"
         assert flash_attention_is_installed in kind_of(run).preflight_checks()
     assert "  compute  bfloat16, attention by sdpa" in doctor_report(resolved(trainer__device="cuda"))
     assert list(flash_attention_is_installed(resolved(trainer__device="cuda", trainer__flash_attn=False))) == []
@@ -287,7 +287,7 @@ def test_wandb_wants_a_key_unless_it_is_offline(tmp_path: Path) -> None:
     run = resolved(trainer__logger=["console", "wandb"])
     home = {"HOME": str(tmp_path)}
     [problem] = keys_are_there(home)(run)
-    assert problem.path == "trainer.logger" and problem.message == "wandb wants a key, and there is none"
+    assert problem.path == "trainer.logger" and problem.message == "wandb needs a key, but none is set"
     assert "WANDB_API_KEY" in problem.hint and "trainer.logger = console" in problem.hint
     assert list(keys_are_there(home | {"WANDB_API_KEY": "x"})(run)) == []
     assert list(keys_are_there(home | {"WANDB_MODE": "offline"})(run)) == []

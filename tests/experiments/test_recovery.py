@@ -167,7 +167,7 @@ def test_a_changed_number_is_refused_or_said_and_an_identity_is_always_refused(
     capsys.readouterr()
     train(nano, tmp_path, **changed, trainer__resume_with_changes=True)
     said = capsys.readouterr().err
-    assert "Going on after step 2, from a checkpoint, with:\n" in said
+    assert "Continuing after step 2, from a checkpoint, with:\n" in said
     assert "optimizer_config.lr: " in said
     assert "  trainer.ckpt_interval: 1 there, 2 here" in said
     assert metrics(tmp_path)[-1]["policy/policy_lr"] == pytest.approx(0.5)

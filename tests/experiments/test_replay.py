@@ -187,7 +187,7 @@ def test_a_recording_of_other_batches_is_refused(nano: Path, original: Path, tmp
 
 def test_evaluation_without_an_engine_is_refused(nano: Path, original: Path, tmp_path: Path) -> None:
     values = overrides(nano, tmp_path, trainer__rollouts_from=str(original / "run"))
-    with pytest.raises(ConfigError, match="fed from a recording has no engine, and evaluation is on"):
+    with pytest.raises(ConfigError, match="on recorded rollouts has no engine, but evaluation is on"):
         compose([], values)
 
 

@@ -135,7 +135,7 @@ def test_the_command_scores_chats_refuses_what_is_none_and_stops_when_told(judge
                 json.dumps(
                     {"chats": [[CHAT[0], {"role": "assistant", "content": "a" * 999}]]}
                 ).encode(): "takes 1 to 64",
-                json.dumps({"chats": [CHAT[:1]]}).encode(): "no message is an assistant's",
+                json.dumps({"chats": [CHAT[:1]]}).encode(): "no message is from the assistant",
                 b"[" * 100_000: "maximum recursion depth",
                 b" " * (5 << 20): "the body is longer",
             }.items():
@@ -158,4 +158,4 @@ def test_a_reward_model_behind_the_command_is_learned_from(nano: Path, tmp_path:
 def test_the_command_refuses_what_is_no_reward_model_in_one_sentence(nano: Path) -> None:
     done = CliRunner().invoke(cli, ["serve-reward", str(nano / "model"), "--port", "0"])
     assert isinstance(done.exception, ModelError)
-    assert "is no reward model: it has no head that says one number" in str(done.exception)
+    assert "is not a reward model: it has no head that outputs one number" in str(done.exception)

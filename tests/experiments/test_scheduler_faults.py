@@ -24,7 +24,7 @@ ENDS = {
     + "|".join(rf"{fewer} completions to prompt \S+ where {fewer + 1}" for fewer in range(3))
     + ") were asked for",
     "environments fail": r"environments failed \d+ times among \d+ samples",
-    "environments hang": r"\d of \d groups are ready, \d+ are being sampled, and none has ended .*prompt \d+ \(begun",
+    "environments hang": r"\d of \d groups are ready, .*none has finished .*prompt \d+ \(begun",
 }
 """What no run can go on with, and what it says then."""
 

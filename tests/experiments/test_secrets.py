@@ -160,7 +160,7 @@ def test_a_hundred_secrets_are_nowhere_in_what_a_run_leaves(nano: Path, tmp_path
             assert list((tmp_path / "out" / "run").glob(kept)), said
     if not broken:  # and what is stored without them is still the same run
         again = run(nano, tmp_path / "out", broken=broken, trainer__max_training_steps=3)
-        assert "Going on after step 2" in again
+        assert "Continuing after step 2" in again
 
 
 def test_a_hundred_secrets_are_nowhere_in_what_a_look_at_a_run_prints(nano: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_hundred_secrets_are_nowhere_in_what_a_look_at_a_run_prints(nano: Path
 
 
 def test_what_was_hidden_cannot_be_used_by_mistake(nano: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\*\*\* stands where a secret was: give it again"):
+    with pytest.raises(ConfigError, match=r"\*\*\* is a placeholder for a secret: give the secret again"):
         config(nano, tmp_path, environment__skyrl_gym__search__search_url="http://***@127.0.0.1/retrieve")
 
 

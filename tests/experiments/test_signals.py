@@ -49,7 +49,7 @@ def test_a_run_that_is_terminated_in_every_phase_ends_like_one_that_was_not(
         status, said = run(nano, out, fault)
         assert status == (75 if fault.does == "SIGTERM" else -signal.SIGKILL), (fault, said)
         if fault.does == "SIGTERM":
-            assert re.search(r"^Stopped by SIGTERM\. .*he same command goes on", said.splitlines()[-1]), (fault, said)
+            assert re.search(r"^Stopped by SIGTERM\. .*he same command continues", said.splitlines()[-1]), (fault, said)
         assert "Traceback" not in said
         assert saved(out) == steps, fault
     status, said = run(nano, out)
@@ -89,7 +89,7 @@ def test_a_run_that_is_terminated_while_a_save_fails_does_not_say_that_it_is_sav
 def test_control_c_ends_with_130(nano: Path, tmp_path: Path) -> None:
     status, said = run(nano, tmp_path, Fault(phase="generation", does="SIGINT", nth=2))
     assert (status, saved(tmp_path)) == (130, [1])
-    assert said.splitlines()[-1] == "Stopped. Step 1 is saved: the same command goes on after it."
+    assert said.splitlines()[-1] == "Stopped. Step 1 is saved: the same command continues after it."
 
 
 def test_a_run_that_cannot_stop_in_time_ends_with_what_was_saved(nano: Path, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_run_that_cannot_stop_in_time_ends_with_what_was_saved(nano: Path, tmp
     status, said = run(nano, tmp_path, fault, trainer__faults__grace_period_seconds=1)
     assert status == 75
     assert saved(tmp_path) in ([2], [2, 4])
-    assert "was not, within 1 s" in said.splitlines()[-1]
+    assert "saving did not finish within 1 s" in said.splitlines()[-1]
 
 
 def test_a_second_signal_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_second_signal_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
         os.kill(session.process.pid or 0, signal.SIGTERM)
         session.process.join(0.1)
     assert (session.process.exitcode, saved(tmp_path)) == (75, [2])
-    assert "at once" in session.said
+    assert "immediately" in session.said
 
 
 class Slow(BasePPOExp):

@@ -92,7 +92,7 @@ def on_a_small_disk(words: list[str], environment: dict[str, str], folder: Path)
     said = (folder / "said").read_text(encoding="utf-8")
     assert (ended.value.code, latest.step if latest else None) == (1, 2), said
     assert "Traceback" not in said, said
-    assert "No space left on device" in said or "there is no room for it; it needs" in said, said
+    assert "No space left on device" in said or "there is not enough free space; it needs" in said, said
     grow()
     with pytest.raises(SystemExit) as ended:
         command(words, environment, folder)

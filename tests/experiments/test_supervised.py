@@ -124,7 +124,7 @@ def test_a_run_that_fails_begins_again_at_its_last_checkpoint_where_it_may(
     with pytest.raises(SystemExit, match="^0$"):
         main(["run", toml_file(folder / "run.toml", values)])
     assert [record.get("train/loss") for record in records(folder)] == [each.get("train/loss") for each in whole]
-    with pytest.raises(ConfigError, match="auto says where the run begins, and resume_from = empty says otherwise"):
+    with pytest.raises(ConfigError, match="auto decides where the run begins, but resume_from = empty contradicts it"):
         compose([], {**values, "resume_from": ""})
 
 

@@ -61,7 +61,7 @@ def test_a_supervised_run_that_is_told_to_stop_saves_its_step_and_goes_on_after_
     assert status == 0, said
     again = values(nano, stopped, "sft")
     status, said = run_of(again, stopped, Fault(phase="optimizer", nth=5, does="SIGTERM"))
-    assert status == EXIT_REQUEUE and "Step 5 is saved: the same command goes on after it." in said
+    assert status == EXIT_REQUEUE and "Step 5 is saved: the same command continues after it." in said
     status, said = run_of(again, stopped)
-    assert status == 0 and "Going on after step 5" in said
+    assert status == 0 and "Continuing after step 5" in said
     assert_same_learning(stopped, whole)

@@ -90,13 +90,13 @@ def test_a_minimal_file_trains_with_the_default_logger_and_says_why_wandb_is_not
     status, said = run_minimal(nano, tmp_path)
     assert status == 0, said
     [line] = [line for line in said.splitlines() if "wandb" in line]
-    assert line.startswith("Metrics go to the console: wandb wants a key, and there is none (the default of trainer.lo")
+    assert line.startswith("Metrics go to the console: wandb needs a key, but none is set (the default of trainer.lo")
     assert [row["step"] for row in all_metrics(tmp_path)] == [0, 1]
     assert not list((tmp_path / "run").glob("wandb*")) and not (tmp_path / "run" / "trackers").exists()
 
 
 def test_the_same_file_with_wandb_written_is_refused_with_what_is_missing(nano: Path, tmp_path: Path) -> None:
     status, said = run_minimal(nano, tmp_path, **{"trainer.logger": "wandb"})
-    assert status == 2 and "trainer.logger  wandb wants a key, and there is none" in said
+    assert status == 2 and "trainer.logger  wandb needs a key, but none is set" in said
     assert "set the variable WANDB_API_KEY, or run `wandb login`, or set trainer.logger = console" in said
     assert not (tmp_path / "run").exists()

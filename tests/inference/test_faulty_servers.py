@@ -71,23 +71,23 @@ def drawn(completions: tuple[Completion, ...]) -> list[tuple[tuple[int, ...], tu
 
 SAID: dict[str, tuple[type[SkyRLError], str]] = {
     "hang up": (ProcessError, "failed 6 times at /generate: RemoteProtocolError"),
-    "half open": (ProcessError, "had 0.5 s for /generate: it did not answer"),
+    "half open": (ProcessError, "did not complete /generate within 0.5 s: it did not answer"),
     "silent": (ProcessError, "gave no sign of life for 0.5 s"),
     "not json": (ProcessError, "its answer is not JSON"),
     "truncated": (ProcessError, "failed 6 times at /generate: RemoteProtocolError"),
-    "slow": (ProcessError, "its answer began and was not whole after 0.3 s"),
-    "unknown token": (ProcessError, "answers with token 258, where the model has 258, 3 times"),
-    "too few": (ProcessError, "answers with 11 tokens of 12, and calls them complete, 3 times"),
+    "slow": (ProcessError, "its answer was still incomplete after 0.3 s"),
+    "unknown token": (ProcessError, "answers with token 258, outside the vocabulary of 258 tokens, 3 times"),
+    "too few": (ProcessError, "answers with 11 tokens of 12, although it reports that the limit was reached, 3 times"),
     "too many": (ProcessError, "answers with 13 tokens, where 1 to 12 were asked for, 3 times"),
     "no log-probabilities": (ProcessError, "answers without output_token_logprobs, 3 times"),
-    "positive": (ProcessError, "answers with 2.5 for the logarithm of a probability, 3 times"),
+    "positive": (ProcessError, "answers with 2.5 for a log-probability, which cannot be above 0, 3 times"),
     "other version": (WeightSyncError, "weights of version 77, where the server was given 0"),
-    "nameless version": (WeightSyncError, "names its weights 'default', which is no version of this run's"),
+    "nameless version": (WeightSyncError, "weight version 'default', which is not a version that this run has set"),
     "busy": (ProcessError, "failed 6 times at /generate: it answers 503"),
     "broken": (ProcessError, "failed 6 times at /generate: it answers 500: out of memory"),
     "redirect": (ProcessError, "redirects /generate to 192.0.2.1, which is not followed"),
     "list": (ProcessError, "for an answer, 3 times"),
-    "aborted": (ProcessError, "answers with a sample that ended by 'abort', half drawn, 3 times"),
+    "aborted": (ProcessError, "answers with an incomplete sample that ended by 'abort', 3 times"),
     "unfinished": (ProcessError, "with a sample that stops at token"),
 }
 
@@ -134,7 +134,7 @@ async def test_a_stream_that_fails_is_drawn_again_and_heard_from_its_beginning(f
 async def test_a_token_that_the_model_does_not_have_is_never_reported(folder: Path) -> None:
     async with FaultServer(always="unknown token") as server:
         made, heard = engine(folder, server.url), list[NewTokens]()
-        with pytest.raises(ProcessError, match="answers with token 258, where the model has 258, 3 times"):
+        with pytest.raises(ProcessError, match="answers with token 258, outside the vocabulary of 258 tokens, 3 times"):
             await made.generate(evolve(request(prompts(5)[0]), on_tokens=heard.append))
         await made.close()
     assert heard == []
@@ -273,7 +273,7 @@ async def test_pauses_between_attempts_are_drawn_and_bounded(monkeypatch: pytest
 
 async def test_a_server_that_is_not_there_yet_is_waited_for_and_then_named() -> None:
     connection = Connection("http://127.0.0.1:9")
-    with pytest.raises(RunError, match=r"http://127.0.0.1:9 had 0.3 s for /health: ConnectError"):
+    with pytest.raises(RunError, match=r"http://127.0.0.1:9 did not complete /health within 0.3 s: ConnectError"):
         await connection.get("/health", seconds=0.3, attempts=10**6)
     await connection.close()
 
@@ -340,7 +340,7 @@ async def test_a_server_that_does_not_come_is_named_with_what_to_do(folder: Path
     for dialect in (SGLangServer, VLLMServer):
         server = dialect(Connection(url), Connection(url), ServerDeadlines(start=0.5))
         made = HttpEngine(server, model_path=str(folder), heartbeat=PATIENT, tokenizer=nano_tokenizer())
-        with pytest.raises(ProcessError, match=rf"{url} had 0.5 s for /.*start it, or correct generator"):
+        with pytest.raises(ProcessError, match=rf"{url} did not complete /.*start it, or correct generator"):
             await made.pause()
         await made.close()
 

@@ -90,7 +90,7 @@ async def test_new_weights_are_rounded_anew() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2, eager", "qwen2, windows of 6"])
 def test_models_that_transformers_computes_are_refused(kind: str) -> None:
-    with pytest.raises(ModelError, match='rollout_dtype = "int8" is for Llama, Qwen2 and Qwen3'):
+    with pytest.raises(ModelError, match='rollout_dtype = "int8" supports only Llama, Qwen2 and Qwen3'):
         engine(kind)
 
 

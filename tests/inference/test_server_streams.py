@@ -49,10 +49,10 @@ def test_parts_of_an_answer_of_vllm_are_joined_as_it_would_have_come_in_one() ->
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        (part(10), "token 10, where the model has 10"),
+        (part(10), "token 10, outside the vocabulary of 10"),
         (part(1, 2, 3, 4, 5), "more tokens than the 4"),
-        ({"choices": part(1)["choices"] * 2}, "not one choice"),
-        ({}, "not one choice"),
+        ({"choices": part(1)["choices"] * 2}, "not have exactly one choice"),
+        ({}, "not have exactly one choice"),
         ([], "a part of an answer"),
         ({"choices": [7]}, "a choice"),
         ({"choices": [{"token_ids": ["a"]}]}, "token ids"),
@@ -77,7 +77,7 @@ def test_the_new_tokens_among_all_so_far_are_reported_once() -> None:
 def test_a_server_that_streams_tokens_without_those_before_them_is_named() -> None:
     answer = Growing(asked([]))
     answer.add({"output_ids": [5], "meta_info": {"completion_tokens": 1}})
-    with pytest.raises(BadAnswer, match="1 tokens of 2: a server with --stream-output is not understood"):
+    with pytest.raises(BadAnswer, match="1 tokens of 2: a server started with --stream-output is not supported"):
         answer.add({"output_ids": [6], "meta_info": {"completion_tokens": 2}})
 
 

@@ -88,7 +88,7 @@ async def test_a_server_in_the_group_of_others_is_refused_and_left_as_it_is() ->
 async def test_a_server_with_another_number_of_workers_than_will_be_waited_for_is_refused() -> None:
     connection: Any = Routes()
     await VLLMServer(connection, connection, ServerDeadlines(), workers=4).connect(claim=True)
-    with pytest.raises(UserError, match=r"has 4 workers, and the sizes of generator.inference_engine say 2"):
+    with pytest.raises(UserError, match=r"has 4 workers, but the sizes in generator.inference_engine require 2"):
         await VLLMServer(connection, connection, ServerDeadlines(), workers=2).connect(claim=True)
 
 

@@ -174,7 +174,7 @@ def test_what_follows_from_the_run_is_there() -> None:
             "max_num_batched_tokens",
             "raise it to 256",
         ),
-        ({"enable_ray_prometheus_stats": True, "async_engine": False}, "enable_ray_prometheus_stats", "exports none"),
+        ({"enable_ray_prometheus_stats": True, "async_engine": False}, "enable_ray_prometheus_stats", "no metrics"),
         ({"engine_init_kwargs": {"blok_size": 16}}, "engine_init_kwargs.blok_size", "did you mean block_size?"),
         ({"engine_init_kwargs": {"max_num_seqs": 1}}, "engine_init_kwargs.max_num_seqs", "max_num_seqs; set that one"),
         ({"engine_init_kwargs": {"dtype": "auto"}}, "engine_init_kwargs.dtype", "inference_engine.model_dtype"),

@@ -167,7 +167,7 @@ def test_weights_that_stop_halfway_put_the_engine_out_of_service(
     host: Host, folder: Path, fault: str, said: str
 ) -> None:
     problems = host.run(what_fails, folder, fault)
-    assert problems == [f"this engine is out of service since weights of version 1 stopped halfway: {said}"] * 3
+    assert problems == [f"this engine is out of service: loading weights of version 1 stopped halfway: {said}"] * 3
 
 
 async def break_the_model(folder: Path) -> list[str]:

@@ -58,7 +58,7 @@ def test_requests_come_in_order_and_are_done_when_the_next_is_asked_for() -> Non
 
 
 def test_a_worker_that_does_not_do_it_is_named() -> None:
-    with pytest.raises(WeightSyncError, match=r"members \[3\] have not done what the learner asked: update"):
+    with pytest.raises(WeightSyncError, match=r"members \[3\] have not completed the learner's request: update"):
         Requests(HashStore(), receivers=(3,), timeout=0.05).ask("update", {})
 
 
@@ -74,8 +74,8 @@ def test_a_meeting_that_is_called_off_ends_the_waiting() -> None:
     ("sent", "received", "said"),
     [
         ({"a": "1"}, {}, "a did not arrive"),
-        ({}, {"a": "1"}, "a came, which was not sent"),
-        ({"a": "1"}, {"a": "2"}, "a was changed on its way: digest 2 arrived, 1 was sent"),
+        ({}, {"a": "1"}, "a arrived, which was not sent"),
+        ({"a": "1"}, {"a": "2"}, "a was changed in transit: digest 2 arrived, 1 was sent"),
         ({str(n): "1" for n in range(7)}, {}, "and 2 more"),
     ],
 )

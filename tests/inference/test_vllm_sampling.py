@@ -74,7 +74,7 @@ def test_settings_that_are_not_for_the_user_are_refused_by_name(name: str, said:
 
 @pytest.mark.parametrize(("ours", "name"), [("min_new_tokens", "min_tokens"), ("frequency_penalty",) * 2])
 def test_one_setting_under_two_names_is_refused(ours: str, name: str) -> None:
-    with pytest.raises(UserError, match=f"sampling_params.{ours} and additional_kwargs.{name} are one"):
+    with pytest.raises(UserError, match=f"sampling_params.{ours} and additional_kwargs.{name} are the same"):
         check_sampling(evolve_at(SamplingParams(additional_kwargs={name: 2}), ours, 1))
 
 
@@ -117,12 +117,12 @@ def test_log_probabilities_that_are_no_numbers_name_the_sample() -> None:
 
 
 def test_a_sample_that_vllm_gave_up_is_no_completion() -> None:
-    with pytest.raises(RunError, match="vLLM ended a sample with 'abort'"):
+    with pytest.raises(RunError, match="vLLM ended an incomplete sample with 'abort'"):
         completion(answer([1], finish_reason="abort"), KEY, SamplingParams(), nano_tokenizer(), prompt_tokens=3)
 
 
 def test_a_token_without_a_version_is_an_error() -> None:
-    with pytest.raises(RunError, match="weights of 2 tokens and drew 3"):
+    with pytest.raises(RunError, match="weight versions for 2 tokens, but sampled 3"):
         versions_of_tokens([SimpleNamespace(version="1", start=0, end=2)], 3)
 
 

@@ -132,10 +132,10 @@ async def test_rollouts_in_bfloat16_take_weights_of_float32_and_draw_what_the_ro
 @pytest.mark.parametrize(
     ("came", "said"),
     [
-        ([("a", torch.ones(2), digest(torch.zeros(2)))], "^a was changed on its way: digest .* arrived, .* was sent$"),
-        ([("a", torch.ones(3), digest(torch.ones(3)))], "^a came twice, unannounced, or with another shape or type"),
-        ([("z", torch.ones(2), digest(torch.ones(2)))], "^z came twice, unannounced, or with"),
-        ([("a", torch.ones(2), digest(torch.ones(2)))] * 2, "^a came twice"),
+        ([("a", torch.ones(2), digest(torch.zeros(2)))], "^a was changed in transit: digest .* arrived, .* was sent$"),
+        ([("a", torch.ones(3), digest(torch.ones(3)))], "^a arrived twice, unannounced, or with a different shape"),
+        ([("z", torch.ones(2), digest(torch.ones(2)))], "^z arrived twice, unannounced, or with"),
+        ([("a", torch.ones(2), digest(torch.ones(2)))] * 2, "^a arrived twice"),
     ],
 )
 def test_a_weight_that_is_not_what_was_announced_and_sent_is_named(

@@ -29,7 +29,7 @@ REASONS = {
     r"Hydra is not used": "settings of Hydra itself",
     r"^'(simple_baseline|no_op|loop)' is unknown": "an estimator that the script's own code registers",
     r"models in the same processes have the same": "a reference with other degrees of parallelism on the policy's GPUs",
-    r"do not divide the policy's mini-batch|cannot be dealt out evenly": _UNEVEN,
+    r"do not divide the policy's mini-batch|cannot be split evenly": _UNEVEN,
     r"one call of the engine has one turn": "several turns in one call of the engine (`batched`)",
 }
 """Pattern of a message -> the reason as the page has it."""

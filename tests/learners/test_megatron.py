@@ -343,7 +343,7 @@ async def test_adapters_that_were_not_learned_as_one_are_refused_where_they_are_
 ) -> None:
     tensors, numbers = await stored(spread.policy(APART, 1), tmp_path)
     common = spread.policy(ADAPTER, 1)
-    with pytest.raises(ResumeError, match=r"q_proj and .*k_proj have a factor A each.* = canonical_lora"):
+    with pytest.raises(ResumeError, match=r"q_proj and .*k_proj have separate factors A.* = canonical_lora"):
         await common.load_state(tensors, numbers)
 
 

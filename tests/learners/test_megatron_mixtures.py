@@ -232,7 +232,7 @@ async def test_balancing_changes_what_the_router_learns(kind: str, mixture: Spre
             r"5 ranks cannot share the model's 24 features of an expert: set .*expert_tensor.*_size = 2",
         ),
         ({EXPERT: 2, DISPATCHER: "flex"}, 2, r"moe_token_dispatcher_type: .*DeepEP is not installed"),
-        ({TENSOR: 2, KWARGS: {"sequence_parallel": False}}, 2, r"kwargs\.sequence_parallel: Megatron-core trains exp"),
+        ({TENSOR: 2, KWARGS: {"sequence_parallel": False}}, 2, r"kwargs\.sequence_parallel: Megatron-core requires it"),
         ({KWARGS: {"moe_grouped_gemm": True}}, 1, r"kwargs\.moe_grouped_gemm follows from"),
     ],
 )

@@ -44,5 +44,5 @@ def test_a_model_without_a_plan_is_refused(
     config = GPT2Config(vocab_size=258, n_positions=64, n_embd=32, n_layer=1, n_head=2)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     said = refused(zero_pool if strategy == "deepspeed" else pool, small, tmp_path, 2, strategy)
-    assert said.startswith("transformers has no plan by which ranks could cut the matrices of a gpt2")
+    assert said.startswith("transformers has no tensor-parallel plan for a gpt2")
     assert said.endswith("set trainer.policy.tensor_parallel_size = 1")

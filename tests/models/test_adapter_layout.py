@@ -62,7 +62,7 @@ def test_new_adapters_of_fused_layers_share_the_factor_of_the_first() -> None:
     assert [piece.weight for piece in layout[f"{QKV}a"]] == [
         f"{STORED}{each}_proj.lora_A.default.weight" for each in "qkv"
     ]
-    with pytest.raises(ModelError, match=r"q_proj and .*k_proj have a factor A each.*canonical_lora"):
+    with pytest.raises(ModelError, match=r"q_proj and .*k_proj have separate factors A.*canonical_lora"):
         new_adapters_in_common(drawn, layout)
     new = {name: weight * ("lora_A" in name) for name, weight in drawn.items()}
     common = new_adapters_in_common(new, layout)

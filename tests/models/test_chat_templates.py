@@ -34,7 +34,7 @@ def test_the_tokenizer_that_is_given_is_not_changed(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{% for m in", "template.jinja, line 1 is not a Jinja template"),
-        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "does what the sandbox of chat templates forbids"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "that the chat template sandbox forbids"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b"x" * (LARGEST_FILE + 1), f"more than {LARGEST_FILE} bytes"),
     ],

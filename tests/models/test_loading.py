@@ -66,7 +66,7 @@ def test_damaged_weights_are_told(folder: Path, damage: Callable[[bytes], bytes]
 
 @pytest.mark.parametrize(
     ("model_type", "said"),
-    [("hyena9", "this transformers does not know its architecture"), ("vit", "it is not a causal language model")],
+    [("hyena9", "transformers does not know its architecture"), ("vit", "it is not a causal language model")],
 )
 def test_an_architecture_that_cannot_be_trained_is_told(folder: Path, model_type: str, said: str) -> None:
     configure(folder, model_type=model_type)

@@ -53,7 +53,7 @@ def test_a_scaling_counts_from_the_positions_that_the_model_had() -> None:
     ("overrides", "message"),
     [
         ({"max_positon_embeddings": 4}, r"has no 'max_positon_embeddings'.* did you mean max_position_embeddings\?"),
-        ({"rope_scaling": {"rope_type": "spiral"}}, "of type 'spiral' are not known: default, linear"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "of type 'spiral' are not supported; choose from default, linear"),
         ({"rope_scaling": {"rope_type": "yarn"}}, r"need a factor: give trainer\.rope_scaling\.factor"),
     ],
 )

@@ -74,4 +74,4 @@ def test_text_that_no_tokenizer_takes_is_the_fault_of_the_request(scorer: Any, t
     answer = client.post("/score", content=f'{{"chats": [{chat}]}}')
     assert answer.status_code == 400 and "lone surrogate" in answer.json()["error"]
     asked = client.post("/score", json={"chats": [[{"role": "user", "content": "a"}]]})
-    assert asked.status_code == 400 and "no message is an assistant's" in asked.json()["error"]
+    assert asked.status_code == 400 and "no message is from the assistant" in asked.json()["error"]

@@ -50,7 +50,7 @@ def test_a_tokenizer_without_an_end_of_sequence_is_refused(folder: Path) -> None
 def test_a_folder_without_a_tokenizer_is_refused_although_transformers_makes_an_empty_one(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    with pytest.raises(ModelError, match=r"knows no text: copy tokenizer\.json"):
+    with pytest.raises(ModelError, match=r"has no vocabulary: copy tokenizer\.json"):
         load_tokenizer(str(folder))
 
 

@@ -97,7 +97,7 @@ class Counter:
     def miss_a_peer(self, peer: int) -> None:
         """As `lose_a_peer`, where somebody has made an error of ours of the collective's."""
         self._outlive(peer)
-        raise WeightSyncError("the weights did not get through (Connection closed by peer)")
+        raise WeightSyncError("the weight transfer failed (Connection closed by peer)")
 
     def _outlive(self, peer: int) -> None:
         if peer == 0:

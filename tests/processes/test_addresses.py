@@ -60,4 +60,4 @@ def test_a_machine_that_is_cut_off_is_told_from_a_process_that_hangs(
 
 def test_the_machine_of_a_process_that_died_with_it_is_named() -> None:
     error = RuntimeError("The actor is dead because its node has died. Node Id: ab12")
-    assert how_it_died(error, ("10.0.0.2", 20000)).startswith("its machine 10.0.0.2 answers Ray no more")
+    assert how_it_died(error, ("10.0.0.2", 20000)).startswith("its machine 10.0.0.2 no longer answers Ray")

@@ -24,7 +24,7 @@ def local() -> Any:
 
 @pytest.mark.parametrize("method", [lambda counter: 1, partial(Counter.add), Counter(0).add, local()])
 def test_what_cannot_be_imported_has_no_name(method: Any) -> None:
-    with pytest.raises(TypeError, match="only the name of a method travels"):
+    with pytest.raises(TypeError, match="methods are sent by name"):
         name_of(method)
 
 

@@ -73,7 +73,7 @@ def test_what_a_maker_raises_is_raised_by_start(processes: Processes) -> None:
 
 
 async def test_what_has_no_name_to_import_is_refused(counters: Group[Counter]) -> None:
-    with pytest.raises(TypeError, match="only the name of a method travels"):
+    with pytest.raises(TypeError, match="methods are sent by name"):
         await counters.call(lambda counter: counter.total)
 
 

@@ -45,7 +45,7 @@ def test_a_watchdog_names_what_is_waited_for_and_speaks_once_for_each_stall(tmp_
             counts.append(len(told))
     watchdog.close()
     assert counts == [0, 1, 1, 2]
-    named = r"waits for: generate \(for \d+ s\); engine-0 in InferenceEngine.generate \(for \d+ s\)"
+    named = r"is waiting for: generate \(for \d+ s\); engine-0 in InferenceEngine.generate \(for \d+ s\)"
     assert re.search(named, told[0])
     assert told[0].endswith(f"{tmp_path / 'stacks.txt'}, {others[0]}")
     assert told[1].startswith("no progress for 7 s ")

@@ -172,7 +172,7 @@ async def test_a_run_on_a_running_cluster_leaves_the_cluster_and_takes_its_own(
         pids = [*(await policy.call(Counter.process)), *(await engine.call(Counter.process))]
         assert processes.where["policy", 0].node != processes.where["engine", 0].node
     assert soon(lambda: not any(lives(pid) for pid in pids))
-    assert "asks for no token" in capfd.readouterr().err
+    assert "requires no token" in capfd.readouterr().err
     cluster = ray_cluster.attach(address, 60)
     assert soon(lambda: _available().get("GPU") == 8.0 * machines)
     cluster.close()

@@ -139,7 +139,7 @@ async def test_a_conversation_that_fills_the_model_ends_the_trajectory() -> None
 @pytest.mark.parametrize(
     ("function", "kind", "said"),
     [
-        ("asks_nothing", "raised", "asked the policy nothing"),
+        ("asks_nothing", "raised", "made no request to the policy"),
         ("says_no_number", "wrong_type", "'a lot', which is not a finite number"),
     ],
 )
@@ -196,7 +196,7 @@ async def test_a_program_is_an_agent(tmp_path: Path, reward: Any, end: str, paid
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (by("wants_more"), "wants budget"),
+        (by("wants_more"), "requires budget"),
         (by("missing"), "missing"),
         (AgentConfig(command=("no-such-program",)), "no-such-program"),
     ],
@@ -230,7 +230,7 @@ async def test_the_key_of_a_trajectory_ends_with_it_and_nobody_else_is_served() 
 def test_arguments_that_a_function_does_not_take_are_refused() -> None:
     with pytest.raises(TaskError, match="has no parameter pay$"):
         agent_of(by("pays", kwargs={"pay": 1.0}), "auto")
-    with pytest.raises(TaskError, match="api_key is what every agent is given"):
+    with pytest.raises(TaskError, match="api_key is passed to every agent already"):
         agent_of(by("pays", kwargs={"api_key": "mine"}), "auto")
 
 

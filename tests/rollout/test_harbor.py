@@ -128,7 +128,7 @@ def test_a_trial_without_a_verdict_has_failed(rewards: dict[str, float] | None, 
 
 
 async def test_what_is_missing_is_said(harbor: None) -> None:
-    with pytest.raises(UserError, match="names no task of Harbor"):
+    with pytest.raises(UserError, match="names no Harbor task"):
         await play({}, *WAY)
     with pytest.raises(UserError, match="does not take environment.agent.kwargs: trials_dir is a folder"):
         await play(ROW, *WAY, trials_dir=3)

@@ -88,7 +88,7 @@ async def test_text_that_no_tokenizer_takes_is_a_failure_of_its_sample_and_not_o
     broken, whole = await play(made, asked, fine)
     (failure,) = broken.trajectories[0].failures
     assert failure.kind == "wrong_type"
-    assert "tests-retrieves, answering in prompt p, shows what cannot be read" in failure.reason
+    assert "tests-retrieves, answering in prompt p, returned text that cannot be tokenized" in failure.reason
     assert (broken.dropped, whole.dropped) == (True, False)
 
 

@@ -370,7 +370,7 @@ def test_a_stream_is_closed_although_a_group_hangs_while_it_cleans_up_and_begins
 
 def test_groups_that_are_all_refused_are_a_stall_too() -> None:
     with pytest.raises(
-        RunError, match=r"0 of 4 groups are ready, 12 .* none but \d+ that were refused has ended for 100 s"
+        RunError, match=r"0 of 4 groups are ready, 12 .* only \d+, which were refused, have finished in the last 100 s"
     ):
         run(World(accept=lambda group: False))
 

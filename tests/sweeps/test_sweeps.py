@@ -107,7 +107,7 @@ def test_draws_lie_within_their_bounds() -> None:
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"run": ()}, "no file of a run"),
+        ({"run": ()}, "no configuration file is given"),
         ({"grid": {"trainer.seed": 1}}, "is no list of values"),
         ({"grid": {"trainer.seed": ()}}, "is no list of values"),
         ({"random": {"draws": 2}}, "2 draws of 0 values"),
@@ -248,7 +248,7 @@ def test_a_dry_run_lists_the_runs_and_starts_none(here: Path) -> None:
 def test_a_metric_that_no_run_logs_is_told_before_anything_is_trained(here: Path) -> None:
     write(here, metric="eval/all/avg_scor", grid={LR: [1e-3]})
     done = command("--dry-run")
-    assert done.exit_code == 0 and "no metric of skyrl is called eval/all/avg_scor" in done.stderr
+    assert done.exit_code == 0 and "skyrl has no metric eval/all/avg_scor" in done.stderr
     assert "did you mean eval/<set>/avg_score?" in done.stderr
     write(here, metric="eval/all/avg_score", grid={LR: [1e-3]})
     assert "no metric" not in command("--dry-run").stderr

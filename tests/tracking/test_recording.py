@@ -131,7 +131,7 @@ def test_later_steps_are_forgotten_before_they_happen_again(tmp_path: Path) -> N
         (lambda lines: [lines[0], lines[1][:40]], "line 2 is not JSON"),
         (lambda lines: [lines[0], lines[1].replace('"baseline"', '"base"')], "line 2 is not a group"),
         (lambda lines: [lines[0], lines[1].replace("[7, 8]", '["seven", 8]')], "line 2 is not a group"),
-        (lambda lines: lines[1:], "does not begin with a line that says what follows"),
+        (lambda lines: lines[1:], "does not begin with a valid header line"),
     ],
 )
 def test_a_damaged_file_is_named_with_its_line(spoil: Any, said: str, tmp_path: Path) -> None:

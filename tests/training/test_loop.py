@@ -251,7 +251,7 @@ async def test_without_a_guard_or_a_checkpoint_a_non_finite_value_ends_the_run()
 @pytest.mark.parametrize(
     ("every", "stop_at", "saves", "message"),
     [
-        (10, 2, ["save 2"], r"^Ctrl-C\. Step 2 is saved: the same command goes on after it\.$"),
+        (10, 2, ["save 2"], r"^Ctrl-C\. Step 2 is saved: the same command continues after it\.$"),
         (2, 2, ["save 2"], r"^Ctrl-C\. Step 2 is saved"),  # once
         (-1, 2, [], "^Ctrl-C$"),
         (10, 0, [], "^Ctrl-C$"),  # nothing was learned

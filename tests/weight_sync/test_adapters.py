@@ -130,8 +130,8 @@ def foreign(tensors: dict[str, Tensor], fault: str) -> Iterator[tuple[str, Tenso
     [
         ("half", "the other half of model.layers.0.self_attn.q_proj's update is missing"),
         ("shape", r"has shape \(3, 32\), this layer wants \(4, 32\)"),
-        ("module", "is for no linear layer of this model"),
-        ("nothing", "there is nothing in it"),
+        ("module", "belongs to no linear layer of this model"),
+        ("nothing", "it contains no tensors"),
     ],
 )
 async def test_an_adapter_that_does_not_fit_is_refused_and_the_old_one_kept(fault: str, said: str) -> None:
@@ -156,7 +156,7 @@ async def test_an_adapter_that_was_changed_on_its_way_is_refused(tmp_path: Path)
     spoilt[tensors[0][0]][0, 0] += 1
     save_file(spoilt, tmp_path / "00000.safetensors")
     engine = TorchEngine(nano_model(), nano_tokenizer(), max_num_seqs=8)
-    with pytest.raises(WeightSyncError, match="was changed on its way"):
+    with pytest.raises(WeightSyncError, match="was changed in transit"):
         await give(engine, adapter, 1)
     await engine.close()
 

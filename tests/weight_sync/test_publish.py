@@ -124,7 +124,7 @@ async def test_a_flipped_byte_is_refused_and_the_old_weights_serve_on(
         return original(changed)
 
     monkeypatch.setattr(incoming_weights, "digest", one_byte_is_another)  # the receiver's view of what came
-    with pytest.raises(WeightSyncError, match="was changed on its way"):
+    with pytest.raises(WeightSyncError, match="was changed in transit"):
         await WeightSync(HeldModel(nano_model("qwen2, tied", seed=1)), door, transport, CANARY).publish(1)
     assert await door.generate(request((1, 2, 3))) == before
     await door.close()
@@ -181,7 +181,7 @@ class CutByAnEngine(SharedTransport):
         if len(self.sent_to) == 1:
             self.dying.pause = self.die  # type: ignore[method-assign]  # the client notices it there
             await client.pause()
-            raise WeightSyncError("the weights did not get through: connection reset by peer")
+            raise WeightSyncError("the weight transfer failed: connection reset by peer")
 
     async def die(self, in_flight: Any = None) -> None:
         raise ProcessError("engine-1 died")
@@ -236,7 +236,7 @@ def test_a_member_that_ends_after_it_has_signed_in_is_not_waited_for_as_long_as_
     here, there = TransferRendezvous("127.0.0.1", store.port, timeout=1000).call(1)
     there[0].store().set(transfer_group.present(1), "")  # and that was all
     with (
-        pytest.raises(WeightSyncError, match=r"the weights did not get through \(rank 0 of 2 on \S+: wait timeout"),
+        pytest.raises(WeightSyncError, match=r"the weight transfer failed \(rank 0 of 2 on \S+: wait timeout"),
         here.join(),
     ):
         pass

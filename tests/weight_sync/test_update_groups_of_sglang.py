@@ -215,6 +215,6 @@ def test_a_call_in_the_background_gives_its_result_or_its_error_and_holds_up_no_
 async def test_a_server_of_another_size_than_will_be_waited_for_is_refused(tmp_path: Path) -> None:
     async with servers(tmp_path, count=1) as (started, _, _transport):
         engine = engine_at(started[0], tmp_path / "model", workers=2)
-        with pytest.raises(UserError, match="has tp_size = 1, and the sizes of generator.inference_engine say 2"):
+        with pytest.raises(UserError, match="has tp_size = 1, but the sizes in generator.inference_engine require 2"):
             await engine.pause()
         await engine.close()

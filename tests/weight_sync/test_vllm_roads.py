@@ -170,8 +170,8 @@ def flip_a_byte(patch: pytest.MonkeyPatch) -> None:
             "missing tensor", "broadcast", "model.layers.1.mlp.up_proj.weight is missing", True, marks=pytest.mark.long
         ),
         ("missing head", "native", "lm_head.weight is missing", True),
-        pytest.param("flipped byte", "broadcast", "was changed on its way", False, marks=pytest.mark.long),
-        ("flipped byte", "native", "model.norm.weight was changed on its way", False),
+        pytest.param("flipped byte", "broadcast", "was changed in transit", False, marks=pytest.mark.long),
+        ("flipped byte", "native", "model.norm.weight was changed in transit", False),
         ("cache not reset", "shared", "does not compute with the weights of version 1", False),
         ("head left out", "folder", "does not compute with the weights of version 1", False),
     ],

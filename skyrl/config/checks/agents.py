@@ -20,7 +20,7 @@ def the_agent_is_one_program(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path=f"{_AGENT}.function", message=message, hint="leave one of them out")
     if agent.function is not None and not agent.command and agent.reward == "exit_code":
         message = "a function has no exit code"
-        yield Problem(path=f"{_AGENT}.reward", message=message, hint="take returned, and return the reward")
+        yield Problem(path=f"{_AGENT}.reward", message=message, hint="set it to returned, and return the reward")
 
 
 def isolation_needs_a_command_and_a_network_namespace(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -39,7 +39,7 @@ def isolation_needs_a_command_and_a_network_namespace(run: SkyRLTrainConfig) -> 
 def an_agent_asks_when_it_wants(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """`batched` hands all prompts to the engine at once, but an agent sends requests at any time."""
     if run.environment.agent.plays and run.generator.batched:
-        message = "one call of the engine with all prompts leaves nothing for an agent to ask"
+        message = "the engine would be called once with all prompts, so an agent could not send requests of its own"
         yield Problem(path="generator.batched", message=message, hint="set it to false")
 
 

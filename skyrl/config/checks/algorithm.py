@@ -44,7 +44,7 @@ def a_critic_is_asked(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if run.trainer.critic.model.path and estimator_facts(run.trainer.algorithm).reads_values is False:
         yield Problem(
             path="trainer.critic.model.path",
-            message=f"{name} does not look at a critic's values: the critic would learn for nobody",
+            message=f"{name} does not use a critic's values, so training the critic would be wasted",
             hint="use advantage_estimator = gae, or leave the critic out",
             severity="warning",
         )
@@ -74,7 +74,7 @@ def advantages_are_normalized_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if algorithm.advantage_batch_normalize and (norm.mean_level or norm.std_level):
         yield Problem(
             path=_ALGORITHM + "advantage_batch_normalize",
-            message="is on, and trainer.algorithm.advantage_norm asks for the same in another way",
+            message="is on together with trainer.algorithm.advantage_norm, and both normalize advantages",
             hint="leave one of them out",
         )
 
@@ -86,12 +86,12 @@ def corrections_suit_the_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
     facts = loss_facts(algorithm)
     if not facts.takes_corrections and (wanted.tis_ratio_type or wanted.sequence_mask_metric):
         field = "tis_ratio_type" if wanted.tis_ratio_type else "sequence_mask_metric"
-        message = f"{loss} chooses tokens of all sequences together, which a correction of some of them distorts"
+        message = f"{loss} selects tokens across all sequences, which corrections of single sequences distort"
         yield Problem(path=_CORRECTION + field, message=message, hint="leave the correction out, or take another loss")
     if facts.reads_rollout_logprobs and wanted.tis_ratio_type:
         yield Problem(
             path=_CORRECTION + "tis_ratio_type",
-            message=f"{loss} is weighted against the engine's probabilities already, which would count twice",
+            message=f"{loss} already corrects for the engine's probabilities, which would then count twice",
             hint="leave tis_ratio_type out",
         )
 
@@ -152,7 +152,7 @@ def remax_compares_raw_rewards(run: SkyRLTrainConfig) -> Iterator[Problem]:
     changed += ["overlong.buffer_len"] * (shaping.overlong.buffer_len is not None)
     for name in changed[:1]:
         estimator = algorithm.advantage_estimator
-        message = f"{estimator} compares with the greedy answer's reward as it is, so the others may not be changed"
+        message = f"{estimator} compares with the greedy answer's unmodified reward, so the others cannot be reshaped"
         hint = "leave it out, or take another estimator"
         yield Problem(path=f"{_ALGORITHM}reward_shaping.{name}", message=message, hint=hint)
 
@@ -163,7 +163,7 @@ def the_overlong_buffer_fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if overlong.buffer_len is not None and overlong.max_len is not None and overlong.buffer_len >= overlong.max_len:
         yield Problem(
             path=_ALGORITHM + "reward_shaping.overlong.buffer_len",
-            message=f"{overlong.buffer_len} tokens are not less than the limit of {overlong.max_len}",
+            message=f"{overlong.buffer_len} tokens must be fewer than the limit of {overlong.max_len}",
             hint="DAPO has a buffer of a fifth of the limit",
         )
 

@@ -16,7 +16,7 @@ def an_allocation_and_the_fields_agree(run: SkyRLTrainConfig) -> Iterator[Proble
     for path, (written, wanted) in contradictions(run).items():
         yield Problem(
             path=path,
-            message=f"{written!r}, and {PATH} = {run.trainer.placement.allocation} stands for {wanted!r}",
+            message=f"{written!r}, but {PATH} = {run.trainer.placement.allocation} sets it to {wanted!r}",
             hint="leave one of them out",
         )
 
@@ -28,10 +28,10 @@ def an_allocation_has_engines_and_learners(run: SkyRLTrainConfig) -> Iterator[Pr
         return
     if allocation.kind == "serving alone":
         hint = "add learners, as in vllm:d4+fsdp:d4; `skyrl eval` evaluates a model without any"
-        yield Problem(path=PATH, message="names engines alone, and this run trains", hint=hint)
+        yield Problem(path=PATH, message="names only engines, but this run trains", hint=hint)
     if allocation.kind == "learning alone" and starts_engines(run):
         hint = "add engines, as in vllm:d4+fsdp:d4"
-        yield Problem(path=PATH, message="names learners alone, and this run starts engines", hint=hint)
+        yield Problem(path=PATH, message="names only learners, but this run starts engines", hint=hint)
 
 
 def an_allocation_places_every_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -63,10 +63,10 @@ def degrees_of_an_allocation_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if part.degrees.pipeline > 1:
             degree = part.degrees.pipeline
             message = f"{part.learner} learners have no pipeline parallelism, and the pipeline degree is {degree}"
-            yield Problem(path=PATH, message=message, hint="leave it out: d, t, c and e run")
+            yield Problem(path=PATH, message=message, hint="leave it out: d, t, c and e are supported")
         if part.experts is not None:
-            message = f"{part.learner} learners split experts by e alone, and attn and ffn have degrees of their own"
-            yield Problem(path=PATH, message=message, hint="write one list of degrees: d, t, c and e run")
+            message = f"{part.learner} learners split experts by e alone, but attn and ffn have separate degrees"
+            yield Problem(path=PATH, message=message, hint="write one list of degrees: d, t, c and e are supported")
     kinds = {part.learner == "megatron" for part in (() if allocation is None else allocation.learners)}
     if len(kinds) > 1:
         yield Problem(path=PATH, message="some learners are Megatron's and some are not", hint="name one for all")

@@ -42,7 +42,7 @@ def a_queue_holds_a_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if settings.enabled and settings.queue_size is not None and settings.queue_size < batch:
         yield Problem(
             path=f"{_ASYNC}.queue_size",
-            message=f"{settings.queue_size} groups never make a batch of trainer.train_batch_size = {batch}",
+            message=f"{settings.queue_size} groups cannot fill a batch of trainer.train_batch_size = {batch}",
             hint=f"at least {batch}, or leave it out",
         )
 
@@ -87,8 +87,8 @@ def kept_keys_and_values_outlive_the_engines_sleep(run: SkyRLTrainConfig) -> Ite
     if _keeps_keys_and_values(settings) and shares and backend_of(engine).sleeps:
         yield Problem(
             path=f"{_ASYNC}.clear_kv_cache_on_weight_sync",
-            message=f"trainer.placement.colocate_all has {engine.backend} give up its keys and values whenever "
-            "learners work",
+            message=f"with trainer.placement.colocate_all, {engine.backend} drops its keys and values whenever "
+            "learners run",
             hint="set this to true, or trainer.placement.colocate_all = false",
         )
 

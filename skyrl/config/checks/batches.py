@@ -60,12 +60,12 @@ def made_up_batches_lack_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if not trainer.num_dummy_steps:
         return
     if trainer.rollouts_from is not None:
-        message = "made-up samples take the place of the recorded ones of trainer.rollouts_from"
+        message = "synthetic samples replace the recorded ones of trainer.rollouts_from"
         yield Problem(path="trainer.num_dummy_steps", message=message, hint="set one of the two")
     for model in ("policy", "ref"):
         if getattr(trainer, model).moe_enable_routing_replay:
             name = f"trainer.{model}.moe_enable_routing_replay"
-            message = f"made-up samples come without the experts that {name} needs"
+            message = f"synthetic samples have no recorded experts, which {name} needs"
             hint = f"set {name} = false for these steps, which take as much memory"
             yield Problem(path="trainer.num_dummy_steps", message=message, hint=hint)
 
@@ -128,7 +128,7 @@ def mini_batches_deal_out_evenly(run: SkyRLTrainConfig) -> Iterator[Problem]:
             others = nearest(ranks, divisors(verdict.whole))
             yield Problem(
                 path=f"trainer.{model}_mini_batch_size",
-                message=f"{verdict.whole} samples ({mini} prompts x {samples}) cannot be dealt out evenly to the "
+                message=f"{verdict.whole} samples ({mini} prompts x {samples}) cannot be split evenly across the "
                 f"{_NAMES[model]}'s {ranks} data-parallel ranks",
                 hint=f"nearest sizes that can: {_listed(verdict.nearest)}"
                 if verdict.nearest
@@ -170,7 +170,7 @@ def the_reference_scores_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem
     if verdict := uneven_scoring(batch, samples, ranks, mini=run.trainer.policy_mini_batch_size):
         yield Problem(
             path="trainer.train_batch_size",
-            message=f"{verdict.whole} samples ({batch} prompts x {samples}) cannot be dealt out evenly to the "
+            message=f"{verdict.whole} samples ({batch} prompts x {samples}) cannot be split evenly across the "
             f"reference's {ranks} data-parallel ranks",
             hint=f"nearest sizes that can, and that trainer.policy_mini_batch_size divides: {_listed(verdict.nearest)}",
         )

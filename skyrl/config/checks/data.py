@@ -38,7 +38,7 @@ def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem
     if evaluates(run) and not samples(run):
         yield Problem(
             path="trainer.rollouts_from",
-            message="a run that is fed from a recording has no engine, and evaluation is on",
+            message="a run on recorded rollouts has no engine, but evaluation is on",
             hint="set trainer.eval_before_train = false and trainer.eval_interval = -1",
         )
 
@@ -51,8 +51,8 @@ def the_environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
         hint = f"did you mean {near}? " if near else ""
         yield Problem(
             path="environment.env_class",
-            message=f"no environment {name!r} is built in, and a run refuses it unless a program registers it",
-            hint=f"{hint}There are {', '.join(ENVIRONMENTS)}; your own: file.py:name or module:name",
+            message=f"no environment {name!r} is built in; the run stops with an error unless a program registers it",
+            hint=f"{hint}Built in: {', '.join(ENVIRONMENTS)}; your own: file.py:name or module:name",
             severity="warning",
         )
 
@@ -64,7 +64,7 @@ def a_reward_model_is_somewhere(run: SkyRLTrainConfig) -> Iterator[Problem]:
         return
     if not settings.path and not settings.url:
         hint = "name its folder in path, or the address of `skyrl serve-reward` in url"
-        yield Problem(path=f"{path}.path", message="no reward model to ask", hint=hint)
+        yield Problem(path=f"{path}.path", message="no reward model is given", hint=hint)
     if settings.path and settings.url:
         yield Problem(path=f"{path}.url", message="both path and url say where the model is", hint="leave one out")
 
@@ -75,7 +75,7 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
         sources = getattr(run.data, name)
         twice = [source for source, count in Counter(sources).items() if count > 1]
         if twice:
-            message = f"{', '.join(twice)} stands here more than once, so its prompts are repeated"
+            message = f"{', '.join(twice)} is listed more than once, so its prompts are repeated"
             yield Problem(path=f"data.{name}", message=message, severity="warning")
 
 

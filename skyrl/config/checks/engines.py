@@ -28,7 +28,7 @@ def nccl_has_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if on_ray(run) and run.trainer.device == "cpu" and run.generator.inference_engine.weight_sync_backend == "nccl":
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
-            message="nccl sends memory of GPUs, and trainer.device is cpu",
+            message="nccl sends GPU memory, but trainer.device is cpu",
             hint="leave it out: it is derived; on a CPU, gloo and disk run. To check for a machine with GPUs, set "
             "trainer.device = cuda",
         )
@@ -43,8 +43,8 @@ def nccl_is_vllms(run: SkyRLTrainConfig) -> Iterator[Problem]:
         others = backends_that(lambda backend: "nccl" in backend.transports)
         yield Problem(
             path=f"{_ENGINE}.weight_sync_backend",
-            message=f"nccl is the transfer of weights of {others} engines, and backend is {engine.backend}",
-            hint=f"leave it out: it is derived; {' and '.join(able.transports)} reach it",
+            message=f"nccl transfers weights to {others} engines only, but backend is {engine.backend}",
+            hint=f"leave it out: it is derived; {' and '.join(able.transports)} work with it",
         )
 
 
@@ -84,7 +84,7 @@ def only_differences_travel_through_an_object_store(run: SkyRLTrainConfig) -> It
 def engines_of_the_run_get_its_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that the run starts need its weights; only servers can have their own."""
     if starts_engines(run) and run.generator.inference_engine.weight_sync_backend == "none":
-        message = "none is for engines that run already, and the run starts these"
+        message = "none is for engines that run already, but this run starts its own"
         yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="leave it out: it is derived")
 
 
@@ -97,7 +97,7 @@ def a_token_is_not_shown_to_the_network(run: SkyRLTrainConfig) -> Iterator[Probl
         yield Problem(
             path=f"{_ENGINE}.external_token",
             message=f"is sent to {open_ones[0]} without encryption",
-            hint="let the server speak https, or keep the network between them to yourself",
+            hint="serve the engines over https, or use a private network",
             severity="warning",
         )
 
@@ -126,7 +126,7 @@ def vllm_on_a_cpu_promises_no_repetition(run: SkyRLTrainConfig) -> Iterator[Prob
         yield Problem(
             path=f"{_ENGINE}.deterministic",
             message=f"the batch-invariant kernels of {engine.backend} need CUDA, and trainer.device is cpu",
-            hint=f"set {_ENGINE}.backend = {others}, which repeats on a CPU, or this to false: it follows "
+            hint=f"set {_ENGINE}.backend = {others}, which is deterministic on a CPU, or this to false: it follows "
             "trainer.deterministic",
         )
 

@@ -37,5 +37,5 @@ def recovery_begins_where_resuming_does(
     """
     agree = {None: (resume,), "disabled": ("latest", "none", None), "fault": ("latest", "none", None)}
     if resume not in agree.get(recover, ("latest",)):
-        message = f"{recover} says where the run begins, and {written} says otherwise"
+        message = f"{recover} decides where the run begins, but {written} contradicts it"
         yield Problem(path=path, message=message, hint="leave one of them out")

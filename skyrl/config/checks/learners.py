@@ -23,7 +23,7 @@ def adapters_have_a_road_to_the_engines(run: SkyRLTrainConfig) -> Iterator[Probl
     if run.trainer.policy.model.lora.rank == 0:
         return
     if engine.weight_sync_backend == "delta":
-        message = "delta sends differences of whole weights, and an adapter is trained beside them"
+        message = "delta sends changes of full weights, but this run trains an adapter"
         yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="set it to nccl or gloo")
 
 
@@ -84,7 +84,7 @@ def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator
         if get_at(ref, name) != get_at(policy, name):
             yield Problem(
                 path=f"trainer.ref.{name}",
-                message=f"is not trainer.policy.{name}, and both models are loaded from one path",
+                message=f"differs from trainer.policy.{name}, but both models are loaded from the same path",
                 hint="set it to the same value, or name another model in trainer.ref.model.path",
             )
 
@@ -98,7 +98,7 @@ def the_reference_has_the_adapter_that_the_policy_starts_from(run: SkyRLTrainCon
         yield Problem(
             path="trainer.ref.model.lora.path",
             message="the policy starts from an adapter that the reference does not have: the KL begins above 0",
-            hint="set all of trainer.ref.model.lora as trainer.policy.model.lora",
+            hint="set trainer.ref.model.lora to the values of trainer.policy.model.lora",
             severity="warning",
         )
 
@@ -133,7 +133,7 @@ def dropout_of_adapters_is_noise_in_what_is_compared(run: SkyRLTrainConfig) -> I
         if lora.rank and lora.dropout and compares:
             yield Problem(
                 path=f"trainer.{model}.model.lora.dropout",
-                message=f"{lora.dropout} is noise: the loss compares with {numbers} computed without dropout",
+                message=f"{lora.dropout} adds noise: the loss compares with {numbers} computed without dropout",
                 hint="set it to 0",
                 severity="warning",
             )
@@ -151,7 +151,7 @@ def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Pro
     if run.trainer.deterministic and run.trainer.device == "cuda":
         yield Problem(
             path="trainer.deterministic",
-            message="bit-for-bit repeatable runs are promised on a CPU only",
+            message="bit-for-bit reproducible runs are guaranteed on a CPU only",
             severity="warning",
         )
 

@@ -49,8 +49,8 @@ def adapters_start_in_a_way_that_runs(run: RunConfig, model: ModelTable) -> Iter
     if lora.init_method not in ("kaiming", "gaussian", "orthogonal"):
         yield Problem(
             path=path,
-            message=f"{lora.init_method!r} does not run in this version, which has not implemented it yet",
-            hint="what runs: kaiming, gaussian or orthogonal",
+            message=f"{lora.init_method!r} is not implemented in this version yet",
+            hint="supported: kaiming, gaussian or orthogonal",
         )
     if lora.init_method == "orthogonal" and lora.rank % 2:
         message = f"orthogonal splits the rank in two halves, and {lora.rank} is odd"
@@ -63,7 +63,7 @@ def adapters_that_do_not_learn_are_stored(run: RunConfig, model: ModelTable) -> 
     if not model.learns and lora.rank and lora.path is None:
         yield Problem(
             path=model.at("model.lora.rank"),
-            message=f"a new adapter changes no score, and the {model.title} learns none",
+            message=f"a new adapter changes no score, and the {model.title} is not trained",
             hint=f"name a stored adapter in {model.at('model.lora.path')}, or set this to 0",
         )
 
@@ -73,7 +73,7 @@ def adapters_have_weights_below_them(run: RunConfig, model: ModelTable) -> Itera
     if model.section(run).model.lora.rank and model.section(run).model.init_from_scratch:
         yield Problem(
             path=model.at("model.init_from_scratch"),
-            message="an adapter is for weights that are stored somewhere, and these are drawn anew",
+            message="an adapter needs stored weights, but these are initialized at random",
             hint="set it to false, or model.lora.rank = 0",
         )
 
@@ -88,7 +88,7 @@ def modules_are_named_in_a_list(run: RunConfig, model: ModelTable) -> Iterator[P
         if not isinstance(value, str) or value == "all-linear":
             continue
         if _PLAIN_NAME.fullmatch(value):
-            message = f"{value!r} is a regular expression of the whole name of a module, and matches none"
+            message = f"{value!r} is a regular expression for a module's full name, but matches no module"
             yield Problem(path=path, message=message, hint=f'for every module of that name, write ["{value}"]')
         elif why := _no_expression(value):
             message = f"{value!r} is not a regular expression: {why}"
@@ -137,7 +137,7 @@ def weights_stay_sharded_over_part_of_a_copy(run: RunConfig, model: ModelTable) 
 def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """`wrap_policy` has one entry: the names of classes."""
     policy, path = model.section(run).fsdp_config.wrap_policy, model.at("fsdp_config.wrap_policy")
-    hint = f"{WRAPPED} names classes, such as [Qwen2DecoderLayer], and is all that is read"
+    hint = f"{WRAPPED} names classes, such as [Qwen2DecoderLayer], and is the only entry that is read"
     for name in policy:
         if name != WRAPPED:
             yield Problem(path=path, message=f"{name!r} is no entry of it", hint=hint)
@@ -158,10 +158,10 @@ def state_on_a_drive_has_a_folder(run: RunConfig, model: ModelTable) -> Iterator
     for part in (part for part, is_read in parts.items() if is_read):
         offload, path = getattr(zero, part), _zero(model, part)
         if offload.device == "nvme" and not offload.nvme_path:
-            message = "no folder on the drive, and device is nvme"
+            message = "device is nvme, but no folder on the drive is given"
             yield Problem(path=f"{path}.nvme_path", message=message, hint="name a folder on the NVMe drive")
         if offload.device == "nvme" and zero.stage < 3:
-            message = f"DeepSpeed writes to a drive at stage 3 only, and zero_optimization.stage is {zero.stage}"
+            message = f"DeepSpeed offloads to NVMe at stage 3 only, but zero_optimization.stage is {zero.stage}"
             yield Problem(path=f"{path}.device", message=message, hint="set it to cpu, or the stage to 3")
 
 

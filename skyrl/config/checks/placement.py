@@ -147,7 +147,7 @@ def an_engine_without_a_server_is_started(run: SkyRLTrainConfig) -> Iterator[Pro
     if samples(run) and elsewhere and starts_engines(run):
         yield Problem(
             path=f"{_ENGINE}.backend",
-            message=f"the {engine.backend} engine has no server, and engines that run already were asked for",
+            message=f"the {engine.backend} engine has no server, but the run is set to use engines that run already",
             hint="set it to http, or leave out the addresses and run_engines_locally = false",
         )
 

@@ -24,7 +24,7 @@ def training_samples_are_drawn_from_the_whole_distribution(run: SkyRLTrainConfig
     sampling = run.generator.sampling_params
     drawn = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
     for name in (name for name, is_cut in drawn.items() if is_cut):
-        message = f"{getattr(sampling, name)} cuts the distribution that the learner scores whole, so ratios are off"
+        message = f"{getattr(sampling, name)} truncates a distribution that the learner scores whole, so ratios are off"
         yield _warning(f"generator.sampling_params.{name}", message, "leave it out in training; evaluation may have it")
 
 
@@ -40,7 +40,7 @@ def a_kl_penalty_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """With weight 0, a reference would be loaded and scored without any effect."""
     algorithm = run.trainer.algorithm
     if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0:
-        message = "the KL loss is on and weighs nothing, and the reference is computed all the same"
+        message = "the KL loss is on with weight 0, so it has no effect, but the reference is still computed"
         yield _warning("trainer.algorithm.kl_loss_coef", message, "set trainer.algorithm.use_kl_loss = false")
 
 
@@ -52,7 +52,7 @@ def importance_ratios_are_not_cut_below_one(run: SkyRLTrainConfig) -> Iterator[P
     name = f"{correction.tis_ratio_type}_tis_ratio_clip_high"
     cap = getattr(correction, name, None)
     if cap is not None and cap < 1:
-        message = f"{cap} is below 1, so that samples without any difference count less, too"
+        message = f"{cap} is below 1, so even samples without any difference are weighted down"
         yield _warning(f"trainer.algorithm.off_policy_correction.{name}", message, "2.0 is usual")
 
 
@@ -81,7 +81,10 @@ def the_longest_sequence_fits_into_a_micro_batch(run: SkyRLTrainConfig) -> Itera
     """A sequence longer than the token budget is a micro-batch by itself, and exceeds the memory planned for one."""
     budget, longest = run.trainer.max_tokens_per_microbatch, run.trainer.algorithm.max_seq_len
     if longest is not None and 0 < budget < longest:
-        message = f"{budget} is below the longest sequence, trainer.algorithm.max_seq_len = {longest}, which goes alone"
+        message = (
+            f"{budget} is below the longest sequence, trainer.algorithm.max_seq_len = {longest}, which then gets a "
+            "pass of its own"
+        )
         yield _warning("trainer.max_tokens_per_microbatch", message, "give at least the longest sequence")
 
 
@@ -89,7 +92,7 @@ def engine_and_learner_compute_in_the_same_type(run: SkyRLTrainConfig) -> Iterat
     """float16 and bfloat16 round differently, so the engine's log-probabilities would differ from the learner's."""
     engine, learner = run.generator.inference_engine, run.trainer.compute_dtype
     if engine.model_dtype in HALVES and learner == "bfloat16":
-        message = f"{engine.model_dtype} rounds otherwise than the learner's bfloat16: ratios are off by that"
+        message = f"{engine.model_dtype} rounds differently from the learner's bfloat16, so ratios are off by that"
         yield _warning("generator.inference_engine.model_dtype", message, "take bfloat16 on both sides")
 
 
@@ -97,7 +100,7 @@ def engines_leave_memory_to_the_learner(run: SkyRLTrainConfig) -> Iterator[Probl
     """On shared GPUs the learner's process holds some memory even while the engine is awake."""
     share = run.generator.inference_engine.gpu_memory_utilization
     if run.trainer.placement.colocate_all and run.trainer.device == "cuda" and share > 0.95:
-        message = f"{share} of a GPU that is shared with the learner leaves it nothing"
+        message = f"{share} of a GPU that is shared with the learner leaves the learner no memory"
         yield _warning("generator.inference_engine.gpu_memory_utilization", message, "0.8 is usual")
 
 
@@ -122,8 +125,8 @@ def a_run_name_is_the_name_of_a_folder(run: SkyRLTrainConfig) -> Iterator[Proble
     name = trainer.run_name
     is_folder = bool(name.strip()) and ".." not in name.split("/") and not name.startswith("/")
     if not is_folder and trainer.run_path == f"runs/{name}":
-        message = f"{name!r} makes {trainer.run_path!r} the run's folder, which is none of its own"
-        yield _warning("trainer.run_name", message, "take a plain name, or write trainer.run_path")
+        message = f"{name!r} makes {trainer.run_path!r} the run's folder, which is not a folder of its own"
+        yield _warning("trainer.run_name", message, "use a plain name, or set trainer.run_path")
 
 
 def _warning(path: str, message: str, hint: str) -> Problem:

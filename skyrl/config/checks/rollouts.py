@@ -69,7 +69,7 @@ def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Pr
         yield Problem(
             path="trainer.algorithm.advantage_estimator",
             message=f"{algorithm.advantage_estimator} discounts over tokens, and the samples of a step-wise trajectory "
-            "have none in common",
+            "share none",
             hint="use grpo, rloo or maxrl, or set generator.step_wise_trajectories = false",
         )
     if algorithm.loss_reduction == "token_mean_legacy":
@@ -79,7 +79,7 @@ def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Pr
             hint="use token_mean",
         )
     if generator.chat_template.name_or_path is not None:
-        message = "a template of one's own tokenizes the history anew at every turn, and a step is a prefix of the next"
+        message = "a custom template re-tokenizes the history at every turn, but each step must be a prefix of the next"
         yield Problem(
             path="generator.chat_template.name_or_path",
             message=message,
@@ -140,8 +140,8 @@ def several_samples_have_no_time_in_common(run: SkyRLTrainConfig) -> Iterator[Pr
     if anew and algorithm.loss_reduction == "token_mean_legacy":
         yield Problem(
             path="trainer.algorithm.loss_reduction",
-            message="token_mean_legacy weighs micro-batches, whose number differs where the template writes "
-            "conversations anew",
+            message="token_mean_legacy weighs micro-batches, whose number differs where the template "
+            "re-renders conversations",
             hint="use token_mean",
         )
 
@@ -153,7 +153,7 @@ def turns_end_as_the_models_chats_do(run: SkyRLTrainConfig) -> Iterator[Problem]
     if stops and not generator.append_eos_token_after_stop_str_in_multi_turn:
         yield Problem(
             path="generator.append_eos_token_after_stop_str_in_multi_turn",
-            message="turns that a stop text ends go on without the end-of-sequence token, unlike the model's own chats",
+            message="turns that end at a stop text get no end-of-sequence token, unlike the model's own chats",
             hint="set it to true",
             severity="warning",
         )
@@ -244,4 +244,4 @@ ROLLOUT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
 
 def _moved_rope(path: str) -> Problem:
     hint = "set trainer.rope_scaling or trainer.rope_theta, which both sides read"
-    return Problem(path=path, message="would be the engine's alone, and the learner has the same model", hint=hint)
+    return Problem(path=path, message="would apply to the engine only, but the learner has the same model", hint=hint)

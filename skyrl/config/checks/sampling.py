@@ -59,7 +59,7 @@ def the_learner_can_score_what_was_sampled(run: SkyRLTrainConfig) -> Iterator[Pr
         if getattr(run.generator.sampling_params, name) != off:
             yield Problem(
                 path=f"generator.sampling_params.{name}",
-                message="the learner scores without it, so training is off policy by as much as it changes",
+                message="the learner does not apply it, so training is off-policy by as much as it changes",
                 hint=f"leave it at {off} in training; generator.eval_sampling_params may have one",
                 severity="warning",
             )

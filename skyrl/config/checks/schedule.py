@@ -25,7 +25,7 @@ def schedule_problems(config: OptimizerConfig, path: str) -> Iterator[Problem]:
         yield Problem(
             path=f"{path}.scheduler",
             message=f"{config.scheduler!r} needs settings that are not implemented yet in this version",
-            hint="constant_with_warmup, linear, cosine, warmup_stable_decay and inverse_sqrt have all theirs",
+            hint="use another, such as constant_with_warmup, linear, cosine, warmup_stable_decay or inverse_sqrt",
         )
     yield from config.problems_at(path)
 

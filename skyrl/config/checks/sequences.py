@@ -45,8 +45,8 @@ def gathered_keys_are_not_dropped(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if section.use_dropout and section.context_parallel_size > 1:
             yield Problem(
                 path=path,
-                message=f"attention drops no weights where context_parallel_size = {section.context_parallel_size}",
-                hint=f"set it to false, or trainer.{model}.sequence_parallel_size in the place of the other",
+                message=f"attention dropout does not work with context_parallel_size = {section.context_parallel_size}",
+                hint=f"set it to false, or use trainer.{model}.sequence_parallel_size instead",
             )
 
 

@@ -80,7 +80,7 @@ def batches_deal_out_evenly(run: SupervisedConfig) -> Iterator[Problem]:
         below, above = run.batch_size // replicas * replicas, -(-run.batch_size // replicas) * replicas
         nearest = " and ".join(str(size) for size in (below, above) if size)
         groups = "ranks" if together == 1 else f"groups of {together} ranks"
-        message = f"{run.batch_size} cannot be dealt out evenly to {replicas} {groups}"
+        message = f"{run.batch_size} cannot be split evenly across {replicas} {groups}"
         yield Problem(path="batch_size", message=message, hint=f"nearest sizes that can: {nearest}")
 
 

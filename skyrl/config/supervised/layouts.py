@@ -25,7 +25,7 @@ def ranks_form_whole_groups(run: SupervisedConfig) -> Iterator[Problem]:
         written = [f"{name} = {getattr(run, name)}" for name in _SIZES if getattr(run, name) > 1]
         yield Problem(
             path=next(name for name in _SIZES if getattr(run, name) > 1),
-            message=f"{ranks} ranks are no whole groups of {together} ({', '.join(written)})",
+            message=f"{ranks} ranks cannot be divided into groups of {together} ({', '.join(written)})",
             hint=f"sizes whose product is one of {', '.join(map(str, divisors(ranks)))}",
         )
 
@@ -46,8 +46,8 @@ def shared_sequences_are_packed(run: SupervisedConfig) -> Iterator[Problem]:
 def gathered_keys_are_not_dropped(run: SupervisedConfig) -> Iterator[Problem]:
     """Attention in blocks of gathered keys has no dropout."""
     if run.use_dropout and run.context_parallel_size > 1:
-        message = f"attention drops no weights where context_parallel_size = {run.context_parallel_size}"
-        hint = "set it to false, or sequence_parallel_size in the place of the other"
+        message = f"attention dropout does not work with context_parallel_size = {run.context_parallel_size}"
+        hint = "set it to false, or use sequence_parallel_size instead"
         yield Problem(path="use_dropout", message=message, hint=hint)
 
 
