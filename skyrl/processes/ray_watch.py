@@ -167,5 +167,5 @@ def how_it_died(error: BaseException, machine: tuple[str, int] | None = None) ->
     if "ray.kill" in reason:
         return "it was killed by ray.kill"
     if "connection error code 2" in reason:
-        return "it was killed from outside (SIGKILL, or the kernel was out of memory)"
+        return "it was killed from outside (SIGKILL, perhaps by the kernel's out-of-memory killer)"
     return (reason.partition("Worker exit detail: ")[2] or reason)[:200]
