@@ -50,7 +50,8 @@ def end(nano: Path, out: Path, ending: Ending, environ: dict[str, str], **change
     """Runs it, and looks at everything that an ending promises."""
     temporary, mark = out / "temporary", uuid4().hex
     temporary.mkdir(parents=True)
-    values = tiny(nano, out, trainer__max_training_steps=6, trainer__eval_interval=-1, **changes)
+    six = {"trainer__max_training_steps": 6, "trainer__eval_interval": -1}
+    values = tiny(nano, out, **six, trainer__async_ckpt_save=not ending.at_once, **changes)
     session = RunSession(values, out, ending.fault, {**environ, "TMPDIR": str(temporary), "ENDING": mark})
     assert session.ends() == ending.exit_code, session.said
     assert CheckpointStore(out / "checkpoints").steps() == ending.saved
