@@ -110,8 +110,7 @@ class Learner:
     """Numbers that the optimizer keeps for each weight: 2 for AdamW, 0 for plain SGD."""
 
     layer_states: int | None = None
-    """Numbers per weight for the weights of layers, if their optimizer differs: 1 for Muon. None: the same as `states`.
-    """
+    """Numbers per weight of the layers, if their optimizer differs: 1 for Muon. None: the same as `states`."""
 
     adapter_rank: int = 0
     recomputes: bool = False
@@ -307,9 +306,7 @@ def _in_backward(learner: Learner) -> Bytes:
 
 
 def _in_the_step(learner: Learner) -> Bytes:
-    """Bytes in the optimizer step: all gradients, including the last unsharded ones; a GPU also holds a temporary copy
-    of each shard.
-    """
+    """Bytes in the optimizer step: all gradients, the last ones unsharded, and on a GPU a copy of each shard."""
     zero, how = learner.zero, learner.how
     shard = FLOAT * learner.trained // (learner.shards if zero is None or zero.stage else how.tensor)
     temporary = shard if how.on_gpu or (zero is not None and zero.stage > 0) else 0
