@@ -90,7 +90,8 @@ def _happen(fault: Fault) -> None:
         return
     run = os.environ.get(RUN)
     for pid in [int(os.environ["DRIVER"]), *(tagged(RUN, run) if run else ()), os.getpid()]:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended when the driver did
+            os.kill(pid, signal.SIGKILL)
 
 
 def _press_again_and_again(driver: int) -> None:

@@ -23,6 +23,7 @@ from skyrl.processes.tied import start_tied
 from tests.inference.nano import nano_model
 from tests.inference.vllm_models import saved
 from tests.nano_run import config, metrics, train
+from tests.processes.clusters import lives, soon
 from tests.weight_sync.test_adapters import far_from
 
 ROOT = Path(__file__).parents[2]
@@ -156,12 +157,7 @@ def test_a_command_ends_with_the_process_that_started_it(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", starter], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
     pid = int((tmp_path / "pid").read_text())
-    descriptor = os.pidfd_open(pid) if Path(f"/proc/{pid}").exists() else None
-    if descriptor is not None:  # it is ending
-        import select
-
-        assert select.select([descriptor], [], [], 60)[0]
-        os.close(descriptor)
+    assert soon(lambda: not lives(pid))
 
 
 def test_the_exit_code_of_a_tied_command_is_its_own(tmp_path: Path) -> None:

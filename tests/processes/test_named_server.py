@@ -81,10 +81,10 @@ def test_a_server_whose_name_is_taken_is_ended(tmp_path: Path) -> None:
 
 def test_a_server_that_accepts_no_connections_is_reported_and_ended(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    command = [sys.executable, "-c", "import signal; signal.pause()"]
+    command = [sys.executable, "-c", "import signal; signal.pause()", str(tmp_path)]
     with pytest.raises(ProcessError, match=f"accepted no connection at {url} within 0.1 s"):
         run_under_a_name(NamesOnDisk(tmp_path), "a", url, command, start_seconds=0.1, say=print)
-    assert [child for child in psutil.Process().children() if "signal.pause" in " ".join(child.cmdline())] == []
+    assert [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in (each.info["cmdline"] or ())] == []
 
 
 def test_a_server_that_ends_before_it_accepts_connections_is_reported(tmp_path: Path) -> None:

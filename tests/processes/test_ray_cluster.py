@@ -72,7 +72,8 @@ def test_a_second_cluster_in_one_process_is_refused(folder: Path, tmp_path: Path
 
 
 def test_no_service_of_ray_runs_that_nobody_uses(folder: Path) -> None:
-    commands = [" ".join(psutil.Process(pid).cmdline()) for pid in tagged(RUN, folder.name, folder) if lives(pid)]
+    pids = tagged(RUN, folder.name, folder)
+    commands = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]) if each.pid in pids]
     assert any("raylet" in command for command in commands)
     services = ("dashboard.py", "log_monitor.py", "monitor.py")
     assert [command for command in commands if any(service in command for service in services)] == []
