@@ -78,8 +78,8 @@ class Learner:
     async def stream(self, consume: Callable[[Iterator[tuple[str, Tensor]]], Any], **settings: Any) -> Any:
         return await asyncio.to_thread(consume, iter(self.weights.items()))
 
-    async def metadata(self, **settings: Any) -> list[tuple[str, tuple[int, ...], str]]:
-        return [(name, tuple(weight.shape), "float32") for name, weight in self.weights.items()]
+    async def shapes(self, **settings: Any) -> list[tuple[str, tuple[int, ...]]]:
+        return [(name, tuple(weight.shape)) for name, weight in self.weights.items()]
 
 
 def _sent_bytes(weight: Tensor) -> int:

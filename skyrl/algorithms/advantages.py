@@ -90,9 +90,8 @@ def length_weighted(scores: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
 def rescaled_for_silent_groups(scores: Tensor, groups: Tensor) -> Tensor:
     """alpha (s_i - mean_G) with alpha = B / (B - M), where M answers are in groups whose scores are all equal.
 
-    GPG, arXiv:2504.02546, with the normaliser 1: alpha makes up for the answers that have no gradient. If no group has
-    unequal scores, all advantages are 0. A group of one keeps its score and does not count in M. Shapes: `scores` and
-    `groups` (B,), the result (B,).
+    GPG, arXiv:2504.02546, with the normaliser 1: alpha makes up for the answers that have no gradient. A group of one
+    keeps its score, times alpha, and does not count in M. Shapes: `scores` and `groups` (B,), the result (B,).
     """
     known = _compared(scores, groups)
     speaking = ((known.range(scores) > 0) | known.alone()).sum()

@@ -12,7 +12,7 @@ class Retention:
     """Retention settings. -1 for `last` keeps everything; -1 for the others adds nothing."""
 
     last: int = -1
-    """Number of the newest checkpoints to keep."""
+    """Number of the newest checkpoints to keep, at least 1."""
 
     every: int = -1
     """Interval, in steps, of checkpoints that are kept permanently."""
@@ -30,7 +30,7 @@ class Retention:
         ascending = sorted(steps)
         if self.last == -1:
             return set(ascending)
-        kept = set(ascending[-self.last :])
+        kept = set(ascending[-max(self.last, 1) :])
         if self.every > 0:
             kept |= {step for step in ascending if step % self.every == 0}
         if self.best > 0:

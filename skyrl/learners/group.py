@@ -117,7 +117,7 @@ class LearnerGroup(ScorerGroup[L_co]):
         """`objective` is the objective of the workers; here it weighs whole mini-batches."""
         super().__init__(ranks, budget, replicas=replicas, rows_of_an_item=rows_of_an_item)
         self.objective = objective
-        self._metadata: dict[bool, list[tuple[str, tuple[int, ...], str]]] = {}
+        self._shapes_of: dict[bool, list[tuple[str, tuple[int, ...]]]] = {}
 
     async def update(self, batch: TrainingBatch) -> Metrics:
         """One optimizer step over the mini-batch. Returns the metrics over all its tokens."""
@@ -129,13 +129,13 @@ class LearnerGroup(ScorerGroup[L_co]):
         """Every rank traces its updates into `folder` from now on; None: no rank does."""
         await self.ranks.call(LearningWorker.profile, folder)
 
-    async def metadata(self, *, adapter: bool = False) -> list[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and type of every weight, in the order in which they are streamed; with `adapter`, only of the
+    async def shapes(self, *, adapter: bool = False) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every weight, in the order in which they are streamed; with `adapter`, only of the
         adapter's tensors. The answer is cached: training changes only values.
         """
-        if adapter not in self._metadata:
-            self._metadata[adapter] = (await self.ranks.call(LearningWorker.metadata, adapter))[0]
-        return self._metadata[adapter]
+        if adapter not in self._shapes_of:
+            self._shapes_of[adapter] = (await self.ranks.call(LearningWorker.shapes, adapter))[0]
+        return self._shapes_of[adapter]
 
     async def stream(
         self,

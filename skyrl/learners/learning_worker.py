@@ -236,11 +236,11 @@ class LearningWorker(ModelWorker):
         rounded = None if dtype is None or self._lora.rank else getattr(torch, dtype)
         return merged(self.strategy.gather(rounded), self._lora)
 
-    def metadata(self, adapter: bool = False) -> list[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and type of every weight that `stream` yields, in order; with `adapter`, of the adapter only."""
+    def shapes(self, adapter: bool = False) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every weight that `stream` yields, in order; with `adapter`, of the adapter only."""
         held = iter(self.strategy.named_shapes().items())
         shapes = adapter_alone(held) if adapter else merged_shapes(held)
-        return [(name, tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in shapes]
+        return [(name, tuple(each.shape)) for name, each in shapes]
 
     async def stream(
         self,

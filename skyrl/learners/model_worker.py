@@ -131,11 +131,6 @@ class ModelWorker:
         """Move weights, optimizer state, or both back to the device. Returns the bytes moved on this rank."""
         return self.strategy.onload(model=model, optimizer=optimizer)
 
-    def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and type of every weight, in the order in which `stream` sends them."""
-        shapes = self.strategy.named_shapes()
-        return [(name, tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in shapes.items()]
-
     def refuse_non_finite_state(self) -> None:
         """Check the state before it is saved. Raises `NonFiniteError`, which names the weight or the part of the
         optimizer's state that is not finite.

@@ -158,7 +158,7 @@ def merged(weights: Iterator[tuple[str, Tensor]], lora: SkyRLLoraConfig) -> Iter
 
 
 def merged_shapes(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Names in the order of `merged`, with tensors of the same shape and type, whose values are meaningless."""
+    """Names in the order of `merged`, with tensors of the same shape, whose values and types are meaningless."""
     for name, parts in _joined(weights):
         base = parts if isinstance(parts, Tensor) else parts.base
         assert base is not None

@@ -76,5 +76,5 @@ class FolderAdapterTransport:
 
 
 async def _infos(source: WeightSource) -> tuple[WeightInfo, ...]:
-    metadata = await source.metadata(adapter=True)
-    return tuple(WeightInfo(name=name, shape=tuple(shape), dtype=DTYPE) for name, shape, _ in metadata)
+    shapes = await source.shapes(adapter=True)
+    return tuple(WeightInfo(name=name, shape=tuple(shape), dtype=DTYPE) for name, shape in shapes)

@@ -54,8 +54,8 @@ class WeightSource(Protocol):
         may then round them itself.
         """
 
-    async def metadata(self, *, adapter: bool = False) -> Sequence[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and type (`float32`, ...) of each weight, in the order of `stream`."""
+    async def shapes(self, *, adapter: bool = False) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each weight, in the order of `stream`."""
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) log-probabilities of the sampled tokens under these weights, in nats."""
@@ -106,7 +106,7 @@ class BroadcastTransport:
         self._place, self._dtype = place, dtype
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        infos = _infos(await source.metadata(), self._dtype)
+        infos = _infos(await source.shapes(), self._dtype)
         here, there = self._place.call(len(client.in_service))
         await send_both(
             client.load_weights([Broadcast(group=group, weights=infos) for group in there], version, here.abort),
@@ -126,7 +126,7 @@ class NativeTransport:
         self._senders, self._bucket_bytes = senders, bucket_bytes
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        infos = _infos(await source.metadata(), self._dtype)
+        infos = _infos(await source.shapes(), self._dtype)
         here, there = self._place.call(len(client.in_service), senders=self._senders)
         sender = NativeSender(
             group=here,
@@ -164,7 +164,7 @@ class UpdateGroupTransport:
         self._bucket_bytes = bucket_bytes
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        infos = _infos(await source.metadata(), self._dtype)
+        infos = _infos(await source.shapes(), self._dtype)
         here, there = self._place.call(len(client.in_service))
         sender = UpdateGroupSender(
             group=here,
@@ -189,7 +189,7 @@ class FolderTransport:
         self._path, self._dtype = path, dtype
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        infos = _infos(await source.metadata(), self._dtype)
+        infos = _infos(await source.shapes(), self._dtype)
         try:
             self._path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._path, prefix=f"version-{version}-") as folder:
@@ -217,7 +217,7 @@ class DeltaTransport:
         self._numbers = count()
 
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
-        infos = _infos(await source.metadata(), self._dtype)
+        infos = _infos(await source.shapes(), self._dtype)
         try:
             base = await asyncio.to_thread(self._prepare, infos)
             sender = DeltaSender(path=self._path, dtype=self._dtype, prefix=f"{next(self._numbers):06}", base=base)
@@ -247,8 +247,8 @@ class DeltaTransport:
                 self._storage.remove(name)
 
 
-def _infos(metadata: Sequence[tuple[str, tuple[int, ...], str]], dtype: str) -> tuple[WeightInfo, ...]:
-    return tuple(WeightInfo(name=name, shape=tuple(shape), dtype=dtype) for name, shape, _ in metadata)
+def _infos(shapes: Sequence[tuple[str, tuple[int, ...]]], dtype: str) -> tuple[WeightInfo, ...]:
+    return tuple(WeightInfo(name=name, shape=tuple(shape), dtype=dtype) for name, shape in shapes)
 
 
 async def send_both(

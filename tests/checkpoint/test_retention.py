@@ -35,6 +35,10 @@ def test_rules_that_are_not_set_keep_nothing() -> None:
     assert Retention(last=1, every=0, best=0, metric="score").kept([1, 2, 3], values) == {3}
 
 
+def test_the_newest_is_kept_by_any_rule() -> None:
+    assert Retention(last=0).kept([1, 2, 3]) == {3}
+
+
 def test_the_only_best_one_of_a_folder_is_kept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, Retention(last=1, best=1, metric="score"))
     for step, score in ((1, 0.5), (2, 0.9), (3, 0.1)):

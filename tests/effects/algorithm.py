@@ -108,7 +108,7 @@ def learned_values(scene: Scene) -> object:
 def critic_weights(scene: Scene) -> object:
     trainer = scene.run.trainer
     worker = CriticWorker(trainer, ReturnRegression(value_clip=trainer.algorithm.value_clip))
-    return [name for name, _, _ in worker.metadata()]
+    return [name for name, _ in worker.shapes()]
 
 
 @observable("the log-probabilities that the learner computes", refuses=True)

@@ -169,8 +169,8 @@ def _greedy(scene: Scene) -> Completion:
 class _OneWeight:
     """A learner with one weight, which scores every token with 0.105 less than the engine said."""
 
-    async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
-        return [("weight", (2,), "float32")]
+    async def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [("weight", (2,))]
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         assert batch.rollout_logprobs is not None

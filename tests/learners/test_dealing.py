@@ -89,9 +89,9 @@ class FakeRank:
         self.shares: list[TrainingBatch] = []
         self.asked = 0
 
-    def metadata(self, adapter: bool) -> list[tuple[str, tuple[int, ...], str]]:
+    def shapes(self, adapter: bool) -> list[tuple[str, tuple[int, ...]]]:
         self.asked += 1
-        return [("adapter" if adapter else "weight", (2, 3), "float32")]
+        return [("adapter" if adapter else "weight", (2, 3))]
 
     async def score(self, share: TrainingBatch) -> Tensor:
         self.shares.append(share)
@@ -143,8 +143,8 @@ async def test_ranks_are_asked_once_for_the_names_and_shapes_of_their_weights() 
     ranks = fakes(replicas)
     learner = LearnerGroup(group_of(ranks), CrossEntropy(), replicas=replicas)
     for _ in range(2):
-        assert await learner.metadata() == [("weight", (2, 3), "float32")]
-        assert await learner.metadata(adapter=True) == [("adapter", (2, 3), "float32")]
+        assert await learner.shapes() == [("weight", (2, 3))]
+        assert await learner.shapes(adapter=True) == [("adapter", (2, 3))]
     assert [rank.asked for rank in ranks] == [2, 2, 2, 2]
 
 

@@ -27,7 +27,7 @@ async def test_all_ranks_are_free_again_when_a_consumer_of_the_weights_fails(spr
     learner = spread.policy(*WAYS["FSDP2 on 2 ranks"])
     with pytest.raises(ZeroDivisionError):
         await learner.stream(fail_at_the_second)
-    assert len(await weights_of(learner)) == len(await learner.metadata())
+    assert len(await weights_of(learner)) == len(await learner.shapes())
 
 
 def fail_at_the_second(weights: Any) -> None:
@@ -36,12 +36,12 @@ def fail_at_the_second(weights: Any) -> None:
     raise ZeroDivisionError
 
 
-async def test_metadata_are_what_is_streamed(spread: Spread) -> None:
+async def test_the_shapes_are_those_of_what_is_streamed(spread: Spread) -> None:
     for name in ("FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks", CUT_BY_DEEPSPEED):
         learner = spread.policy(*WAYS[name])
         streamed = await weights_of(learner)
-        expected = [(name, tuple(weight.shape), "float32") for name, weight in streamed.items()]
-        assert await learner.metadata() == expected
+        expected = [(name, tuple(weight.shape)) for name, weight in streamed.items()]
+        assert await learner.shapes() == expected
 
 
 async def test_weights_that_are_rounded_before_they_travel_are_those_that_are_rounded_after(spread: Spread) -> None:

@@ -34,8 +34,8 @@ class HeldModel:
     ) -> R:
         return await asyncio.to_thread(consume, self.damage(self._weights(adapter)))
 
-    async def metadata(self, *, adapter: bool = False) -> list[tuple[str, tuple[int, ...], str]]:
-        return [(name, tuple(weight.shape), "float32") for name, weight in self.damage(self._weights(adapter))]
+    async def shapes(self, *, adapter: bool = False) -> list[tuple[str, tuple[int, ...]]]:
+        return [(name, tuple(weight.shape)) for name, weight in self.damage(self._weights(adapter))]
 
     def _weights(self, adapter: bool) -> Weights:
         return adapter_alone(iter(self.model.state_dict().items())) if adapter else named_weights(self.model)

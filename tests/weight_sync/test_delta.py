@@ -38,8 +38,8 @@ class Numbers:
     async def stream(self, consume: Callable[[Weights], R], **settings: Any) -> R:
         return consume(self.weights())
 
-    async def metadata(self, **settings: Any) -> list[tuple[str, tuple[int, ...], str]]:
-        return [(name, (SIZE,), "float32") for name in self.values]
+    async def shapes(self, **settings: Any) -> list[tuple[str, tuple[int, ...]]]:
+        return [(name, (SIZE,)) for name in self.values]
 
 
 class Receiver:

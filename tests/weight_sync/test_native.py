@@ -154,8 +154,8 @@ class Ends:
         self.streamed: list[tuple[Any, bool]] = []
         self.loaded: list[tuple[Any, int]] = []
 
-    async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
-        return [("a", (2,), "float64")]
+    async def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [("a", (2,))]
 
     async def stream(self, consume: Callable[..., Any], *, everywhere: bool = False, dtype: str | None = None) -> None:
         self.streamed.append((consume, everywhere))

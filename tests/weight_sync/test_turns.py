@@ -161,8 +161,8 @@ async def test_the_folder_for_weights_is_made_with_its_parents_and_empty_once_th
     class Ends:
         in_service = ("first", "second")
 
-        async def metadata(self) -> list[tuple[str, tuple[int, ...], str]]:
-            return [("w", (2,), "float32")]
+        async def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+            return [("w", (2,))]
 
         async def stream(self, consume: Callable[[Any], None], *, dtype: str) -> None:
             assert dtype == "float32"
@@ -188,9 +188,9 @@ class AdapterEnds:
         self.loaded: list[tuple[int, int, int, float, list[str]]] = []
         self.asked: list[tuple[str, bool]] = []
 
-    async def metadata(self, *, adapter: bool) -> list[tuple[str, tuple[int, ...], str]]:
-        self.asked.append(("metadata", adapter))
-        return [("lora_A", (2,), "bfloat16")]
+    async def shapes(self, *, adapter: bool) -> list[tuple[str, tuple[int, ...]]]:
+        self.asked.append(("shapes", adapter))
+        return [("lora_A", (2,))]
 
     async def stream(self, consume: Callable[[Any], None], *, adapter: bool) -> None:
         self.asked.append(("stream", adapter))
@@ -215,7 +215,7 @@ async def test_an_adapter_in_files_is_loaded_by_every_engine_and_removed(tmp_pat
     for _ in range(2):  # the second time the folder is there
         await transport.send(ends, ends, 3)
     assert ends.loaded == LOADED * 2
-    assert ends.asked == [("metadata", True), ("stream", True)] * 2
+    assert ends.asked == [("shapes", True), ("stream", True)] * 2
     assert list((tmp_path / "run" / "weights").iterdir()) == []
 
 
@@ -237,7 +237,7 @@ async def test_an_adapter_is_broadcast_while_every_engine_loads_it(monkeypatch: 
     ends: Any = AdapterEnds()
     await BroadcastAdapterTransport(TransferRendezvous("here", 29, timeout=7.0), LORA).send(ends, ends, 3)
     assert (ends.loaded, sent) == (LOADED, [(0, "float32")])
-    assert ends.asked == [("metadata", True), ("stream", True)]
+    assert ends.asked == [("shapes", True), ("stream", True)]
 
 
 async def test_weights_are_sent_again_to_an_engine_that_took_the_place_of_the_last_one() -> None:
