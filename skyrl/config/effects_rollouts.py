@@ -80,8 +80,8 @@ def _may_have_turns(run: SkyRLTrainConfig) -> bool:
 
 def _closes_turns(run: SkyRLTrainConfig) -> bool:
     generator = run.generator
-    anew = generator.step_wise_trajectories or generator.chat_template.name_or_path is not None
-    return _has_turns(run) and generator.use_conversation_multi_turn and not anew and _turns_are_stopped(run)
+    retokenized = generator.step_wise_trajectories or generator.chat_template.name_or_path is not None
+    return _has_turns(run) and generator.use_conversation_multi_turn and not retokenized and _turns_are_stopped(run)
 
 
 def _counts_the_longest_answer(run: SkyRLTrainConfig) -> bool:

@@ -254,11 +254,11 @@ class InferenceEngineClient:
                 failed.append((served, outcome))
             elif outcome is not None:
                 raise outcome
-        nobody = len(failed) == len(serving)
+        all_failed = len(failed) == len(serving)
         for served, error in failed:
-            if isinstance(error, ProcessError) or not nobody:
+            if isinstance(error, ProcessError) or not all_failed:
                 self._lose(served, error)
-        if nobody:
+        if all_failed:
             raise min((error for _, error in failed), key=lambda error: not isinstance(error, ProcessError))
         self.holds_weights = True
         if self._in_flight != "keep":

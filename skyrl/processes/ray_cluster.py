@@ -115,7 +115,7 @@ def attach(address: str, seconds: float, field: str = "trainer.placement.ray_add
 
     Raises `ProcessError`.
     """
-    _refuse_where_nobody_listens(address, field)
+    _refuse_unless_listening(address, field)
     _refuse_a_second()
     outcome: list[BaseException | None] = []
     thread = threading.Thread(target=_attach, args=(address, outcome), name="skyrl-attach", daemon=True)
@@ -144,7 +144,7 @@ def _refuse_a_second() -> None:
         )
 
 
-def _refuse_where_nobody_listens(address: str, field: str) -> None:
+def _refuse_unless_listening(address: str, field: str) -> None:
     """Raise if nothing listens at the address, since Ray would try for minutes. Ray itself looks up an address without
     a port, such as `auto`.
     """

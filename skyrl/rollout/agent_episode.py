@@ -83,7 +83,7 @@ class AgentEpisode(Episode):
 
     def _row(self, branch: Sequence[Turn]) -> Transcript:
         """A branch as a row. Tokens that another branch already trains on belong to the prompt."""
-        transcript = self._transcript.anew(branch[0].prompt_ids)
+        transcript = self._transcript.restarted(branch[0].prompt_ids)
         for turn in branch:
             transcript.place(turn.prompt_ids[len(transcript.input_ids) :])
             transcript.sample(turn.completion)

@@ -103,7 +103,7 @@ class WholeHistory:
         ids = evolve(self._template, tools=turn.tools).history(turn.prompt, turn.said)
         before = transcript.input_ids
         if not self._join or ids[: len(before)] != before:
-            return transcript.anew(ids)
+            return transcript.restarted(ids)
         transcript.place(ids[len(before) :])
         return transcript
 

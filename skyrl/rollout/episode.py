@@ -86,7 +86,7 @@ class Episode:
             kwargs = config.chat_template_kwargs
             template = Template(tokenizer=self._context.tokenizer, arguments=kwargs, tools=tools)
             with self._readable("starting on"):
-                self._transcript = self._transcript.anew(template.start(messages))
+                self._transcript = self._transcript.restarted(template.start(messages))
         return self._request(self.key)
 
     async def play(self, completion: Completion) -> Trajectory:

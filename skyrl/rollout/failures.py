@@ -42,7 +42,7 @@ class FailureTally:
                 f"than max_failed_share = {self._max_share:g} of environment.skyrl_gym allows:\n{first}"
             )
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Start counting for the next batch, of which some samples are being drawn already."""
         self._reasons.clear()
         self._drawn = self._running

@@ -112,7 +112,7 @@ class GroupStream:
         self._kept = self._refused = 0  # groups that ended since the start of the session
         self._closed = False
         self._attempts: Counter[str] = Counter()
-        self.sampled_anew = 0
+        self.resampled = 0
         """Number of groups that were given up and whose prompts are sampled again; a reader may reset it to 0."""
 
     @property
@@ -154,7 +154,7 @@ class GroupStream:
         discarded.
         """
         if version < self._version:
-            self._sample_anew([begun for begun in self._in_order() if begun.newest > version])
+            self._resample([begun for begun in self._in_order() if begun.newest > version])
         if version != self._version:
             self._version = version
             self._attempts.clear()
@@ -168,7 +168,7 @@ class GroupStream:
         Raises the error that ended a group, and `RunError` if no group ends for `stall_seconds` or none can be started.
         """
         self._trained = version * self._limits.batch
-        self._sample_anew(self._too_old(version))
+        self._resample(self._too_old(version))
         kept, refused, until = -1, self._refused, 0.0
         while not self._ready(version):
             if self._failure is not None:
@@ -218,7 +218,7 @@ class GroupStream:
 
         Groups that were being sampled start again; no prompt is lost and none is trained on twice.
         """
-        self.sampled_anew += self.running
+        self.resampled += self.running
         self._give_up(self._in_order())
         by_id = {prompt.id: prompt for prompt in prompts}
         self._cursor.load_state(state["cursor"])
@@ -248,9 +248,9 @@ class GroupStream:
                 late.append(begun)
         return late
 
-    def _sample_anew(self, groups: Sequence[_Begun]) -> None:
+    def _resample(self, groups: Sequence[_Begun]) -> None:
         """Discard the groups; their prompts are sampled next."""
-        self.sampled_anew += len(groups)
+        self.resampled += len(groups)
         self._prompts.extendleft(begun.prompt for begun in reversed(groups))
         self._give_up(groups)
 

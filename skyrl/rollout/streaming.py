@@ -71,7 +71,7 @@ class StreamingRollouts:
     async def _draw(self, version: int, attempt: int) -> Batch:
         waiting = self._stream.waiting
         taken = await self._stream.take(version)
-        self._session.tally.begin_anew()
+        self._session.tally.reset()
         groups = [group for group, _ in taken]
         lags = [version - begun for _, begun in taken]
         rows = [row for group in groups for row in group.trajectories]
@@ -85,11 +85,11 @@ class StreamingRollouts:
             "async/groups_waiting": waiting,
             "async/groups_running": self._stream.running,
             "async/groups_refused": self._refused,
-            "async/groups_sampled_anew": self._stream.sampled_anew,
+            "async/groups_resampled": self._stream.resampled,
             "async/room": self._stream.room,
             "async/trajectories_of_several_versions": sum(number > 1 for number in versions),
         }
-        self._refused = self._stream.sampled_anew = 0
+        self._refused = self._stream.resampled = 0
         return tuple(map(_newest_tokens, groups)) if self._mask_older else tuple(groups)
 
     async def _sample(self, prompt: Prompt, version: int, attempt: int) -> TrajectoryGroup:

@@ -24,7 +24,7 @@ class Transcript:
         self.rewards: list[TurnReward] = []
         self.routed_experts: RoutedExperts | None = None
 
-    def anew(self, prompt_ids: tuple[int, ...]) -> Transcript:
+    def restarted(self, prompt_ids: tuple[int, ...]) -> Transcript:
         """An empty transcript for another prompt, with log-probabilities if this one has them."""
         return Transcript(prompt_ids, with_logprobs=self._with_logprobs)
 

@@ -33,7 +33,7 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
                 _refuse_to_mix(run, store, found.step)
             elif any(step > found.step for step in store.steps()):  # this command has saved later steps
                 found = store.latest(fall_back=notice)
-        case "anew":
+        case "fresh":
             _refuse_to_mix(run, store, 0)
         case how:
             found = _newest(run, store, fall_back=notice if how == "newest good" else None)
@@ -53,7 +53,7 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
     return found
 
 
-Beginning = Literal["anew", "named", "newest", "newest good", "must"]
+Beginning = Literal["fresh", "named", "newest", "newest good", "must"]
 
 
 def beginning(run: AnyRun, *, again: bool) -> Beginning:
@@ -72,7 +72,7 @@ def beginning(run: AnyRun, *, again: bool) -> Beginning:
         case (None, "latest"):
             return "newest"
         case _:
-            return "anew"
+            return "fresh"
 
 
 def _newest(run: AnyRun, store: CheckpointStore, fall_back: Callable[[str], None] | None) -> Checkpoint | None:

@@ -205,9 +205,9 @@ _ASYNC = (
     MetricSpec("async/groups_running", "prompts", "Groups in generation after the batch was taken."),
     MetricSpec("async/groups_refused", "prompts", "Groups that were refused since the last step."),
     MetricSpec(
-        "async/groups_sampled_anew",
+        "async/groups_resampled",
         "prompts",
-        "Groups sampled again since the last step, after the run went back.",
+        "Groups discarded and sampled again since the last step: the run rolled back, or the bound became smaller.",
     ),
     MetricSpec("async/room", "prompts", "Groups that may still be started within the staleness bound."),
     MetricSpec(

@@ -58,7 +58,7 @@ class _Services:
 
     def open(self, request: Any, timeout: float) -> BytesIO:
         body = json.loads(request.data)
-        body.pop("messages", None)  # they hold a mark that is drawn anew for each
+        body.pop("messages", None)  # they hold a mark that is drawn for each one
         self.asked.append((request.full_url, body, timeout))
         return BytesIO(json.dumps(ANSWER).encode())
 

@@ -63,7 +63,7 @@ class Instant:
         self.tally = self
         return self
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Nothing failed."""
 
     async def group(self, prompt: Prompt, *, weight_version: int, attempt: int) -> TrajectoryGroup:

@@ -72,4 +72,4 @@ async def test_the_training_client_of_verifiers_gets_exactly_what_was_drawn(tmp_
     first, second = json.loads(said)
     assert [first, second] == drawn
     begun = first["prompt_ids"] + first["completion_ids"]
-    assert second["prompt_ids"][: len(begun)] == begun, "a turn is rendered anew"
+    assert second["prompt_ids"][: len(begun)] == begun, "a turn is rendered again"

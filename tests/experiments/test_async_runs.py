@@ -232,7 +232,7 @@ def test_a_run_that_goes_back_over_several_versions_trains_on_nothing_that_they_
     )
     steps = metrics(tmp_path)[1:]
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert steps[3]["async/groups_sampled_anew"] == 8 and steps[3]["async/staleness_min"] >= 0
+    assert steps[3]["async/groups_resampled"] == 8 and steps[3]["async/staleness_min"] >= 0
     assert all(record["weight_version"] < record["step"] for record in sampled(tmp_path))
     assert max(row["async/staleness_max"] for row in steps) <= 2
 

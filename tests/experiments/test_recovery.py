@@ -138,12 +138,12 @@ def test_a_run_that_may_not_begin_again_does_not(
     ("recover", "resume", "first", "then"),
     [
         (None, "latest", "newest", "newest good"),
-        (None, "none", "anew", "newest good"),
-        (None, None, "anew", "newest good"),
+        (None, "none", "fresh", "newest good"),
+        (None, None, "fresh", "newest good"),
         (None, "from_path", "named", "named"),
-        ("disabled", "latest", "anew", "newest good"),
+        ("disabled", "latest", "fresh", "newest good"),
         ("auto", "latest", "newest good", "newest good"),
-        ("fault", "latest", "anew", "newest good"),
+        ("fault", "latest", "fresh", "newest good"),
         ("resume", "latest", "must", "newest good"),
     ],
 )

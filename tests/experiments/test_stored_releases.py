@@ -60,7 +60,7 @@ def test_a_recording_of_an_earlier_release_is_read_and_replayed(stored: Path) ->
 
 @pytest.mark.parametrize("command", [["config", "check"], ["config", "show", "--sparse"], ["plan"]])
 def test_a_stored_configuration_of_an_earlier_release_is_read_by(command: list[str], stored: Path) -> None:
-    reward = "environment.env_class=nano/reward.py:in_ascii"  # code has to be named anew
+    reward = "environment.env_class=nano/reward.py:in_ascii"  # code has to be named again
     result = CliRunner().invoke(cli, [*command, "run/config.json", reward], standalone_mode=False)
     assert result.exception is None, result.output
 

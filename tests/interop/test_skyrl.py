@@ -77,7 +77,7 @@ def test_what_is_kept_has_the_value_that_was_recorded(
         for path, value in (script.get("translated_values") or {}).items():
             if path not in refused and not same(at(run, path), value):
                 different[path, at(run, path)] = value
-    assert different == {("trainer.resume_mode", "none"): None}  # both words mean: start anew
+    assert different == {("trainer.resume_mode", "none"): None}  # both words mean: start fresh
 
 
 def at(run: SkyRLTrainConfig, path: str) -> Any:

@@ -17,7 +17,7 @@ import pytest
 from tests.mutation.forks import OPTIONS, Deadlines, import_as
 
 NOT_HERE = 71
-"""Exit code for a mutant that only takes its place where its module is imported anew."""
+"""Exit code for a mutant that only takes its place where its module is imported again."""
 
 Run = Callable[[Mapping[str, float], Path, CodeType, Path], int]
 """`forks.run_tests`, or what does the same with tests that are collected already."""

@@ -39,7 +39,7 @@ def test_where_five_batches_are_drawn_at_the_same_time_failures_may_be_five_time
     for _ in range(10):
         tally.count(FAILURE)
     tally.ends(10)
-    tally.begin_anew()
+    tally.reset()
     for _ in range(8):
         tally.count(FAILURE)
     with pytest.raises(RewardError, match="9 times among 40 samples"):

@@ -171,7 +171,7 @@ def test_samples_that_are_finished_are_no_part_of_the_next_batch() -> None:
     """The 4 samples are drawn: the next batch has its 1 sample, which bears 1 failure and not 2."""
     tally = FailureTally(1, 0.5)
     run_in_virtual_time(World().session(samples=4, tally=tally).group(prompt("a"), weight_version=0))
-    tally.begin_anew()
+    tally.reset()
     tally.count(FAILURE)
     with pytest.raises(RewardError, match="failed 2 times among 1 samples"):
         tally.count(FAILURE)

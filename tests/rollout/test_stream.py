@@ -286,7 +286,7 @@ def test_a_run_that_goes_back_gives_up_what_later_weights_drew_and_samples_those
         return ahead, stream
 
     ahead, stream = run_in_virtual_time(there_and_back())
-    assert len(ahead) == stream.sampled_anew == 12
+    assert len(ahead) == stream.resampled == 12
     assert [name for batch in world.trained[5:8] for name in batch] == ahead
     assert (min(world.lags), max(world.lags)) == (0, 2)
     assert len(world.trained) == 5 + 8

@@ -1,4 +1,4 @@
-"""Conversations that the template writes anew for each turn: what is trained on is what was sampled, where it was."""
+"""Conversations that the template renders again for each turn: what is trained on is what was sampled, where it was."""
 
 from __future__ import annotations
 

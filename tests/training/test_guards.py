@@ -56,7 +56,7 @@ async def test_so_many_steps_in_a_row_are_skipped_and_no_more() -> None:
     for _ in range(2):
         for _ in range(2):
             await skipping.leave_out(NAN, {})
-        skipping.passed()  # in a row: it begins anew
+        skipping.passed()  # in a row: the count starts again
     for _ in range(2):
         await skipping.leave_out(NAN, {})
     with pytest.raises(NonFiniteError, match=r"nan in the batch \(in 3 steps in a row; .*max_skipped_steps = 2\)"):

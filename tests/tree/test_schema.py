@@ -31,7 +31,7 @@ STORED = {
 @pytest.mark.parametrize("name", STORED)
 def test_the_stored_schemas_are_those_of_the_classes(name: str) -> None:
     stored = json.loads((ROOT / "schemas" / name).read_text(encoding="utf-8"))
-    assert stored == json_schema(STORED[name]), "make schemas writes them anew"
+    assert stored == json_schema(STORED[name]), "run make schemas"
 
 
 def test_the_target_that_writes_schemas_writes_each_of_them() -> None:

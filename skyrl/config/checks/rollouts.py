@@ -119,12 +119,12 @@ def several_samples_have_no_time_in_common(run: SkyRLTrainConfig) -> Iterator[Pr
     ones.
     """
     algorithm, generator = run.trainer.algorithm, run.generator
-    anew = generator.chat_template.name_or_path is not None and generator.use_conversation_multi_turn
-    several = generator.max_turns > 1 and (anew or generator.step_wise_trajectories)
+    retokenized = generator.chat_template.name_or_path is not None and generator.use_conversation_multi_turn
+    several = generator.max_turns > 1 and (retokenized or generator.step_wise_trajectories)
     if not several:
         return
-    which = "generator.chat_template" if anew else "generator.step_wise_trajectories"
-    if anew and estimator_facts(algorithm).discounts:
+    which = "generator.chat_template" if retokenized else "generator.step_wise_trajectories"
+    if retokenized and estimator_facts(algorithm).discounts:
         yield Problem(
             path="trainer.algorithm.advantage_estimator",
             message=f"{algorithm.advantage_estimator} discounts over tokens, and with {which} a trajectory can be "
@@ -137,7 +137,7 @@ def several_samples_have_no_time_in_common(run: SkyRLTrainConfig) -> Iterator[Pr
             message=f"a critic's returns end with each sample, and with {which} a trajectory can be several",
             hint="leave the critic out",
         )
-    if anew and algorithm.loss_reduction == "token_mean_legacy":
+    if retokenized and algorithm.loss_reduction == "token_mean_legacy":
         yield Problem(
             path="trainer.algorithm.loss_reduction",
             message="token_mean_legacy weighs micro-batches, whose number differs where the template "
