@@ -181,7 +181,7 @@ class ClusterConfig(BaseConfig):
     def own_problems(self) -> Iterator[Problem]:
         for name in self.variables:
             if is_secret_name(name.lower()):
-                message = "would be written to disk, and its name speaks of a secret"
+                message = "looks like a secret, and would be written to disk"
                 yield Problem(path=f"variables.{name}", message=message, hint=f"export {name} before the command")
         for problem in self.slurm.own_problems():
             yield Problem(path=f"slurm.{problem.path}", message=problem.message, hint=problem.hint)

@@ -40,7 +40,7 @@ from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_sglang import KEPT, OTHERS, in_one_stage, of_sglang
 from skyrl.interop.areal_supervised import convert_supervised, is_preference, is_supervised
 from skyrl.interop.areal_trackers import tracker
-from skyrl.interop.areal_values import ALGORITHM, ENGINE, Becomes, kl, number
+from skyrl.interop.areal_values import ALGORITHM, ENGINE, Becomes, kl, number, source_of
 from skyrl.interop.environment import Read, read_environment
 from skyrl.interop.report import Conversion
 from skyrl.interop.values import flat_file, without_references
@@ -87,16 +87,18 @@ _TABLES = Tables(
 
 _DATA = "data"
 _IN_PYTHON = (
-    "AReaL's training script, and not its file, chooses the reward function and the splits of the datasets: "
-    "set environment.env_class to the reward (rewards.py:my_reward) and write a split behind its source (NAME:SPLIT)."
+    "AReaL chooses the reward function and the dataset splits in its training script, not in this file: set "
+    "environment.env_class to the reward function (rewards.py:my_reward), and append the split to each data source "
+    "(NAME:SPLIT)."
 )
 
 _REPLACED = (
-    "The engines become vLLM's. --keep-engine keeps SGLang's, with their options (docs/servers.md); they have not been "
-    "tried on a GPU."
+    "SGLang engines were converted to vLLM. --keep-engine keeps SGLang with its options (docs/servers.md), but it has "
+    "not been tested on a GPU yet."
 )
-_STAY = "The engines stay SGLang's (docs/servers.md). They have not been tried on a GPU."
+_STAY = "The engines remain SGLang (docs/servers.md), which has not been tested on a GPU yet."
 
+_SOURCES = {"train_dataset.path": "data.train_data", "valid_dataset.path": "data.val_data"}
 _BATCH = ("train_dataset.batch_size", "dataset.train_bs_n_seqs")
 
 
@@ -112,11 +114,11 @@ def convert_keys(keys: Mapping[str, Any], where: str = "experiment", *, keep_eng
     values, copies = without_references(keys)
     named = engine_backend(values)
     if keep_engine and not named:
-        hint = 'name one (rollout.backend: "sglang:d4"), or leave out --keep-engine'
-        raise ConfigError([Problem(path=where, message="names no engine to keep", hint=hint)], "Nothing was converted")
+        hint = 'set one (rollout.backend: "sglang:d4"), or omit --keep-engine'
+        raise ConfigError([Problem(path=where, message="sets no engine to keep", hint=hint)], "Nothing was converted")
     if is_preference(values):
-        hint = "the kinds of run are: " + ", ".join(KINDS)
-        message = "is a DPO experiment: training on preferences without a reward model is not implemented yet"
+        hint = "supported kinds of run: " + ", ".join(KINDS)
+        message = "is a DPO experiment: preference training without a reward model is not implemented yet"
         raise ConfigError([Problem(path=where, message=message, hint=hint)], title="Nothing was converted")
     if is_supervised(values):
         return convert_supervised(values, copies, where)
@@ -161,7 +163,7 @@ def _of_several(key: str, value: object, values: Mapping[str, Any]) -> Becomes |
     """The conversion of a setting that depends on others; None for one that does not."""
     engine, owner = engine_backend(values), key.partition(".")[0]
     if owner in ("sglang", "vllm") and engine and owner != engine:
-        return Becomes(needless=f"the engines are {engine}'s")
+        return Becomes(needless=f"no effect: the engine is {engine}")
     if key.endswith(".backend") and key.count(".") == 1:
         return backend(key, value, values)
     if key.endswith(AUTOTP) and owner in MODELS:
@@ -172,7 +174,7 @@ def _of_several(key: str, value: object, values: Mapping[str, Any]) -> Becomes |
         return Becomes(needless=f"{owner}.use_lora is off")
     if key in ("actor.use_lora", "critic.use_lora"):
         ours = f"trainer.{MODELS[owner]}.model.lora.rank"
-        return Becomes(needless=f"{ours} says it") if value else Becomes(needless="off")
+        return Becomes(needless=f"set by {ours}") if value else Becomes(needless="off")
     if (name := key.rpartition(".")[2]) in ONE_LIMIT and not key.startswith(("teacher.", "train_dataset.", "valid_")):
         return _limit(name, values)
     if why := read_by(key, values):
@@ -188,7 +190,7 @@ def _of_several(key: str, value: object, values: Mapping[str, Any]) -> Becomes |
     if key in _MINI_BATCHES:
         return _mini_batches(value, values, _MINI_BATCHES[key])
     if key in _PENALTY and not values.get("actor.overlong_reward_penalty"):
-        return Becomes(needless="the penalty is off")
+        return Becomes(needless="actor.overlong_reward_penalty is off")
     if key in _DUAL_CLIP and value is not None:
         return _dual_clip(value, values)
     if key == "actor.kl_ctl":
@@ -197,6 +199,9 @@ def _of_several(key: str, value: object, values: Mapping[str, Any]) -> Becomes |
         return kl(value, values.get("actor.kl_estimator", "k1"))
     if key in _STALENESS and "async_training" not in values:
         return _staleness(value)
+    if key in _SOURCES and isinstance(value, str):
+        split = values.get(f"{key.removesuffix('path')}split")
+        return Becomes(writes={_SOURCES[key]: [source_of(value, split)]})
     if key == "train_dataset.drop_last":
         return _last_batch(value, values)
     if key in OBJECTIVE_KEYS:
@@ -225,8 +230,8 @@ def _limit(name: str, values: Mapping[str, Any]) -> Becomes:
     given = [number(each) for key, each in values.items() if key.endswith(f".{name}") and each is not None]
     numbers = [each for each in given if isinstance(each, int | float)]
     if not numbers:
-        return Becomes(needless="null: nothing is asked for")
-    note = "the largest of all" if len({*numbers}) > 1 else ""
+        return Becomes(needless="not set")
+    note = "the largest of several values in the file" if len({*numbers}) > 1 else ""
     return Becomes(writes={ONE_LIMIT[name]: max(numbers)}, note=note)
 
 
@@ -240,7 +245,7 @@ def _mini_batches(count: object, values: Mapping[str, Any], path: str) -> Become
     """Convert AReaL's number of mini-batches per batch to our number of prompts per mini-batch."""
     batch = _batch(values)
     if not isinstance(batch, int) or not isinstance(count, int) or count < 1 or batch % count:
-        return Becomes(refused=f"{count} mini-batches of {batch} prompts: not a whole number of prompts each")
+        return Becomes(refused=f"{batch} prompts cannot be split evenly into {count} mini-batches")
     return Becomes(writes={path: batch // count})
 
 
@@ -255,7 +260,9 @@ def _last_batch(drops: object, values: Mapping[str, Any]) -> Becomes:
         return Becomes(writes={"data.epoch_tail": "drop"})
     is_asynchronous = values.get("async_training", bool(number(values.get(_STALENESS[0], 0))))
     if is_asynchronous:
-        return Becomes(writes={"data.epoch_tail": "carry"}, note="a stream of prompts has no last batch")
+        return Becomes(
+            writes={"data.epoch_tail": "carry"}, note="asynchronous training carries prompts over to the next epoch"
+        )
     return Becomes(writes={"data.epoch_tail": "short"})
 
 
@@ -265,7 +272,7 @@ def _dual_clip(value: object, values: Mapping[str, Any]) -> Becomes:
     """
     is_decoupled = values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss")
     if values.get("actor.use_sapo_loss") or values.get("actor.importance_sampling_level", "token") != "token":
-        return Becomes(not_yet="a dual clip beside another loss")
+        return Becomes(not_yet="dual clipping with SAPO or with sequence-level ratios")
     switch = {"decoupled.dual_clip": True} if is_decoupled else {"policy_loss_type": "dual_clip"}
     writes = {"clip_ratio_c": number(value), **switch}
     return Becomes(writes={ALGORITHM + name: each for name, each in writes.items()})
@@ -276,16 +283,16 @@ def _machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     if key != "allocation_mode":
         return _nodes(key, value, values)
     if not value:
-        return Becomes(needless="empty: the backends decide")
+        return Becomes(needless="not set: the backends define the allocation")
     return allocation(str(value), values, _models(values))
 
 
 def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     """Convert `n_nodes` and `n_gpus_per_node`: they describe the cluster and, without an allocation, the run, too."""
     if not isinstance(value, int) or value < 1:
-        return Becomes(needless="no GPUs are counted")
+        return Becomes(needless="no effect: not a positive number")
     if key == "cluster.n_nodes" and "n_nodes" in values:
-        return Becomes(needless="the cluster has as many; the run takes n_nodes of them")
+        return Becomes(needless="size of the whole cluster; the run uses n_nodes of it")
     cluster = {"slurm.nodes" if key.endswith("n_nodes") else "slurm.gpus_per_node": value}
     is_allocated = values.get("allocation_mode") or any(each.endswith(".backend") for each in values)
     if is_allocated or not is_whole(values):

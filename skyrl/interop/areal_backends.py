@@ -12,7 +12,7 @@ from skyrl.config.sizes import Model
 from skyrl.interop.areal_values import Becomes, number
 from skyrl.planning.allocation import LEARNERS, AllocationError, Part, read_allocation, read_part
 
-SHARED = "it shares the policy's GPUs"
+SHARED = "shares the policy's GPUs"
 AUTOTP = ".ds_auto_tp.autotp_size"
 """Setting of a model: the number of ranks over which DeepSpeed's layers split its matrices."""
 
@@ -33,7 +33,7 @@ def read_by(key: str, values: Mapping[str, Any]) -> str:
     if owner not in _MODELS or table not in LEARNERS:
         return ""
     named = learner_of(owner, values)
-    return f"the backend is {named}" if named and named != table else ""
+    return f"no effect: the backend is {named}" if named and named != table else ""
 
 
 def learner_of(owner: str, values: Mapping[str, Any]) -> str:
@@ -55,12 +55,12 @@ def _part_of(owner: str, values: Mapping[str, Any]) -> Part | None:
 def autotp(owner: str, size: object, values: Mapping[str, Any]) -> Becomes:
     """Convert `ds_auto_tp.autotp_size`: DeepSpeed splits the matrices of all models with AutoTP's layers."""
     if size in (None, 1):
-        return Becomes(needless="asks for nothing")
+        return Becomes(needless="no effect at this value")
     part = _part_of(owner, values)
     if part is not None and part.learner == "megatron":
-        return Becomes(needless="the backend is megatron, which cuts matrices by the degree t of its own")
+        return Becomes(needless="no effect: the backend is megatron, whose degree t sets the tensor-parallel size")
     if part is not None and part.degrees.tensor not in (1, size):
-        return Becomes(refused=f"the backend cuts matrices in {part.degrees.tensor}")
+        return Becomes(refused=f"contradicts the backend, whose tensor-parallel size is {part.degrees.tensor}")
     return Becomes(writes={f"trainer.{_MODELS[owner]}.tensor_parallel_size": size, _STRATEGY: "deepspeed"})
 
 
@@ -82,15 +82,17 @@ def backend(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     """Convert `actor.backend`, `rollout.backend` and similar settings."""
     owner = key.removesuffix(".backend")
     if values.get("allocation_mode"):
-        return Becomes(needless="allocation_mode decides, here as there")
+        return Becomes(needless="allocation_mode takes precedence, as in AReaL")
     if value in (None, ""):
-        return Becomes(needless="no backend is named")
+        return Becomes(needless="not set")
     try:
         part = read_part(str(value))
     except AllocationError as error:
-        return Becomes(not_yet=f"this form of backend: {error}")
+        return Becomes(not_yet=f"unsupported backend: {error}")
     if part.is_engine is not (owner == "rollout"):
-        return Becomes(refused=f"{part.learner} {'generates' if part.is_engine else 'learns'}, and {owner} does not")
+        kinds = ("a training backend", "an inference engine")
+        why = f"{part.learner} is {kinds[part.is_engine]}, but {owner} needs {kinds[owner == 'rollout']}"
+        return Becomes(refused=why)
     if owner == "rollout":
         return Becomes(writes=engines(part, shares=_is_colocated("rollout", values)))
     return _learner(owner, part, values)
@@ -99,14 +101,14 @@ def backend(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
 def _learner(owner: str, part: Part, values: Mapping[str, Any]) -> Becomes:
     """Convert the backend of a model that learns or scores."""
     if owner == "ref" and not number(values.get("actor.kl_ctl", 0.1)):
-        return Becomes(needless="without a KL penalty there is no reference, here as there")
+        return Becomes(needless="no effect: without a KL penalty there is no reference model, as in AReaL")
     model = _MODELS.get(owner)
     if model is None:
-        return Becomes(not_yet="models beside policy, reference and critic")
+        return Becomes(not_yet="models other than policy, reference and critic")
     fields = by_deepspeed(_without_ones(learner_fields(part, model, per_node(values))), values)
     if owner != "actor" and not _is_colocated(owner, values):
         fields["trainer.placement.colocate_policy_ref"] = False
-    note = "Archon is AReaL's sharding by FSDP2" if part.backend == "archon" else ""
+    note = "Archon is AReaL's FSDP2 backend" if part.backend == "archon" else ""
     return Becomes(writes=fields, note=note)
 
 
@@ -114,17 +116,17 @@ def strategy(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     """Convert `scheduling_strategy`: whether a role shares the GPUs of another one."""
     owner, _, name = key.partition(".scheduling_strategy.")
     if name == "fork":
-        return Becomes(needless="each rank is a process of its own")
+        return Becomes(needless="every rank runs in its own process")
     if name == "target":
         if not _is_colocated(owner, values):
-            return Becomes(needless="read with type = colocation")
-        return Becomes(needless=SHARED) if value in _MODELS else Becomes(not_yet=f"sharing the GPUs of {value}")
+            return Becomes(needless="only used with type = colocation")
+        return Becomes(needless=SHARED) if value in _MODELS else Becomes(not_yet=f"sharing GPUs with {value}")
     if name != "type" or value not in ("separation", "colocation"):
-        return Becomes(refused="AReaL has separation and colocation")
+        return Becomes(refused="expected type = separation or type = colocation")
     others = [each for each in ("ref", "critic") if each != owner and f"{each}.path" in values]
     if owner in ("ref", "critic") and any(_is_colocated(each, values) != (value == "colocation") for each in others):
-        return Becomes(not_yet="one of reference and critic on the policy's GPUs, and the other one not")
-    return Becomes(needless=SHARED if value == "colocation" else "it has GPUs of its own, which its backend counts")
+        return Becomes(not_yet="only one of reference and critic on the policy's GPUs")
+    return Becomes(needless=SHARED if value == "colocation" else "has separate GPUs, whose number its backend sets")
 
 
 def _is_colocated(owner: str, values: Mapping[str, Any]) -> bool:
@@ -154,9 +156,9 @@ def allocation(text: str, values: Mapping[str, Any], models: tuple[Model, ...]) 
     try:
         found = read_allocation(text)
     except AllocationError as error:
-        return Becomes(not_yet=f"this form of allocation_mode: {error}")
+        return Becomes(not_yet=f"unsupported allocation_mode: {error}")
     if found.kind != "training":
-        return Becomes(not_yet=f"an allocation for {found.kind}: a run of skyrl needs engines and learners")
+        return Becomes(not_yet=f"an allocation for {found.kind}; a run needs both engines and learners")
     missing = [model for model in models if found.learner(*ROLES[model]) is None]
     if missing:
         return Becomes(not_yet=f"an allocation without a part for {' and '.join(missing)}")

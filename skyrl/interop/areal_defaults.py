@@ -59,8 +59,8 @@ _INSTEAD = {
 """Alternative names of settings, of which a file needs only one."""
 
 NO_REFERENCE = (
-    "with no ref in the file, AReaL takes this times the log-probability of each token from its reward, a bonus for "
-    "entropy: set it to 0, or name ref.path"
+    "without ref in the file, AReaL subtracts this weight times each token's log-probability from its reward, which "
+    "rewards entropy: set it to 0, or set ref.path"
 )
 """Reason for refusing a KL weight without a reference."""
 

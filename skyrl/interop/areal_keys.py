@@ -36,16 +36,16 @@ from skyrl.interop.areal_values import (
     whole_prefill,
 )
 
-_INTERVALS = "intervals of other things than exports, checkpoints and evaluation"
-_SGLANG = "options of SGLang: the engines become vLLM's; --keep-engine keeps SGLang's with them"
-_LOGS = "every engine has a file below trainer.log_path"
-_LEAST = "one field for all models: trainer.min_microbatches; no result depends on it"
-_TOKENS = "one field for all models: trainer.max_tokens_per_microbatch; no result depends on it"
-_FOLDERS = "folders are in one place: trainer.run_path, ckpt_path and export_path"
-_NAMES = "names of the run are in one place: trainer.project_name and trainer.run_name"
-_LEGACY = "settings of AReaL's older system"
+_INTERVALS = "intervals other than those of exports, checkpoints and evaluation"
+_SGLANG = "SGLang options, because the engines become vLLM; --keep-engine keeps SGLang and its options"
+_LOGS = "each engine has a log file under trainer.log_path"
+_LEAST = "one setting for all models: trainer.min_microbatches; it does not affect results"
+_TOKENS = "one setting for all models: trainer.max_tokens_per_microbatch; it does not affect results"
+_FOLDERS = "folders are set once: trainer.run_path, ckpt_path and export_path"
+_NAMES = "names are set once: trainer.project_name and trainer.run_name"
+_LEGACY = "settings of AReaL's legacy system"
 
-_LOADED = "the weights are loaded"
+_LOADED = "pretrained weights are loaded"
 
 INTERVALS: dict[str, str] = {
     **{f"{name}.freq_": path for name, path in (
@@ -81,8 +81,8 @@ KEYS: dict[str, Entry] = {
     "ref.path": goes_to("trainer.ref.model.path"),
     "critic.path": goes_to("trainer.critic.model.path"),
     "critic.eps_clip": goes_to(ALGORITHM + "value_clip", convert=number),
-    "critic.is_critic": only(True, does="it has a value head", otherwise="a critic without a value head"),
-    "critic.mask_no_eos_with_zero": not_there("as actor.mask_no_eos_with_zero"),
+    "critic.is_critic": only(True, does="critics always have a value head", otherwise="a critic without a value head"),
+    "critic.mask_no_eos_with_zero": not_there("set by actor.mask_no_eos_with_zero"),
     **optimizer_keys(
         "critic.optimizer.", "trainer.critic.optimizer_config.", "trainer.critic.fsdp_config.cpu_offload"
     ),
@@ -90,32 +90,34 @@ KEYS: dict[str, Entry] = {
         f"{theirs}.init_from_scratch": switches_on(f"trainer.{ours}.model.init_from_scratch", off=_LOADED)
         for theirs, ours in (("actor", "policy"), ("ref", "ref"), ("critic", "critic"))
     },
-    "*.init_from_scratch": only(False, does=_LOADED, otherwise="random weights of other models"),
+    "*.init_from_scratch": only(False, does=_LOADED, otherwise="random initialization of other models"),
     "actor.disable_dropout": turned_round("trainer.policy.use_dropout", on="dropout is off by default"),
     "critic.disable_dropout": turned_round("trainer.critic.use_dropout", on="dropout is off by default"),
-    "*.disable_dropout": not_there("a model that does not learn drops nothing"),
+    "*.disable_dropout": not_there("dropout is off in models that are not trained"),
     "actor.gradient_checkpointing": goes_to("trainer.gradient_checkpointing"),
     "actor.bf16": goes_to("trainer.bf16"),
-    "ref.dtype": not_there("one field for all models: trainer.bf16"),
-    "ref.bf16": not_there("one field for all models: trainer.bf16"),
+    "ref.dtype": not_there("one setting for all models: trainer.bf16"),
+    "ref.bf16": not_there("one setting for all models: trainer.bf16"),
     "actor.mb_spec.max_tokens_per_mb": goes_to("trainer.max_tokens_per_microbatch"),
     "actor_train.mb_spec.max_tokens_per_mb": goes_to("trainer.max_tokens_per_microbatch"),
     "*.mb_spec.max_tokens_per_mb": not_there(_TOKENS),
     "actor.mb_spec.n_mbs": least_micro_batches,
     "actor_train.mb_spec.n_mbs": least_micro_batches,
     "*.mb_spec.n_mbs": not_there(_LEAST),
-    "*.mb_spec.granularity": not_there("samples that share a prompt stay together anyway"),
-    "*.pad_to_maximum": only(True, False, does="results do not depend on padding", otherwise="padding"),
-    "*.type._class": not_there("the model says what it is"),
+    "*.mb_spec.granularity": not_there("samples of the same prompt always stay together"),
+    "*.pad_to_maximum": only(True, False, does="padding does not affect results", otherwise="other padding"),
+    "*.type._class": not_there("the architecture is read from the model"),
     "actor.attn_impl": goes_to("trainer.attention"),
-    "ref.attn_impl": not_there("one field for all models: trainer.attention"),
-    "*.is_critic": only(False, does="it says which model it is", otherwise="reward models"),
+    "ref.attn_impl": not_there("one setting for all models: trainer.attention"),
+    "*.is_critic": only(False, does="off", otherwise="reward models"),
     "actor.grad_reduce_dtype": goes_to("trainer.policy.fsdp_config.mixed_precision.reduce_dtype"),
-    "ref.grad_reduce_dtype": not_there("the reference has no gradients"),
-    "*.ds_auto_tp": later("settings of a table as a whole"),
+    "ref.grad_reduce_dtype": not_there("the reference model has no gradients"),
+    "*.ds_auto_tp": later("a value for a whole table; set its fields instead"),
     # optimizer
     **optimizer_keys("actor.optimizer.", OPTIMIZER, "trainer.policy.fsdp_config.cpu_offload"),
-    "ref.optimizer": only(None, does="the reference has none", otherwise="an optimizer of the reference"),
+    "ref.optimizer": only(
+        None, does="the reference model has no optimizer", otherwise="an optimizer for the reference model"
+    ),
     # objective
     "actor.eps_clip": goes_to(ALGORITHM + "eps_clip_low", ALGORITHM + "eps_clip_high", convert=number),
     "ppo.eps_clip": goes_to(ALGORITHM + "eps_clip_low", ALGORITHM + "eps_clip_high", convert=number),
@@ -129,19 +131,19 @@ KEYS: dict[str, Entry] = {
     "ppo.discount": goes_to(ALGORITHM + "gamma", convert=number),
     "ppo.gae_lambda": goes_to(ALGORITHM + "lambd", convert=number),
     "ppo.value_eps_clip": goes_to(ALGORITHM + "value_clip", convert=number),
-    "ppo.disable_value": only(True, does="no model is given to a critic", otherwise="a critic without a path"),
+    "ppo.disable_value": only(True, does="no critic is trained", otherwise="a critic without a model path"),
     "ppo.use_adaptive_kl_ctl": goes_to(ALGORITHM + "kl_ctrl.type", convert=lambda on: "adaptive" if on else "fixed"),
     "ppo.adv_norm": goes_to(ALGORITHM + "advantage_batch_normalize"),
-    "group_adv_norm": later("normalising advantages twice", False),
-    "actor.reward_norm": later("settings of a table as a whole"),
+    "group_adv_norm": later("normalizing advantages twice", False),
+    "actor.reward_norm": later("a value for a whole table; set its fields instead"),
     "actor.reward_norm.mean_level": level(SHAPING + "norm.mean_level"),
     "actor.reward_norm.std_level": level(SHAPING + "norm.std_level"),
     "actor.reward_norm.mean_leave1out": goes_to(SHAPING + "norm.mean_leave1out"),
     "actor.reward_norm.std_unbiased": goes_to(SHAPING + "norm.std_unbiased"),
     "actor.reward_norm.eps": goes_to(SHAPING + "norm.eps", convert=number),
-    "actor.reward_norm.group_size": not_there("a group is generator.n_samples_per_prompt samples"),
-    "actor.adv_norm.group_size": not_there("a group is generator.n_samples_per_prompt samples"),
-    "actor.group_size": not_there("a group is generator.n_samples_per_prompt samples"),
+    "actor.reward_norm.group_size": not_there("set by generator.n_samples_per_prompt"),
+    "actor.adv_norm.group_size": not_there("set by generator.n_samples_per_prompt"),
+    "actor.group_size": not_there("set by generator.n_samples_per_prompt"),
     "group_size": goes_to("generator.n_samples_per_prompt"),
     "actor.reward_scaling": goes_to(SHAPING + "scale", convert=number),
     "actor.reward_bias": goes_to(SHAPING + "bias", convert=number),
@@ -156,8 +158,8 @@ KEYS: dict[str, Entry] = {
     "actor.overlong_reward_penalty": overlong,
     "actor.overlong_tokens": goes_to(SHAPING + "overlong.buffer_len"),
     "actor.overlong_penalty_factor": goes_to(SHAPING + "overlong.penalty_factor", convert=number),
-    "actor.max_new_tokens": not_there("as generator.sampling_params.max_generate_length"),
-    "actor.log_agent_stats*": not_there("an environment's get_metrics() is always logged, as environment/<name>"),
+    "actor.max_new_tokens": not_there("set by generator.sampling_params.max_generate_length"),
+    "actor.log_agent_stats*": not_there("metrics from get_metrics() are always logged, as environment/<name>"),
     "mask_too_long": goes_to("generator.apply_overlong_filtering"),
     # sampling
     "gconfig.n_samples": goes_to("generator.n_samples_per_prompt"),
@@ -167,7 +169,7 @@ KEYS: dict[str, Entry] = {
     "ppo.gen.top_p": goes_to(SAMPLING + "top_p", convert=number),
     "ppo.gen.top_k": top_k_at(SAMPLING + "top_k"),
     "ppo.gen.temperature": goes_to(SAMPLING + "temperature", convert=number),
-    "ppo.gen.n": only(1, does="group_size counts the samples", otherwise="samples within samples"),
+    "ppo.gen.n": only(1, does="set by group_size", otherwise="more than one completion per sample"),
     # data
     "train_dataset.path": batch_of_one_source("data.train_data"),
     "dataset.path": batch_of_one_source("data.train_data"),
@@ -179,24 +181,26 @@ KEYS: dict[str, Entry] = {
     "dataset.max_prompt_len": goes_to("trainer.max_prompt_length"),
     "train_dataset.shuffle": goes_to("data.shuffle"),
     "shuffle_dataset": goes_to("data.shuffle"),
-    "valid_dataset.shuffle": not_there("evaluation takes every prompt; its order does not matter"),
-    "*_dataset.pin_memory": not_there("prompts are text: there is no memory to pin"),
-    "valid_dataset.drop_last": only(False, does="evaluation takes every prompt", otherwise="leaving prompts out"),
-    "valid_dataset.max_length": not_there("one field for all data: trainer.max_prompt_length"),
-    "*_dataset.type": only("rl", does="prompts", otherwise="rows of other kinds of run beside an actor"),
+    "valid_dataset.shuffle": not_there("evaluation uses every prompt, so order does not matter"),
+    "*_dataset.pin_memory": not_there("prompts are text, so pinned memory does not apply"),
+    "valid_dataset.drop_last": only(False, does="evaluation uses every prompt", otherwise="dropping prompts"),
+    "valid_dataset.max_length": not_there("one setting for all data: trainer.max_prompt_length"),
+    "*_dataset.type": only("rl", does="rows are prompts", otherwise="this type of rows in an RL run"),
     "success_rate_lb": success_rate("min_success_rate", everything=0.0),
     "success_rate_ub": success_rate("max_success_rate", everything=1.0),
     # engines
     "rollout.max_head_offpolicyness": goes_to("trainer.fully_async.max_staleness_steps"),
     "max_head_offpolicyness": goes_to("trainer.fully_async.max_staleness_steps"),
     "rollout.max_concurrent_rollouts": goes_to("trainer.fully_async.num_parallel_generation_workers"),
-    "rollout.consumer_batch_size": not_there("follows from trainer.train_batch_size"),
-    "rollout.schedule_policy": only("round_robin", does="they are dealt out evenly", otherwise="another order"),
-    "rollout.check_trajectory_format": not_there("trajectories have types, which are always checked"),
+    "rollout.consumer_batch_size": not_there("derived from trainer.train_batch_size"),
+    "rollout.schedule_policy": only(
+        "round_robin", does="samples are distributed evenly", otherwise="other scheduling policies"
+    ),
+    "rollout.check_trajectory_format": not_there("trajectories are always type-checked"),
     "rollout.queue_size": goes_to("trainer.fully_async.queue_size"),
-    "*sglang.model_path": not_there("the engines serve the policy"),
-    "*sglang.random_seed": not_there("seeds of samples follow from trainer.seed"),
-    "*sglang.skip_tokenizer_init": not_there("engines are given tokens"),
+    "*sglang.model_path": not_there("engines always serve the policy"),
+    "*sglang.random_seed": not_there("sampling seeds are derived from trainer.seed"),
+    "*sglang.skip_tokenizer_init": not_there("engines receive token IDs"),
     "*sglang.dtype": goes_to(ENGINE + "model_dtype"),
     "*sglang.max_running_requests": goes_to(ENGINE + "max_num_seqs"),
     "*sglang.context_length": goes_to(ENGINE + "engine_init_kwargs.max_model_len"),
@@ -217,12 +221,12 @@ KEYS: dict[str, Entry] = {
     "recover_mode": recovery("trainer.recover_mode"),
     "recover.retries": goes_to("trainer.recover_retries"),
     "recover_retries": goes_to("trainer.recover_retries"),
-    "recover_after": later("a wait before a failed run begins again"),
+    "recover_after": later("a delay before a failed run is restarted"),
     # machines
-    "cluster.cluster_name": not_there("it names no machine"),
-    "scheduler.*": later("settings of AReaL's services beside their addresses"),
-    "launcher.*": later("settings of launchers beside those of docs/launching.md"),
-    "metric_discovery_port": later("metrics over a port", 0),
+    "cluster.cluster_name": not_there("only a label"),
+    "scheduler.*": later("settings of AReaL's services other than their addresses"),
+    "launcher.*": later("launcher settings beyond those in docs/launching.md"),
+    "metric_discovery_port": later("metrics served on a port", 0),
     # AReaL's older system
     "actor_train.*": later(_LEGACY),
     "actor_inf.*": later(_LEGACY),
@@ -230,11 +234,11 @@ KEYS: dict[str, Entry] = {
     "ppo.actor_sample_reuse": goes_to("trainer.update_epochs_per_batch"),
     "ppo.critic_sample_reuse": later(_LEGACY, 1),
     "ppo.early_stop_imp_ratio": goes_to(ALGORITHM + "max_importance_ratio", convert=number),
-    "ppo.fuse_rew_ref": not_there("how its older system overlaps two passes"),
-    "rw_type": later("types of rewards: environment.env_class", "sparse"),
-    "cache_clear_freq": not_there("memory is given back where models take turns"),
+    "ppo.fuse_rew_ref": not_there("affects only how AReaL's legacy system overlaps two passes"),
+    "rw_type": later("reward types; set environment.env_class instead", "sparse"),
+    "cache_clear_freq": not_there("memory is freed when models take turns on GPUs"),
     "torch_cache_mysophobia": goes_to("trainer.policy.megatron_config.empty_cuda_cache"),
     "flush_request_timeout": goes_to("trainer.placement.call_timeout_seconds", convert=number),
-    "n_rollout_workers": later("processes for rollouts"),
+    "n_rollout_workers": later("rollout worker processes"),
 }  # fmt: skip
 """AReaL's key or pattern -> entry. An exact key takes precedence, then the first matching pattern."""

@@ -10,21 +10,20 @@ from typing import Any
 
 from skyrl.interop.areal_backends import learner_of
 from skyrl.interop.areal_defaults import has_reference
-from skyrl.interop.areal_values import Becomes, Entry, goes_to, later, not_there, only, switches_on
+from skyrl.interop.areal_values import LOSS_SCALING, Becomes, Entry, goes_to, later, not_there, only, switches_on
 
-_CALLS = "how AReaL's controllers reach its processes; skyrl reaches its own through Ray, which has a token"
-_LOGS = "every process has a log file below trainer.log_path"
-_FP8 = "training in FP8"
-_TURNS = "models that share GPUs take turns, and give their memory back in between"
-_FILES = "weights are read and stored in Hugging Face's format either way"
-_HALF_IN_MEGATRON = "learning in float16 under Megatron"
-_SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
-_MEGATRON = "this option of Megatron's"
+_CALLS = "used by AReaL's controllers to reach its processes; skyrl uses Ray, which has its own token"
+_LOGS = "each process has a log file under trainer.log_path"
+_FP8 = "FP8 training"
+_TURNS = "models that share GPUs take turns and free their memory in between"
+_FILES = "weights are always read and written in Hugging Face format"
+_HALF_IN_MEGATRON = "float16 training with Megatron"
+_MEGATRON = "this Megatron option"
 
 HALF = ("float16", "fp16", "half")
 """AReaL's spellings of float16."""
 
-NO_ADAPTER = "the reference is the model without an adapter, and a new one would not change it"
+NO_ADAPTER = "the reference model has no adapter: a new one would not change its outputs"
 
 MODELS: Mapping[str, str] = {"actor": "policy", "ref": "ref", "critic": "critic"}
 """AReaL's name of a model -> ours."""
@@ -51,7 +50,7 @@ def loss_scaling(key: str, value: object, values: Mapping[str, Any]) -> Becomes 
     """
     owner, _, rest = key.partition(".")
     name = rest.removeprefix("optimizer.")
-    if owner not in (*MODELS, "model") or name not in _SCALING or values.get(f"{owner}.dtype") not in HALF:
+    if owner not in (*MODELS, "model") or name not in LOSS_SCALING or values.get(f"{owner}.dtype") not in HALF:
         return None
     if learner_of("actor", values) == "megatron":
         return Becomes(not_yet=_HALF_IN_MEGATRON)
@@ -62,23 +61,25 @@ def loss_scaling(key: str, value: object, values: Mapping[str, Any]) -> Becomes 
 def _checkpointing(value: object) -> Becomes:
     """Convert Archon's `ac_mode`; activation checkpointing is all or nothing here."""
     if value == "memory_budget":
-        return Becomes(not_yet="recomputing as much as a budget of memory asks for")
-    note = "each layer is recomputed whole" if value == "selective" else ""
+        return Becomes(not_yet="activation checkpointing within a memory budget")
+    note = "every layer is recomputed in full" if value == "selective" else ""
     return Becomes(writes={"trainer.gradient_checkpointing": value != "none"}, note=note)
 
 
 def _attention(value: object) -> Becomes:
     if value == "tree":
-        return Becomes(not_yet="training on trees of common prefixes")
+        return Becomes(not_yet="tree training over shared prefixes")
     if value == "varlen":
-        return Becomes(needless="rows that are packed together attend to themselves alone")
+        return Becomes(needless="packed rows always attend only to themselves")
     return Becomes(writes={"trainer.attention": value})
 
 
 def _compiled(value: object) -> Becomes:
     if not value:
         return Becomes(needless="off")
-    return Becomes(writes={"trainer.policy.use_torch_compile": True}, note="log-probabilities are compiled, layers not")
+    return Becomes(
+        writes={"trainer.policy.use_torch_compile": True}, note="only log-probabilities are compiled, not layers"
+    )
 
 
 def _modules(path: str) -> Callable[[Any], Becomes]:
@@ -92,8 +93,8 @@ def _of_model(theirs: str, ours: str) -> dict[str, Entry]:
     return {
         f"{theirs}.fsdp.offload_params": goes_to(f"{fsdp}cpu_offload"),
         f"{theirs}.fsdp.{wrapped}": goes_to(f"{fsdp}{wrapped}"),
-        f"{theirs}.fsdp.wrap_policy": later("settings of a table as a whole"),
-        f"{theirs}.peft_type": only("lora", does="adapters are LoRA's", otherwise="other adapters than LoRA"),
+        f"{theirs}.fsdp.wrap_policy": later("a value for a whole table; set its fields instead"),
+        f"{theirs}.peft_type": only("lora", does="adapters are always LoRA", otherwise="adapters other than LoRA"),
         f"{theirs}.lora_rank": goes_to(f"{lora}rank"),
         f"{theirs}.lora_alpha": goes_to(f"{lora}alpha"),
         f"{theirs}.target_modules": _modules(f"{lora}target_modules"),
@@ -110,8 +111,8 @@ def _megatron(ours: str) -> dict[str, Entry]:
         **{f"ddp.{name}": goes_to(ddp + name) for name in (
             "grad_reduce_in_fp32", "overlap_grad_reduce", "overlap_param_gather", "average_in_collective",
         )},
-        "ddp.use_distributed_optimizer": only(True, does="always on", otherwise="a whole optimizer on every rank"),
-        "ddp.check_for_nan_in_grad": not_there("non-finite gradients are always looked for: trainer.faults"),
+        "ddp.use_distributed_optimizer": only(True, does="always on", otherwise="a full optimizer state on every rank"),
+        "ddp.check_for_nan_in_grad": not_there("non-finite gradients are always detected: trainer.faults"),
         **{name: goes_to(transformer + name) for name in (
             "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
             "distribute_saved_activations", "moe_router_dtype", "moe_shared_expert_overlap", "moe_permute_fusion",
@@ -124,11 +125,11 @@ def _megatron(ours: str) -> dict[str, Entry]:
         "async_save": goes_to("trainer.async_ckpt_save"),
         "use_deterministic_algorithms": switches_on("trainer.deterministic", off="off by default"),
         "use_checkpoint_opt_param_scheduler": only(
-            True, does="a resumed run continues its schedule", otherwise="resuming with another schedule"
+            True, does="a resumed run continues its schedule", otherwise="resuming with a different schedule"
         ),
-        "wrap_with_ddp": only(True, does="always on", otherwise="Megatron without its data parallelism"),
-        "use_torch_fsdp2": later("FSDP2 within Megatron (trainer.strategy = fsdp2 is without it)", False),
-        "use_custom_fsdp": later("FSDP within Megatron (trainer.strategy = fsdp2 is without it)", False),
+        "wrap_with_ddp": only(True, does="always on", otherwise="Megatron without DDP"),
+        "use_torch_fsdp2": later("FSDP2 within Megatron (trainer.strategy = fsdp2 works without Megatron)", False),
+        "use_custom_fsdp": later("FSDP within Megatron (trainer.strategy = fsdp2 works without Megatron)", False),
         "bridge_type": not_there(_FILES),
         "use_mbridge_save": not_there(_FILES),
         "fp8_config.mode": later(_FP8),
@@ -142,52 +143,56 @@ _ARCHON: dict[str, Entry] = {
     "offload_params": goes_to("trainer.policy.fsdp_config.cpu_offload"),
     "enable_compile": _compiled,
     "ac_mode": _checkpointing,
-    "selective_ac_option": not_there("each layer is recomputed whole, or none"),
-    "ac_memory_budget": not_there("read with ac_mode = memory_budget, which is refused"),
-    "ac_preserve_rng_state": not_there("draws follow from trainer.seed and the step, in a recomputed layer, too"),
-    "ac_debug": later("records of what is recomputed", False),
-    "pp_*": not_there("the model is not split into stages: Archon's pipelines are refused by their backend"),
+    "selective_ac_option": not_there("every layer is recomputed in full, or none is"),
+    "ac_memory_budget": not_there("only used with ac_mode = memory_budget, which is not implemented"),
+    "ac_preserve_rng_state": not_there(
+        "random numbers depend only on trainer.seed and the step, even when a layer is recomputed"
+    ),
+    "ac_debug": later("debug output of activation checkpointing", False),
+    "pp_*": not_there("no effect: an archon backend with pipeline stages is refused"),
     "reshard_after_forward_policy": goes_to(
         "trainer.policy.fsdp_config.reshard_after_forward", convert=lambda value: value != "never"
     ),
     "use_deterministic_algorithms": switches_on("trainer.deterministic", off="off by default"),
-    "moe_router_dtype": later("routers of experts in float32"),
+    "moe_router_dtype": later("MoE routers in float32"),
     "fp8_config.mode": later(_FP8, "disabled"),
-    "fp8_config.*": not_there("read with fp8_config.mode, which is refused"),
+    "fp8_config.*": not_there("only used with fp8_config.mode, which is not implemented"),
 }
 
 LEARNER_KEYS: dict[str, Entry] = {
     **{key: entry for theirs, ours in MODELS.items() for key, entry in _of_model(theirs, ours).items()},
-    "*.fsdp.memory_efficient_load": not_there("each rank holds its share of the weights, and no rank all of them"),
-    "*.fsdp.per_layer_optim_step": later("steps of the optimizer on the GPU whose state is kept on the host", False),
-    "*.fsdp.optim_step_prefetch_layers": not_there("read with per_layer_optim_step, which is refused"),
+    "*.fsdp.memory_efficient_load": not_there("each rank holds only its shard of the weights"),
+    "*.fsdp.per_layer_optim_step": later(
+        "per-layer optimizer steps on the GPU with the optimizer state on the host", False
+    ),
+    "*.fsdp.optim_step_prefetch_layers": not_there("only used with per_layer_optim_step, which is not implemented"),
     "*.fsdp.shard_vision_across_sp": later("vision models", False),
     **{f"actor.megatron.{name}": entry for name, entry in _megatron("policy").items()},
     **{f"ref.megatron.{name}": entry for name, entry in _megatron("ref").items()},
     **{f"critic.megatron.{name}": entry for name, entry in _megatron("critic").items()},
     **{f"actor.archon.{name}": entry for name, entry in _ARCHON.items()},
-    "ref.archon.*": not_there("the reference is computed as the policy is"),
-    "critic.archon.*": not_there("the critic is computed as the policy is"),
+    "ref.archon.*": not_there("set by the policy's settings"),
+    "critic.archon.*": not_there("set by the policy's settings"),
     "critic.grad_reduce_dtype": goes_to("trainer.critic.fsdp_config.mixed_precision.reduce_dtype"),
-    "critic.dtype": not_there("one field for all models: trainer.bf16"),
-    "critic.attn_impl": not_there("one field for all models: trainer.attention"),
+    "critic.dtype": not_there("one setting for all models: trainer.bf16"),
+    "critic.attn_impl": not_there("one setting for all models: trainer.attention"),
     "critic.gradient_checkpointing": goes_to("trainer.gradient_checkpointing"),
-    "critic.temperature": not_there("values have no temperature"),
-    "ref.temperature": not_there("samples are scored at the temperature that they were drawn at"),
-    "ref.gradient_checkpointing": not_there("the reference has no gradients"),
-    "ref.weight_update_mode": not_there("the reference's weights go to no engine"),
-    "critic.weight_update_mode": not_there("the critic's weights go to no engine"),
+    "critic.temperature": not_there("temperature does not apply to values"),
+    "ref.temperature": not_there("samples are scored at their sampling temperature"),
+    "ref.gradient_checkpointing": not_there("the reference model has no gradients"),
+    "ref.weight_update_mode": not_there("the reference model's weights are not sent to engines"),
+    "critic.weight_update_mode": not_there("the critic's weights are not sent to engines"),
     "ref.use_lora": not_there(NO_ADAPTER),
-    "ref.enable_tree_training": not_there("the reference is not trained"),
-    "critic.enable_tree_training": later("training on trees of common prefixes", False),
+    "ref.enable_tree_training": not_there("the reference model is not trained"),
+    "critic.enable_tree_training": later("tree training over shared prefixes", False),
     "*.offload": not_there(_TURNS),
     "enable_offload": not_there(_TURNS),
-    "*.use_kernels": later("kernels of a hub", False),
+    "*.use_kernels": later("kernels from the Hugging Face Hub", False),
     "*._version": not_there(_CALLS),
     "*.admin_api_key": not_there(_CALLS),
     "*.log_level": not_there(_LOGS),
-    "*.mb_spec.n_mbs_divisor": not_there("how micro-batches are made up changes no result"),
-    "*.mb_spec.packing_algorithm": not_there("how micro-batches are made up changes no result"),
+    "*.mb_spec.n_mbs_divisor": not_there("the composition of micro-batches does not affect results"),
+    "*.mb_spec.packing_algorithm": not_there("the composition of micro-batches does not affect results"),
 }
 """Keys in the form of `areal_keys.KEYS`, looked up before them."""
 

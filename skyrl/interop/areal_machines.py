@@ -19,20 +19,20 @@ _SPEC = re.compile(r"(?P<spec>.+\.scheduling_spec\[\d+\])(?:\.(?P<name>.+))?")
 _MEBIBYTES = re.compile(r"(launcher\.\w+_mem_per_gpu|mem_per_(model_worker|generation_server))")
 _CORES = re.compile(r"(launcher\.\w+_cpus_per_gpu|cpus_per_(model_worker|generation_server))")
 _OWN_PROCESSES = "skyrl starts its own processes"
-_NO_SUCH_PROCESS = "the process of the trainer does this itself: there is no other one to give cores or memory to"
-_ONE_JOB = "as actor.scheduling_spec: one job holds all processes"
-_FOUND_THROUGH_RAY = "processes of a run find each other through Ray; names of other services: docs/services.md"
+_NO_SUCH_PROCESS = "the trainer's process does this itself: there is no separate process to give cores or memory to"
+_ONE_JOB = "set by actor.scheduling_spec: all processes run in one job"
+_FOUND_THROUGH_RAY = "processes of a run find each other through Ray; for names of other services see docs/services.md"
 _COMMANDS = {"local": "skyrl launch local", "ray": "skyrl launch ray", "slurm": "skyrl launch slurm"}
-_GRANTED = "GPUs of ranks and engines follow from the backends"
+_GRANTED = "GPUs of ranks and engines are derived from the backends"
 
 LINES_OF_BASH = ".additional_bash_cmds"
 """Suffix of the keys whose values a shell evaluates, in AReaL and here."""
 
 _OF_A_SPEC: dict[str, Callable[[Any], Becomes]] = {
     "gpu": not_there(_GRANTED),
-    "port_count": not_there("ports are asked of the system when a process starts"),
-    "task_type": not_there("one job holds all processes"),
-    "ray_placement_strategy": not_there("groups of GPUs on Ray follow from trainer.placement"),
+    "port_count": not_there("free ports are chosen when a process starts"),
+    "task_type": not_there("all processes run in one job"),
+    "ray_placement_strategy": not_there("Ray placement groups are derived from trainer.placement"),
     "cpu": lambda value: Becomes(cluster={"slurm.cpus_per_gpu": value}),
     "mem": lambda value: Becomes(cluster={"slurm.memory_per_gpu": f"{value}GiB"}),
     "nodelist": lambda value: _option("--nodelist", value),
@@ -62,7 +62,11 @@ def machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes | No
     if key.startswith("scheduler."):
         return _service(key.rpartition(".")[2], value)
     if key == "ray_temp_path":
-        return Becomes(cluster={_VARIABLE + "RAY_TMPDIR": str(value)}) if value else Becomes(needless="Ray's own")
+        return (
+            Becomes(cluster={_VARIABLE + "RAY_TMPDIR": str(value)})
+            if value
+            else Becomes(needless="Ray's default is used")
+        )
     if value is not None and _CORES.fullmatch(key):
         return Becomes(cluster={"slurm.cpus_per_gpu": value})
     if value is not None and _MEBIBYTES.fullmatch(key):
@@ -80,16 +84,16 @@ def machines(key: str, value: object, values: Mapping[str, Any]) -> Becomes | No
 def _launcher(value: object) -> Becomes:
     """Convert AReaL's launchers, and the schedulers of its newer versions, which are commands here."""
     if value is None:
-        return Becomes(needless="null: the command that starts the run decides")
+        return Becomes(needless="not set: the command that starts the run decides")
     command = _COMMANDS.get(str(value))
-    return Becomes(command=command) if command else Becomes(not_yet=f"launchers beside {', '.join(_COMMANDS)}")
+    return Becomes(command=command) if command else Becomes(not_yet=f"launchers other than {', '.join(_COMMANDS)}")
 
 
 def _of_launcher(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
     """Convert a setting of the tables `launcher` and `launcher.slurm` of 2025."""
     name = key.rpartition(".")[2]
     if value in (None, "", {}):
-        return Becomes(needless="asks for nothing")
+        return Becomes(needless="not set")
     if name.endswith("_env_vars"):
         return _variables(value)
     if name in ("trainer_image", "inference_server_image"):
@@ -112,14 +116,14 @@ def _of_spec(spec: str, name: str, value: object, values: Mapping[str, Any]) -> 
     entry = _OF_A_SPEC.get(name)
     if entry is None:
         return None
-    return Becomes(needless="null: nothing is asked for") if value is None else entry(value)
+    return Becomes(needless="not set") if value is None else entry(value)
 
 
 def _whole_spec(value: object) -> Becomes:
     """Convert a whole `scheduling_spec`: the reference `${actor.scheduling_spec}`, or a list without tables."""
     if isinstance(value, str) and "scheduling_spec" in value:
         return Becomes(needless=_ONE_JOB)
-    return Becomes(needless="asks for nothing") if not value else Becomes(refused="it is a list of tables")
+    return Becomes(needless="not set") if not value else Becomes(refused="expected a list of tables")
 
 
 def _variables(value: object) -> Becomes:
@@ -128,7 +132,7 @@ def _variables(value: object) -> Becomes:
     cluster = {_VARIABLE + str(name): str(text) for name, text in pairs if not str(name).startswith("AREAL_")}
     if cluster:
         return Becomes(cluster=cluster)
-    return Becomes(needless="read by AReaL alone" if value else "no variables")
+    return Becomes(needless="read only by AReaL" if value else "no variables")
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
@@ -138,15 +142,15 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 def _image(value: object, kind: object) -> Becomes:
     if not value or kind == "none":
-        return Becomes(needless="no container is asked for")
-    note = "skyrl has to be installed in it"
+        return Becomes(needless="no container is used")
+    note = "skyrl must be installed in the image"
     return Becomes(cluster={_CONTAINER + "type": kind, _CONTAINER + "image": value}, note=note)
 
 
 def _container(name: str, value: object, has_image: bool, kind: object) -> Becomes:
     """Convert the kind and the mounts of a container, which have no effect without an image from the user."""
     if not has_image or kind == "none":
-        return Becomes(needless="no image is named: processes run on the nodes as they are")
+        return Becomes(needless="no container is used: processes run directly on the nodes")
     if name == "container_type":
         return Becomes(cluster={_CONTAINER + "type": value})
     return Becomes(cluster={_CONTAINER + "mounts": [part.strip() for part in str(value).split(",") if part.strip()]})
@@ -157,7 +161,7 @@ def _srun(value: object) -> Becomes:
     try:
         words = shlex.split(str(value))
     except ValueError as error:
-        return Becomes(refused=f"{error} in these options")
+        return Becomes(refused=f"invalid options: {error}")
     options: list[str] = []
     for word in words:
         if word.startswith("-") or not options:
@@ -173,7 +177,7 @@ def _option(name: str, value: object) -> Becomes:
 
 def _command(value: object) -> Becomes:
     is_own = "areal" in str(value)
-    return Becomes(needless=_OWN_PROCESSES) if is_own else Becomes(not_yet="a command of one's own for each rank")
+    return Becomes(needless=_OWN_PROCESSES) if is_own else Becomes(not_yet="a custom command for each rank")
 
 
 def _names(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
@@ -182,25 +186,32 @@ def _names(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
     setting, store = {"nfs": ("nfs_record_root", "nfs:"), "etcd3": ("etcd3_addr", "etcd:")}.get(kind, ("", ""))
     if name == "type":
         is_placed = bool(values.get(f"cluster.name_resolve.{setting}"))
-        return Becomes(needless=f"cluster.name_resolve.{setting} says where" if is_placed else _FOUND_THROUGH_RAY)
+        return Becomes(needless=f"set by cluster.name_resolve.{setting}" if is_placed else _FOUND_THROUGH_RAY)
     if name != setting or not value:
-        return Becomes(needless=_FOUND_THROUGH_RAY if kind == "ray" else f"names are in {kind}")
-    return Becomes(cluster={_VARIABLE + "SKYRL_NAMES": f"{store}{value}"}, note="for services: docs/services.md")
+        return Becomes(needless=_FOUND_THROUGH_RAY if kind == "ray" else f"no effect: names are stored in {kind}")
+    return Becomes(
+        cluster={_VARIABLE + "SKYRL_NAMES": f"{store}{value}"}, note="used by services: see docs/services.md"
+    )
 
 
 def _service(name: str, value: object) -> Becomes | None:
     """Convert settings of services on other machines that rewards need. AReaL of 2025 had them, but never read them."""
     if value in (None, "", {}):
-        return Becomes(needless="asks for nothing")
+        return Becomes(needless="not set")
     table = "environment.skyrl_gym."
     if name == "functioncall_service_domain":
         address = str(value) if "://" in str(value) else f"http://{value}"
         url = f"{address.rstrip('/')}/run"
-        return Becomes(writes={table + "code_url": url}, note="skyrl serve-code has this service: docs/services.md")
+        return Becomes(
+            writes={table + "code_url": url}, note="skyrl serve-code provides this service: see docs/services.md"
+        )
     if name == "reward_model_service_url":
-        return Becomes(writes={table + "reward_model.url": value}, note="skyrl serve-reward: docs/services.md")
+        return Becomes(
+            writes={table + "reward_model.url": value},
+            note="skyrl serve-reward provides this service: see docs/services.md",
+        )
     if name == "reward_model_path":
         return Becomes(writes={table + "reward_model.path": value})
     if name == "deploy_mode":
-        return Becomes(needless="whether engines have GPUs of their own follows from the backends")
-    return Becomes(needless="AReaL reads it nowhere") if name == "endpoint" else None
+        return Becomes(needless="whether engines have separate GPUs is derived from the backends")
+    return Becomes(needless="AReaL never reads it") if name == "endpoint" else None

@@ -63,7 +63,9 @@ def objective(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
 
 def _advantage_norm(name: str, value: object) -> Becomes:
     if name == "adv_norm":
-        return Becomes(needless="advantages stay as they are") if value is None else Becomes(refused="it is a table")
+        return (
+            Becomes(needless="advantages are not normalized") if value is None else Becomes(refused="expected a table")
+        )
     field = name.removeprefix("adv_norm.")
     if field.endswith("_level") and value == "none":
         value = None
@@ -75,9 +77,9 @@ def _old_logprobs(is_recomputed: Any, values: Mapping[str, Any]) -> Becomes:
     loss needs both.
     """
     if is_recomputed and not _interpolates(values):
-        return Becomes(needless="the learner scores the tokens of a batch anew")
+        return Becomes(needless="the learner recomputes log-probabilities by default")
     if values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss"):
-        return Becomes(needless="prox_logp_method decides in the decoupled loss, which recomputes them by default")
+        return Becomes(needless="set by prox_logp_method in the decoupled loss, which recomputes them by default")
     return Becomes(writes={ALGORITHM + "old_logprobs": "engine"})
 
 
@@ -87,17 +89,17 @@ def _interpolates(values: Mapping[str, Any]) -> bool:
 
 def _proximal(value: object, values: Mapping[str, Any]) -> Becomes:
     if not values.get("actor.use_decoupled_loss"):
-        return Becomes(needless="read with use_decoupled_loss, which is off")
+        return Becomes(needless="use_decoupled_loss is off")
     if value == "loglinear":
         return Becomes(writes={ALGORITHM + "old_logprobs": "interpolated"})
     if value in ("recompute", None):
-        return Becomes(needless="they are computed anew")
-    return Becomes(not_yet="metrics of interpolated log-probabilities beside computed ones")
+        return Becomes(needless="log-probabilities are recomputed by default")
+    return Becomes(not_yet="metrics that compare interpolated with recomputed log-probabilities")
 
 
 def _kl_estimator(value: object, values: Mapping[str, Any]) -> Becomes:
     if number(values.get("actor.kl_ctl", 0.1)) == 0:
-        return Becomes(needless="there is no KL penalty")
+        return Becomes(needless="no effect: there is no KL penalty")
     return Becomes(writes={ALGORITHM + "kl_estimator_type": value})
 
 
@@ -106,24 +108,25 @@ def _gae_lambda(value: object, values: Mapping[str, Any]) -> Becomes:
     if has_critic(values) or "actor.path" not in values:
         return Becomes(writes={ALGORITHM + "lambd": number(value)})
     if number(value) == 1:
-        return Becomes(needless="1: returns are not shortened")
+        return Becomes(needless="no effect at this value")
     discount = number(values.get("actor.discount", 1))
     return Becomes(
-        writes={ALGORITHM + "gamma": discount * number(value)}, note="the discount times it: there is no critic"
+        writes={ALGORITHM + "gamma": discount * number(value)},
+        note="discount times gae_lambda, because there is no critic",
     )
 
 
 def _level(value: object, values: Mapping[str, Any]) -> Becomes:
     if value == "token":
-        return Becomes(needless="ratios are those of tokens")
+        return Becomes(needless="ratios are per token by default")
     if values.get("actor.use_decoupled_loss"):
-        return Becomes(not_yet="ratios of whole sequences in the decoupled loss")
+        return Becomes(not_yet="sequence-level ratios in the decoupled loss")
     return Becomes(writes={ALGORITHM + "policy_loss_type": "gspo"})
 
 
 def _sapo(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
     if not values.get("actor.use_sapo_loss"):
-        return Becomes(needless="the loss is another one: use_sapo_loss is off")
+        return Becomes(needless="use_sapo_loss is off")
     if name == "use_sapo_loss":
         return Becomes(writes={ALGORITHM + "policy_loss_type": "sapo"})
     return Becomes(writes={f"{ALGORITHM}sapo.{name.removeprefix('sapo_')}": number(value)})

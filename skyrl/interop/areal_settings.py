@@ -64,7 +64,7 @@ def convert_setting(
     elif tables.copies.get(key) in {**tables.originals, **values}:
         _copy(writing, tables.copies[key], key, value, {**tables.originals, **values})
     elif key in tables.follows and value == values.get(tables.follows[key]):
-        apply(writing, key, value, Becomes(needless=f"as {tables.follows[key]}, which it follows here"))
+        apply(writing, key, value, Becomes(needless=f"same as {tables.follows[key]}, its default here"))
     else:
         _one(writing, tables, key, value, copy_of)
 
@@ -108,7 +108,7 @@ def _one(writing: Writing, tables: Tables, key: str, value: object, copy_of: str
 
 def _why_unknown(key: str, *, suggest: bool) -> str:
     if is_known(key):
-        return "a setting of AReaL's that this converter does not convert"
+        return "an AReaL setting that this converter does not convert"
     if not suggest:
         return _UNKNOWN
     beside = [name for name in known_names() if name.partition(".")[0] == key.partition(".")[0]]
@@ -118,9 +118,9 @@ def _why_unknown(key: str, *, suggest: bool) -> str:
 
 def _copy(writing: Writing, original: str, key: str, value: object, values: Mapping[str, Any]) -> None:
     if value == values[original]:
-        apply(writing, key, value, Becomes(needless=f"as {original}, and here both are one setting"))
+        apply(writing, key, value, Becomes(needless=f"same as {original}; both are one setting here"))
     else:
-        why = f"is not {original} = {values[original]!r}, and here both are one setting"
+        why = f"differs from {original} = {values[original]!r}, but both are one setting here"
         apply(writing, key, value, Becomes(refused=why))
 
 
@@ -137,7 +137,7 @@ def _interval(writing: Writing, tables: Tables, key: str, value: object, values:
     group = _group_of(key, tables)
     given = {unit: values[group + unit] for unit in _UNITS if values.get(group + unit) is not None}
     if value is None and given:
-        apply(writing, key, value, Becomes(needless="null: nothing is asked for"))
+        apply(writing, key, value, Becomes(needless="not set"))
         return
     parts = [_UNITS[unit](number) for unit, number in given.items()]
     interval = -1 if not parts else parts[0] if len(parts) == 1 else parts

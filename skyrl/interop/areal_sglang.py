@@ -33,8 +33,8 @@ _AS_FOR_VLLM = (
 )  # fmt: skip
 _OF_THE_RUN = ("host", "port", "device", "tp_size", "enable_deterministic_inference")
 _RETURNS_EXPERTS = ("sglang.enable_return_routed_experts", "rollout.return_routed_experts")
-_NOT_RETURNED = "experts that engines of SGLang return; those of vLLM do"
-_CONTEXT = "a server is started for the longest prompt and answer of the run"
+_NOT_RETURNED = "routed experts from SGLang engines; vLLM engines return them"
+_CONTEXT = "derived from the run's longest prompt and response"
 _STAGES = ENGINE + "pipeline_parallel_size"
 _LOADER = ENGINE + "engine_init_kwargs.model_loader_extra_config.enable_multithread_load"
 
@@ -51,16 +51,16 @@ def of_sglang(key: str, value: object) -> Becomes | None:
     if name == "context_length":
         return Becomes(needless=_CONTEXT)
     if name in _OF_THE_RUN:
-        return Becomes(refused="follows from the run's own settings")
+        return Becomes(refused="derived from the run's other settings")
     if name == "enable_multithread_load" and value:  # AReaL passes it to the loader, too
         return Becomes(writes={_LOADER: value})
     if name != "enable_metrics" and (value is None or value is False or value in ("", [])):
-        return Becomes(needless="asks for nothing: AReaL gives SGLang no such option")
+        return Becomes(needless="no effect: AReaL does not pass this value to SGLang")
     return Becomes(writes={f"{ENGINE}engine_init_kwargs.{name}": value})
 
 
 def in_one_stage(found: Becomes) -> Becomes:
     """An allocation's conversion for SGLang engines, which have one pipeline stage here; more are refused."""
     if found.writes.get(_STAGES, 1) != 1:
-        return Becomes(not_yet="engines of SGLang in several pipeline stages")
+        return Becomes(not_yet="pipeline parallelism in SGLang engines")
     return evolve(found, writes={path: value for path, value in found.writes.items() if path != _STAGES})

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 from attrs import evolve
@@ -17,7 +16,7 @@ from skyrl.interop.areal_machines import machines
 from skyrl.interop.areal_settings import Tables, apply, convert_setting
 from skyrl.interop.areal_supervised_keys import COPIES, INTERVALS, KEYS, of_one_model
 from skyrl.interop.areal_trackers import tracker
-from skyrl.interop.areal_values import Becomes
+from skyrl.interop.areal_values import Becomes, source_of
 from skyrl.interop.report import Conversion
 from skyrl.interop.writing import Writing
 from skyrl.planning.allocation import AllocationError, read_part
@@ -68,13 +67,13 @@ def _converted(values: Mapping[str, Any], copies: Mapping[str, str], where: str)
         elif key in _MACHINES:
             apply(writing, key, value, _nodes(key, value, values))
         elif key in _SPLITS and value is not None:
-            apply(writing, key, value, _source(key, str(value)))
+            apply(writing, key, value, _source(key, str(value), values))
         elif key in (_TYPE, "valid_dataset.type"):
             apply(writing, key, value, _rows("rw" if is_reward else "sft", value))
         elif key == "model.is_critic":
             apply(writing, key, value, _critic(is_reward, value))
         elif key.startswith(_EVALUATION) and values.get("valid_dataset.path") is None:
-            apply(writing, key, value, Becomes(needless="there is no valid_dataset"))
+            apply(writing, key, value, Becomes(needless="no effect: there is no valid_dataset"))
         elif (become := loss_scaling(key, value, values) or _of_every_kind(key, value, values)) is not None:
             apply(writing, key, value, become)
         else:
@@ -90,11 +89,11 @@ def _allocation(text: str, values: Mapping[str, Any]) -> Becomes:
     try:
         part = read_part(text)
     except AllocationError as error:
-        return Becomes(not_yet=f"this form of allocation_mode: {error}")
+        return Becomes(not_yet=f"unsupported allocation_mode: {error}")
     if part.is_engine or not part.gpus:
-        return Becomes(refused=f"{part.backend} does not learn, and this kind of run does nothing else")
+        return Becomes(refused=f"{part.backend} is not a training backend, but this kind of run only trains")
     if part.learner == "megatron":
-        return Becomes(not_yet=f"supervised runs under Megatron; FSDP2 takes all {part.gpus} GPUs: see placement")
+        return Becomes(not_yet=f"supervised runs with Megatron; FSDP2 can use all {part.gpus} GPUs: see placement")
     per_node = values.get("cluster.n_gpus_per_node", 8)
     per_node = per_node if isinstance(per_node, int) and per_node > 0 else 8
     nodes, each = max(1, -(-part.gpus // per_node)), min(part.gpus, per_node)
@@ -112,7 +111,7 @@ def _backend(values: Mapping[str, Any]) -> object:
 def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
     """Convert nodes and GPUs, which describe the cluster and, without an allocation, the run as well."""
     if not isinstance(value, int) or value < 1:
-        return Becomes(needless="no GPUs are counted")
+        return Becomes(needless="no effect: not a positive number")
     name = "nodes" if key.endswith("n_nodes") else "gpus_per_node"
     is_allocated = any(values.get(each) for each in ("allocation_mode", "model.backend"))
     writes = {} if is_allocated else {f"placement.num_{name}": value}
@@ -122,7 +121,7 @@ def _nodes(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
 def _of_every_kind(key: str, value: object, values: Mapping[str, Any]) -> Becomes | None:
     """Convert settings of machines and trackers, which have the same meaning in every kind of run."""
     if ".scheduling_strategy." in key:
-        return Becomes(needless="there is one model, with GPUs of its own")
+        return Becomes(needless="the run has only one model, with its own GPUs")
     if why := read_by(f"actor.{key.removeprefix('model.')}", {"actor.backend": values.get("model.backend")}):
         return Becomes(needless=why)
     if key == f"model{AUTOTP}":
@@ -130,32 +129,37 @@ def _of_every_kind(key: str, value: object, values: Mapping[str, Any]) -> Become
     if key in _LORA and not values.get("model.use_lora"):
         return Becomes(needless="use_lora is off")
     if key == "model.use_lora":
-        return Becomes(needless="model.lora.rank says it") if value else Becomes(needless="off")
+        return Becomes(needless="set by model.lora.rank") if value else Becomes(needless="off")
     if (name := key.rpartition(".")[2]) in ONE_LIMIT and key.startswith("model."):
         return Becomes(writes={ONE_LIMIT[name].removeprefix("trainer."): value})
     is_of_rewards = key.startswith("scheduler.") and key != "scheduler.type"
     return (None if is_of_rewards else machines(key, value, values)) or tracker(key, value, values, "")
 
 
-def _source(key: str, name: str) -> Becomes:
+def _source(key: str, name: str, values: Mapping[str, Any]) -> Becomes:
     """Convert a data source: a file, or a hub dataset, of which AReaL's scripts train on the split `train` and evaluate
-    on `test`.
+    on `test` unless the file names another.
     """
-    path, split = _SPLITS[key]
-    rows = "the columns of its rows: docs/sft.md"
-    if PurePath(name).suffix in (".json", ".jsonl", ".parquet") or ":" in name:
-        return Becomes(writes={path: [name]}, note=f"look at {rows}")
-    note = f"the split that AReaL's scripts take, which also choose {rows}"
-    return Becomes(writes={path: [f"{name}:{split}"]}, note=note)
+    path, usual = _SPLITS[key]
+    rows = "the columns of its rows: see docs/sft.md"
+    named = values.get(f"{key.removesuffix('path')}split")
+    source = source_of(name, named or usual)
+    is_theirs = source != name and not named
+    return Becomes(
+        writes={path: [source]},
+        note=f"AReaL's scripts use this split, and also choose {rows}" if is_theirs else f"check {rows}",
+    )
 
 
 def _rows(wanted: str, value: object) -> Becomes:
     if value == wanted:
-        return Becomes(needless="kind says it")
-    return Becomes(refused=f"this kind of run has rows of type {wanted!r}")
+        return Becomes(needless="set by kind")
+    return Becomes(refused=f"this kind of run needs rows of type {wanted!r}")
 
 
 def _critic(is_reward: bool, value: object) -> Becomes:
     if value is is_reward:
-        return Becomes(needless="kind says it")
-    return Becomes(refused="a reward model has a value head" if is_reward else "rows of type 'sft' train no value head")
+        return Becomes(needless="set by kind")
+    return Becomes(
+        refused="a reward model needs a value head" if is_reward else "rows of type 'sft' train no value head"
+    )

@@ -12,7 +12,7 @@ _PLACES = ("stats_logger.", "")
 
 _ONLINE = {"wandb": {"online": "online", "shared": "online"}, "swanlab": {"cloud": "online"}}
 _OFFLINE = "offline"
-_ONE_WRITER = "one process writes to W&B here, so that nothing is shared"
+_ONE_WRITER = "only one process writes to W&B, so shared mode is not needed"
 
 
 def tracker(key: str, value: object, values: Mapping[str, Any], ours: str) -> Becomes | None:
@@ -28,7 +28,7 @@ def tracker(key: str, value: object, values: Mapping[str, Any], ours: str) -> Be
     if (service, name) in (("wandb", "mode"), ("swanlab", "mode"), ("tensorboard", "path")):
         return _choice(service, value, asked, ours)
     if service not in asked:
-        return Becomes(needless=f"{service} is not asked for")
+        return Becomes(needless=f"{service} is off")
     return _setting(service, name, value, values, ours)
 
 
@@ -42,9 +42,9 @@ def _asked(place: str, values: Mapping[str, Any]) -> list[str]:
 def _choice(service: str, value: object, asked: list[str], ours: str) -> Becomes:
     """Convert a service's mode, or TensorBoard's folder, which turns the service on or off."""
     if service == "swanlab" and service not in asked and value not in (None, "disabled"):
-        return Becomes(not_yet=f"SwanLab's mode {value!r}; offline keeps its files")
+        return Becomes(not_yet=f"SwanLab mode {value!r}; offline stores its files")
     if service not in asked:
-        return Becomes(needless="it is not asked for") if asked or not ours or service != "wandb" else _console(ours)
+        return Becomes(needless=f"{service} is off") if asked or not ours or service != "wandb" else _console(ours)
     writes: dict[str, Any] = {f"{ours}logger": ["console", *asked]}
     if service == "tensorboard":
         return Becomes(writes=writes | {f"{ours}trackers.tensorboard.path": value})
@@ -61,17 +61,19 @@ def _console(ours: str) -> Becomes:
 def _setting(service: str, name: str, value: object, values: Mapping[str, Any], ours: str) -> Becomes:
     """Convert a setting of a service that is turned on."""
     if value in (None, "", [], {}):
-        return Becomes(needless="asks for nothing")
+        return Becomes(needless="not set")
     if name in _NAMES:
         theirs, path = _NAMES[name]
         return _name(value, values.get(theirs), f"{ours}{path}")
     if name in ("wandb_api_key", "api_key"):
-        return Becomes(refused=f"a stored configuration holds no keys: set the variable {service.upper()}_API_KEY")
+        return Becomes(
+            refused=f"configurations store no API keys: set the environment variable {service.upper()}_API_KEY"
+        )
     if name == "id_suffix":
-        return Becomes(needless="the id of a run is kept in its folder (another: trackers.wandb.id)")
+        return Becomes(needless="a run's ID is stored in its folder (trackers.wandb.id sets another)")
     setting = _SETTINGS.get((service, name))
     if setting is None:
-        return Becomes(not_yet="settings of trackers other than docs/tracking.md has")
+        return Becomes(not_yet="tracker settings beyond those in docs/tracking.md")
     return Becomes(writes={f"{ours}trackers.{setting}": value})
 
 
@@ -79,7 +81,7 @@ def _name(value: object, of_all: object, path: str) -> Becomes:
     """Convert a name that AReaL has for one service; here one name is for all services."""
     if of_all in (None, "", value):
         return Becomes(writes={path: value})
-    return Becomes(not_yet=f"a name for one tracker alone: {path} = {of_all!r} is for all")
+    return Becomes(not_yet=f"a separate name for one tracker; {path} = {of_all!r} applies to all")
 
 
 _NAMES = {"project": ("experiment_name", "project_name"), "name": ("trial_name", "run_name")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 from attrs import field, frozen
@@ -12,6 +13,8 @@ OPTIMIZER = "trainer.policy.optimizer_config."
 ENGINE = "generator.inference_engine."
 SAMPLING = "generator.sampling_params."
 SHAPING = ALGORITHM + "reward_shaping."
+LOSS_SCALING = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+"""Fields of an optimizer table that count only in float16, in both systems."""
 
 
 @frozen(kw_only=True)
@@ -41,7 +44,7 @@ def goes_to(*paths: str, convert: Callable[[Any], Any] = lambda value: value) ->
 
     def become(value: object) -> Becomes:
         if value is None:
-            return Becomes(needless="null: nothing is asked for")
+            return Becomes(needless="not set")
         return Becomes(writes=dict.fromkeys(paths, convert(value)))
 
     return become
@@ -79,7 +82,7 @@ def switches_on(path: str, *, off: str) -> Callable[[Any], Becomes]:
 
 def later(capability: str, *nothing: object) -> Callable[[Any], Becomes]:
     """Conversion of a setting whose capability is missing; null and the values `nothing` do not need it."""
-    return only(None, *nothing, does="asks for nothing", otherwise=capability)
+    return only(None, *nothing, does="no effect at this value", otherwise=capability)
 
 
 def number(value: object) -> Any:
@@ -119,14 +122,14 @@ def optimizer_keys(theirs: str, ours: str, cpu_offload: str) -> dict[str, Entry]
         f"{theirs}warmup_steps_proportion": lambda value: _warmup(value, ours),
         f"{theirs}offload": goes_to(cpu_offload),
         f"{theirs}min_lr_ratio": goes_to(f"{ours}min_lr_ratio", convert=number),
-        f"{theirs}*": not_there("scaling of a loss in float16, and the model is not computed in it"),
+        **{f"{theirs}{name}": not_there("no effect: loss scaling applies only to float16") for name in LOSS_SCALING},
     }
 
 
 def least_micro_batches(value: object) -> Becomes:
     """Convert the least number of micro-batches, which is 1 by default in both systems."""
     if value in (None, 1):
-        return Becomes(needless="as many are made as the tokens need")
+        return Becomes(needless="the number of micro-batches is derived from their tokens")
     return Becomes(writes={"trainer.min_microbatches": value})
 
 
@@ -134,14 +137,14 @@ def _optimizer(value: object, ours: str) -> Becomes:
     """Convert the type of optimizer; AdamW is the default in both systems."""
     if value == "sgd":
         return Becomes(writes={f"{ours}optimizer": "sgd"})
-    return only("adam", "adamw", does="AdamW is the optimizer", otherwise="other optimizers")(value)
+    return only("adam", "adamw", does="AdamW is the default optimizer", otherwise="other optimizers")(value)
 
 
 def _scheduler(value: object, ours: str) -> Becomes:
     """Convert the learning-rate schedule."""
     names = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
     if value not in names:
-        return Becomes(refused=f"there is no schedule {value!r}; there are: {', '.join(names)}")
+        return Becomes(refused=f"unknown schedule {value!r}; AReaL supports: {', '.join(names)}")
     return Becomes(writes={f"{ours}scheduler": names[value]})
 
 
@@ -170,13 +173,19 @@ def _recovery(value: object, path: str) -> Becomes:
     if value is False or value is True:  # YAML 1.1 reads `off` and `on` as booleans
         value = "on" if value else "off"
     if not isinstance(value, str) or value not in modes:
-        return Becomes(refused=f"AReaL has no recovery mode {value!r}; it has: {', '.join(modes)}")
+        return Becomes(refused=f"unknown recovery mode {value!r}; AReaL supports: {', '.join(modes)}")
     return Becomes(writes={path: modes[value]})
 
 
 def batch_of_one_source(path: str) -> Callable[[Any], Becomes]:
     """Conversion of a single file path to our list of paths."""
     return lambda value: Becomes(writes={path: value if isinstance(value, list) else [value]})
+
+
+def source_of(name: str, split: object) -> str:
+    """The data source `name`, with its split appended: a file has none, and a name may hold its split already."""
+    is_file = PurePath(name).suffix in (".json", ".jsonl", ".parquet")
+    return name if is_file or ":" in name or not split else f"{name}:{split}"
 
 
 def level(path: str) -> Callable[[Any], Becomes]:
@@ -196,7 +205,7 @@ def success_rate(bound: str, *, everything: float) -> Callable[[Any], Becomes]:
         if number(value) in (None, everything):
             return Becomes(needless="every group is kept")
         table = ALGORITHM + "dynamic_sampling."
-        note = "groups whose samples all got one reward are left out, too"
+        note = "groups whose rewards are all equal are dropped, too"
         return Becomes(writes={f"{table}type": "filter", f"{table}{bound}": number(value)}, note=note)
 
     return become

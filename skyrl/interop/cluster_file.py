@@ -34,10 +34,10 @@ class ClusterFile:
         """Write a value to a path of the cluster's description. Returns the reason if that fails, else empty text."""
         names = _names(path)
         if path.startswith(_VARIABLES) and is_secret_name(names[-1].lower()):
-            return f"it would be written to disk, and its name speaks of a secret: export {names[-1]} before the launch"
+            return f"looks like a secret, and would be written to disk: export {names[-1]} before the launch"
         merged = self._merged(path, names, value)
         if merged is None:
-            return f"is {self._values[names]!r} for other processes, and all processes of a run have one {path}"
+            return f"is {self._values[names]!r} for other processes, but all processes of a run share one {path}"
         builder: TreeBuilder[Any] = TreeBuilder(ClusterConfig(), ReadContext())
         origin = Origin(kind="file", where=f"{self._where}: {source}")
         builder.assign(Assignment(path=names, value=merged, origin=origin))

@@ -65,10 +65,12 @@ def _inside(found: re.Match[str], text: str) -> str:
 
 def _reason(left: str) -> str:
     if left == "$(":
-        return "only a shell can evaluate $(...): write the value out"
+        return "only a shell can evaluate $(...): replace it with its value"
     if found := _OMEGACONF.match(left) or _SHELL_START.match(left):
         name = found[1]
-        return f"{name} is set outside of the file; env:{name} is read as a whole value only: write the value out"
+        return (
+            f"{name} is set outside of the file, and env:{name} works only as a whole value: replace it with its value"
+        )
     if left.startswith("${"):
-        return f"{left[:60]} is evaluated by another program: write the value out"
-    return f"{left} is an argument of the script: write the value out"
+        return f"{left[:60]} is evaluated by another program: replace it with its value"
+    return f"{left} is an argument of the script: replace it with its value"

@@ -26,7 +26,7 @@ class Computed:
     text: str
     """The expression as written in the program, or a description of it."""
 
-    why: str = "the program computes it: write the value out"
+    why: str = "computed by the program: replace it with its value"
     """Why there is no value, and what to do."""
 
 
@@ -65,7 +65,7 @@ class System:
             return self.together[found](key, value, values)
         entry = self.keys.get(found)
         if entry is None:
-            return Becomes(refused=f"not known to this converter, which knows the settings of {self.name}")
+            return Becomes(refused=f"not known to this converter, which covers the settings of {self.name}")
         return Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value)
 
     def _pattern(self, key: str) -> str:

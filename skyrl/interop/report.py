@@ -21,9 +21,9 @@ built-in behaviour; not yet: needs a missing capability; refused: has no equival
 _HEADS: dict[Outcome, str] = {
     "kept": "kept",
     "renamed": "renamed",
-    "derived": "left out, because it is derived",
-    "needless": "left out, because it happens anyway",
-    "not yet": "refused, because it is not implemented yet",
+    "derived": "omitted (derived from other settings)",
+    "needless": "omitted (no setting needed)",
+    "not yet": "refused (not implemented yet)",
     "refused": "refused",
 }
 
@@ -151,7 +151,7 @@ class Conversion:
     def in_result(self) -> str:
         """The share of settings that have their effect, in one sentence."""
         asking = sum(line.outcome != "needless" for line in self.lines)
-        return f"Of the {asking} settings that ask for something, {_percent(self.share)} are in the result."
+        return f"Of the {asking} settings that need a counterpart, {_percent(self.share)} are in the result."
 
     def report(self) -> str:
         """The report as text: all settings that were not simply kept, grouped by outcome."""
@@ -161,10 +161,10 @@ class Conversion:
             if rows and outcome != "kept":
                 parts += ["", f"{head}:", *(f"  {_row(line)}" for line in rows)]
         if self.defaults:
-            head = f"not in the file, and written with the defaults that it relies on ({len(self.defaults)}):"
+            head = f"not in the file, written with the original system's defaults ({len(self.defaults)}):"
             parts += ["", head, *(f"  {_written_default(line)}" for line in self.defaults)]
         if self.other_defaults:
-            head = f"not in the file, and with another default here ({len(self.other_defaults)}):"
+            head = f"not in the file, with a different default here ({len(self.other_defaults)}):"
             parts += ["", head, *(f"  {_default_row(each)}" for each in self.other_defaults)]
         parts += [line for remark in self.remarks for line in ("", remark)]
         return "\n".join(parts)

@@ -50,8 +50,8 @@ LATER = {"agent.override_timeout_sec": 1200, "environment.kwargs.auto_stop_inter
 """Additional settings of the `default.yaml` in `examples/train_integrations`."""
 
 _COLLECTED = ("agent.kwargs.store_all_messages", "agent.kwargs.collect_rollout_details")
-_RECORDED = "the policy's own tokens are recorded as they are drawn"
-_ROWS = "calls of an agent continue a row where their tokens do, and begin one elsewhere"
+_RECORDED = "the policy's tokens are recorded as they are sampled"
+_ROWS = "an agent's call continues a row if its tokens do, and starts a new row otherwise"
 
 
 def implied(values: Values, more: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -85,8 +85,8 @@ def of_a_trial(name: str, value: object, values: Values) -> Becomes:
 def configuration(value: object, values: Values) -> Becomes:
     """Outcome of a setting that names a file with settings of trials."""
     if value == "default":
-        return Becomes(needless="the settings of the program's default.yaml are written")
-    return Becomes(refused=f"its settings are in another file, {value}.yaml: give them one by one")
+        return Becomes(needless="the settings of the program's default.yaml are included")
+    return Becomes(refused=f"the settings are in another file, {value}.yaml: set them one by one")
 
 
 def limit(path: str) -> Callable[[object, Values], Becomes]:
@@ -94,8 +94,8 @@ def limit(path: str) -> Callable[[object, Values], Becomes]:
 
     def become(value: object, values: Values) -> Becomes:
         if values.get(_LIMITS + "enabled") is not True:
-            return Becomes(needless="read where generator.rate_limit.enabled is true")
-        return Becomes(writes={path: value}) if value is not None else Becomes(needless="null: there is no limit")
+            return Becomes(needless="generator.rate_limit.enabled is off")
+        return Becomes(writes={path: value}) if value is not None else Becomes(needless="not set: there is no limit")
 
     return become
 
@@ -113,12 +113,14 @@ def step_wise(value: object, values: Values) -> Becomes:
 
 SETTINGS = {
     "harbor_trial_config": configuration,
-    _LIMITS + "enabled": lambda value, values: Becomes(needless="its limits are settings of their own"),
+    _LIMITS + "enabled": lambda value, values: Becomes(needless="each limit has its own setting"),
     _LIMITS + "trajectories_per_second": limit(_AGENT + "max_starts_per_second"),
     _LIMITS + "max_concurrency": limit(_AGENT + "max_concurrent"),
     "generator.step_wise_trajectories": step_wise,
     "generator.merge_stepwise_output": step_wise,
-    "hydra.searchpath": lambda value, values: Becomes(needless="where Hydra finds the program's default.yaml"),
+    "hydra.searchpath": lambda value, values: Becomes(
+        needless="only tells Hydra where to find the program's default.yaml"
+    ),
     **dict.fromkeys(
         (
             "generator.engine_init_kwargs.chat_template",

@@ -77,13 +77,13 @@ def _token_rewards(value: object, values: Values) -> Becomes | None:
         return None
     as_they_are = {_ESTIMATOR: "reinforce++", _ALGORITHM + "gamma": 0.0, _ALGORITHM + "whiten_advantages": False}
     if not _distills(values):
-        return Becomes(writes=as_they_are, note="the reward of each token is its advantage")
+        return Becomes(writes=as_they_are, note="each token's advantage is its reward")
     only_the_divergence = {
         _ALGORITHM + "reward_shaping.scale": 0.0,
         _ALGORITHM + "kl_loss_coef": 1.0,
         _ALGORITHM + "kl_estimator_type": "k1",
     }
-    note = "the advantage of each token is the teacher's log-probability (trainer.ref) less the policy's"
+    note = "each token's advantage is the teacher's log-probability (trainer.ref) minus the policy's"
     return Becomes(writes=as_they_are | only_the_divergence, note=note)
 
 
@@ -100,21 +100,23 @@ def _less_the_batch_mean(value: object, values: Values) -> Becomes | None:
     if value != "simple_baseline":
         return None
     if values.get("generator.max_turns", 1) != 1 or values.get(_ALGORITHM + "use_kl_in_reward") is True:
-        return Becomes(refused=f"{value} gives every token the whole reward; here, rewards before a token do not count")
+        return Becomes(
+            refused=f"{value} gives every token the full reward, but here rewards before a token do not count"
+        )
     writes = {
         _ESTIMATOR: "reinforce++",
         _ALGORITHM + "whiten_advantages": False,
         _ALGORITHM + "reward_shaping.norm.mean_level": "batch",
     }
-    return Becomes(writes=writes, note="the advantage of an answer is its reward less the mean of the batch")
+    return Becomes(writes=writes, note="the advantage of a response is its reward minus the batch mean")
 
 
 _AS_PUBLISHED = (
-    "The script starts SkyRL's example program {}, and was converted as that program was published: if yours was "
-    'changed, name your own function instead (trainer.algorithm.advantage_estimator = "FILE.py:NAME").'
+    "The script starts SkyRL's example program {}, whose published version was converted: if yours differs, set your "
+    'own function instead (trainer.algorithm.advantage_estimator = "FILE.py:NAME").'
 )
 
-_ONLY_SAMPLES = " It only samples, and trains nothing: `skyrl generate` does that with the converted file."
+_ONLY_SAMPLES = " The program only samples: use `skyrl generate` with the converted file."
 
 
 def _harbor(name: str, more: Mapping[str, object], remark: str = "") -> Program:
@@ -123,8 +125,8 @@ def _harbor(name: str, more: Mapping[str, object], remark: str = "") -> Program:
         settings=skyrl_harbor.SETTINGS,
         tables={skyrl_harbor.TABLE: skyrl_harbor.of_a_trial},
         implied=lambda values: skyrl_harbor.implied(values, more),
-        remark=f"Tasks are Harbor's: pip install harbor, under Python 3.12; settings of trials that the script leaves "
-        f"out are those of SkyRL's published {name}.{remark}",
+        remark="Tasks need Harbor (pip install harbor, under Python 3.12). Trial settings that the script omits are "
+        f"those of SkyRL's published {name}.{remark}",
     )
 
 
@@ -136,10 +138,10 @@ PROGRAMS: Mapping[str, Program] = {
         settings={
             _ESTIMATOR: _token_rewards,
             _ALGORITHM + "policy_loss_type": _own_loss,
-            _ALGORITHM + "loss_reduction": _replaced("the program's own loss sums tokens by seq_mean_token_sum_norm"),
+            _ALGORITHM + "loss_reduction": _replaced("the program's own loss always uses seq_mean_token_sum_norm"),
             **dict.fromkeys(
                 (_ALGORITHM + "kl_loss_coef", _ALGORITHM + "kl_estimator_type"),
-                _where_it_distills(Becomes(needless="the program takes the difference of log-probabilities as it is")),
+                _where_it_distills(Becomes(needless="the program uses the plain difference of log-probabilities")),
             ),
         },
         remark=_AS_PUBLISHED.format("main_on_policy_distill"),

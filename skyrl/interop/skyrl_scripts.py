@@ -20,7 +20,7 @@ from skyrl.interop.skyrl_sft import SFT_ROOTS, convert_settings, convert_sft, is
 from skyrl.interop.values import References, flat_file, is_script, text_of, without_references, yaml_value
 from skyrl.interop.writing import Writing
 
-_DEFAULTS_OF_HYDRA = "it takes a default of Hydra's away; ours has none"
+_DEFAULTS_OF_HYDRA = "removes a Hydra default, and there are none here"
 
 
 def convert_skyrl(name: str) -> Conversion:

@@ -11,11 +11,11 @@ from skyrl.interop.writing import Writing
 from skyrl.tree.access import default_at
 
 _OWN_FIELD = (
-    "a field of its author's own: give it a class of yours (docs/configuration.md, 'Fields of your own'), and name it "
-    'with class = "module:Name"'
+    "a custom field: define it in your own class (docs/configuration.md, 'Fields of your own'), and set "
+    'class = "module:Name"'
 )
-_NULL = "nothing stands behind the sign, which SkyRL reads as null, and takes for false"
-_EMPTY = "the script gives no value here: a variable of its is empty"
+_NULL = "empty, which SkyRL reads as null and treats as false"
+_EMPTY = "the script gives no value: one of its variables is empty"
 _NAMES = ("run_name", "project_name", "ckpt_path", "export_path")
 """Suffixes of settings for names and folders, where empty text means that there is none."""
 
@@ -73,12 +73,12 @@ def convert_one(
 def _without_effect(key: str, value: object, others: Mapping[str, object]) -> str:
     """Why a setting has no effect, given the others; empty if it has an effect."""
     if value in (None, "") and key.endswith(_NAMES):
-        return "it is empty, and names nothing: the default stays"
+        return "empty, so the default applies"
     table, found, _ = key.partition("torch_profiler_config.")
     if found and others.get(f"{table}{found}enable") is False:
-        return f"read with {table}{found}enable = true"
+        return f"{table}{found}enable is off"
     if key == "generator.retokenize_chat_history" and others.get("generator.step_wise_trajectories") is True:
-        return "with step_wise_trajectories each turn is tokenized anew"
+        return "step_wise_trajectories re-tokenizes every turn"
     return ""
 
 
@@ -89,7 +89,7 @@ def refusal(key: str, value: object, errors: list[Problem], text: str | None = N
     reason = "; ".join("; ".join(filter(None, (each.message, each.hint))) for each in errors)
     is_unknown = any(each.message.startswith("no such field of") for each in errors)
     is_later = any("not implemented yet" in each.hint for each in errors)
-    why = f"{reason}: {_OWN_FIELD}" if is_unknown and (added or not errors[0].hint) else reason
+    why = f"{reason}; {_OWN_FIELD}" if is_unknown and (added or not errors[0].hint) else reason
     return Line(outcome="not yet" if is_later else "refused", source=key, value=value, why=why)
 
 

@@ -15,9 +15,9 @@ from skyrl.interop.writing import Writing
 from skyrl.tree import get_at
 
 _MEGATRON = "Megatron learners"
-_ALWAYS_CACHED = "rows are tokenized when the run starts; tokenized_path keeps them"
-_COLLATION = "how fast batches are put together, not what is in them"
-_PRETOKENIZED = "rows that another program tokenized"
+_ALWAYS_CACHED = "rows are tokenized when the run starts; tokenized_path stores them"
+_COLLATION = "affects how fast batches are assembled, not their content"
+_PRETOKENIZED = "rows tokenized by another program"
 
 _ONE_NAME = {"dataset_name": "dataset_split", "eval_dataset_name": "eval_dataset_split"}
 _NAMES = {"train_datasets": "train_dataset_splits", "eval_datasets": "eval_dataset_splits"}
@@ -25,13 +25,13 @@ _PATHS = {"dataset_name": "train_datasets", "eval_dataset_name": "eval_datasets"
 _SPLITS = {split: name for name, split in (_ONE_NAME | _NAMES).items()}
 """Setting with splits -> the setting that names their datasets; here a source is `name:split`."""
 
-_BY_SPLIT = "part of the source's name: name:split"
+_BY_SPLIT = "part of the data source: NAME:SPLIT"
 _FREE_TABLES = ("model_config_kwargs", "sampler_kwargs")
 
 
 def _folder(path: str) -> Callable[[Any], Becomes]:
     """Conversion of a folder; an empty one means none in SkyRL, and the run's own folder here."""
-    return lambda value: Becomes(writes={path: value}) if value else Becomes(needless="it names no folder")
+    return lambda value: Becomes(writes={path: value}) if value else Becomes(needless="empty, so the default applies")
 
 
 def _strategy(value: object) -> Becomes:
@@ -41,10 +41,10 @@ def _strategy(value: object) -> Becomes:
 _KEYS: dict[str, Entry] = {
     "strategy": _strategy,
     "sequence_parallel_size": goes_to("sequence_parallel_size"),
-    "model_config_kwargs": later("changes to the model's configuration", {}),
+    "model_config_kwargs": later("overrides of the model's configuration", {}),
     "use_torch_compile": goes_to("use_torch_compile"),
     "record_memory": goes_to("record_memory"),
-    "torch_profiler_config.enable": later("traces of every step (profile_steps traces chosen ones)", False),
+    "torch_profiler_config.enable": later("tracing every step; profile_steps traces the listed steps", False),
     "pretokenized_dataset_paths": later(_PRETOKENIZED, []),
     "eval_pretokenized_dataset_paths": later(_PRETOKENIZED, []),
     "logger": goes_to("logger"),
@@ -52,19 +52,21 @@ _KEYS: dict[str, Entry] = {
     "ckpt_path": _folder("ckpt_path"),
     "export_path": _folder("export_path"),
     "resume_from": lambda value: Becomes(writes={"resume_from": value or ""}),
-    "enable_ray_gpu_monitor": not_there("GPUs are not watched through Ray"),
+    "enable_ray_gpu_monitor": not_there("GPUs are not monitored through Ray"),
     "num_workers": not_there(_COLLATION),
     "async_batch_collation": not_there(_COLLATION),
     "dataloader_num_workers": not_there(_COLLATION),
     "dataloader_persistent_workers": not_there(_COLLATION),
-    "sampler_class_path": later("samplers of one's own"),
-    "sampler_kwargs": later("samplers of one's own", {}),
+    "sampler_class_path": later("custom samplers"),
+    "sampler_kwargs": later("custom samplers", {}),
     "cache_dir": not_there(_ALWAYS_CACHED),
     "force_recache": not_there(_ALWAYS_CACHED),
     "disable_cache": not_there(_ALWAYS_CACHED),
     "remove_microbatch_padding": goes_to("use_sequence_packing"),
     "use_sequence_packing": only(
-        False, does="rows are dealt out by max_tokens_per_microbatch", otherwise="batches packed before they are dealt"
+        False,
+        does="rows are distributed by max_tokens_per_microbatch",
+        otherwise="packing batches before they are distributed",
     ),
     "max_tokens_per_microbatch": goes_to("max_tokens_per_microbatch"),
     "num_epochs": goes_to("num_epochs"),
@@ -152,13 +154,13 @@ def _made_up_steps(values: Mapping[str, Any]) -> Becomes:
 def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     """Convert datasets with their splits; `null` means none."""
     if value is None:
-        return Becomes(needless="null: nothing is asked for")
+        return Becomes(needless="not set")
     path = _PATHS.get(key, key)
     names = value if isinstance(value, list) else [value]
     given = values.get((_ONE_NAME | _NAMES)[key])
     splits = given if isinstance(given, list) else [given] * (1 if key in _ONE_NAME else len(names))
     if len(splits) != len(names):
-        return Becomes(refused=f"{len(names)} datasets and {len(splits)} splits")
+        return Becomes(refused=f"{len(names)} datasets, but {len(splits)} splits")
     return Becomes(
         writes={path: [f"{name}:{split}" if split else str(name) for name, split in zip(names, splits, strict=True)]}
     )
@@ -167,15 +169,15 @@ def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
 def _split(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     if value is None or values.get(_SPLITS[key]) is not None:
         return Becomes(needless=_BY_SPLIT)
-    return Becomes(refused=f"{_SPLITS[key]} is not given")
+    return Becomes(refused=f"{_SPLITS[key]} is not set")
 
 
 def _megatron(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     """Convert a setting that only Megatron reads, which is SkyRL's default if no strategy is given."""
     if values.get("strategy", "megatron") != "megatron":
-        return Becomes(needless=f"read with strategy = megatron, and it is {values['strategy']}")
+        return Becomes(needless=f"no effect: the strategy is {values['strategy']}")
     if key.endswith("_parallel_size") and value == 1:
-        return Becomes(needless="the model is not split")
+        return Becomes(needless="no effect at this value")
     return Becomes(not_yet=_MEGATRON)
 
 

@@ -29,16 +29,16 @@ _WITH_VLLM: dict[str, Any] = {"vllm_importance_sampling_mode": "sequence_mask", 
 _WITH_ADAPTERS: dict[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
 
 _PROCESSES = (
-    "TRL takes the number of GPUs from the command that starts it, and 1 was taken: batches count all of them. "
+    "TRL gets the number of GPUs, which determines batch sizes, from the command that starts it; 1 was assumed. "
     "Convert the script with `accelerate launch --num_processes`, or add num_processes to the file."
 )
 _PROMPTS = (
-    "TRL takes prompts of any length; here those of more than trainer.max_prompt_length tokens are left out, and "
+    "TRL accepts prompts of any length; here, prompts longer than trainer.max_prompt_length tokens are skipped and "
     "counted."
 )
 _REWARDS = (
-    "TRL's trainer is given reward functions: set environment.env_class to one of them (rewards.py:my_reward), which "
-    "may have TRL's signature."
+    "TRL's trainer receives reward functions from the program: set environment.env_class to one of them "
+    "(rewards.py:my_reward), which may keep TRL's signature."
 )
 
 

@@ -9,7 +9,7 @@ from skyrl.interop.areal_values import Becomes
 from skyrl.interop.foreign import Together, Values, needless, off, whole
 
 _SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation")
-_COMPUTED = "a batch size is not in the file: write it out"
+_COMPUTED = "a batch size is not a number in the file: replace it with its value"
 
 
 def _are_known(values: Values) -> bool:
@@ -57,17 +57,17 @@ def batches(values: Values) -> Mapping[str, Any]:
 def _batch(key: str, value: object, values: Values) -> Becomes:
     """Convert a batch size; all of TRL's batch sizes together determine ours."""
     if value is None:
-        return needless("null: it follows from the others")
+        return needless("not set: derived from the other batch sizes")
     if not _are_known(values):
         return Becomes(refused=_COMPUTED)
     group = whole(values.get("num_generations"), default=8)
     if not batches(values):
         drawn, used = samples_per_batch(values), samples_per_update(values)
-        why = f"{drawn} samples at a time and {used} in an optimizer step are no whole groups of {group}"
+        why = f"{drawn} samples per generation and {used} per optimizer step are not whole groups of {group}"
         return Becomes(refused=f"{why}; here both are counted in prompts")
     if key == "per_device_train_batch_size":
         return Becomes(writes={**batches(values), "trainer.micro_train_batch_size_per_gpu": value})
-    return needless("trainer.train_batch_size and trainer.policy_mini_batch_size follow from it")
+    return needless("trainer.train_batch_size and trainer.policy_mini_batch_size are derived from it")
 
 
 def _steps(path: str) -> Together:
@@ -75,13 +75,13 @@ def _steps(path: str) -> Together:
 
     def become(key: str, value: Any, values: Values) -> Becomes:
         if off(value) or value == -1:
-            return needless("nothing is asked for")
+            return needless("no effect at this value")
         if not _are_known(values):
             return Becomes(refused=_COMPUTED)
         each = updates_per_batch(values)
         if isinstance(value, float) and not value.is_integer():
-            return Becomes(not_yet="a share of all steps")
-        note = f"training steps of {each} optimizer steps" if each > 1 else ""
+            return Becomes(not_yet="a fraction of all steps")
+        note = f"in training steps of {each} optimizer steps" if each > 1 else ""
         return Becomes(writes={path: -(-int(value) // each)}, note=note)
 
     return become
@@ -95,8 +95,8 @@ def _strategy(path: str, steps: str) -> Together:
             case "epoch":
                 return Becomes(writes={path: "1 epoch"})
             case "steps":
-                return needless(f"{steps} says how often")
-        return Becomes(not_yet=f"the strategy {value!r}")
+                return needless(f"set by {steps}")
+        return Becomes(not_yet=f"strategy {value!r}")
 
     return become
 

@@ -35,7 +35,7 @@ def _divergence(key: str, value: object, values: Values) -> Becomes:
 
 def _loss(key: str, value: object, values: Values) -> Becomes:
     if value not in _REDUCTIONS:
-        return Becomes(not_yet=f"the loss {value!r}")
+        return Becomes(not_yet=f"loss {value!r}")
     writes = {ALGORITHM + "policy_loss_type": loss_of(values), ALGORITHM + "loss_reduction": _REDUCTIONS[value]}
     if value == "dr_grpo":
         writes[ALGORITHM + "max_seq_len"] = values.get("max_completion_length", 512)
@@ -44,22 +44,22 @@ def _loss(key: str, value: object, values: Values) -> Becomes:
 
 def _level(key: str, value: object, values: Values) -> Becomes:
     if value == "token":
-        return needless("ratios are those of tokens")
+        return needless("ratios are per token by default")
     if value != "sequence" or loss_of(values) != "gspo" or values.get("delta") is not None:
-        return Becomes(not_yet=f"ratios by {value!r} in this loss")
+        return Becomes(not_yet=f"ratios at level {value!r} with this loss")
     return Becomes(writes={ALGORITHM + "policy_loss_type": "gspo"})
 
 
 def _clip(key: str, value: object, values: Values) -> Becomes:
     """Convert clipping: `epsilon` is both bounds unless `epsilon_high` is given. CISPO has only an upper bound."""
     if value is None:
-        return needless("null: epsilon says it")
+        return needless("not set: epsilon applies")
     kind, bound = loss_of(values), number(value)
     if kind == "sapo":
-        return needless("the loss sapo does not clip ratios")
+        return needless("no effect: the loss sapo does not clip ratios")
     if kind == "cispo":
         if key == "epsilon":
-            return needless("the loss cispo has no lower bound")
+            return needless("no effect: the loss cispo has no lower bound")
         cispo = {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": bound - 1}
         return Becomes(writes={f"{ALGORITHM}cispo.{name}": each for name, each in cispo.items()})
     sides = ["high"] if key == "epsilon_high" else ["low", "high"]
@@ -71,15 +71,15 @@ def _clip(key: str, value: object, values: Values) -> Becomes:
 def _delta(key: str, value: object, values: Values) -> Becomes:
     """Convert `delta`, the upper bound of the ratios of tokens with negative advantage, as in dual clip."""
     if value is None:
-        return needless("null: nothing is asked for")
+        return needless("not set")
     if loss_of(values) != "dual_clip":
-        return Becomes(not_yet="two-sided clipping in this loss")
+        return Becomes(not_yet="two-sided clipping with this loss")
     return Becomes(writes={ALGORITHM + "clip_ratio_c": number(value)})
 
 
 def _of_sapo(key: str, value: object, values: Values) -> Becomes:
     if loss_of(values) != "sapo":
-        return needless("the loss is another one than sapo")
+        return needless("no effect: the loss is not sapo")
     return Becomes(writes={f"{ALGORITHM}sapo.tau_{key.rpartition('_')[2]}": number(value)})
 
 
@@ -92,13 +92,13 @@ def _scale(key: str, value: object, values: Values) -> Becomes:
         case "batch":
             norm = ALGORITHM + "reward_shaping.norm.std_level"
             return Becomes(writes={ALGORITHM + "grpo_norm_by_std": False, norm: "batch"})
-    return Becomes(refused=f"TRL has no scale_rewards {value!r}; it has group, batch and none")
+    return Becomes(refused=f"unknown scale_rewards {value!r}; TRL supports: group, batch, none")
 
 
 def _entropy(key: str, value: object, values: Values) -> Becomes:
     if not number(value):
-        return needless("0: the entropy is left as it is")
-    note = "TRL averages it over all tokens, whatever the reduction"
+        return needless("no effect at this value")
+    note = "TRL averages the entropy over all tokens, regardless of the loss reduction"
     return Becomes(
         writes={ALGORITHM + "use_entropy_loss": True, ALGORITHM + "entropy_loss_coef": number(value)}, note=note
     )
@@ -107,16 +107,16 @@ def _entropy(key: str, value: object, values: Values) -> Becomes:
 def _correction(key: str, value: object, values: Values) -> Becomes:
     """Convert importance sampling against the engine, which TRL supports only for vLLM."""
     if not values.get("use_vllm") or not values.get("vllm_importance_sampling_correction", True):
-        return needless("nothing is corrected: it is off, or use_vllm is")
+        return needless("vllm_importance_sampling_correction or use_vllm is off")
     if key != "vllm_importance_sampling_mode":
-        return needless("vllm_importance_sampling_mode says what is done with it")
+        return needless("converted together with vllm_importance_sampling_mode")
     high, low = (_bound(values, side) for side in ("max", "min"))
     level, _, action = str(value).partition("_")
     if level not in ("token", "sequence") or action not in ("mask", "truncate") or high is None:
-        return Becomes(not_yet=f"the correction {value!r} with a bound from {low} to {high}")
+        return Becomes(not_yet=f"correction {value!r} with bounds {low} and {high}")
     writes = {"tis_ratio_type": level, f"{level}_tis_ratio_clip_high": high}
     if action == "truncate" and low is not None:
-        return Becomes(not_yet="a lower bound of weights that are clipped")
+        return Becomes(not_yet="a lower bound on truncated weights")
     if action == "mask" and level == "sequence":
         writes |= {"sequence_mask_metric": "product", "product_mask_high": high, "product_mask_low": low or 0.0}
     elif action == "mask":

@@ -32,7 +32,7 @@ _TRAINERS = ("GRPOTrainer",)
 _DATASETS = {"train_dataset": "dataset_name", "eval_dataset": "eval_dataset_name"}
 _LONGEST = 1_000_000
 _IN_PROGRAM = (
-    "a function of the program, which reading it would start: move it to a file of its own, and set "
+    "a function of the program, which importing it would run: move it to a separate file, and set "
     "environment.env_class to FILE.py:NAME"
 )
 
@@ -58,8 +58,8 @@ def _in_program(text: str, name: str) -> dict[str, Any]:
     for call in calls:
         found |= known.arguments_of(call)
     if not any(_called(call) in _CONFIGS for call in calls):
-        message = "has no GRPOConfig(...): its arguments are what is converted"
-        hint = "a program that parses arguments is converted from the command that starts it, or from its YAML file"
+        message = "has no GRPOConfig(...), whose arguments would be converted"
+        hint = "for a program that parses arguments, convert the script that starts it, or its YAML file"
         raise ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
     return found
 
@@ -157,7 +157,7 @@ def _on_command_lines(text: str, name: str) -> dict[str, Any]:
         found |= _of_command(words)
     found = _file_beside(found.pop("config", None), name) | found
     if not found:
-        message = "has no arguments of TRL's (--learning_rate 1e-6)"
+        message = "has no TRL arguments, such as --learning_rate 1e-6"
         raise ConfigError([Problem(path=name, message=message)], title=_TITLE)
     return found
 

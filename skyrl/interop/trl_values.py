@@ -26,7 +26,7 @@ def _mode(key: str, value: object, values: Values) -> Becomes:
     if not values.get("use_vllm") or value == "colocate":
         return needless("engines share the learners' GPUs")
     return Becomes(
-        not_yet="servers of `trl vllm-serve`: the run starts engines, or takes vLLM's servers (docs/servers.md)"
+        not_yet="servers of `trl vllm-serve`; the run starts its own engines or uses vLLM servers (docs/servers.md)"
     )
 
 
@@ -34,7 +34,7 @@ def _of_vllm(path: str) -> Together:
     return lambda key, value, values: (
         Becomes(writes={path: number(value)})
         if values.get("use_vllm") and value is not None
-        else needless("use_vllm is off" if value is not None else "null: nothing is asked for")
+        else needless("use_vllm is off" if value is not None else "not set")
     )
 
 
@@ -42,23 +42,23 @@ def _warm_up(key: str, value: object, values: Values) -> Becomes:
     """Convert the warmup: a number below 1 is a share of all steps."""
     amount = number(value)
     if off(amount):
-        return needless("there is no warm-up")
+        return needless("no effect at this value")
     name = "warmup_steps_proportion" if amount < 1 else "num_warmup_steps"
     return Becomes(writes={OPTIMIZER + name: amount})
 
 
 def _rewards(key: str, value: object, values: Values) -> Becomes:
     if off(value):
-        return needless("none: environment.env_class decides")
+        return needless("not set: environment.env_class decides")
     names = value if isinstance(value, list) else [value]
     if len(names) != 1:
-        return Becomes(not_yet="several reward functions: write one that adds them up (docs/environments.md)")
+        return Becomes(not_yet="several reward functions; write one that adds them up (docs/environments.md)")
     name = str(names[0]).removeprefix("trl.rewards.")
     if name in _BUILT_IN_REWARDS:
-        return Becomes(writes={"environment.env_class": f"trl.rewards:{name}"}, note="needs the package trl")
+        return Becomes(writes={"environment.env_class": f"trl.rewards:{name}"}, note="requires the package trl")
     module, _, function = name.rpartition(".")
     if not module or "/" in name:
-        return Becomes(not_yet=f"{name} as a reward: environment.env_class takes FILE.py:NAME, or reward_model")
+        return Becomes(not_yet=f"reward {name}; set environment.env_class to FILE.py:NAME or reward_model")
     return Becomes(writes={"environment.env_class": f"{module}:{function}"})
 
 
@@ -66,7 +66,7 @@ def _dataset(key: str, value: object, values: Values) -> Becomes:
     """Convert a dataset to our source: NAME, NAME:SPLIT or NAME:CONFIGURATION:SPLIT."""
     path = "data.val_data" if key.startswith("eval_") else "data.train_data"
     if value is None:
-        return needless("null: nothing is asked for")
+        return needless("not set")
     if key == "eval_dataset_name" or ":" in str(value):
         return Becomes(writes={path: [value]})
     config = values.get("dataset_config")
@@ -81,16 +81,16 @@ def _trackers(key: str, value: object, values: Values) -> Becomes:
     asked = [name for name in (value if isinstance(value, list) else [value]) if name not in ("none", None)]
     missing = [name for name in asked if name not in _TRACKERS]
     if missing:
-        return Becomes(not_yet=f"the tracker {', '.join(map(str, missing))}; there are {', '.join(_TRACKERS)}")
+        return Becomes(not_yet=f"tracker {', '.join(map(str, missing))}; supported: {', '.join(_TRACKERS)}")
     return Becomes(writes={"trainer.logger": ["console", *asked]})
 
 
 def _attention(key: str, value: object, values: Values) -> Becomes:
     if value is None:
-        return needless("null: trainer.attention chooses")
+        return needless("not set: trainer.attention decides")
     name = "flash_attention_2" if str(value).startswith("kernels-community/flash-attn2") else value
     if name not in _ATTENTION:
-        return Becomes(not_yet=f"attention by {value!r}; trainer.attention has {', '.join(_ATTENTION)}")
+        return Becomes(not_yet=f"attention {value!r}; supported: {', '.join(_ATTENTION)}")
     return Becomes(writes={"trainer.attention": name})
 
 

@@ -24,11 +24,13 @@ def flat_file(name: str, *, of: str = "") -> dict[str, Any]:
     `of` is the program that the file belongs to (areal, verl, trl), by its name in `skyrl config convert --from`.
     """
     if is_script(name):
-        raise ConfigError([Problem(path=name, message="is no YAML, JSON or TOML file")], title="Nothing to convert")
+        raise ConfigError(
+            [Problem(path=name, message="is not a YAML, JSON or TOML file")], title="Nothing was converted"
+        )
     value = read_file(name)[-1].value
     refuse_other_tables(name, value, of=of)
     if not isinstance(value, Mapping):
-        raise ConfigError([Problem(path=name, message="holds no table")], title="Nothing to convert")
+        raise ConfigError([Problem(path=name, message="contains no table of settings")], title="Nothing was converted")
     keys = dict(flat(value))
     return dict(_without_lists(keys)) if of == "areal" else keys
 

@@ -43,7 +43,7 @@ _ALWAYS: dict[str, Any] = {
 _WITH_A_CRITIC: dict[str, Any] = {"critic.optim.lr": 1e-5, "critic.cliprange_value": 0.5}
 _REWARDS = (
     "verl chooses the reward by each row's data_source, or by custom_reward_function: set environment.env_class to the "
-    "task (gsm8k, ...) or to a reward function (rewards.py:compute_score), which may have verl's signature."
+    "task (gsm8k, ...) or to a reward function (rewards.py:compute_score), which may keep verl's signature."
 )
 
 
@@ -108,5 +108,7 @@ def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
 def _remarks(values: Mapping[str, Any], based_on: str) -> tuple[str, ...]:
     remarks: tuple[str, ...] = () if values.get("custom_reward_function.path") or not values else (_REWARDS,)
     if based_on and based_on not in _OWN_FILES:
-        remarks += (f"The script also takes the settings of {based_on}.yaml, which are not in it: convert that, too.",)
+        remarks += (
+            f"The script also uses the settings of {based_on}.yaml, which it does not contain: convert that file, too.",
+        )
     return remarks

@@ -13,7 +13,8 @@ _ROLLOUT = "actor_rollout_ref.rollout."
 _REF = "actor_rollout_ref.ref."
 _MODEL = "actor_rollout_ref.model."
 _VLLM = ENGINE + "engine_init_kwargs."
-_LEAST = "one field for all models; no result depends on it"
+_LEAST = "one setting for all models; it does not affect results"
+_TOKENS = "one setting for all models: trainer.max_tokens_per_microbatch; it does not affect results"
 _TRACKERS = ("console", "wandb", "tensorboard", "mlflow", "swanlab")
 _MEGATRON_SIZES = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
@@ -53,14 +54,14 @@ def _gpus_of_an_engine(values: Values) -> int:
 def _machines(key: str, value: object, values: Values) -> Becomes:
     ours = {"trainer.nnodes": "num_nodes", "trainer.n_gpus_per_node": "num_gpus_per_node"}[key]
     if not isinstance(value, int):
-        return Becomes(refused=f"{value!r} is no number of machines or GPUs: write the value out")
+        return Becomes(refused=f"{value!r} is not a number of nodes or GPUs: replace it with its value")
     return Becomes(writes={f"trainer.placement.policy_{ours}": value})
 
 
 def _engine_size(key: str, value: object, values: Values) -> Becomes:
     gpus = whole(values.get("trainer.nnodes")) * whole(values.get("trainer.n_gpus_per_node"), default=8)
     if gpus % _gpus_of_an_engine(values):
-        return Becomes(refused=f"engines of {_gpus_of_an_engine(values)} GPUs do not divide {gpus} GPUs")
+        return Becomes(refused=f"{gpus} GPUs cannot be split into engines of {_gpus_of_an_engine(values)} GPUs")
     name = key.rpartition(".")[2].replace("_model", "")
     return Becomes(writes={ENGINE + name: value})
 
@@ -69,10 +70,10 @@ def _engine(key: str, value: object, values: Values) -> Becomes:
     if value == "vllm":
         return Becomes(writes={ENGINE + "backend": "vllm"})
     if value == "sglang":
-        return Becomes(writes={ENGINE + "backend": "vllm"}, note="the run starts vLLM's engines")
+        return Becomes(writes={ENGINE + "backend": "vllm"}, note="SGLang engines become vLLM engines")
     if value == "hf":
         return Becomes(writes={ENGINE + "backend": "torch"})
-    return Becomes(not_yet=f"engines of {value!r} (generator.inference_engine.backend)")
+    return Becomes(not_yet=f"engine {value!r}; see generator.inference_engine.backend")
 
 
 def _engine_option(key: str, value: object, values: Values) -> Becomes:
@@ -81,15 +82,15 @@ def _engine_option(key: str, value: object, values: Values) -> Becomes:
     engine, _, name = rest.partition(".")
     used = values.get(_ROLLOUT + "name", "vllm")
     if engine != used or off(value):
-        return needless("asks for nothing" if engine == used else f"the engines are those of {used}")
-    return Becomes(writes={_VLLM + name: value}) if engine == "vllm" else Becomes(not_yet=f"options of {engine}")
+        return needless("no effect at this value" if engine == used else f"no effect: the engine is {used}")
+    return Becomes(writes={_VLLM + name: value}) if engine == "vllm" else Becomes(not_yet=f"{engine} options")
 
 
 def _strategy(key: str, value: object, values: Values) -> Becomes:
     if key != ACTOR + "strategy":
-        return needless("all models are spread in one way: trainer.strategy")
+        return needless("one setting for all models: trainer.strategy")
     if value not in ("fsdp", "fsdp2", "megatron"):
-        return Becomes(not_yet=f"the strategy {value!r}")
+        return Becomes(not_yet=f"strategy {value!r}")
     return Becomes(writes={"trainer.strategy": value})
 
 
@@ -98,19 +99,19 @@ def _tokens(key: str, value: object, values: Values) -> Becomes:
         return needless("use_dynamic_bsz is off")
     if key == ACTOR + "ppo_max_token_len_per_gpu":
         return Becomes(writes={"trainer.max_tokens_per_microbatch": value})
-    return needless(f"trainer.max_tokens_per_microbatch: {_LEAST}")
+    return needless(_TOKENS)
 
 
 def _dynamic(key: str, value: object, values: Values) -> Becomes:
     if key != ACTOR + "use_dynamic_bsz" or not value or ACTOR + "ppo_max_token_len_per_gpu" in values:
-        return needless(f"trainer.max_tokens_per_microbatch says it: {_LEAST}" if value else "rows are counted")
+        return needless(_TOKENS if value else "micro-batches are counted in rows")
     return Becomes(writes={"trainer.max_tokens_per_microbatch": 16384})
 
 
 def _rows(key: str, value: object, values: Values) -> Becomes:
     """Convert the rows of a micro-batch, given per GPU or for all GPUs together."""
     if value is None:
-        return needless("null: nothing is asked for")
+        return needless("not set")
     if values.get(ACTOR + "use_dynamic_bsz"):
         return needless("micro-batches are counted in tokens")
     if not key.startswith((ACTOR, _ROLLOUT)):
@@ -124,7 +125,7 @@ def _rows(key: str, value: object, values: Values) -> Becomes:
 
 def _megatron(key: str, value: object, values: Values) -> Becomes:
     if values.get(ACTOR + "strategy") != "megatron":
-        return needless("the strategy is another one than megatron")
+        return needless("no effect: the strategy is not megatron")
     owner, _, name = key.partition(".megatron.")
     table = {"critic": "critic"}.get(owner, "ref" if key.startswith(_REF) else "policy")
     if name in _MEGATRON_SIZES:
@@ -133,16 +134,34 @@ def _megatron(key: str, value: object, values: Values) -> Becomes:
         option = name.partition(".")[2]
         return Becomes(writes={f"trainer.{table}.megatron_config.transformer_config_kwargs.{option}": value})
     if name in _MEGATRON_NEEDLESS or off(value):
-        return needless("weights are converted from and to the model's own form, and move where models take turns")
-    return Becomes(not_yet="this option of Megatron's")
+        return needless("no effect at this value" if off(value) else "done automatically")
+    return Becomes(not_yet="this Megatron option")
 
 
 def _of_fsdp(name: str) -> Together:
     return lambda key, value, values: (
-        needless("the strategy is megatron")
+        needless("no effect: the strategy is megatron")
         if values.get(ACTOR + "strategy") == "megatron"
         else Becomes(writes={_ours(key) + name: value})
     )
+
+
+def _dtype(name: str) -> Together:
+    """Convert a dtype of FSDP, which is written only where it differs from our default."""
+    usual, why = {
+        "param_dtype": (("bf16", "bfloat16"), "set by trainer.bf16"),
+        "reduce_dtype": (("fp32", "float32"), "gradients are summed in float32"),
+        "buffer_dtype": (("fp32", "float32"), "buffers are float32"),
+    }[name]
+
+    def become(key: str, value: object, values: Values) -> Becomes:
+        if name == "reduce_dtype" and key.startswith(_REF):
+            return needless("the reference model has no gradients")
+        if value is None or value in usual:
+            return needless(why)
+        return _of_fsdp(f"fsdp_config.mixed_precision.{name}")(key, value, values)
+
+    return become
 
 
 def _ours(key: str) -> str:
@@ -151,14 +170,14 @@ def _ours(key: str) -> str:
 
 def _truncation(key: str, value: object, values: Values) -> Becomes:
     if values.get("data.filter_overlong_prompts") or value == "error":
-        return needless("longer prompts are left out of the data, and counted")
-    return Becomes(not_yet="shortened prompts: longer ones than trainer.max_prompt_length are left out, and counted")
+        return needless("longer prompts are skipped and counted")
+    return Becomes(not_yet="truncating prompts; those longer than trainer.max_prompt_length are skipped and counted")
 
 
 def _contents(key: str, value: object, values: Values) -> Becomes:
     if isinstance(value, list) and "hf_model" in value:
         return Becomes(writes={"trainer.hf_save_interval": values.get("trainer.save_freq", -1)})
-    return needless("checkpoints hold all that resuming needs")
+    return needless("checkpoints always contain all that resuming needs")
 
 
 def _warm_up(key: str, value: object, values: Values) -> Becomes:
@@ -167,19 +186,19 @@ def _warm_up(key: str, value: object, values: Values) -> Becomes:
     ours = _optimizer(key)
     if name == "lr_warmup_steps":
         if off(value) or value == -1:
-            return needless("lr_warmup_steps_ratio says it")
+            return needless("set by lr_warmup_steps_ratio")
         return Becomes(writes={ours + "num_warmup_steps": value, ours + "schedule_unit": "training_step"})
     steps = values.get(f"{table}.lr_warmup_steps")
     if off(value) or (isinstance(steps, int) and steps > 0):
-        return needless("lr_warmup_steps says it" if not off(value) else "there is no warm-up")
+        return needless("set by lr_warmup_steps" if not off(value) else "no effect at this value")
     return Becomes(writes={ours + "warmup_steps_proportion": value, ours + "schedule_unit": "training_step"})
 
 
 def _scheduler(key: str, value: object, values: Values) -> Becomes:
     if value is None:
-        return needless("lr_scheduler_type says it")
+        return needless("set by lr_scheduler_type")
     if value not in ("constant", "cosine"):
-        return Becomes(refused=f"verl has no schedule {value!r}; it has constant and cosine")
+        return Becomes(refused=f"unknown schedule {value!r}; verl supports: constant, cosine")
     name = "constant_with_warmup" if value == "constant" else "cosine"
     return Becomes(writes={_optimizer(key) + "scheduler": name, _optimizer(key) + "schedule_unit": "training_step"})
 
@@ -192,7 +211,7 @@ def _clipping(key: str, value: object, values: Values) -> Becomes:
     """Convert the model's `grad_clip`, or `optim.clip_grad` of another version; the former takes precedence."""
     owner = "critic." if key.startswith("critic.") else ACTOR
     if key.endswith("clip_grad") and owner + "grad_clip" in values:
-        return needless("grad_clip says it")
+        return needless("set by grad_clip")
     return Becomes(writes={_optimizer(key) + "max_grad_norm": value})
 
 
@@ -201,29 +220,31 @@ def _trackers(key: str, value: object, values: Values) -> Becomes:
     ours = [name for name in asked if name in _TRACKERS]
     if len(ours) < len(asked):
         missing = ", ".join(str(name) for name in asked if name not in _TRACKERS)
-        return Becomes(not_yet=f"the tracker {missing}; there are {', '.join(_TRACKERS)}")
+        return Becomes(not_yet=f"tracker {missing}; supported: {', '.join(_TRACKERS)}")
     return Becomes(writes={"trainer.logger": ours})
 
 
 def _resume(key: str, value: object, values: Values) -> Becomes:
     modes = {"auto": "latest", "disable": "none", "resume_path": "from_path"}
     if value not in modes:
-        return Becomes(refused=f"verl has no resume_mode {value!r}; it has {', '.join(modes)}")
+        return Becomes(refused=f"unknown resume_mode {value!r}; verl supports: {', '.join(modes)}")
     return Becomes(writes={"trainer.resume_mode": modes[value]})
 
 
 def _reward_model(key: str, value: object, values: Values) -> Becomes:
     if off(values.get("reward_model.enable")) and key != "reward_model.enable":
-        return needless("there is no reward model: reward_model.enable is off")
+        return needless("reward_model.enable is off")
     if off(value):
         return needless("off")
     if key not in ("reward_model.enable", "reward_model.model.path"):
-        return needless("a setting of the reward model, which reward_model.enable asks for")
-    return Becomes(not_yet='converting reward models: environment.env_class = "reward_model" (docs/environments.md)')
+        return needless("only used with reward_model.enable, which is not implemented")
+    return Becomes(
+        not_yet='converting reward models; set environment.env_class = "reward_model" (docs/environments.md)'
+    )
 
 
 def _profile(key: str, value: object, values: Values) -> Becomes:
-    return needless("profiles are taken of the steps in trainer.profile_steps")
+    return needless("trainer.profile_steps profiles the listed steps")
 
 
 def _turns(key: str, value: object, values: Values) -> Becomes:
@@ -233,9 +254,9 @@ def _turns(key: str, value: object, values: Values) -> Becomes:
     if name == "max_assistant_turns" and value:
         return Becomes(writes={"generator.max_turns": value})
     if off(value) or name == "enable":
-        return needless("asks for nothing" if off(value) else "environments decide about turns")
+        return needless("no effect at this value" if off(value) else "environments decide on further turns")
     return Becomes(
-        not_yet="converting verl's tools and interactions: they are environments here (docs/environments.md)"
+        not_yet="converting verl's tools and interactions, which are environments here (docs/environments.md)"
     )
 
 
@@ -277,6 +298,10 @@ LAYOUT: Mapping[str, Together] = {
     "*.fsdp_config.offload_policy": _of_fsdp("fsdp_config.cpu_offload"),
     "*.fsdp_config.reshard_after_forward": _of_fsdp("fsdp_config.reshard_after_forward"),
     "*.fsdp_config.fsdp_size": _of_fsdp("fsdp_config.fsdp_size"),
+    "*.fsdp_config.dtype": _dtype("param_dtype"),
+    "*.fsdp_config.mixed_precision.param_dtype": _dtype("param_dtype"),
+    "*.fsdp_config.mixed_precision.reduce_dtype": _dtype("reduce_dtype"),
+    "*.fsdp_config.mixed_precision.buffer_dtype": _dtype("buffer_dtype"),
     _REF + "fsdp_config.param_offload": _of_fsdp("fsdp_config.cpu_offload"),
     "*.optimizer_offload": _of_fsdp("optimizer_config.offload_after_step"),
     "*.ulysses_sequence_parallel_size": _of_fsdp("sequence_parallel_size"),

@@ -9,6 +9,7 @@ from skyrl.interop.foreign import Together, Values, needless, off
 
 ACTOR = "actor_rollout_ref.actor."
 _CORRECTION = ALGORITHM + "off_policy_correction."
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
 _ESTIMATORS = {
     "gae": "gae", "grpo": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo", "opo": "opo",
     "remax": "remax", "gpg": "gpg", "reinforce_plus_plus": "reinforce++",
@@ -52,13 +53,13 @@ def _loss(values: Values) -> str:
 
 def _estimator(key: str, value: object, values: Values) -> Becomes:
     if value not in _ESTIMATORS:
-        return Becomes(not_yet=f"the estimator {value!r}")
+        return Becomes(not_yet=f"advantage estimator {value!r}")
     return Becomes(writes={ALGORITHM + "advantage_estimator": _ESTIMATORS[value]})
 
 
 def _loss_mode(key: str, value: object, values: Values) -> Becomes:
     if value not in _LOSSES:
-        return Becomes(not_yet=f"the loss {value!r}")
+        return Becomes(not_yet=f"loss {value!r}")
     writes = {ALGORITHM + "policy_loss_type": _LOSSES[value]}
     return Becomes(writes=writes | ({ALGORITHM + "loss_reduction": "sequence_mean"} if _averages(value) else {}))
 
@@ -70,16 +71,16 @@ def _averages(loss: str) -> bool:
 def _setting_of_a_loss(key: str, value: object, values: Values) -> Becomes:
     loss, path = _SETTINGS_OF[key.removeprefix(ACTOR)]
     if _loss(values) != loss:
-        return needless(f"the loss is another one: {_loss(values)}")
+        return needless(f"no effect: the loss is {_loss(values)}")
     return Becomes(writes={ALGORITHM + path: number(value)})
 
 
 def _clip(key: str, value: object, values: Values) -> Becomes:
     pattern = _CLIP.get(_loss(values))
     if pattern is None:
-        return needless(f"the loss {_loss(values)} does not clip ratios")
+        return needless(f"no effect: the loss {_loss(values)} does not clip ratios")
     if value is None:
-        return needless("null: clip_ratio counts")
+        return needless("not set: clip_ratio applies")
     return Becomes(writes={ALGORITHM + pattern.format(side=key.rpartition("_")[2]): number(value)})
 
 
@@ -88,16 +89,16 @@ def _clip_ratio(key: str, value: object, values: Values) -> Becomes:
     sides = [side for side in ("low", "high") if values.get(f"{ACTOR}clip_ratio_{side}", 0.2) is None]
     pattern = _CLIP.get(_loss(values))
     if not sides or pattern is None:
-        return needless("verl clips by clip_ratio_low and clip_ratio_high, which are 0.2 where they are left out")
+        return needless("no effect: verl clips by clip_ratio_low and clip_ratio_high, which default to 0.2")
     return Becomes(writes={ALGORITHM + pattern.format(side=side): number(value) for side in sides})
 
 
 def _reduction(key: str, value: object, values: Values) -> Becomes:
     if _averages(_loss(values)):
-        return needless(f"the loss {_loss(values)} is averaged over each answer")
+        return needless(f"no effect: the loss {_loss(values)} is averaged over each response")
     match value:
         case "token-mean":
-            note = "verl averages each micro-batch by itself, which here is token_mean_legacy"
+            note = "verl averages each micro-batch separately, which is token_mean_legacy here"
             return Becomes(writes={ALGORITHM + "loss_reduction": "token_mean"}, note=note)
         case "seq-mean-token-mean":
             return Becomes(writes={ALGORITHM + "loss_reduction": "sequence_mean"})
@@ -106,7 +107,7 @@ def _reduction(key: str, value: object, values: Values) -> Becomes:
         case "seq-mean-token-sum-norm":
             length = values.get(ACTOR + "loss_scale_factor") or values.get("data.max_response_length", 512)
             return _by_length(length)
-    return Becomes(not_yet=f"the reduction {value!r}")
+    return Becomes(not_yet=f"loss reduction {value!r}")
 
 
 def _by_length(length: object) -> Becomes:
@@ -116,7 +117,7 @@ def _by_length(length: object) -> Becomes:
 
 def _entropy(key: str, value: object, values: Values) -> Becomes:
     if not number(value):
-        return needless("0: the entropy is left as it is")
+        return needless("no effect at this value")
     return Becomes(writes={ALGORITHM + "use_entropy_loss": True, ALGORITHM + "entropy_loss_coef": number(value)})
 
 
@@ -136,11 +137,11 @@ def _divergence(key: str, value: object, values: Values) -> Becomes:
     """Convert the KL estimator; a `+` after its name takes the value of that estimator and the gradient of k2."""
     in_loss = key.startswith(ACTOR)
     if not values.get(ACTOR + "use_kl_loss" if in_loss else "algorithm.use_kl_in_reward"):
-        return needless("the divergence does not count there")
+        return needless(f"{'use_kl_loss' if in_loss else 'use_kl_in_reward'} is off")
     if in_loss and str(value).endswith("+"):
-        return Becomes(writes={ALGORITHM + "kl_estimator_type": "k2"}, note="its gradient is that of k2")
+        return Becomes(writes={ALGORITHM + "kl_estimator_type": "k2"}, note="its gradient equals that of k2")
     if str(value).removesuffix("+") not in _DIVERGENCES:
-        return Becomes(not_yet=f"the estimate {value!r} of a divergence")
+        return Becomes(not_yet=f"KL estimator {value!r}")
     return Becomes(writes={ALGORITHM + "kl_estimator_type": _DIVERGENCES[str(value).removesuffix("+")]})
 
 
@@ -153,34 +154,47 @@ def _control(key: str, value: object, values: Values) -> Becomes:
 
 def _importance_sampling(key: str, value: object, values: Values) -> Becomes:
     if value is None:
-        return needless("null: nothing is corrected")
+        return needless("not set: nothing is corrected")
+    if values.get(_BYPASS):
+        return needless("no effect: with bypass_mode, the ratio itself is taken to the engine's log-probabilities")
     return Becomes(writes={_CORRECTION + "tis_ratio_type": value})
 
 
 def _threshold(key: str, value: object, values: Values) -> Becomes:
     level = values.get("algorithm.rollout_correction.rollout_is")
     if level not in ("token", "sequence"):
-        return needless("nothing is corrected: rollout_is is null")
+        return needless("no effect: rollout_is is neither token nor sequence")
+    if values.get(_BYPASS):
+        return needless("no effect: bypass_mode is on")
     return Becomes(writes={f"{_CORRECTION}{level}_tis_ratio_clip_high": number(value)})
 
 
 def _rejection(key: str, value: object, values: Values) -> Becomes:
     if values.get("algorithm.rollout_correction.rollout_rs") is None:
-        return needless("nothing is rejected: rollout_rs is null")
-    return Becomes(not_yet="rejection of samples by rollout_rs: see trainer.algorithm.off_policy_correction")
+        return needless("no effect: rollout_rs is not set")
+    return Becomes(not_yet="rejecting samples by rollout_rs; see trainer.algorithm.off_policy_correction")
 
 
 def _bypass(key: str, value: object, values: Values) -> Becomes:
-    if not values.get("algorithm.rollout_correction.bypass_mode"):
-        return needless("old log-probabilities are computed: bypass_mode is off")
-    return Becomes(not_yet="the engine's log-probabilities in place of the old policy's")
+    """Convert bypass mode, in which verl takes the engine's log-probabilities as those of the old policy."""
+    if not value:
+        return needless("off")
+    return Becomes(writes={ALGORITHM + "old_logprobs": "engine"})
+
+
+def _bypassing_loss(key: str, value: object, values: Values) -> Becomes:
+    if not values.get(_BYPASS):
+        return needless("bypass_mode is off")
+    if value != "ppo_clip":
+        return Becomes(not_yet=f"loss {value!r} of bypass mode")
+    return needless("set by policy_loss.loss_mode")
 
 
 def _critic(key: str, value: object, values: Values) -> Becomes:
     follows = values.get("algorithm.adv_estimator", "gae") == "gae"
     if value is None or value == follows:
-        return needless("a critic is trained where the estimator is gae")
-    return Becomes(refused="a critic is trained where the estimator is gae, and in no other run")
+        return needless("derived from algorithm.adv_estimator")
+    return Becomes(refused="a critic is trained if the advantage estimator is gae, and only then")
 
 
 def _filter(key: str, value: object, values: Values) -> Becomes:
@@ -191,7 +205,7 @@ def _filter(key: str, value: object, values: Values) -> Becomes:
             return Becomes(writes={ALGORITHM + "dynamic_sampling.type": "filter"})
         case "max_num_gen_batches":
             return Becomes(writes={ALGORITHM + "dynamic_sampling.max_sample_batches": value})
-    return needless("groups whose rewards are all equal are replaced")
+    return needless("groups whose rewards are all equal are always replaced")
 
 
 def _overlong(key: str, value: object, values: Values) -> Becomes:
@@ -202,20 +216,20 @@ def _overlong(key: str, value: object, values: Values) -> Becomes:
     paths = {"len": "buffer_len", "penalty_factor": "penalty_factor", "max_resp_len": "max_len"}
     name = paths.get(key.rpartition(".")[2])
     if name is None:
-        return needless("overlong_buffer_cfg.len says it")
+        return needless("set by overlong_buffer_cfg.len")
     return Becomes(writes={f"{ALGORITHM}reward_shaping.overlong.{name}": value})
 
 
 def _manager(key: str, value: object, values: Values) -> Becomes:
     if value in ("naive", "dapo"):
         return needless("each sample is scored by its environment")
-    return Becomes(not_yet=f"the reward manager {value!r}")
+    return Becomes(not_yet=f"reward manager {value!r}")
 
 
 def _reward_function(key: str, value: object, values: Values) -> Becomes:
     path, name = (values.get(f"custom_reward_function.{each}") for each in ("path", "name"))
     if off(path) or key.endswith(".name"):
-        return needless("custom_reward_function.path says it" if path else "verl's own functions are used")
+        return needless("set by custom_reward_function.path" if path else "no custom reward function is set")
     return Becomes(writes={"environment.env_class": f"{path}:{name or 'compute_score'}"})
 
 
@@ -231,8 +245,8 @@ OBJECTIVE: Mapping[str, Together] = {
     "algorithm.rollout_correction.rollout_is_threshold": _threshold,
     "algorithm.rollout_correction.rollout_rs": _rejection,
     "algorithm.rollout_correction.rollout_rs_threshold": _rejection,
-    "algorithm.rollout_correction.bypass_mode": _bypass,
-    "algorithm.rollout_correction.loss_type": _bypass,
+    _BYPASS: _bypass,
+    "algorithm.rollout_correction.loss_type": _bypassing_loss,
     "critic.enable": _critic,
     "custom_reward_function.path": _reward_function,
     "custom_reward_function.name": _reward_function,

@@ -130,7 +130,7 @@ def _drop_what_toml_cannot_say(tables: dict[str, Any], root: type[RunConfig]) ->
 
 
 def _as_unsayable(line: Line) -> Line:
-    why = "null, which TOML cannot say in this table"
+    why = "null, which TOML cannot express in this table"
     return Line(outcome="refused", source=line.source, value=line.value, targets=line.targets, why=why)
 
 

@@ -24,7 +24,7 @@ _UNEVEN = "batches that the GPUs cannot share evenly; SkyRL ends with an error, 
 REASONS = {
     r"implemented(?: it)? yet: (.+)": r"not implemented yet: \1",
     r"no such field of|did you mean trainer": "fields that the script's own code adds",
-    r"a variable of its is empty|is set outside of the file|only a shell can evaluate": _SHELL,
+    r"one of its variables is empty|is set outside of the file|only a shell can evaluate": _SHELL,
     r"the run starts no engines, and no address": _SHELL,
     r"Hydra is not used": "settings of Hydra itself",
     r"^'(simple_baseline|no_op|loop)' is unknown": "an estimator that the script's own code registers",

@@ -122,7 +122,7 @@ def test_uniform_groups_are_left_out_and_no_others_are_drawn(tmp_path: Path) -> 
 def test_micro_batches_are_counted_in_tokens(tmp_path: Path) -> None:
     keys = {"actor.mb_spec.max_tokens_per_mb": 8192, "ref.mb_spec.max_tokens_per_mb": 10240}
     assert loaded(convert_keys(keys), tmp_path).trainer.max_tokens_per_microbatch == 8192
-    assert "one field for all models" in line_of(keys, "ref.mb_spec.max_tokens_per_mb").why
+    assert "one setting for all models" in line_of(keys, "ref.mb_spec.max_tokens_per_mb").why
 
 
 def test_numbers_that_are_written_as_text_are_numbers(tmp_path: Path) -> None:
@@ -163,17 +163,18 @@ def test_intervals_of_one_thing_are_one_setting(tmp_path: Path) -> None:
     ("key", "value", "outcome", "said"),
     [
         ("actor.optimizer.type", "adam_bf16", "not yet", "other optimizers"),
-        ("actor.optimizer.type", "adam", "needless", "AdamW is the optimizer"),
-        ("actor.mb_spec.n_mbs", 1, "needless", "as many are made as the tokens need"),
-        ("ref.mb_spec.n_mbs", 4, "needless", "one field for all models: trainer.min_microbatches"),
+        ("actor.optimizer.type", "adam", "needless", "AdamW is the default optimizer"),
+        ("actor.mb_spec.n_mbs", 1, "needless", "the number of micro-batches is derived"),
+        ("ref.mb_spec.n_mbs", 4, "needless", "one setting for all models: trainer.min_microbatches"),
         ("actor.disable_dropout", True, "needless", "dropout is off by default"),
         ("actor.disable_dropout", False, "renamed", ""),
-        ("ref.disable_dropout", False, "needless", "a model that does not learn drops nothing"),
-        ("actor.overlong_tokens", 512, "needless", "the penalty is off"),
-        ("stats.freq_secs", 3600, "not yet", "intervals of other things"),
+        ("ref.disable_dropout", False, "needless", "dropout is off in models that are not trained"),
+        ("actor.overlong_tokens", 512, "needless", "actor.overlong_reward_penalty is off"),
+        ("stats.freq_secs", 3600, "not yet", "intervals other than"),
+        ("actor.optimizer.nesterov", True, "refused", "not known to this converter"),
         ("actor.optimizr.lr", 1e-5, "refused", "not known to this converter; did you mean actor.optimizer.lr?"),
-        ("recover.mode", "sometimes", "refused", "AReaL has no recovery mode 'sometimes'"),
-        ("recover.mode", [], "refused", "AReaL has no recovery mode []"),
+        ("recover.mode", "sometimes", "refused", "unknown recovery mode 'sometimes'"),
+        ("recover.mode", [], "refused", "unknown recovery mode []"),
         ("actor.optimizer.lr", "fast", "refused", "'fast' is not a number"),
     ],
 )
@@ -181,6 +182,22 @@ def test_what_becomes_of_one_setting(key: str, value: Any, outcome: str, said: s
     line = line_of({key: value}, key)
     assert line.outcome == outcome
     assert said in line.why
+
+
+@pytest.mark.parametrize(
+    ("path", "split", "source"),
+    [
+        ("a/b", "train[:100]", "a/b:train[:100]"),
+        ("a/b", None, "a/b"),
+        ("a/b:test", "train", "a/b:test"),
+        ("a.jsonl", "train", "a.jsonl"),
+    ],
+)
+def test_a_split_is_appended_to_its_data_source(path: str, split: str | None, source: str) -> None:
+    for table, field in (("train_dataset", "train_data"), ("valid_dataset", "val_data")):
+        conversion = convert_keys({f"{table}.path": path, f"{table}.split": split})
+        assert conversion.tables["data"] == {field: [source]}
+        assert [line for line in conversion.lines if line.is_refused] == []
 
 
 def test_other_optimizers_and_least_numbers_of_micro_batches_are_carried_over(tmp_path: Path) -> None:
@@ -241,7 +258,7 @@ def test_float16_is_missing_under_megatron() -> None:
     keys = HALF | {"allocation_mode": "sglang:d4+megatron:d4", "actor.optimizer.initial_loss_scale": 1024.0}
     for source in ("actor.dtype", "actor.optimizer.initial_loss_scale"):
         line = line_of(keys, source)
-        assert (line.outcome, line.why) == ("not yet", "learning in float16 under Megatron")
+        assert (line.outcome, line.why) == ("not yet", "float16 training with Megatron")
 
 
 CUT = {"actor.path": "m", "actor.ds_auto_tp.autotp_size": 2}
@@ -259,10 +276,10 @@ def test_autotp_becomes_tensor_parallelism_of_deepspeed(shares: dict[str, Any], 
 @pytest.mark.parametrize(
     ("changes", "outcome", "said"),
     [
-        ({"actor.ds_auto_tp.autotp_size": 1}, "needless", "asks for nothing"),
+        ({"actor.ds_auto_tp.autotp_size": 1}, "needless", "no effect at this value"),
         ({"actor.backend": "megatron:d4"}, "needless", "the backend is megatron"),
         ({"actor.backend": "fsdp:d2t2"}, "renamed", ""),
-        ({"actor.backend": "fsdp:d1t4"}, "refused", "the backend cuts matrices in 4"),
+        ({"actor.backend": "fsdp:d1t4"}, "refused", "whose tensor-parallel size is 4"),
     ],
 )
 def test_autotp_agrees_with_the_backend(changes: dict[str, Any], outcome: str, said: str) -> None:

@@ -115,16 +115,16 @@ def test_services_of_rewards_are_those_of_environments(key: str, value: str, pat
     ("key", "value", "outcome", "said"),
     [
         (SPEC + "env_vars.WANDB_API_KEY", "x", "refused", "export WANDB_API_KEY before the launch"),
-        (SPEC + "env_vars.AREAL_PROXY_WARN_ONCE", "1", "needless", "read by AReaL alone"),
-        (SPEC + "cmd", "python mine.py", "not yet", "a command of one's own for each rank"),
+        (SPEC + "env_vars.AREAL_PROXY_WARN_ONCE", "1", "needless", "read only by AReaL"),
+        (SPEC + "cmd", "python mine.py", "not yet", "a custom command for each rank"),
         (SPEC + "cpu", 0, "refused", "slurm.cpus_per_gpu: 0 is not positive"),
-        (SPEC + "mount", "/a:/a", "needless", "no image is named"),
+        (SPEC + "mount", "/a:/a", "needless", "no container is used"),
         (SPEC + "srun_additional_args", "--x=$(id)", "refused", "only a shell can evaluate"),
-        ("scheduler.type", "kubernetes", "not yet", "launchers beside local, ray, slurm"),
-        ("mem_per_master_worker", 20000, "needless", "the process of the trainer does this itself"),
-        ("rollout.scheduling_spec", "${actor.scheduling_spec}", "needless", "one job holds all processes"),
-        ("cluster.n_gpus_per_node", 0, "needless", "no GPUs are counted"),
-        ("scheduler.deploy_mode", "colocation", "needless", "follows from the backends"),
+        ("scheduler.type", "kubernetes", "not yet", "launchers other than local, ray, slurm"),
+        ("mem_per_master_worker", 20000, "needless", "the trainer's process does this itself"),
+        ("rollout.scheduling_spec", "${actor.scheduling_spec}", "needless", "all processes run in one job"),
+        ("cluster.n_gpus_per_node", 0, "needless", "not a positive number"),
+        ("scheduler.deploy_mode", "colocation", "needless", "derived from the backends"),
     ],
 )
 def test_what_becomes_of_one_setting_of_machines(key: str, value: Any, outcome: str, said: str) -> None:
@@ -137,7 +137,7 @@ def test_roles_that_contradict_each_other_are_refused() -> None:
     keys = {SPEC + "env_vars.A": "1", "rollout.scheduling_spec[0].env_vars.A": "2"}
     line = line_of(keys, "rollout.scheduling_spec[0].env_vars.A")
     assert line.outcome == "refused"
-    assert line.why == "is '1' for other processes, and all processes of a run have one variables.A"
+    assert line.why == "is '1' for other processes, but all processes of a run share one variables.A"
 
 
 def test_what_examples_say_about_machines_is_converted(reference: Path, tmp_path: Path) -> None:

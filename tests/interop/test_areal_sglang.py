@@ -20,16 +20,16 @@ from tests.interop.corpora import areal_files
 from tests.interop.test_areal_every_setting import WHOLE, another
 
 REASONS = {
-    "model_path": "is not actor.path",
-    "random_seed": "is not seed = 1",
-    "skip_tokenizer_init": "engines are given tokens",
-    "context_length": "started for the longest prompt and answer",
-    "enable_lora": "follows from trainer.policy.model.lora",
-    "max_lora_rank": "follows from trainer.policy.model.lora",
-    "lora_paths": "follows from trainer.policy.model.lora",
-    "dp_size": "replicas inside of an engine",
+    "model_path": "differs from actor.path",
+    "random_seed": "differs from seed = 1",
+    "skip_tokenizer_init": "engines receive token IDs",
+    "context_length": "derived from the run's longest prompt and response",
+    "enable_lora": "derived from trainer.policy.model.lora",
+    "max_lora_rank": "derived from trainer.policy.model.lora",
+    "lora_paths": "derived from trainer.policy.model.lora",
+    "dp_size": "data parallelism within an engine",
     "enable_multimodal": "vision-language",
-    "enable_return_routed_experts": "experts that engines of SGLang return",
+    "enable_return_routed_experts": "routed experts from SGLang engines",
 }
 """Option -> why it is not given to the server: the run decides it, or it is refused."""
 
@@ -156,9 +156,9 @@ def test_without_the_switch_the_engines_become_vllms_and_the_report_says_how_to_
     conversion = convert_keys(WHOLE | {"sglang.attention_backend": "fa3"})
     assert conversion.tables["generator"]["inference_engine"]["backend"] == "vllm"
     assert "--keep-engine" in line_of(conversion, "sglang.attention_backend").why
-    assert "The engines become vLLM's. --keep-engine keeps SGLang's" in conversion.report()
+    assert "SGLang engines were converted to vLLM. --keep-engine keeps SGLang" in conversion.report()
     stays = kept({"sglang.attention_backend": "fa3"}).report()
-    assert "The engines stay SGLang's" in stays and "become vLLM's" not in stays
+    assert "The engines remain SGLang" in stays and "converted to vLLM" not in stays
     target = "generator.inference_engine.engine_init_kwargs.attention_backend"
     assert f"  sglang.attention_backend  ->  {target}\n" in stays
 
@@ -169,7 +169,7 @@ def test_vllms_engines_are_kept_as_they_are_converted_anyway() -> None:
 
 
 def test_a_file_without_engines_has_none_to_keep() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)names no engine to keep.*leave out --keep-engine"):
+    with pytest.raises(ConfigError, match=r"(?s)sets no engine to keep.*omit --keep-engine"):
         convert_keys({"actor.path": "a/b"}, "grpo.yaml", keep_engine=True)
 
 
@@ -177,7 +177,7 @@ def test_a_file_without_engines_has_none_to_keep() -> None:
 def test_pipeline_stages_of_sglang_are_refused(changes: dict[str, str]) -> None:
     (key,) = changes
     line = line_of(kept(changes), key)
-    assert (line.outcome, line.why) == ("not yet", "engines of SGLang in several pipeline stages")
+    assert (line.outcome, line.why) == ("not yet", "pipeline parallelism in SGLang engines")
     assert line_of(convert_keys(WHOLE | changes), key).outcome == "renamed"
 
 

@@ -40,6 +40,14 @@ def test_the_published_sft_files_are_sft_runs_with_their_numbers(reference: Path
         }
 
 
+def test_a_split_that_the_file_names_replaces_that_of_the_scripts() -> None:
+    keys = SFT | {"train_dataset.path": "a/b", "train_dataset.split": "train[:9]", "valid_dataset.path": "c/d"}
+    tables = convert_keys(keys).tables
+    assert (tables["train_datasets"], tables["eval_datasets"]) == (["a/b:train[:9]"], ["c/d:test"])
+    assert "AReaL's scripts" not in line_of(keys, "train_dataset.path").why
+    assert "AReaL's scripts" in line_of(keys, "valid_dataset.path").why
+
+
 @pytest.mark.parametrize(
     ("keys", "root"),
     [
@@ -61,21 +69,21 @@ def test_the_type_of_the_rows_or_the_value_head_says_which_kind_it_is(keys: dict
     ("keys", "key", "value", "outcome", "said"),
     [
         (SFT, "model.is_critic", True, "refused", "rows of type 'sft' train no value head"),
-        (RW, "model.is_critic", False, "refused", "a reward model has a value head"),
+        (RW, "model.is_critic", False, "refused", "a reward model needs a value head"),
         (SFT, "valid_dataset.type", "rw", "refused", "rows of type 'sft'"),
-        (SFT, "tokenizer_path", "a/b", "needless", "as model.path, which it follows here"),
-        (SFT, "tokenizer_path", "", "needless", "nothing is asked for"),
-        (SFT, "model.optimizer", None, "refused", "nothing is learned"),
-        (SFT, "model.mb_spec.granularity", 2, "needless", "both rows of a pair stay together"),
+        (SFT, "tokenizer_path", "a/b", "needless", "same as model.path, its default here"),
+        (SFT, "tokenizer_path", "", "needless", "not set"),
+        (SFT, "model.optimizer", None, "refused", "training needs an optimizer"),
+        (SFT, "model.mb_spec.granularity", 2, "needless", "both rows of a pair always stay together"),
         (SFT, "evaluator.freq_steps", 10, "needless", "there is no valid_dataset"),
-        (SFT, "allocation_mode", "megatron:d2t2p2", "not yet", "FSDP2 takes all 8 GPUs"),
-        (SFT, "allocation_mode", "sglang:d4+fsdp:d4", "not yet", "this form"),
-        (SFT, "allocation_mode", "sglang:d4", "refused", "does not learn"),
+        (SFT, "allocation_mode", "megatron:d2t2p2", "not yet", "FSDP2 can use all 8 GPUs"),
+        (SFT, "allocation_mode", "sglang:d4+fsdp:d4", "not yet", "unsupported allocation_mode"),
+        (SFT, "allocation_mode", "sglang:d4", "refused", "is not a training backend"),
         (SFT, "cluster.n_nodes", 2, "renamed", ""),
-        (SFT, "sglang.context_length", 32768, "needless", "nothing is generated"),
-        (SFT, "train_dataset.drop_last", True, "needless", "training batches are whole"),
+        (SFT, "sglang.context_length", 32768, "needless", "supervised runs generate nothing"),
+        (SFT, "train_dataset.drop_last", True, "needless", "incomplete batches are dropped by default"),
         (RW, "train_dataset.drop_last", False, "renamed", ""),
-        (SFT, "valid_dataset.max_length", 99, "not yet", "a longest row for evaluation alone"),
+        (SFT, "valid_dataset.max_length", 99, "not yet", "a separate maximum length for evaluation"),
         (SFT, "model.optimizr.lr", 1e-5, "refused", "did you mean model.optimizer.lr?"),
     ],
 )

@@ -94,7 +94,7 @@ def test_backends_of_each_engine_are_converted(tmp_path: Path) -> None:
 def test_only_the_options_of_the_engine_that_is_used_count(tmp_path: Path) -> None:
     keys = {"rollout.backend": "vllm:d1", "vllm.gpu_memory_utilization": 0.8, "sglang.mem_fraction_static": 0.5}
     assert loaded(convert_keys(keys), tmp_path).generator.inference_engine.gpu_memory_utilization == 0.8
-    assert line_of(keys, "sglang.mem_fraction_static").why == "the engines are vllm's"
+    assert line_of(keys, "sglang.mem_fraction_static").why == "no effect: the engine is vllm"
 
 
 @pytest.mark.parametrize(("staleness", "enabled"), [(2, True), (0, False)])
@@ -154,7 +154,10 @@ def test_a_kl_weight_without_a_reference_is_refused(keys: dict[str, Any]) -> Non
 def test_metrics_of_interpolation_alone_are_missing() -> None:
     keys = {"actor.use_decoupled_loss": True, "actor.prox_logp_method": "metrics"}
     line = line_of(keys, "actor.prox_logp_method")
-    assert (line.outcome, line.why) == ("not yet", "metrics of interpolated log-probabilities beside computed ones")
+    assert (line.outcome, line.why) == (
+        "not yet",
+        "metrics that compare interpolated with recomputed log-probabilities",
+    )
 
 
 def test_a_batch_that_cannot_be_split_evenly_is_one_mini_batch_and_reported(tmp_path: Path) -> None:
@@ -212,10 +215,10 @@ def test_the_settings_of_adapters_are_ours(tmp_path: Path) -> None:
     [
         ("actor.m2_threshold", 0.04, "M2PO"),
         ("teacher.path", "c/d", "on-policy distillation"),
-        ("actor.rejection_sampling.level", "sequence", "judging whole sequences"),
-        ("actor.enable_tree_training", True, "trees of common prefixes"),
+        ("actor.rejection_sampling.level", "sequence", "rejection per sequence"),
+        ("actor.enable_tree_training", True, "tree training"),
         ("actor.made_up", 1, "not known to this converter"),
-        ("rollout.api_url", "http://x", "training on the answers of another provider"),
+        ("rollout.api_url", "http://x", "training on responses from another provider"),
     ],
 )
 def test_a_refusal_that_changes_the_training_has_its_true_reason(key: str, value: object, why: str) -> None:
@@ -424,7 +427,7 @@ def test_defaults_that_were_written_are_reported_with_their_place() -> None:
     sources = [line.source for line in conversion.defaults]
     assert "actor.reward_clip" in sources and "actor.optimizer.lr" in sources
     assert {"seed", "gconfig.max_new_tokens", "actor.kl_ctl"} & {*sources} == set()
-    assert f"written with the defaults that it relies on ({len(sources)}):" in conversion.report()
+    assert f"written with the original system's defaults ({len(sources)}):" in conversion.report()
     assert "  actor.reward_clip = 20.0  ->  trainer.algorithm.reward_shaping.clip" in conversion.report()
 
 

@@ -27,7 +27,7 @@ AUTHORS_OWN = {
 }  # fmt: skip
 """Fields that examples brought with them, by `+` or by a subclass."""
 
-REFUSED = {**dict.fromkeys(AUTHORS_OWN, "a field of its author's own"), "hydra": "Hydra is not used"}
+REFUSED = {**dict.fromkeys(AUTHORS_OWN, "a custom field"), "hydra": "Hydra is not used"}
 """Why an override may be refused."""
 
 
@@ -133,7 +133,7 @@ def test_a_hydra_file_is_converted_with_its_references_filled_in(tmp_path: Path)
 
 def test_an_override_that_takes_something_away_is_refused_with_the_reason() -> None:
     [line] = convert_overrides(["~trainer.policy"]).lines
-    assert (line.outcome, line.why) == ("refused", "it takes a default of Hydra's away; ours has none")
+    assert (line.outcome, line.why) == ("refused", "removes a Hydra default, and there are none here")
 
 
 def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(tmp_path: Path) -> None:
@@ -145,15 +145,15 @@ def test_a_script_that_leaves_the_bounds_of_cispo_alone_gets_those_of_scale_rl(t
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["trainer.run_name="], "names nothing: the default stays"),
-        (["trainer.ckpt_path="], "names nothing: the default stays"),
+        (["trainer.run_name="], "empty, so the default applies"),
+        (["trainer.ckpt_path="], "empty, so the default applies"),
         (
             ["generator.step_wise_trajectories=true", "+generator.retokenize_chat_history=true"],
-            "each turn is tokenized anew",
+            "re-tokenizes every turn",
         ),
         (
             ["trainer.policy.torch_profiler_config.enable=false", "trainer.policy.torch_profiler_config.ranks=[0]"],
-            "read with trainer.policy.torch_profiler_config.enable = true",
+            "trainer.policy.torch_profiler_config.enable is off",
         ),
     ],
 )
@@ -181,4 +181,4 @@ def test_a_switch_without_a_value_is_off_and_other_settings_without_one_are_refu
     assert conversion.tables["trainer"]["use_sample_packing"] is False
     switch, epochs = conversion.lines
     assert (switch.outcome, epochs.outcome) == ("renamed", "refused")
-    assert "takes for false" in switch.why
+    assert "treats as false" in switch.why

@@ -107,7 +107,7 @@ def test_a_baseline_over_several_turns_is_refused() -> None:
 
 def test_the_report_says_that_the_program_was_taken_as_published() -> None:
     conversion = converted(BASELINE, "trainer.algorithm.advantage_estimator=simple_baseline")
-    assert "if yours was changed, name your own function" in conversion.report()
+    assert "if yours differs, set your own function" in conversion.report()
 
 
 def test_the_same_name_is_refused_in_the_script_of_another_program() -> None:
@@ -180,4 +180,4 @@ def test_a_program_that_only_samples_says_what_does_that_here() -> None:
 
 def test_limits_of_another_program_are_refused() -> None:
     [line] = converted("mine.main", "+generator.rate_limit.enabled=true").refused
-    assert "a field of its author's own" in line.why
+    assert "a custom field" in line.why

@@ -69,17 +69,17 @@ def test_a_file_is_recognised_by_its_names(tmp_path: Path) -> None:
     ("override", "outcome", "said"),
     [
         ("strategy=megatron", "not yet", "Megatron learners"),
-        ("megatron_config.tensor_model_parallel_size=2", "needless", "read with strategy = megatron"),
+        ("megatron_config.tensor_model_parallel_size=2", "needless", "no effect: the strategy is fsdp"),
         ("resume_from=", "kept", ""),
-        ("ckpt_path=", "needless", "names no folder"),
+        ("ckpt_path=", "needless", "empty, so the default applies"),
         ("dummy_run_max_steps=5", "needless", "dummy_run_full_ctx is off"),
         ("dummy_run_full_ctx=true", "kept", ""),
-        ("num_workers=8", "needless", "how fast batches are put together"),
+        ("num_workers=8", "needless", "affects how fast batches are assembled"),
         ("sequence_parallel_size=2", "kept", ""),
         ("use_torch_compile=true", "kept", ""),
         ("batch_sise=8", "refused", "did you mean batch_size?"),
         ("optimizer_config.learning_rate=1e-5", "refused", "did you mean optimizer_config.lr?"),
-        ("eval_dataset_split=train", "refused", "eval_dataset_name is not given"),
+        ("eval_dataset_split=train", "refused", "eval_dataset_name is not set"),
     ],
 )
 def test_what_becomes_of_one_setting(override: str, outcome: str, said: str) -> None:

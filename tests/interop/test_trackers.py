@@ -74,14 +74,14 @@ def test_without_a_service_metrics_go_to_the_console() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "outcome", "said"),
     [
-        ("wandb.wandb_api_key", "0123456789", "refused", "set the variable WANDB_API_KEY"),
-        ("swanlab.api_key", "0123456789", "needless", "swanlab is not asked for"),
-        ("swanlab.mode", "local", "not yet", "offline keeps its files"),
+        ("wandb.wandb_api_key", "0123456789", "refused", "set the environment variable WANDB_API_KEY"),
+        ("swanlab.api_key", "0123456789", "needless", "swanlab is off"),
+        ("swanlab.mode", "local", "not yet", "offline stores its files"),
         ("trackio.mode", "online", "not yet", "Trackio"),
-        ("wandb.config", {"a": 1}, "not yet", "settings of trackers"),
+        ("wandb.config", {"a": 1}, "not yet", "tracker settings beyond"),
         ("wandb.project", "gsm8k", "renamed", ""),
-        ("wandb.project", "other", "not yet", "project_name = 'gsm8k' is for all"),
-        ("wandb.id_suffix", "eval", "needless", "kept in its folder"),
+        ("wandb.project", "other", "not yet", "project_name = 'gsm8k' applies to all"),
+        ("wandb.id_suffix", "eval", "needless", "stored in its folder"),
     ],
 )
 def test_what_becomes_of_one_setting(key: str, value: Any, outcome: str, said: str) -> None:

@@ -81,7 +81,7 @@ def test_a_program_is_read_and_not_run(tmp_path: Path) -> None:
     assert (run.trainer.train_batch_size, run.trainer.policy_mini_batch_size) == (4, 4)  # 16 samples in groups of 4
     refused = [line for line in conversion.lines if line.is_refused]
     assert [(line.source, line.why) for line in refused] == [
-        ("run_name", "the program computes it: write the value out")
+        ("run_name", "computed by the program: replace it with its value")
     ]
 
 
@@ -114,6 +114,10 @@ def test_trls_defaults_are_written_where_a_file_is_silent(tmp_path: Path) -> Non
     assert (run.trainer.epochs, run.trainer.algorithm.use_kl_loss) == (3, False)
     assert (run.generator.n_samples_per_prompt, run.generator.inference_engine.backend) == (8, "torch")
     assert (run.trainer.train_batch_size, run.trainer.policy_mini_batch_size) == (1, 1)  # 8 samples, a group of 8
+
+
+def test_prompts_in_the_order_of_their_file_stay_in_it(tmp_path: Path) -> None:
+    assert not loaded(convert_keys(WHOLE | {"shuffle_dataset": False}), tmp_path).data.shuffle
 
 
 @pytest.mark.parametrize(
@@ -166,7 +170,7 @@ def test_optimizer_steps_are_counted_as_training_steps(tmp_path: Path) -> None:
     run = loaded(convert_keys(WHOLE | several), tmp_path)
     assert (run.trainer.train_batch_size, run.trainer.policy_mini_batch_size) == (4, 1)
     assert (run.trainer.max_training_steps, run.trainer.ckpt_interval) == (25, 5)  # 4 optimizer steps each
-    assert line_of(several, "max_steps").why == "training steps of 4 optimizer steps"
+    assert line_of(several, "max_steps").why == "in training steps of 4 optimizer steps"
 
 
 def test_evaluation_is_that_of_trl(tmp_path: Path) -> None:
@@ -186,17 +190,17 @@ def test_evaluation_is_that_of_trl(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "source", "outcome", "why"),
     [
-        ({"loss_type": "luspo"}, "loss_type", "not yet", "the loss 'luspo'"),
-        ({"per_device_train_batch_size": 4}, "per_device_train_batch_size", "refused", "no whole groups of 8"),
+        ({"loss_type": "luspo"}, "loss_type", "not yet", "loss 'luspo'"),
+        ({"per_device_train_batch_size": 4}, "per_device_train_batch_size", "refused", "not whole groups of 8"),
         ({"use_vllm": True, "vllm_mode": "server"}, "vllm_mode", "not yet", "servers of `trl vllm-serve`"),
-        ({"report_to": "trackio"}, "report_to", "not yet", "the tracker trackio"),
+        ({"report_to": "trackio"}, "report_to", "not yet", "tracker trackio"),
         ({"reward_funcs": ["a.b", "c.d"]}, "reward_funcs", "not yet", "several reward functions"),
         ({"reward_funcs": ["org/model"]}, "reward_funcs", "not yet", "reward_model"),
         ({"lora_r": 8}, "lora_r", "needless", "use_peft is off"),
         ({"vllm_gpu_memory_utilization": 0.5}, "vllm_gpu_memory_utilization", "needless", "use_vllm is off"),
         ({"load_in_4bit": True}, "load_in_4bit", "not yet", "quantized weights"),
         ({"learning_rates": 1e-5}, "learning_rates", "refused", "not known to this converter"),
-        ({"scale_rewards": "all"}, "scale_rewards", "refused", "it has group, batch and none"),
+        ({"scale_rewards": "all"}, "scale_rewards", "refused", "TRL supports: group, batch, none"),
         ({"deepspeed": "zero3.json"}, "deepspeed", "needless", "trainer.strategy"),
     ],
 )
@@ -224,7 +228,7 @@ def test_what_a_program_computes_is_refused_and_counts_for_nothing(tmp_path: Pat
     conversion = convert_trl(str(program))
     whys = {line.source: line.why for line in conversion.lost}
     assert set(whys) == {"per_device_train_batch_size", "gradient_accumulation_steps", "**more", "reward_funcs"}
-    assert "a batch size is not in the file" in whys["gradient_accumulation_steps"]
+    assert "a batch size is not a number in the file" in whys["gradient_accumulation_steps"]
     assert "a function of the program" in whys["reward_funcs"]
     assert "train_batch_size" not in conversion.tables["trainer"]
 
@@ -234,7 +238,7 @@ def test_what_a_program_computes_is_refused_and_counts_for_nothing(tmp_path: Pat
     [
         ("train.py", "from trl import SFTConfig\nSFTConfig()\n", "has no GRPOConfig"),
         ("train.py", "GRPOConfig(\n", "cannot be read as Python"),
-        ("run.sh", "echo trl\n", "has no arguments of TRL's"),
+        ("run.sh", "echo trl\n", "has no TRL arguments"),
         ("train.py", "(" * 300, "cannot be read as Python"),
     ],
 )
@@ -261,7 +265,7 @@ def test_the_option_sets_of_examples_are_converted_or_refused_by_capability(tmp_
     assert len(examples) >= 12
     for name, conversion in examples.items():
         refused = [f"{line.source}: {line.why}" for line in conversion.lines if line.outcome == "refused"]
-        assert [line for line in refused if "no whole groups" not in line] == [], name
+        assert [line for line in refused if "not whole groups" not in line] == [], name
         if not conversion.lost:
             loaded(conversion, tmp_path)
     assert sum(not each.lost for each in examples.values()) >= 9
