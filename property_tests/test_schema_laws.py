@@ -34,7 +34,11 @@ BEYOND_A_RANGE = (
     "an interval",
     "a time",
     "positive, or -1 for",
-    "allowed",  # as a list that may not be empty, or a field that another one replaces
+    "allowed",  # as a field that another one replaces
+    "a non-empty value",
+    "a list of positive numbers",
+    "a list without negative numbers",
+    "free of empty text",
     "two numbers",
     "true, false or a positive number",
     "one of",

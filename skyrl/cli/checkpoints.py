@@ -48,7 +48,7 @@ def verify(folder: str) -> None:
     """Compare every byte of every file with the manifest. Exit code 1 if anything is missing or damaged."""
     store, steps = _found(folder)
     if not steps:
-        raise ResumeError(f"{store.folder} holds no checkpoint")
+        raise ResumeError(f"{store.folder} contains no checkpoint")
     wrong = {step: store.verify(step) for step in steps}
     for step in steps:
         click.echo(f"  {step:>8}  {'good' if not wrong[step] else 'damaged'}")
@@ -66,7 +66,7 @@ def show(folder: str) -> None:
 
     store, steps = _found(folder)
     if not steps:
-        raise ResumeError(f"{store.folder} holds no checkpoint")
+        raise ResumeError(f"{store.folder} contains no checkpoint")
     checkpoint, manifest = store.load(steps[-1]), store.manifest(steps[-1])
     click.echo(f"{store.folder}/global_step_{checkpoint.step}  {_line(store, checkpoint.step)}")
     click.echo(f"  fingerprint  {checkpoint.fingerprint[:16]}")
@@ -98,7 +98,7 @@ def diff(one: str, other: str) -> None:
     ):
         old, new = dict(_flat(before)), dict(_flat(after))
         changed = [path for path in dict.fromkeys([*old, *new]) if old.get(path) != new.get(path)]
-        click.echo(f"{title}: {len(changed)} differ")
+        click.echo(f"{title}: {len(changed)} values differ")
         for path in changed:
             click.echo(f"  {path}: {_short(old.get(path))} -> {_short(new.get(path))}")
     for model in dict.fromkeys([*first.models, *second.models]):
@@ -118,7 +118,7 @@ def _tensors_that_differ(first: Checkpoint, second: Checkpoint, model: str) -> I
             )
         elif not torch.equal(old[name], new[name]):
             furthest = (old[name].double() - new[name].double()).abs().max().item()
-            lines.append((name.startswith("model."), furthest, f"  {name}: differs by {furthest:.3g} at most"))
+            lines.append((name.startswith("model."), furthest, f"  {name}: differs by at most {furthest:.3g}"))
     yield f"{model}: {len(lines)} of {len(old.keys() | new.keys())} tensors differ"
     yield from (line for *_, line in sorted(lines, reverse=True)[:MOST])
     if len(lines) > MOST:
@@ -154,7 +154,7 @@ def _of_one(folder: str) -> str:
     from skyrl.checkpoint.names import step_of
 
     if step_of(folder) is None:
-        raise ResumeError(f"{folder} is not one checkpoint: name a folder .../global_step_N")
+        raise ResumeError(f"{folder} is not a checkpoint: give a folder .../global_step_N")
     return folder.rstrip("/") if "://" in folder else str(Path(folder).expanduser().absolute())
 
 

@@ -47,7 +47,7 @@ def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
     if not machine:
         compose_arguments(arguments, strict=strict)
         click.echo(
-            "The values fit together. Files, models and tasks are looked at by `skyrl doctor`, and before a run starts."
+            "The configuration is valid. Files, models and tasks are checked by `skyrl doctor` and before a run starts."
         )
         return
     import json
@@ -70,7 +70,9 @@ def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
 @_LANGUAGE
 @click.option("--written", is_flag=True, help="As written, before anything is derived.")
 @click.option("--sparse", is_flag=True, help="Only what differs from the defaults and was not derived.")
-@click.option("--origins", "with_origins", is_flag=True, help="One line a field, with the place of each value.")
+@click.option(
+    "--origins", "with_origins", is_flag=True, help="One line per field, with the place where each value was set."
+)
 @click.option("--derived", "only_derived", is_flag=True, help="Only what was derived, and from what.")
 def show(
     arguments: tuple[str, ...], language: str, written: bool, sparse: bool, with_origins: bool, only_derived: bool
@@ -114,7 +116,7 @@ def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
 
     if os.path.exists(path) or path.endswith((".toml", ".yaml", ".yml", ".json")):
         hint = f"skyrl config explain trainer.epochs {path}"
-        message = "is a file, and the path of a field comes first"
+        message = "is a file; the path of a field must come first"
         raise ConfigError([Problem(path=path, message=message, hint=hint)], title="There is nothing to explain")
     loaded = load_words(arguments)
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
@@ -159,10 +161,12 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 @config.command()
 @click.argument("source", metavar="FILE|SCRIPT", type=click.Path())
 @click.option("--from", "house", type=click.Choice(["skyrl-hydra", "skyrl", "areal", "verl", "trl"]), required=True)
-@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML there, not to standard output.")
-@click.option("--keep-going", is_flag=True, help="Write the rest where settings are refused.")
-@click.option("--keep-engine", is_flag=True, help="SGLang stays the engine of an AReaL file, in place of vLLM.")
-@click.option("--force", is_flag=True, help="Replace an output file that exists.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML to this file instead of standard output."
+)
+@click.option("--keep-going", is_flag=True, help="Write the other settings even if some are refused.")
+@click.option("--keep-engine", is_flag=True, help="Keep SGLang as the engine of an AReaL file, instead of vLLM.")
+@click.option("--force", is_flag=True, help="Overwrite existing output files.")
 def convert(source: str, house: str, output: str | None, keep_going: bool, keep_engine: bool, force: bool) -> None:
     """Convert a configuration of SkyRL, AReaL, verl or TRL to our TOML, and report the outcome of each setting.
 
@@ -176,10 +180,10 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, keep_
         _refuse_to_replace(output)
     refuse_other_sources(source, house)
     if keep_engine and house != "areal":
-        raise UserError(f"--keep-engine is for AReaL's files, and --from is {house}")
+        raise UserError(f"--keep-engine works only with --from areal, not --from {house}")
     converted = _converter(house, keep_engine=keep_engine)(source)
     if not converted.lines:
-        raise UserError(f"{source} has no settings of {house}: nothing was converted")
+        raise UserError(f"{source} contains no settings of {house}: nothing was converted")
     is_written = keep_going or not converted.refused
     cluster = _cluster_file(output) if output and converted.cluster else None
     if is_written:
@@ -194,8 +198,8 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, keep_
     if not is_written:
         lost = f", {len(converted.lost)} of which may change the training" if converted.lost else ""
         click.echo(
-            f"\nNothing was written, because of the settings that were refused{lost}. "
-            "--keep-going writes the rest, with these in a comment at the top.",
+            f"\nNothing was written, because some settings were refused{lost}. "
+            "--keep-going writes the others, and lists the refused ones in a comment at the top.",
             err=True,
         )
         sys.exit(1)
@@ -223,7 +227,7 @@ def _refuse_to_replace(output: str) -> None:
     from skyrl.errors import UserError
 
     if os.path.exists(output):
-        raise UserError(f"{output} exists already: name another file, or replace it with --force")
+        raise UserError(f"{output} already exists: choose another file, or overwrite it with --force")
 
 
 def _cluster_file(output: str) -> str:

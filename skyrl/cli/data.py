@@ -15,8 +15,16 @@ def data() -> None:
 
 @data.command()
 @ARGUMENTS
-@click.option("--row", "place", default=0, show_default=True, type=click.IntRange(0), help="Row, counted from 0.")
-@click.option("--source", default=0, show_default=True, type=click.IntRange(0), help="Training source, counted from 0.")
+@click.option(
+    "--row", "place", default=0, show_default=True, type=click.IntRange(0), help="Number of the row, counted from 0."
+)
+@click.option(
+    "--source",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Number of the training source, counted from 0.",
+)
 def show(arguments: tuple[str, ...], place: int, source: int) -> None:
     """Print a row as the model gets it, special tokens included, with the learned tokens between ⟦ and ⟧.
 

@@ -32,7 +32,7 @@ def examine(run: AnyRun, seconds: float) -> int:
     field = field_path(run, "placement.ray_address")
     address = run.trainer.placement.ray_address
     if address is None:
-        raise UserError(f"--cluster looks at a cluster that runs: name it by {field} = host:port")
+        raise UserError(f"--cluster checks a running Ray cluster: set {field} = host:port")
     shared, readable = shared_folders(run), _models(run)
     found = survey(address, readable=readable, shared=list(shared), seconds=seconds, field=field)
     here = facts_here([], [])
@@ -71,7 +71,7 @@ def _tables(found: Survey) -> Iterator[str]:
     yield from _aligned(["machine", "python", "torch", "ray", "clock", "free memory", "GPUs"], _machines(found))
     if found.links:
         yield ""
-        yield from _aligned(["from", "to", "there and back", "bandwidth"], _links(found))
+        yield from _aligned(["from", "to", "round trip", "bandwidth"], _links(found))
 
 
 def _machines(found: Survey) -> Iterator[list[str]]:
@@ -102,7 +102,7 @@ def _aligned(head: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
 
 def _told(problems: Sequence[ClusterFinding]) -> Iterator[str]:
     if not problems:
-        yield "Nothing to mend."
+        yield "No problems found."
         return
     yield f"\n{len(problems)} finding{'s' if len(problems) > 1 else ''}:"
     for each in problems:

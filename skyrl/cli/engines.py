@@ -29,9 +29,11 @@ def engines(run: Path, action: str, numbers: tuple[int, ...], count: int | None)
 
     found = Engines.read(run)
     if action != "drain" and numbers:
-        raise UserError(f"{action} takes no engine numbers" + ("; --count says how many to add" * (action == "add")))
+        raise UserError(
+            f"{action} takes no engine numbers" + ("; use --count to set how many to add" * (action == "add"))
+        )
     if count is not None and (numbers or action == "list"):
-        raise UserError("--count goes with add, or with drain without engine numbers")
+        raise UserError("--count works only with add, or with drain without engine numbers")
     if action == "list":
         if not is_locked(run):
             click.echo(f"{run} is not running: its engines are gone. Their last states:")

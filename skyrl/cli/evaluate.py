@@ -14,7 +14,9 @@ _ARGUMENTS = click.argument(
     "arguments", nargs=-1, metavar="[FILE...] [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
 )
 _TARGET = click.argument("target", metavar="MODEL|RUN|CHECKPOINT")
-_STEP = click.option("--step", type=click.IntRange(min=1), help="A checkpoint of RUN [default: its trained model].")
+_STEP = click.option(
+    "--step", type=click.IntRange(min=1), help="Step of the checkpoint of RUN to use [default: its trained model]."
+)
 
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -24,7 +26,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @_TARGET
 @_ARGUMENTS
 @_STEP
-@click.option("--to", type=_FOLDER, help="A folder for the results [default: RUN/evaluations/step_N].")
+@click.option("--to", type=_FOLDER, help="Folder for the results [default: RUN/evaluations/step_N].")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path | None, as_json: bool) -> None:
     """Evaluate a model on data.val_data: scores, pass@k and their 95 % confidence intervals.
@@ -56,9 +58,9 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
 @click.command()
 @_TARGET
 @_ARGUMENTS
-@click.option("--prompts", multiple=True, help="A source of prompts, in place of data.val_data; may be repeated.")
+@click.option("--prompts", multiple=True, help="Source of prompts, instead of data.val_data; may be repeated.")
 @_STEP
-@click.option("--to", type=_FOLDER, help="A folder for the answers [default: RUN/generations/step_N].")
+@click.option("--to", type=_FOLDER, help="Folder for the answers [default: RUN/generations/step_N].")
 def generate(
     target: str, arguments: tuple[str, ...], prompts: tuple[str, ...], step: int | None, to: Path | None
 ) -> None:

@@ -27,7 +27,7 @@ def as_text(explanation: Explanation) -> str:
     if explanation.unimplemented:
         lines += ["", f"Not read in this version yet: {explanation.unimplemented}."]
     if explanation.checks and not is_table:
-        lines += ["", "Checks that look at it:"]
+        lines += ["", "Checks that read it:"]
         for name, sentence in explanation.checks:
             lines += textwrap.wrap(f"{name}: {sentence}", 100, initial_indent="  ", subsequent_indent="      ")
     return "\n".join(lines)
@@ -38,7 +38,7 @@ def _fields(table: Mapping[str, Any]) -> list[str]:
     inner = Counter(name.partition(".")[0] for name in table if "." in name)
     rows = [f"  {name} = {_spelled(value)}" for name, value in table.items() if "." not in name]
     rows += [f"  {name}  (a table of {number} fields)" for name, number in inner.items()]
-    return ["Its fields (ask for one to see where its value comes from, and what checks it):", *rows]
+    return ["Its fields (explain one to see where its value comes from and what checks it):", *rows]
 
 
 def _chain(chain: Sequence[ValueOrigin]) -> list[str]:

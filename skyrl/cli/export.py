@@ -11,10 +11,16 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("run", type=_FOLDER)
-@click.option("--step", type=click.IntRange(min=1), help="Of which checkpoint [default: the newest].")
-@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="A folder [default: below export_path].")
-@click.option("--adapter", is_flag=True, help="The LoRA adapter alone, as PEFT stores it, not merged into the model.")
-@click.option("--checkpoints", type=_FOLDER, help="Where the run's checkpoints are [default: where it wrote them].")
+@click.option("--step", type=click.IntRange(min=1), help="Step of the checkpoint to export [default: the newest].")
+@click.option(
+    "--to", type=click.Path(file_okay=False, path_type=Path), help="Folder to write to [default: below export_path]."
+)
+@click.option(
+    "--adapter", is_flag=True, help="Export only the LoRA adapter, in PEFT's format, not merged into the model."
+)
+@click.option(
+    "--checkpoints", type=_FOLDER, help="Folder of the run's checkpoints [default: where the run wrote them]."
+)
 def export(run: Path, step: int | None, to: Path | None, adapter: bool, checkpoints: Path | None) -> None:
     """Store the model of one of RUN's checkpoints as a Hugging Face folder: weights, configuration, tokenizer.
 

@@ -22,7 +22,7 @@ from skyrl.starter.template_files import TEMPLATES, write_template
 @click.option(
     "--template", type=click.Choice(list(TEMPLATES)), default="reward", show_default=True, help="The kind of task."
 )
-@click.option("--no-model", is_flag=True, help="Write the files alone, without the small model and its data.")
+@click.option("--no-model", is_flag=True, help="Write only the files, without the small model and its data.")
 def init(name: Path, template: str, no_model: bool) -> None:
     """Create the folder NAME with a task of your own, from a template.
 
@@ -36,7 +36,7 @@ def init(name: Path, template: str, no_model: bool) -> None:
     if missing:
         steps += [f"pip install 'skyrl[{','.join(missing)}]'"]
     if no_model:
-        steps += ["python prepare.py        # a small model and data; or put your own in run.toml"]
+        steps += ["python prepare.py        # creates a small model and data; or set your own in run.toml"]
     elif "train" in missing:
         steps += ["python prepare.py"]
     else:
@@ -56,7 +56,7 @@ def _is_installed(package: str) -> bool:
 
 def _prepare(folder: Path) -> None:
     """Run the template's own script, as its user would, and show its progress. Raises `UserError` and `Stopped`."""
-    click.echo("Making a small model and its data ...")
+    click.echo("Creating a small model and its data ...")
     command = [sys.executable, "prepare.py"]
     # A process group of its own: Ctrl-C in a terminal reaches only this process, which stops the script once.
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, process_group=0) as script:
@@ -66,7 +66,7 @@ def _prepare(folder: Path) -> None:
             script.terminate()
             script.communicate()
             by, code = how_it_was_stopped(stop)
-            rest = "python prepare.py there makes the model and its data"
+            rest = "run python prepare.py there to create the model and its data"
             raise Stopped(f"{by}. The files of the task are in {folder}; {rest}.", code) from None
     if script.returncode:
         raise UserError(f"the files are in {folder}, but python prepare.py failed there: {last or 'no message'}")

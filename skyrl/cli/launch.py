@@ -27,14 +27,14 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "settings",
             multiple=True,
             metavar="PATH=VALUE",
-            help="Change a value of the cluster's description.",
+            help="Override a value of the cluster's description.",
         ),
         click.option(
             "--cluster",
             "cluster_file",
             envvar="SKYRL_CLUSTER",
             metavar="FILE",
-            help=f"The cluster's description (docs/launching.md) [default: {_FILE}, if this folder has one].",
+            help=f"File that describes the cluster (docs/launching.md) [default: {_FILE} in this folder, if any].",
         ),
     ):
         function = option(function)
@@ -51,16 +51,16 @@ def _target(name: Literal["local", "ray", "slurm"], about: str) -> None:
     @ARGUMENTS
     @STRICT
     @cluster_options
-    @click.option("--name", "launch_name", help="Name of the launch [default: that of the run].")
-    @click.option("--after", multiple=True, metavar="LAUNCH", help="Start when this launch or Slurm job has succeeded.")
-    @click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
+    @click.option("--name", "launch_name", help="Name of the launch [default: the run's name].")
+    @click.option("--after", multiple=True, metavar="LAUNCH", help="Start after this launch or Slurm job succeeds.")
+    @click.option("--dry-run", is_flag=True, help="Print what would be started, without starting it.")
     def start(arguments: tuple[str, ...], strict: bool, **options: Any) -> None:
         _start(name, arguments, strict, **options)
 
 
-_target("local", "Start a run in the background of this machine.")
-_target("ray", "Submit a run to a Ray cluster that runs already, at `ray.address` of the cluster's description.")
-_target("slurm", "Submit a run as a job of Slurm, which checkpoints before its time limit and goes back to the queue.")
+_target("local", "Start a run in the background on this machine.")
+_target("ray", "Submit a run to a running Ray cluster, at `ray.address` of the cluster's description.")
+_target("slurm", "Submit a run as a Slurm job, which saves a checkpoint before its time limit and requeues itself.")
 
 
 def _start(
@@ -124,7 +124,7 @@ def status(folders: tuple[str, ...], cluster_file: str | None, settings: tuple[s
 
 @launch.command()
 @click.argument("folder", metavar="LAUNCH")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the launch ends, or Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the launch ends, or until Ctrl-C.")
 @cluster_options
 def logs(folder: str, follow: bool, cluster_file: str | None, settings: tuple[str, ...]) -> None:
     """Print the output of a launch. Ctrl-C stops the printing, not the run."""
@@ -139,7 +139,7 @@ def logs(folder: str, follow: bool, cluster_file: str | None, settings: tuple[st
 
 @launch.command()
 @click.argument("folder", metavar="LAUNCH")
-@click.option("--now", is_flag=True, help="End it at once; what the last checkpoint does not have is lost.")
+@click.option("--now", is_flag=True, help="Stop it immediately; progress since the last checkpoint is lost.")
 @cluster_options
 def stop(folder: str, now: bool, cluster_file: str | None, settings: tuple[str, ...]) -> None:
     """Stop a launch after it has saved a checkpoint; `skyrl run` with the same configuration resumes it."""

@@ -88,7 +88,7 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
     if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
         why = next(lack for lack, _ in lacks_of("wandb", mode=composed.config.trainer.trackers.wandb.mode))
         click.echo(f"Metrics go to the console: {why} (the default of {kind.path('logger')} is wandb).", err=True)
-    with _said_if_long("the import of what the run is made of"):
+    with _said_if_long("the import of the modules that the run uses"):
         make = experiment_class(composed.config)
     for attempt in attempts(composed.config):
         experiment = make(attempt.run)
@@ -97,7 +97,7 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
             trained = RunSession(experiment).run()
     if not trained:
         click.echo(
-            f"This run is finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
+            f"This run is already finished ({experiment.checkpoints.folder} has its last step): nothing was trained.\n"
             f"To train again, choose other folders ({kind.path('run_path')}, {kind.path('ckpt_path')}) or "
             f"delete these; to train longer, raise {' or '.join(kind.length)}."
         )
@@ -108,8 +108,16 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
 @cli.command()
 @ARGUMENTS
 @STRICT
-@click.option("--cluster", is_flag=True, help="Also look at every machine of trainer.placement.ray_address.")
-@click.option("--timeout", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds of a machine.")
+@click.option(
+    "--cluster", is_flag=True, help="Also check every machine of the Ray cluster at trainer.placement.ray_address."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    help="With --cluster: seconds to wait for a machine.",
+)
 def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: float) -> None:
     """Check in seconds whether a run would start here: packages, GPUs, keys, models, folders, disks, locks.
 

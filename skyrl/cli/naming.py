@@ -18,9 +18,9 @@ def name_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--names",
             envvar="SKYRL_NAMES",
             metavar="STORE",
-            help="Where names are: nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS.",
+            help="Name store: nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS.",
         ),
-        click.option("--name", help="Publish the address under this name as long as the service runs."),
+        click.option("--name", help="Publish the address under this name while the service runs."),
     ):
         function = option(function)
     return function
@@ -33,7 +33,7 @@ def published(name: str | None, names: str | None, url: str) -> Iterator[None]:
         yield
         return
     if not names:
-        raise UserError("--name needs a store of names: --names nfs:FOLDER, or the variable SKYRL_NAMES")
+        raise UserError("--name needs a name store: pass --names nfs:FOLDER, or set the variable SKYRL_NAMES")
     from skyrl.processes.name_stores import name_store
     from skyrl.processes.names import Published
 

@@ -21,25 +21,26 @@ if TYPE_CHECKING:
 @click.command()
 @ARGUMENTS
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option(
-    "--gpus-per-node", type=click.IntRange(min=1), help="GPUs of one machine [default: 8, or more if needed]."
-)
+@click.option("--gpus-per-node", type=click.IntRange(min=1), help="GPUs per machine [default: 8, or more if needed].")
 @click.option(
     "--svg",
     "drawn",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw nodes, GPUs and phases into this file.",
+    help="Draw nodes, GPUs and phases to this SVG file.",
 )
 @click.option(
-    "--fit", "gpus", type=click.IntRange(min=1), metavar="GPUS", help="Propose layouts on so many GPUs instead."
+    "--fit", "gpus", type=click.IntRange(min=1), metavar="GPUS", help="Propose layouts on this many GPUs instead."
 )
 @click.option(
     "--answer-tokens",
     type=click.FloatRange(min=1),
-    help="With --fit: mean length of an answer [default: half of the longest].",
+    help="With --fit: mean length of an answer, in tokens [default: half the maximum].",
 )
 @click.option(
-    "--write", "file", type=click.Path(path_type=Path), help="With --fit: write the first proposal as a layer of TOML."
+    "--write",
+    "file",
+    type=click.Path(path_type=Path),
+    help="With --fit: write the first proposal to a TOML file, to pass after the run's own.",
 )
 def plan(
     arguments: tuple[str, ...],
@@ -57,7 +58,7 @@ def plan(
 
     if gpus is not None:
         if drawn is not None:
-            raise UserError("--svg draws one plan, and --fit proposes several: write one by --write and draw that")
+            raise UserError("--svg draws one plan, but --fit proposes several: write one with --write, then draw it")
         _propose(arguments, gpus, answer_tokens, file, as_json=as_json)
         return
     if answer_tokens is not None or file is not None:
@@ -66,7 +67,9 @@ def plan(
     from skyrl.cli.plan_memory import memory_lines
     from skyrl.cli.plan_table import table
 
-    run = compose_rl(arguments, "one model on placement.num_nodes x num_gpus_per_node; nothing to lay out")
+    run = compose_rl(
+        arguments, "it has one model, on placement.num_nodes x num_gpus_per_node; there is nothing to lay out"
+    )
     planned = plan_of(run, gpus_per_node)
     if drawn is not None:
         from skyrl.cli.plan_picture import picture
@@ -110,7 +113,7 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
     try:
         found = assign(laid, [Node(id=str(number), gpus=machine) for number in range(sum(p.nodes for p in laid.pools))])
     except NoRoom as error:
-        message = f"{error.pool.name} needs {error.pool.gpus_per_node} on one node, and --gpus-per-node says {machine}"
+        message = f"{error.pool.name} needs {error.pool.gpus_per_node} on one node, but --gpus-per-node is {machine}"
         raise UserError(message) from None
     places = on_machines(laid, found)
     placements = [

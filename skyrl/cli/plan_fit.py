@@ -42,7 +42,7 @@ def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dic
 
 def rendered(found: Mapping[str, Any]) -> str:
     """The proposals as text."""
-    lines = [f"Layouts on {found['gpus']} x {found['gpu_kind']}, the fastest by estimate first:"]
+    lines = [f"Layouts on {found['gpus']} x {found['gpu_kind']}, fastest first (estimated):"]
     for number, proposal in enumerate(found["proposals"], 1):
         lines += ["", *_lines(number, proposal)]
     return "\n".join(lines)
@@ -59,7 +59,7 @@ def layer(proposal: Mapping[str, Any]) -> str:
         for name in names:
             inner = inner.setdefault(name, {})
         inner[last] = value
-    return "# Written by `skyrl plan --fit`; give it behind the file of the run.\n" + tomli_w.dumps(tables)
+    return "# Written by `skyrl plan --fit`; pass it after the run's own file.\n" + tomli_w.dumps(tables)
 
 
 def write_layer(proposal: Mapping[str, Any], file: Path) -> None:
@@ -70,7 +70,7 @@ def write_layer(proposal: Mapping[str, Any], file: Path) -> None:
         with file.open("x", encoding="utf-8") as opened:
             opened.write(layer(proposal))
     except FileExistsError:
-        raise UserError(f"--write {file}: it exists; name a new file, or remove it") from None
+        raise UserError(f"--write {file}: the file already exists; choose another, or remove it") from None
     except OSError as error:
         raise UserError(f"--write {file}: {error.strerror}") from None
 
@@ -86,7 +86,7 @@ def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:
 
     run = compose(*split_words(arguments), environ=os.environ).config
     if not isinstance(run, SkyRLTrainConfig):
-        raise UserError(f"kind = {run.kind}: --fit lays out learners and engines, and this run has no engines")
+        raise UserError(f"kind = {run.kind}: --fit lays out learners and engines, but this run has no engines")
     return run
 
 
@@ -102,13 +102,13 @@ def _refuse_unknown(run: SkyRLTrainConfig) -> None:
     unknown = models_without_sizes(run, known_shape_of)
     reasons = []
     if run.trainer.device != "cuda":
-        reasons.append("it lays out GPUs: give trainer.device=cuda")
+        reasons.append("layouts are for GPUs: set trainer.device=cuda")
     if run.trainer.placement.gpu_kind is None:
-        reasons.append("name the kind of GPU, as in trainer.placement.gpu_kind=H100-80")
+        reasons.append("set the kind of GPU, such as trainer.placement.gpu_kind=H100-80")
     if unknown:
-        reasons.append(f"the sizes of {', '.join(unknown)} are not known here: give a folder with config.json")
+        reasons.append(f"the sizes of {', '.join(unknown)} are unknown: use a folder with a config.json")
     if not starts_engines(run) or backend_of(engine).is_embedded:
-        reasons.append(f"it lays out engines that the run starts on GPUs, and backend = {engine.backend} has none")
+        reasons.append(f"the run must start its engines on GPUs, but backend = {engine.backend} starts none")
     if reasons:
         raise UserError("--fit: " + "\n--fit: ".join(reasons))
 
@@ -136,12 +136,12 @@ def _nothing(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Excep
     from skyrl.errors import UserError
 
     if refusals:
-        return UserError(f"--fit {gpus}: what fits is refused by the check of the configuration: {refusals[0]}")
+        return UserError(f"--fit {gpus}: `skyrl config check` refuses all layouts that fit: {refusals[0]}")
     kind, more = run.trainer.placement.gpu_kind, gpus
     while (more := 2 * more) <= 64 * gpus:
         if proposals(run, more, known_shape_of):
-            return UserError(f"--fit {gpus}: no layout fits {gpus} x {kind}; {more} would do")
-    return UserError(f"--fit {gpus}: no layout fits {kind}; shorten the answers, or take GPUs with more memory")
+            return UserError(f"--fit {gpus}: no layout fits {gpus} x {kind}; {more} would be enough")
+    return UserError(f"--fit {gpus}: no layout fits {kind}; shorten the answers, or use GPUs with more memory")
 
 
 def _as_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
@@ -165,16 +165,16 @@ def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:
     from skyrl.config.memory_fit import GIB, written
 
     seconds, fullest = proposal["seconds"], proposal["fullest"]
-    engines = "in turns" if proposal["colocated"] else f"engines on {proposal['engine_gpus']} of them"
+    engines = "taking turns on all GPUs" if proposal["colocated"] else f"engines on {proposal['engine_gpus']} of them"
     phases = ", ".join(
         f"{name} {seconds[name]:,.1f}"
         for name in ("generation", "scoring", "update", "transfer", "turns")
         if seconds[name] >= 0.05  # rounds to more than 0.0
     )
     beside = "; sampling overlaps training" if seconds["overlaps"] else ""
-    yield f"{number}. {engines}: {seconds['step']:,.0f} s a step ({phases}{beside})"
+    yield f"{number}. {engines}: {seconds['step']:,.0f} s per step ({phases}{beside})"
     most, memory, host = (size / GIB for size in (fullest["bytes"], proposal["gpu_bytes"], proposal["host_bytes"]))
     yield f"   fullest: {fullest['name']} of the {fullest['role']}, {most:.1f} of {memory:.1f} GiB"
-    yield f"   host memory for each GPU: up to {host:.1f} GiB"
-    yield f"   {written(proposal['changes']) or 'as the run is'}"
+    yield f"   host memory per GPU: up to {host:.1f} GiB"
+    yield f"   {written(proposal['changes']) or 'no changes'}"
     yield from (f"   - {reason}" for reason in proposal["reasons"])

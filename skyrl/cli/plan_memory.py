@@ -72,7 +72,7 @@ def _rows(phases: Sequence[Mapping[str, Any]], unit: int, name: str) -> list[str
     from skyrl.planning.memory import PARTS
 
     parts = [part for part in PARTS if any(phase["parts"].get(part) for phase in phases)]
-    head = [f"{name} of one GPU", "model", "total", *parts, "on the host"]
+    head = [f"{name} per GPU", "model", "total", *parts, "on the host"]
     rows = [
         [
             phase["name"],
@@ -98,17 +98,22 @@ def _verdict(memory: Mapping[str, Any]) -> list[str]:
 
     kind = memory["gpu_kind"]
     if memory["fits"] is None:
-        return [] if kind else ["Name trainer.placement.gpu_kind to see whether it fits."]
+        return [] if kind else ["Set trainer.placement.gpu_kind to see whether it fits."]
     usable, held = memory["usable_bytes"] / GIB, memory["sequences_in_cache"]
-    cache = "" if held is None else f" An engine's cache holds {held} sequences of full length at once."
+    cache = "" if held is None else f" An engine's cache holds {held} full-length sequences at once."
     if memory["fits"]:
-        return [f"It fits {kind}, of which {usable:.1f} GiB may be taken.{cache}"]
-    lines = [f"It does not fit {kind}, of which {usable:.1f} GiB may be taken: {memory['why']}."]
+        return [f"It fits {kind}, of which {usable:.1f} GiB may be used.{cache}"]
+    lines = [f"It does not fit {kind}, of which {usable:.1f} GiB may be used: {memory['why']}."]
     if memory["binding"]:
-        lines.append(f"Settings that decide: {', '.join(memory['binding'])}.")
+        lines.append(f"Deciding settings: {', '.join(memory['binding'])}.")
     nearest = memory["nearest"]
-    return [*lines, f"Nearest that fits: {written(nearest)}" if nearest else "No change of one or two settings fits."]
+    return [
+        *lines,
+        f"Closest change that fits: {written(nearest)}"
+        if nearest
+        else "No change of one or two settings makes it fit.",
+    ]
 
 
 def _why_not(unknown: Sequence[str]) -> str:
-    return f"the sizes of {', '.join(unknown)} are not known here: give a folder with its config.json, or download it"
+    return f"the sizes of {', '.join(unknown)} are unknown: use a folder with its config.json, or download it"

@@ -16,7 +16,7 @@ def table(plan: Plan) -> str:
     """The plan as text: one line of totals, the GPUs of each process, then the work of each in one training step."""
     slot = "gpus" if plan["device"] == "cuda" else "slots"
     placements = _columns([["process", "ranks", "where"], *_seats(plan, slot)])
-    work = [["model", "ranks", "data parallel", "one training step of each rank"], *map(_work, plan["models"])]
+    work = [["model", "ranks", "data parallel", "work of each rank in a training step"], *map(_work, plan["models"])]
     seats = [] if plan["executor"] == "in_process" else [*placements, ""]
     return "\n".join([*_heading(plan), "", *seats, *_columns(work), *_engines(plan)])
 
@@ -24,13 +24,13 @@ def table(plan: Plan) -> str:
 def _heading(plan: Plan) -> list[str]:
     """The resources of the whole run, in words."""
     if plan["executor"] == "in_process":
-        return ["Everything runs in the process of the command."]
+        return ["Everything runs in the command's own process."]
     nodes = f"{counted(plan['nodes'], 'node')} of {plan['gpus_per_node']}"
     if plan["device"] == "cuda":
         return [f"{counted(plan['gpus'], 'GPU')} on {nodes}, {counted(plan['actors'], 'actor')} on Ray."]
     return [
         f"{counted(plan['gpus'], 'slot')} on {nodes}, {counted(plan['actors'], 'actor')} on Ray.",
-        "trainer.device is cpu: where GPUs are counted, a slot is a place for a process.",
+        "trainer.device is cpu: slots are counted instead of GPUs, each a place for one process.",
     ]
 
 
@@ -100,13 +100,13 @@ def _passes(model: Mapping[str, Any], count: str, size: str, noun: str, plural: 
 def _engines(plan: Plan) -> list[str]:
     engines = plan["engines"]
     if engines is None:
-        return ["", "The engines run already, elsewhere."]
+        return ["", "The engines are already running elsewhere."]
     sizes = " x ".join(f"{name} {engines[name]}" for name in ("tensor", "pipeline", "data"))
     batch = plan["batch"]
     return [
         "",
         f"{counted(engines['number'], 'engine')} of {engines['gpus']} ({sizes}); "
-        f"{batch['prompts']} prompts x {batch['samples_per_prompt']} = {batch['samples']} samples in a training step.",
+        f"{batch['prompts']} prompts x {batch['samples_per_prompt']} = {batch['samples']} samples per training step.",
     ]
 
 

@@ -14,7 +14,7 @@ from skyrl.errors import UserError
 @click.argument("url")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option(
-    "--names", envvar="SKYRL_NAMES", metavar="STORE", help="Where names are: nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS."
+    "--names", envvar="SKYRL_NAMES", metavar="STORE", help="Name store: nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS."
 )
 @click.option(
     "--start-seconds",
@@ -30,7 +30,7 @@ def publish(name: str, url: str, command: tuple[str, ...], names: str | None, st
     http://10.0.0.7:8000 -- vllm serve MODEL --port 8000. A run finds it as name:engines/0.
     """
     if not names:
-        raise UserError("publish needs a store of names: --names nfs:FOLDER, or the variable SKYRL_NAMES")
+        raise UserError("publish needs a name store: pass --names nfs:FOLDER, or set the variable SKYRL_NAMES")
     from skyrl.processes.name_stores import name_store
     from skyrl.processes.named_server import run_under_a_name
 

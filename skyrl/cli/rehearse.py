@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @ARGUMENTS
-@click.option("--gpus", type=click.IntRange(min=1), help="GPUs that the run will have: needing more is a failure.")
+@click.option(
+    "--gpus", type=click.IntRange(min=1), help="Number of GPUs that the run will have; needing more is a failure."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1),
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Time limit of each run, in seconds.",
 )
-@click.option("--keep", type=click.Path(path_type=Path), help="Keep the folded run in this folder, which is created.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path), help="Keep the folded run in this folder, which is created if missing."
+)
 def rehearse(arguments: tuple[str, ...], gpus: int | None, timeout: float, keep: Path | None) -> None:
     """Take the run through every phase on this machine, with its model in miniature, and report the outcome.
 
@@ -39,14 +43,14 @@ def rehearse(arguments: tuple[str, ...], gpus: int | None, timeout: float, keep:
     from skyrl.errors import UserError
     from skyrl.tools.rehearsal import Rehearsal
 
-    run = compose_rl(arguments, "rehearsals are of reinforcement learning")
+    run = compose_rl(arguments, "only reinforcement-learning runs can be rehearsed")
     files, words = split_words(arguments)
     with TemporaryDirectory(prefix="skyrl-rehearsal-") as temporary:
         folder = (keep or Path(temporary)).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"--keep {folder}: the folder cannot be made: {error.strerror}") from None
+            raise UserError(f"--keep {folder}: the folder cannot be created: {error.strerror}") from None
         rehearsal = Rehearsal(files=files, words=words, run=run, folder=folder, timeout=timeout)
         failed = 0
         for finding in chain(planned_findings(run, gpus), rehearsal.findings()):

@@ -24,7 +24,7 @@ def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Findin
     plan = plan_of(run)
     text = f"{counted(plan['gpus'], 'GPU')} on {counted(plan['nodes'], 'machine')} of {plan['gpus_per_node']}"
     if gpus is not None and plan["gpus"] > gpus:
-        yield Finding("placement", "failed", f"the run needs {text}, and there are {gpus}")
+        yield Finding("placement", "failed", f"the run needs {text}, but --gpus is {gpus}")
     else:
         yield Finding("placement", "passed", text)
     yield from _memory(plan["memory"])
@@ -38,12 +38,12 @@ def _memory(memory: dict[str, object]) -> Iterator[Finding]:
     if memory["phases"] is None:
         yield Finding("memory", "not tried", str(memory["why"]))
     elif memory["fits"] is None:
-        yield Finding("memory", "not tried", "name trainer.placement.gpu_kind")
+        yield Finding("memory", "not tried", "set trainer.placement.gpu_kind")
     elif memory["fits"]:
-        yield Finding("memory", "passed", f"each phase fits {memory['gpu_kind']} by estimate")
+        yield Finding("memory", "passed", f"each phase is estimated to fit {memory['gpu_kind']}")
     else:
         nearest = memory["nearest"]
-        remedy = f"\nnearest that fits: {written(nearest)}" if isinstance(nearest, dict) else ""
+        remedy = f"\nclosest change that fits: {written(nearest)}" if isinstance(nearest, dict) else ""
         yield Finding("memory", "failed", f"{memory['why']}{remedy}")
 
 
@@ -57,7 +57,7 @@ def _heads(run: SkyRLTrainConfig) -> Iterator[Finding]:
         return
     if shape.head_size % HEAD_MULTIPLE or shape.head_size > LARGEST_HEAD:
         kernels = f"multiples of {HEAD_MULTIPLE} up to {LARGEST_HEAD}"
-        text = f"vLLM's FlashAttention has no kernels for heads of {shape.head_size}, but for {kernels}"
+        text = f"vLLM's FlashAttention has no kernels for head size {shape.head_size}, only for {kernels}"
         yield Finding("engine", "failed", text)
     elif shape.heads % engine.tensor_parallel_size:
         text = f"tensor_parallel_size = {engine.tensor_parallel_size} does not divide the model's {shape.heads} heads"

@@ -22,17 +22,21 @@ def _steps(context: click.Context, parameter: click.Parameter, value: str) -> ra
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= first <= last:
-        raise click.BadParameter(f"{value!r} is no step: write 7, or 3-7; steps count from 1")
+        raise click.BadParameter(f"{value!r} is not a step: write 7 or 3-7; steps start at 1")
     return range(first, last + 1)
 
 
 @click.command()
 @click.argument("run", type=_RUN)
 @click.option(
-    "--step", "steps", callback=_steps, required=True, metavar="STEP", help="A step, or several in a row: 3-7."
+    "--step", "steps", callback=_steps, required=True, metavar="STEP", help="A step, or a range of steps: 3-7."
 )
-@click.option("--checkpoints", type=_RUN, help="Where the run's checkpoints are [default: where it wrote them].")
-@click.option("--import-stored", is_flag=True, help="Run code that the stored configuration names: a run of your own.")
+@click.option("--checkpoints", type=_RUN, help="Folder of the run's checkpoints [default: where the run wrote them].")
+@click.option(
+    "--import-stored",
+    is_flag=True,
+    help="Run code that the stored configuration names; use it only for runs that you trust.",
+)
 def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: bool) -> None:
     """Run recorded steps of RUN again, from the checkpoint before them; report whether every bit is the same.
 
@@ -43,9 +47,9 @@ def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: boo
 
     again = Replay(run, checkpoints=checkpoints, import_stored=import_stored)
     start = again.start_for(steps.start)
-    click.echo(f"from {f'the checkpoint of step {start}' if start else 'the model that the run began with'}")
+    click.echo(f"from {f'the checkpoint of step {start}' if start else 'the model that the run started from'}")
     for other in again.other_versions():
-        click.echo(f"not as recorded, and the last bits may depend on it: {other}")
+        click.echo(f"differs from the recording, which may change the last bits: {other}")
     for replayed in again.run(steps):
         step, found = replayed.computed.step, replayed.differences
         if found:
@@ -53,7 +57,7 @@ def replay(run: Path, steps: range, checkpoints: Path | None, import_stored: boo
             raise click.exceptions.Exit(1)
         updates, weights = replayed.computed.updates, replayed.computed.weights
         norms = ", ".join(f"{each.learner} {each.metrics['grad_norm']:.9g}" for each in updates)
-        learnt = f"losses; gradient norm {norms}" if updates else "left out again, no updates"
+        learnt = f"losses; gradient norm {norms}" if updates else "skipped again, no updates"
         click.echo(
             f"step {step} is bit-equal: {', '.join(replayed.computed.tensors)}; {learnt}; "
             f"{sum(map(len, weights.values()))} weights"
@@ -82,7 +86,7 @@ def bisect(run_a: Path, run_b: Path) -> None:
     if parting.found:
         equal = [step for step in parting.compared if step != parting.compared[-1]]
         click.echo(f"{kind} are equal in {_count(equal)}")
-        click.echo(f"step {parting.compared[-1]} parts, first in {_spelled(parting.found, 'in A', 'in B')}")
+        click.echo(f"step {parting.compared[-1]} diverges, first in {_spelled(parting.found, 'in A', 'in B')}")
         raise click.exceptions.Exit(1)
     click.echo(f"{kind} are equal in {_count(parting.compared)}")
     if parting.only_in_one:

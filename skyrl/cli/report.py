@@ -23,15 +23,15 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
     processes = ranks.nodes * ranks.gpus_per_node
     alone = processes == 1 and trainer.placement.executor != "ray"
     how = "in one process" if alone else f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
-    yield "The values fit together, and this machine has what they name:"
+    yield "The configuration is valid, and this machine has what it names:"
     yield f"  model    {model}, trained on {trainer.device} {how}"
     if trainer.device == "cuda":
         yield f"  compute  {trainer.compute_dtype}, attention by {trainer.attention}"
     if slower := _slower_than_the_preset(run):
-        yield f'  speed    extends = "preset:cuda" sets what is faster: {", ".join(slower)}'
+        yield f'  speed    extends = "preset:cuda" has faster settings for: {", ".join(slower)}'
     yield f"  data     {counted(sources, 'source')}, whose first rows were read"
     yield f"  folder   {trainer.run_path}, free and writable"
-    yield "All rows are read, and the model is loaded, when it runs; what a cluster has is seen then, too."
+    yield "The other rows, the model's weights and the resources of a cluster are checked when the run starts."
 
 
 def _slower_than_the_preset(run: RunConfig) -> list[str]:

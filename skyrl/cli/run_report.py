@@ -20,8 +20,10 @@ from skyrl.errors import SkyRLError, UserError
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write.",
 )
-@click.option("--samples", default=60, show_default=True, type=click.IntRange(0, 2000), help="Samples of each run.")
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option(
+    "--samples", default=60, show_default=True, type=click.IntRange(0, 2000), help="Number of samples per run."
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> None:
     """Write curves, events, layouts, configurations and samples of RUNS into one HTML file that needs no network.
 
@@ -32,7 +34,7 @@ def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> N
     if missing:
         raise UserError(f"report needs {', '.join(missing)}: pip install 'skyrl[report]'")
     if output.exists() and not force:
-        raise UserError(f"{output} exists: choose another --output, or say --force")
+        raise UserError(f"{output} already exists: choose another --output, or pass --force")
     from skyrl.viewer.report import report as html_of
 
     layouts = {folder: drawn for folder in runs if (drawn := _layout(folder))}

@@ -18,15 +18,23 @@ from skyrl.processes.torch_environment import set_torch_environment
 @click.argument(
     "arguments", nargs=-1, metavar="[FILE...] [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
 )
-@click.option("--step", type=click.IntRange(min=1), help="A checkpoint of RUN [default: its trained model].")
+@click.option(
+    "--step", type=click.IntRange(min=1), help="Step of the checkpoint of RUN to use [default: its trained model]."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option(
+    "--port",
+    default=8000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 picks a free one.",
+)
 @click.option(
     "--adapter",
     "named",
     multiple=True,
     metavar="NAME=FOLDER",
-    help="An adapter (LoRA) on MODEL, served as NAME; repeatable.",
+    help="A LoRA adapter for MODEL, served as NAME; may be repeated.",
 )
 @click.option("--takes-weights", is_flag=True, help="Let a training run pause the model and replace its weights.")
 def serve(
@@ -77,7 +85,7 @@ def _adapters(named: Sequence[str]) -> dict[str, str]:
         found = next((each for each in (place, place / "adapter") if (each / "adapter_config.json").is_file()), None)
         if found is None:
             raise UserError(
-                f"--adapter {name}: {place} holds no adapter: name a folder with PEFT's adapter_config.json"
+                f"--adapter {name}: {place} contains no adapter: give a folder with PEFT's adapter_config.json"
             )
         adapters[name] = str(found.absolute())
     return adapters

@@ -13,14 +13,22 @@ from skyrl.errors import UserError
 
 @click.command("serve-code")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8002, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
-@click.option("--at-once", type=click.IntRange(min=1), help="Programs at the same time [default: one to a core].")
+@click.option(
+    "--port",
+    default=8002,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 picks a free one.",
+)
+@click.option(
+    "--at-once", type=click.IntRange(min=1), help="Number of programs to run at once [default: one per core]."
+)
 @click.option(
     "--tier",
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "process", "namespace", "bwrap"]),
-    help="How programs are kept apart (SECURITY.md).",
+    help="How programs are isolated (SECURITY.md).",
 )
 @name_options
 def serve_code(host: str, port: int, at_once: int | None, tier: str, name: str | None, names: str | None) -> None:

@@ -14,7 +14,13 @@ from skyrl.errors import UserError
 @click.command("serve-retriever")
 @click.argument("corpus", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option(
+    "--port",
+    default=8000,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 picks a free one.",
+)
 @name_options
 def serve_retriever(corpus: Path, host: str, port: int, name: str | None, names: str | None) -> None:
     """Answer searches over CORPUS, a JSONL file with the texts `id` and `contents` in each line, by BM25.

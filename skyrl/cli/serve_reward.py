@@ -13,8 +13,16 @@ from skyrl.errors import UserError
 @click.command("serve-reward")
 @click.argument("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8001, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
-@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="To compute on.")
+@click.option(
+    "--port",
+    default=8001,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 picks a free one.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="Device to compute on."
+)
 @name_options
 def serve_reward(model: str, host: str, port: int, device: str, name: str | None, names: str | None) -> None:
     """Score chats with MODEL, a folder or hub name: a sequence classifier with one label.

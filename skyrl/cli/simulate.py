@@ -28,9 +28,13 @@ class _Duration(click.ParamType[Any]):
             p90, *more = numbers[1:] or [mean]
             (longest,) = more or [3 * max(mean, p90)]
         except ValueError:
-            self.fail(f"{value!r} is not seconds: a mean, its 90th percentile, the longest, as in 20,45,90", param, ctx)
+            self.fail(
+                f"{value!r} is not a duration: write the mean, 90th percentile and maximum in seconds, as in 20,45,90",
+                param,
+                ctx,
+            )
         if not all(0 <= number < float("inf") for number in numbers):
-            self.fail(f"{value!r}: seconds are zero or positive", param, ctx)
+            self.fail(f"{value!r}: seconds must be zero or positive", param, ctx)
         if longest < max(mean, p90):
             self.fail(f"{value!r}: the longest, {longest:g}, is below the mean or its 90th percentile", param, ctx)
         return Seconds(mean=mean, p90=p90, longest=longest)
@@ -39,27 +43,29 @@ class _Duration(click.ParamType[Any]):
 @click.command()
 @ARGUMENTS
 @click.option("--like", type=click.Path(path_type=Path), help="Take durations from this run's metrics.jsonl.")
-@click.option("--answer-seconds", type=_Duration(), help="What an engine takes for an answer, all turns together.")
-@click.option("--env-seconds", type=_Duration(), help="What its environment takes, once it runs.")
-@click.option("--train-seconds", type=click.FloatRange(min=0), help="From a full batch to new weights.")
-@click.option("--sync-seconds", type=click.FloatRange(min=0), help="What new weights take to reach the engines.")
+@click.option("--answer-seconds", type=_Duration(), help="Time that an engine takes for an answer, all turns together.")
+@click.option("--env-seconds", type=_Duration(), help="Time that an answer's environment takes once it runs.")
+@click.option("--train-seconds", type=click.FloatRange(min=0), help="Time from a full batch to new weights.")
+@click.option("--sync-seconds", type=click.FloatRange(min=0), help="Time until new weights reach the engines.")
 @click.option(
     "--shared",
     type=click.FloatRange(min=0, max=1, max_open=True),
-    help="Share of its speed that each side loses while engines draw and learners train at the same time: 0 on devices "
-    "of their own, 0.5 where they share all cores or GPUs evenly [default: 0].",
+    help="Share of its speed that each side loses while engines sample and learners train at the same time: 0 on "
+    "separate devices, 0.5 if they share all cores or GPUs evenly [default: 0].",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Training steps.")
-@click.option("--split", is_flag=True, help="Deal the GPUs out between engines and learners in other ways, too.")
+@click.option("--steps", type=click.IntRange(min=1), default=50, show_default=True, help="Number of training steps.")
+@click.option("--split", is_flag=True, help="Also simulate other splits of the GPUs between engines and learners.")
 @click.option(
     "--failures-per-hour",
     type=click.FloatRange(min=0, min_open=True),
-    help="Failures that end the run [default: those of Llama 3's training, by the number of GPUs].",
+    help="Failures that stop the run [default: the rate of Llama 3's training, scaled to the number of GPUs].",
 )
 @click.option(
-    "--restart-seconds", type=click.FloatRange(min=0), help="From a failure until the run trains again: adds failures."
+    "--restart-seconds",
+    type=click.FloatRange(min=0),
+    help="Time from a failure until the run trains again; adds failures to the simulation.",
 )
-@click.option("--checkpoint-seconds", type=click.FloatRange(min=0), help="What training waits for a checkpoint.")
+@click.option("--checkpoint-seconds", type=click.FloatRange(min=0), help="Time that training waits for a checkpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def simulate(
     arguments: tuple[str, ...],
@@ -117,13 +123,13 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
         file = like / "metrics.jsonl"
         found = measured(JsonLines(file).read())
         if not found:
-            raise UserError(f"--like {like}: {file} holds no two training steps to measure")
+            raise UserError(f"--like {like}: {file} has fewer than two training steps to measure")
         durations |= found
     names = {"answer_seconds": "answer", "env_seconds": "environment"}
     durations |= {names.get(name, name): value for name, value in given.items() if value is not None}
     for name, option in (("answer", "--answer-seconds"), ("train_seconds", "--train-seconds")):
         if name not in durations:
-            raise UserError(f"{option} is missing: give it, or --like a run that was measured")
+            raise UserError(f"{option} is missing: pass it, or --like with a run to take the durations from")
     engines = engines_of(config)
     number = 1 if engines is None else engines.number
     asynchronous = config.trainer.fully_async
@@ -157,7 +163,7 @@ def _failing(
     if restart is None or checkpoint is None:
         if (per_hour, restart, checkpoint) == (None, None, None):
             return None
-        raise UserError("failures need both --restart-seconds and --checkpoint-seconds")
+        raise UserError("simulating failures needs both --restart-seconds and --checkpoint-seconds")
     gpus = layout(sizes_of(config)).gpus
     between = 3600 / per_hour if per_hour else 3600 * GPU_HOURS_BETWEEN_FAILURES / gpus
     failures = Interruptions(between=between, restart=restart, checkpoint=checkpoint)
@@ -179,7 +185,7 @@ def _failing(
 
 def _render_failing(failing: dict[str, Any]) -> str:
     best = str(failing["best_ckpt_interval"])
-    lines = [f"a failure each {failing['hours_between_failures']:,.1f} h on {failing['gpus']:,} GPUs:"]
+    lines = [f"one failure every {failing['hours_between_failures']:,.1f} h on {failing['gpus']:,} GPUs:"]
     for interval, share in failing["share_trained"].items():
         name = "best: " if interval == best else ""
         rate = failing["trajectories_per_second"][interval]

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @click.option(
     "--on", "target", type=click.Choice(["local", "ray", "slurm"]), default="local", show_default=True, help="Launcher."
 )
-@click.option("--at-once", type=click.IntRange(min=1), help="Runs at the same time [default: that of the file].")
-@click.option("--dry-run", is_flag=True, help="Print the runs, and start none.")
-@click.option("--report", "only_report", is_flag=True, help="Compare what is there, and start nothing.")
-@click.option("--retry", is_flag=True, help="Train failed runs again, too.")
+@click.option("--at-once", type=click.IntRange(min=1), help="Number of runs at once [default: the number in the file].")
+@click.option("--dry-run", is_flag=True, help="Print the runs without starting any.")
+@click.option("--report", "only_report", is_flag=True, help="Compare the existing runs without starting any.")
+@click.option("--retry", is_flag=True, help="Also train failed runs again.")
 @cluster_options
 def sweep(
     file: str,
@@ -95,7 +95,7 @@ def _compare(asked: SweepConfig, trials: Trials) -> None:
 def _curves(folder: Path, runs: list[Path]) -> list[Path]:
     """Write the report of `skyrl report` if its dependencies are installed."""
     if any(importlib.util.find_spec(name) is None for name in ("plotly", "jinja2", "numpy")):
-        click.echo("without curves: pip install 'skyrl[report]'", err=True)
+        click.echo("no curves were drawn; to draw them: pip install 'skyrl[report]'", err=True)
         return []
     from skyrl.viewer.report import report
 

@@ -14,7 +14,9 @@ def templates() -> None:
 
 @templates.command()
 @click.argument("model")
-@click.option("--template", metavar="NAME|FILE", help="In place of the model's own: see generator.chat_template.")
+@click.option(
+    "--template", metavar="NAME|FILE", help="Template to use instead of the model's own; see generator.chat_template."
+)
 def check(model: str, template: str | None) -> None:
     """Check whether MODEL's chat template renders a conversation the same turn by turn and as a whole.
 
@@ -35,23 +37,25 @@ def check(model: str, template: str | None) -> None:
             click.echo(f"  trained on:       {verdict.turn_by_turn!r}")
             click.echo(f"  the template has: {verdict.as_a_whole!r}")
     if all(verdict.outcome == "stable" for verdict in verdicts):
-        click.echo("Safe for token-in, token-out: a conversation is the same, turn by turn and as a whole.")
+        click.echo("Safe for token-in, token-out: a conversation renders the same turn by turn and as a whole.")
     elif verdicts[0].outcome == "stable":
         click.echo(
-            "Safe for conversations of plain turns. What differs above is trained on as it was sampled; what is "
-            "refused cannot be had with this template."
+            "Safe for plain conversations. Conversations that differ above are trained on as they were sampled; "
+            "those that are refused cannot be used with this template."
         )
     else:
         click.echo(
-            "Not safe: training keeps what was sampled, and whoever renders the whole conversation afterwards shows "
-            "the model another one. Take another template, or continue conversations by tokens there, too."
+            "Not safe: training keeps the tokens that were sampled, but rendering the whole conversation later gives "
+            "different ones. Use another template, or continue conversations by tokens when serving, too."
         )
         raise click.exceptions.Exit(1)
 
 
 @templates.command()
 @click.argument("model", metavar="MODEL|FILE")
-@click.option("--template", metavar="NAME|FILE", help="In place of the model's own: see generator.chat_template.")
+@click.option(
+    "--template", metavar="NAME|FILE", help="Template to use instead of the model's own; see generator.chat_template."
+)
 def show(model: str, template: str | None) -> None:
     """Print nine kinds of chat as a chat template renders them, with the learned tokens between ⟦ and ⟧.
 

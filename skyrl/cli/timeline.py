@@ -11,7 +11,9 @@ import click
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--step", "steps", multiple=True, type=click.IntRange(min=1), help="Only this step; may be repeated.")
-@click.option("--to", type=click.Path(dir_okay=False, path_type=Path), help="A file [default: RUN/timeline.json].")
+@click.option(
+    "--to", type=click.Path(dir_okay=False, path_type=Path), help="File to write [default: RUN/timeline.json]."
+)
 def timeline(run: Path, steps: tuple[int, ...], to: Path | None) -> None:
     """Write the timeline of RUN's profiled steps (trainer.profile_steps) as a Chrome trace.
 
@@ -25,7 +27,9 @@ def timeline(run: Path, steps: tuple[int, ...], to: Path | None) -> None:
     records = [record for record in RunFolder(run).timeline.read() if not steps or record["step"] in steps]
     if not records:
         which = f" of step {', '.join(map(str, steps))}" if steps else ""
-        raise UserError(f"{run} holds no timeline{which}: a run keeps those of the steps in trainer.profile_steps")
+        raise UserError(
+            f"{run} has no timeline{which}: a run records timelines only of the steps in trainer.profile_steps"
+        )
     file = to or run / "timeline.json"
     try:
         file.write_text(json.dumps(chrome_trace(records)), encoding="utf-8")

@@ -14,7 +14,7 @@ SERVICES = ("wandb", "tensorboard", "mlflow", "swanlab")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[PATH=VALUE...]")
 @click.option("--to", "service", type=click.Choice(SERVICES), required=True, help="The tracker.")
-@click.option("--new", is_flag=True, help="Make a new run there, with every step, whatever was delivered before.")
+@click.option("--new", is_flag=True, help="Create a new run there with every step, regardless of earlier deliveries.")
 def track(run: Path, overrides: tuple[str, ...], service: str, new: bool) -> None:
     """Deliver the metrics, samples and evaluations of RUN to a tracker, from the first step that it lacks.
 
@@ -24,4 +24,4 @@ def track(run: Path, overrides: tuple[str, ...], service: str, new: bool) -> Non
     from skyrl.tools.track import deliver
 
     delivered = deliver(run.absolute(), service, overrides, new=new)
-    click.echo(f"{service} has the steps of {run} up to {delivered}.")
+    click.echo(f"{service} has the steps of {run} up to step {delivered}.")

@@ -18,7 +18,13 @@ _HOST = "127.0.0.1"
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--port", default=8008, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option(
+    "--port",
+    default=8008,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 picks a free one.",
+)
 @click.option("--index", type=click.Path(dir_okay=False, path_type=Path), help="Index file [default: in RUN].")
 def view(run: Path, port: int, index: Path | None) -> None:
     """Browse the samples of RUN in a browser, while the run continues or later.
@@ -31,7 +37,7 @@ def view(run: Path, port: int, index: Path | None) -> None:
         raise UserError(f"view needs {', '.join(missing)}: pip install 'skyrl[view]'")
     samples = run / "trajectories.jsonl"
     if not samples.is_file():
-        raise UserError(f"{run} holds no trajectories.jsonl: a run that samples writes it with its first step")
+        raise UserError(f"{run} has no trajectories.jsonl: runs that sample write it in their first step")
     from skyrl.processes.service import listen, serve
     from skyrl.tracking.token_file import FOLDER, TokenFiles
     from skyrl.viewer.pages import Pages
@@ -46,9 +52,9 @@ def view(run: Path, port: int, index: Path | None) -> None:
         updater.start()
         held.callback(updater.close)
         key = secrets.token_urlsafe(16)
-        click.echo(f"{run} at http://{_HOST}:{bound.getsockname()[1]}/?key={key} (Ctrl-C ends it)")
+        click.echo(f"{run} at http://{_HOST}:{bound.getsockname()[1]}/?key={key} (Ctrl-C to stop)")
         serve(view_app(Pages(run.absolute(), found, TokenFiles(run / FOLDER)), found, updater, key), bound)
-    click.echo("The view has been closed.")
+    click.echo("The viewer has stopped.")
 
 
 def _index_file(run: Path, held: ExitStack) -> Path:

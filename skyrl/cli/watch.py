@@ -12,7 +12,7 @@ import click
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--once", is_flag=True, help="Show how the run stands now, and end.")
+@click.option("--once", is_flag=True, help="Show the current state of the run and exit.")
 def watch(run: Path, once: bool) -> None:
     """Watch RUN, the folder of a run on this machine or on a shared disk, until it ends.
 

@@ -6,7 +6,7 @@ from typing import Literal
 from skyrl.config.entry import BaseConfig
 from skyrl.errors import Problem
 from skyrl.tree import IDENTITY, field, frozen
-from skyrl.tree.validators import all_positive, no_empty_text, not_empty
+from skyrl.tree.validators import all_positive, not_empty
 
 
 @frozen
@@ -37,7 +37,7 @@ class DataConfig(BaseConfig):
     """Column of the prompt: a chat, which is a list of messages with `role` and `content`. A column with a name other
     than `prompt` may also hold a text, which becomes the user's message."""
 
-    answer_column: str | None = field(default=None, validator=no_empty_text)
+    answer_column: str | None = field(default=None, validator=not_empty)
     """Column that becomes the ground truth of rows without a `reward_spec`; for GSM8K's answers, the text after the
     last `####`. None: rows bring their `reward_spec`, or their task needs none."""
 

@@ -47,7 +47,7 @@ def bisect(one: Path, other: Path) -> Parting:
     """
     runs = stored_run(one), stored_run(other)
     if type(runs[0]) is not type(runs[1]):
-        raise UserError(f"{one} is a run of kind = {runs[0].kind}, and {other} one of kind = {runs[1].kind}")
+        raise UserError(f"the runs differ in kind: {one} has kind = {runs[0].kind}, {other} has kind = {runs[1].kind}")
     changed = differences(*runs, roles=("identity", "numerics"))
     folders = RunFolder(one), RunFolder(other)
     recorded = all(folder.recording().steps() for folder in folders)

@@ -45,7 +45,7 @@ def cluster_findings(
             yield ClusterFinding(
                 where=machine.name,
                 problem=f"no answer: {machine.problem}",
-                remedy="start Ray there in an environment that has skyrl; Ray's logs there say more",
+                remedy="start Ray there in an environment with skyrl installed; see Ray's logs there for details",
             )
         else:
             yield from _of_versions(machine, machine.facts, here)
@@ -62,13 +62,13 @@ def _of_versions(machine: Surveyed, facts: MachineFacts, here: MachineFacts) -> 
             continue
         if name == "skyrl's code":
             problem, remedy = (
-                "its code of skyrl is not that of this machine",
+                "its skyrl code differs from this machine's",
                 "install the same checkout on all machines",
             )
         elif theirs is None:
-            problem, remedy = f"{name} is not installed, here it is {ours}", f"install {name} {ours} there"
+            problem, remedy = f"{name} is not installed; this machine has {ours}", f"install {name} {ours} there"
         else:
-            problem, remedy = f"{name} is {theirs}, here it is {ours}", f"install {name} {ours} there"
+            problem, remedy = f"{name} is {theirs}; this machine has {ours}", f"install {name} {ours} there"
         yield ClusterFinding(where=machine.name, problem=problem, remedy=remedy)
 
 
@@ -76,40 +76,44 @@ def _of_paths(machine: Surveyed, facts: MachineFacts, shared: Mapping[str, str])
     for folder in machine.unshared:
         yield ClusterFinding(
             where=machine.name,
-            problem=f"{shared[folder]}: a file that this machine writes to {folder} is not there",
-            remedy="mount one disk under this path on all machines, or name a folder on such a disk",
+            problem=f"{shared[folder]}: a file written to {folder} on this machine does not appear there",
+            remedy="mount the same disk at this path on all machines, or set the field to a folder on a shared disk",
         )
     for path in facts.lacking:
         if path not in machine.unshared:
             yield ClusterFinding(
                 where=machine.name,
                 problem=f"{path} cannot be read",
-                remedy="put it on a disk that all machines mount, or copy it there under the same path",
+                remedy="put it on a shared disk, or copy it to the same path there",
             )
     for folder in facts.unwritable:
         if folder not in machine.unshared:
-            remedy = f"let the user that Ray runs as write to {folder}"
+            remedy = f"give the user that Ray runs as write access to {folder}"
             yield ClusterFinding(where=machine.name, problem=f"{folder} cannot be written to", remedy=remedy)
 
 
 def _of_hardware(machine: Surveyed, facts: MachineFacts) -> Iterator[ClusterFinding]:
     if machine.clock is not None and abs(machine.clock) > CLOCK_SECONDS:
         which = "ahead of" if machine.clock > 0 else "behind"
-        problem = f"its clock is {abs(machine.clock):.1f} s {which} that of this machine"
-        yield ClusterFinding(where=machine.name, problem=problem, remedy="let NTP or chrony set the clocks")
+        problem = f"its clock is {abs(machine.clock):.1f} s {which} this machine's"
+        yield ClusterFinding(where=machine.name, problem=problem, remedy="synchronize the clocks with NTP or chrony")
     if facts.memory < LEAST_FREE * facts.total_memory:
-        problem = f"{_gib(facts.memory)} of {_gib(facts.total_memory)} memory are free"
-        yield ClusterFinding(where=machine.name, problem=problem, remedy="end what else runs there")
+        problem = f"only {_gib(facts.memory)} of {_gib(facts.total_memory)} of memory is free"
+        yield ClusterFinding(where=machine.name, problem=problem, remedy="stop other processes there")
     if facts.gpu_problem:
-        problem = f"nvidia-smi fails: {facts.gpu_problem}"
-        yield ClusterFinding(where=machine.name, problem=problem, remedy="take the machine out, or restart its driver")
+        problem = f"nvidia-smi failed: {facts.gpu_problem}"
+        yield ClusterFinding(
+            where=machine.name, problem=problem, remedy="restart its driver, or remove the machine from the cluster"
+        )
     elif machine.gpus > len(facts.gpus):
-        problem = f"Ray deals out {machine.gpus:g} GPUs, and nvidia-smi shows {len(facts.gpus)}"
-        yield ClusterFinding(where=machine.name, problem=problem, remedy="look at the GPUs, then start Ray there anew")
+        problem = f"Ray manages {machine.gpus:g} GPUs, but nvidia-smi shows {len(facts.gpus)}"
+        yield ClusterFinding(where=machine.name, problem=problem, remedy="check the GPUs, then restart Ray there")
     for gpu in facts.gpus:
         if gpu.uncorrected_errors:
             problem = f"GPU {gpu.index} ({gpu.name}) has had {gpu.uncorrected_errors} uncorrected memory errors"
-            yield ClusterFinding(where=machine.name, problem=problem, remedy="reset the GPU, or take the machine out")
+            yield ClusterFinding(
+                where=machine.name, problem=problem, remedy="reset the GPU, or remove the machine from the cluster"
+            )
 
 
 def _of_links(found: Survey) -> Iterator[ClusterFinding]:
@@ -122,14 +126,18 @@ def _of_links(found: Survey) -> Iterator[ClusterFinding]:
             yield ClusterFinding(
                 where=where,
                 problem=f"no connection: {link.problem}",
-                remedy="open all TCP ports between the machines: ranks meet at ports that the kernel chooses",
+                remedy="open all TCP ports between the machines: ranks connect on ports that the kernel assigns",
             )
         elif link.latency is not None and link.latency > LATENCY_SECONDS:
-            problem = f"{1e3 * link.latency:.1f} ms there and back"
-            yield ClusterFinding(where=where, problem=problem, remedy="keep ranks of one model on near machines")
+            problem = f"a round trip takes {1e3 * link.latency:.1f} ms"
+            yield ClusterFinding(
+                where=where,
+                problem=problem,
+                remedy="place the ranks of a model on machines that are close to each other",
+            )
         elif link.bandwidth is not None and link.bandwidth < _SLOW * usual:
-            problem = f"{link.bandwidth / 1e6:,.0f} MB/s, and {usual / 1e6:,.0f} MB/s are usual here"
-            yield ClusterFinding(where=where, problem=problem, remedy="look at the network of these machines")
+            problem = f"{link.bandwidth / 1e6:,.0f} MB/s; the median in this cluster is {usual / 1e6:,.0f} MB/s"
+            yield ClusterFinding(where=where, problem=problem, remedy="check the network between these machines")
 
 
 def _of_room(found: Survey, layout: Layout, unit: str) -> Iterator[ClusterFinding]:

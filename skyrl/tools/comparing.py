@@ -55,7 +55,7 @@ def differences_of_samples(one: Sequence[TrajectoryGroup], other: Sequence[Traje
         )
     yield from _first(
         "samples",
-        ((f"group {n}, how many", len(a.trajectories), len(b.trajectories)) for n, (a, b) in enumerate(pairs)),
+        ((f"group {n}, number of samples", len(a.trajectories), len(b.trajectories)) for n, (a, b) in enumerate(pairs)),
     )
     rows = [
         (f"group {number} (prompt {a.prompt.id}), sample {x.sample_index}", x, y)
@@ -169,7 +169,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def _there(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else "there"
+    return "absent" if tensor is None else "present"
 
 
 def _number(value: Tensor) -> str:

@@ -30,7 +30,7 @@ def evaluate(target: Target, sampling: StandaloneSampling) -> dict[str, Any]:
     sandbox = sampling.check_inputs()
     evaluation = sampling.get_evaluation()
     if evaluation is None:
-        raise UserError("data.val_data is empty: name the prompts to evaluate on")
+        raise UserError("data.val_data is empty: set it to the prompts to evaluate on")
     groups: tuple[TrajectoryGroup, ...] = sampling.sample(lambda: evaluation.sample(target.step))
     folder, metrics = sampling.folder.path, evaluation.measure(groups)
     evaluation.dump(folder / "samples", target.step, groups, metrics)

@@ -66,10 +66,12 @@ def _exporter(config: Run, folder: Path, *, adapter: bool = False) -> Callable[[
 def _saved(store: CheckpointStore, step: int | None) -> int:
     steps = store.steps()
     if not steps:
-        raise ResumeError(f"there is no checkpoint in {store.folder}: name its folder with --checkpoints")
+        raise ResumeError(
+            f"there is no checkpoint in {store.folder}: pass the folder of the run's checkpoints with --checkpoints"
+        )
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps))
-        raise ResumeError(f"there is no checkpoint of step {step} in {store.folder}, but of {there}")
+        raise ResumeError(f"there is no checkpoint of step {step} in {store.folder}; available steps: {there}")
     return steps[-1] if step is None else step
 
 

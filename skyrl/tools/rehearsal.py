@@ -96,7 +96,7 @@ class Rehearsal:
         for problem in problems:
             yield Finding("folders", "failed", f"{problem.path}: {problem.message}")
         if not problems:
-            yield Finding("folders", "passed", "those of the run can be written to")
+            yield Finding("folders", "passed", "the run's folders are writable")
 
     def _of_services(self) -> Iterator[Finding]:
         """Findings on parts of the run that only the cluster has, which are not tried."""
@@ -212,7 +212,7 @@ class Rehearsal:
             code = process.wait(self.timeout)
         except subprocess.TimeoutExpired:
             _kill(process)
-            return f"it had not ended after {self.timeout:.0f} s; its last words:\n{self._last_words()}"
+            return f"still running after {self.timeout:.0f} s; its last output:\n{self._last_words()}"
         except BaseException:
             _kill(process)
             raise
@@ -233,16 +233,16 @@ class Rehearsal:
         _kill(process)
         if saved.is_dir() and ended in (None, 0):
             return None
-        return f"there is no checkpoint of step {KILLED_AT}:\n{self._last_words()}"
+        return f"there is no checkpoint of step {KILLED_AT}; the run's last output:\n{self._last_words()}"
 
     def _steps_twice(self) -> str | None:
         steps = [step for step, _ in _records(self.folder / "run" / "metrics.jsonl")]
         expected = list(range(1, LAST_STEP + 1))
-        return None if steps == expected else f"metrics have steps {steps} and not {expected}"
+        return None if steps == expected else f"the metrics have steps {steps}, expected {expected}"
 
     def _export(self) -> Finding:
         failure = self._ended(self._start("export", str(self.folder / "run"), "--to", str(self.folder / "exported")))
-        return Finding("export", "failed" if failure else "passed", failure or "a folder that transformers loads")
+        return Finding("export", "failed" if failure else "passed", failure or "a model folder in Hugging Face format")
 
 
 def _what_happened(metrics: Path) -> Iterator[Finding]:
@@ -254,11 +254,11 @@ def _what_happened(metrics: Path) -> Iterator[Finding]:
     )
     failures = sum(int(record.get("rollout/failures", 0)) for _, record in records)
     if failures:
-        yield Finding("environment", "failed", f"{failures} attempts at a trajectory failed in the environment")
+        yield Finding("environment", "failed", f"{failures} trajectory attempts failed in the environment")
     else:
-        yield Finding("environment", "passed", "every trajectory got its reward")
+        yield Finding("environment", "passed", "every trajectory got a reward")
     if any(name.startswith("eval/") for _, record in records for name in record):
-        yield Finding("evaluation", "passed", "its prompts were answered and judged")
+        yield Finding("evaluation", "passed", "its prompts were answered and scored")
     yield Finding("checkpoints", "passed", "one after each step")
 
 

@@ -63,8 +63,8 @@ class Replay:
         run = stored_run(folder)
         if not isinstance(run, SkyRLTrainConfig):
             raise UserError(
-                f"{folder} is a run of kind = {run.kind}: nothing is sampled in it, and no step is recorded. Start it "
-                "again in another folder, both with deterministic = true; skyrl bisect compares their metrics"
+                f"{folder} is a run of kind = {run.kind}, which samples nothing and records no steps. Instead, train "
+                "it twice in different folders with deterministic = true, and compare the metrics with skyrl bisect"
             )
         if not import_stored:
             _refuse_code(run, folder)
@@ -127,7 +127,8 @@ def _refuse_code(run: SkyRLTrainConfig, folder: Path) -> None:
     for path, value, _ in named_code(run):
         if path.startswith(("trainer.algorithm.", "trainer.placement.")):
             raise UserError(
-                f"{folder} names code that a replay would run: {path} = {value!r}. If you trust it, say --import-stored"
+                f"{folder} names code that a replay would run: {path} = {value!r}. If you trust it, "
+                "pass --import-stored"
             )
 
 

@@ -66,5 +66,5 @@ def _prompt(experiment: Any, source: int, place: int) -> str:
     for prompt in experiment.train_dataset.prompts:
         if prompt.id == f"{source}:{place}":
             text = experiment.tokenizer.decode(prompt.token_ids, clean_up_tokenization_spaces=False)
-            return f"{text}\n\n{len(prompt.token_ids)} tokens; what is sampled behind them is learned"
-    raise DataError(f"there is no prompt of row {place} of source {source}: it is too long, bad, or not there")
+            return f"{text}\n\n{len(prompt.token_ids)} tokens; what is sampled after them is learned"
+    raise DataError(f"row {place} of source {source} has no prompt: it is too long, invalid or missing")

@@ -44,7 +44,7 @@ def prepared(
     files = files or stored_configuration(target)
     if not (files or overrides):
         needed = "a configuration with data and an environment, such as run.toml"
-        raise UserError(_without_configuration(target.name, needed if rewarded else "prompts: --prompts FILE"))
+        raise UserError(_without_configuration(target.name, needed if rewarded else "prompts, with --prompts FILE"))
     overrides = [*overrides, "trainer.eval_before_train=true", *([] if rewarded else WITHOUT_ENVIRONMENT)]
     checks = partial(_machine, rewarded=rewarded)
     composed = _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
@@ -55,7 +55,7 @@ def prepared(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder} cannot be made: {error.strerror or error}") from error
+        raise RunError(f"{folder} cannot be created: {error.strerror or error}") from error
     try:
         if target.checkpoint is not None:
             _store_model(target.checkpoint, target.step, scratch)
@@ -79,14 +79,14 @@ def _without_configuration(name: str, needed: str) -> str:
     """
     folder, near = Path(name).expanduser(), beside(name)
     if folder.is_dir():
-        return f"{name} is a model: name {needed}"
+        return f"{name} is a model: also give {needed}"
     if folder.exists():
-        return f"{name} is a file, and no model, run or checkpoint"
+        return f"{name} is a file, not a model, run or checkpoint"
     if not HUB_NAME.fullmatch(name):
-        return f"there is no folder {name}{near}, and a name on the hub has the form owner/name"
+        return f"there is no folder {name}{near}, and names on the hub have the form owner/name"
     if near:
-        return f"there is no folder {name}{near}. If it is a model on the hub, name {needed}"
-    return f"{name} is no folder here, and so a model on the hub: name {needed}"
+        return f"there is no folder {name}{near}. If it is a model on the hub, also give {needed}"
+    return f"{name} is not a local folder, so it is taken as a model on the hub: also give {needed}"
 
 
 def _store_model(checkpoint: Path, step: int, folder: Path) -> None:
@@ -107,7 +107,7 @@ def _composed(
     """The configuration, resolved and checked; `also` gives the checks of this machine."""
     composed = compose(files, overrides, also=also, environ=os.environ)
     if not isinstance(composed.config, SkyRLTrainConfig):
-        raise UserError(f"kind = {composed.config.kind}: name a reinforcement-learning configuration")
+        raise UserError(f"kind = {composed.config.kind}: pass a reinforcement-learning configuration")
     return composed
 
 

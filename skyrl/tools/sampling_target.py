@@ -65,7 +65,7 @@ def find_target(name: str, step: int | None = None) -> Target:
     else:
         target = Target(name=name, step=_exported_after(folder), model=name if not folder.is_dir() else str(folder))
     if step is not None:
-        raise UserError(f"--step {step}: {name} is not the folder of a run, whose checkpoints could be chosen from")
+        raise UserError(f"--step {step}: {name} is not the folder of a run, so it has no checkpoints to choose from")
     return target
 
 
@@ -77,7 +77,7 @@ def _of_run(name: str, folder: Path, step: int | None) -> Target:
     if step is None:
         there = [found for each in checkpoints.glob(name_of(0).rstrip("0") + "*") if (found := step_of(each.name))]
         if not there:
-            raise ResumeError(f"{folder} holds neither a trained model nor a checkpoint: it has saved nothing yet")
+            raise ResumeError(f"{folder} has neither a trained model nor a checkpoint yet")
         step = max(there)
     place = checkpoints / name_of(step)
     if not (place / MANIFEST).is_file():
@@ -128,5 +128,5 @@ def stored_configuration(target: Target) -> list[str]:
     """
     run = stored_run(target.run) if target.run else None
     if run is not None and run.kind != "rl":
-        raise UserError(f"{target.name} is a run of kind = {run.kind}: name a reinforcement-learning configuration")
+        raise UserError(f"{target.name} is a run of kind = {run.kind}: pass a reinforcement-learning configuration")
     return [] if target.stored is None else [target.stored]

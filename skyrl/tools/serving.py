@@ -49,7 +49,7 @@ def serve(
     """
     if takes_weights and adapters:
         raise UserError(
-            "--takes-weights lets a run replace the weights that the adapters are for: leave out one of them"
+            "--takes-weights lets a run replace the weights that the adapters are for: pass only one of the two"
         )
     files, overrides = files or stored_configuration(target), (*overrides, *WITHOUT_ENVIRONMENT)
     if target.checkpoint is not None:  # report errors before weights are written
@@ -69,9 +69,11 @@ def _refuse_adapters(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> None
     """Raises `UserError` if the engines do not support adapters beside their weights, and for names that are taken."""
     engine = run.generator.inference_engine
     if adapters and (not (backend_of(engine).serves_adapters and starts_engines(run))):
-        raise UserError(f"--adapter: {_ENGINE}backend = {engine.backend} stands for servers, take torch or vllm")
+        raise UserError(
+            f"--adapter works only with torch or vllm engines that skyrl starts ({_ENGINE}backend = {engine.backend})"
+        )
     if adapters and engine.rollout_dtype == "int8":
-        raise UserError(f"--adapter: weights in eight bits take no adapters: set {_ENGINE}rollout_dtype = bfloat16")
+        raise UserError(f"--adapter does not work with 8-bit weights: set {_ENGINE}rollout_dtype = bfloat16")
 
 
 def _serve(
@@ -89,7 +91,7 @@ def _serve(
 
     policy = served_policy(run, name=name, adapters=tuple(adapters))
     if taken := set(policy.names) & set(adapters):
-        raise UserError(f"--adapter {min(taken)}: this is the name of the model itself, give the adapter another one")
+        raise UserError(f"--adapter {min(taken)}: this is the name of the model itself; choose another name")
     sampling = StandaloneSampling(run, adapters=adapters)
 
     async def work() -> None:
@@ -138,7 +140,7 @@ def _composed(
     """The configuration, resolved and checked, and its warnings. Raises `UserError` for another kind of run."""
     composed = compose(files, overrides, also=lambda _: also, environ=os.environ)
     if not isinstance(composed.config, SkyRLTrainConfig):
-        raise UserError(f"kind = {composed.config.kind}: name a reinforcement-learning configuration")
+        raise UserError(f"kind = {composed.config.kind}: pass a reinforcement-learning configuration")
     return composed.config, composed.warnings
 
 

@@ -33,13 +33,13 @@ def deliver(folder: Path, service: str, overrides: Sequence[str] = (), *, new: b
     own = getattr(trainer.trackers, service)
     lacks = lacks_of(service, mode=getattr(own, "mode", None), elsewhere=trainer.trackers.python is not None)
     if problems := [Problem(path="--to", message=lack, hint=remedy) for lack, remedy in lacks]:
-        raise ConfigError(problems, title=f"{service} cannot be had")
+        raise ConfigError(problems, title=f"{service} is not available")
     run = service_run(trainer, service, folder)
     run = attrs.evolve(run, evaluations=Path(place_of(str(run.evaluations), folder, stored)))
     if new:
         run.state_file.unlink(missing_ok=True)
     ended = subprocess.run([*command(run), "--replay"], input=run.to_line(), env=environment(run), check=False)
     if ended.returncode:
-        why = "another process feeds it" if ended.returncode == IN_USE else "what it said is above"
-        raise RunError(f"{service} did not take the steps of {folder}: {why}")
+        why = "another process is delivering to it" if ended.returncode == IN_USE else "see its output above"
+        raise RunError(f"the steps of {folder} were not delivered to {service}: {why}")
     return Known.read(run.state_file).step

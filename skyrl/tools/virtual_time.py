@@ -45,7 +45,7 @@ class _Clock(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise RunError("deadlock: everybody waits, and nothing is going to happen")
+            raise RunError("deadlock: all tasks are waiting, and no event is scheduled")
         self.now += max(timeout, 0.0)
         return self._real.select(0)
 

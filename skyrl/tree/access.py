@@ -77,7 +77,7 @@ def required(value: T | None, path: str) -> T:
     """`value`, which derivation must have filled. Components call it on entry. Raises `ConfigError` on None."""
     if value is None:
         message = "is not set, and this component was built without resolve()"
-        raise ConfigError([Problem(path=path, message=message, hint="call resolve(config) first, or give the value")])
+        raise ConfigError([Problem(path=path, message=message, hint="call resolve(config) first, or set the value")])
     return value
 
 

@@ -26,11 +26,11 @@ def read_argument(argument: str, number: int) -> Assignment:
     origin = Origin(kind="argument", where=str(number))
     path = argument.partition("=")[0].strip()
     if len(argument) > MOST_BYTES:
-        message = f"this argument has {len(argument)} characters, and an argument has at most {MOST_BYTES}"
+        message = f"this argument has {len(argument)} characters; the limit is {MOST_BYTES}"
         raise ConfigError([Problem(path=cut_short(path), message=message, place=origin.place)])
     if argument.startswith("+"):
-        message = "the prefix + is not supported: every field exists already, so write it without"
-        hint = f"write {argument.lstrip('+')}; a field of your own comes with a subclass of the configuration class"
+        message = "the prefix + is not supported: every field already exists, so leave it out"
+        hint = f"write {argument.lstrip('+')}; to add a field, subclass the configuration class"
         raise ConfigError([Problem(path=path, message=message, hint=hint, place=origin.place)])
     if argument.startswith("~"):
         return _forget(argument, origin)
@@ -54,7 +54,7 @@ def read_python(overrides: Mapping[str, Any], where: str = "Python") -> list[Ass
 def split_path(path: str) -> Path:
     """`a.b."c.d"` as `("a", "b", "c.d")`. Raises `ConfigError` for an empty name."""
     if len(path) > MOST_BYTES:
-        message = f"this path has {len(path)} characters, and a path has at most {MOST_BYTES}"
+        message = f"this path has {len(path)} characters; the limit is {MOST_BYTES}"
         raise ConfigError([Problem(path=cut_short(path), message=message)])
     if not re.fullmatch(_PATH, path):
         raise ConfigError([Problem(path=path, message=_NO_PATH)])
@@ -65,7 +65,7 @@ def split_path(path: str) -> Path:
 def _forget(argument: str, origin: Origin) -> Assignment:
     path = argument.removeprefix("~").strip()
     if not re.fullmatch(_PATH, path):
-        hint = "~path takes a path back to its default, and no value: ~trainer.epochs"
+        hint = "~path resets a field to its default and takes no value: ~trainer.epochs"
         raise ConfigError([Problem(path=argument, message=_NO_PATH, hint=hint, place=origin.place)])
     return Assignment(path=split_path(path), value=None, origin=origin, operation="forget")
 

@@ -49,7 +49,7 @@ MOST_PROBLEMS = 1_000
 MOST_COPIED = 1_000_000
 """Largest number of list items copied because one item of a list changes: about 1,400 `+=` on one list."""
 
-TOO_MANY_VALUES = f"more than {MOST_VALUES} values in all, and no configuration has so many"
+TOO_MANY_VALUES = f"a configuration may have at most {MOST_VALUES} values in total"
 
 
 class TreeBuilder(Generic[T]):
@@ -102,7 +102,9 @@ class TreeBuilder(Generic[T]):
         if len(self.problems) > MOST_PROBLEMS:
             return
         if len(self.problems) == MOST_PROBLEMS:
-            self.problems.append(Problem(path="", message=f"after {MOST_PROBLEMS} problems the rest is not looked at"))
+            self.problems.append(
+                Problem(path="", message=f"stopped after {MOST_PROBLEMS} problems; the rest was not checked")
+            )
             return
         try:
             check_length(assignment.path)
@@ -160,7 +162,7 @@ class TreeBuilder(Generic[T]):
     def _merge(self, table: Table, assignment: Assignment) -> None:
         """Merge a mapping into a table key by key, each with its own origin; `class` comes first."""
         if assignment.operation == "append":
-            raise refusal("is a table, and += is for lists")
+            raise refusal("is a table; += works only on lists")
         self._refuse_name(table, assignment)
         value = parse(assignment.value, table.cls) if assignment.is_text else assignment.value
         if not isinstance(value, Mapping):
@@ -260,7 +262,7 @@ class TreeBuilder(Generic[T]):
         """Bound the cost of item-by-item changes: each copies the whole list, so the total is quadratic."""
         self._copied += len(items)
         if self._copied > MOST_COPIED:
-            raise refusal("lists are changed item by item too often here", hint="write the whole list in one value")
+            raise refusal("too many changes to single list items", hint="write the whole list as one value")
 
     def _set_inside(self, table: Table, attribute: attrs.Attribute[Any], depth: int, assignment: Assignment) -> None:
         """Set a key inside a free-form table: `dict_field.a.b = value`."""

@@ -160,7 +160,7 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
         if left_out := _not_supported(attribute):
             raise TypeError(f"{cls.__name__}.{attribute.name}: field({left_out}=...) has no effect here; leave it out")
         if isinstance(attribute.default, _FACTORY) and attribute.default.takes_self:
-            raise TypeError(f"{cls.__name__}.{attribute.name}: a default cannot look at other fields; that is derived")
+            raise TypeError(f"{cls.__name__}.{attribute.name}: a default cannot depend on other fields; use a rule")
         if cast(Any, attribute).inherited and attribute.name in vars(cls):
             raise TypeError(f"{cls.__name__}.{attribute.name} needs a type: write {attribute.name}: <type> = <default>")
     return [
@@ -217,7 +217,7 @@ def _init(self: Any, /, **given: object) -> None:
 def unknown_field(name: str, fields: Mapping[str, Any]) -> Problem:
     """The problem of a name that is not among `fields`, with the most similar name as a suggestion."""
     meant = nearest(name, tuple(fields))
-    hint = f"did you mean {meant}?" if meant else f"there are: {', '.join(fields) or 'none'}"
+    hint = f"did you mean {meant}?" if meant else f"fields: {', '.join(fields) or 'none'}"
     return Problem(path=name, message="no such field", hint=hint)
 
 
@@ -309,6 +309,6 @@ def _types_of(cls: type[Any]) -> dict[str, Any]:
         return typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
         raise TypeError(
-            f"a field of {cls.__qualname__} is annotated with {error.name}, which its module does not hold at run "
+            f"a field of {cls.__qualname__} is annotated with {error.name}, which does not exist in its module at run "
             "time: define or import it at the top of the module, outside of TYPE_CHECKING"
         ) from None

@@ -48,7 +48,7 @@ class _Reading:
             return [assignment]
         if is_stored_form(assignment.value):
             place = assignment.origin.at(EXTENDS).place
-            raise _refused(f"a stored configuration has no {EXTENDS}: it was changed", place)
+            raise _refused(f"a stored configuration cannot have {EXTENDS}: this file was edited", place)
         own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
         place = assignment.origin.at(EXTENDS).place
         found = [
@@ -63,9 +63,9 @@ class _Reading:
         target = base if base.startswith(PRESET) else _beside(name, base)
         identity = target if base.startswith(PRESET) else _identity(target)
         if identity in chain:
-            raise _refused(f"{base} extends this file in its turn", place)
+            raise _refused(f"circular reference: {base} extends this file, directly or indirectly", place)
         if len(chain) > MOST_LEVELS:
-            raise _refused(f"more than {MOST_LEVELS} files extend each other in a chain", place)
+            raise _refused(f"the chain of extended files is longer than {MOST_LEVELS}", place)
         if identity in self._done:
             return []
         try:
@@ -109,8 +109,8 @@ def _preset(name: str, context: ReadContext) -> Assignment:
     wanted = name.removeprefix(PRESET)
     if wanted not in context.presets:
         meant = nearest(wanted, tuple(context.presets))
-        hint = f"did you mean {PRESET}{meant}?" if meant else f"there are: {', '.join(context.presets) or 'none'}"
-        problem = Problem(path=name, message="there is no such preset", hint=hint)
+        hint = f"did you mean {PRESET}{meant}?" if meant else f"presets: {', '.join(context.presets) or 'none'}"
+        problem = Problem(path=name, message="no such preset", hint=hint)
         raise ConfigError([problem], title=UNREADABLE)
     return Assignment(path=(), value=context.presets[wanted], origin=Origin(kind="preset", where=wanted))
 

@@ -19,7 +19,7 @@ def enter(holder: dict[str, Any], names: Path) -> Any:
     inner: Any = holder
     for name, following in pairwise(names):
         if isinstance(inner, list):
-            raise refusal(f"item {name} is no table that could be written into")
+            raise refusal(f"values inside list item {name} cannot be set", hint="write the whole list as one value")
         child = inner.get(name)
         if isinstance(child, dict) or (isinstance(child, list) and _is_index(following)):
             inner = child
@@ -50,7 +50,7 @@ def append(holder: dict[str, Any], name: str, value: object) -> None:
     """Add an item, or the items of a list, to the list under `name`, which is created if missing."""
     current = holder.get(name, [])
     if not isinstance(current, list):
-        raise refusal("is no list, so that nothing can be added to it")
+        raise refusal("is not a list, so nothing can be appended to it")
     holder[name] = [*current, *(thaw(value) if isinstance(value, list | tuple) else [thaw(value)])]
 
 
@@ -59,7 +59,7 @@ def position(name: str, items: Sequence[object]) -> int:
     if _is_index(name) and int(name) < len(items):
         return int(name)
     there = f"0 to {len(items) - 1}" if items else "none"
-    raise refusal(f"there is no item {name}; there are: {there}", hint="add one with +=")
+    raise refusal(f"there is no item {name}; existing items: {there}", hint="append one with +=")
 
 
 def _is_index(name: str) -> bool:

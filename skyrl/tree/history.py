@@ -73,6 +73,7 @@ class History:
                 if is_one_file and one.path != other.path and one.value != other.value:
                     old, new = (one, other) if dotted(other.path) == path else (other, one)
                     message = (
-                        f"{shown(old.value)} is not {dotted(new.path)} = {shown(new.value)}, and both are one field"
+                        f"{shown(old.value)} contradicts {dotted(new.path)} = {shown(new.value)}: both names are the "
+                        "same field"
                     )
-                    yield Problem(path=dotted(old.path), message=message, hint=f"keep {path}", place=old.place)
+                    yield Problem(path=dotted(old.path), message=message, hint=f"keep only {path}", place=old.place)

@@ -24,7 +24,7 @@ def import_object(name: str, error: type[UserError] = UserError) -> Any:
     """The object that an import path names. Raises `error`, which says what was searched for and where."""
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
-        raise error(f"{name!r} is no import path: module:name or file.py:name")
+        raise error(f"{name!r} is not an import path: write module:name or file.py:name")
     try:
         found: Any = _from_file(Path(where).expanduser()) if where.endswith(".py") else _from_module(where)
     except (Exception, SystemExit) as failure:  # a user's module may raise anything while it is imported
@@ -99,11 +99,11 @@ def _module_name(file: Path) -> str:
 def _why(where: str, failure: BaseException) -> str:
     match failure:
         case FileNotFoundError() if where.endswith(".py") and not Path(where).expanduser().is_file():
-            return f"there is no file {where} (relative paths start at the folder the command runs in)"
+            return f"there is no file {where} (relative paths start at the working directory)"
         case ModuleNotFoundError() if place := raised_at(failure):
             return f"{place.partition(',')[0]} imports the module {failure.name}, which cannot be found: install it"
         case ModuleNotFoundError():
-            return f"the module {failure.name} cannot be found; install it, or name a file: path/to/file.py:name"
+            return f"the module {failure.name} cannot be found; install it, or give a file: path/to/file.py:name"
         case _:
             return f"importing {where} failed: {described(failure)}"
 
@@ -117,5 +117,5 @@ def _taken_apart(config: object) -> tuple[Any, ...]:
 def _put_together(name: str, values: dict[str, Any]) -> object:
     cls = import_class(name)
     if cls is None:
-        raise ConfigError([Problem(path=name, message="is not a configuration class any more")])
+        raise ConfigError([Problem(path=name, message="is no longer a configuration class")])
     return assembled(cls(), values)

@@ -41,9 +41,9 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {shown(twice)} stands twice in one table")
+        raise ValueError(f"the key {shown(twice)} appears twice in one table")
     return table
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"the constant {constant} is not a number that JSON has")
+    raise ValueError(f"the constant {constant} is not a JSON number")

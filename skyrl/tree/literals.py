@@ -26,7 +26,7 @@ def literal(text: str) -> Any:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
     if is_bracketed(text):
-        raise TypeMismatch(f"{shown(text)} is no list or table", hint=quoting_hint(text.startswith("[")))
+        raise TypeMismatch(f"{shown(text)} is not a list or a table", hint=quoting_hint(text.startswith("[")))
     return scalar(text, str)
 
 

@@ -60,16 +60,16 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
     if (migration.convert or migration.harmless) and assignment.is_text:
         value = parse(value, Any)
     if migration.needless:
-        return (), (_warning(assignment, f"left out: there is no such field{since}", migration.why),)
+        return (), (_warning(assignment, f"ignored: no such field{since}", migration.why),)
     if any(type(value) is type(each) and value == each for each in migration.harmless):
-        message = f"left out: {shown(value)} asks for nothing, and there is no such field{since}"
+        message = f"ignored: no such field{since}, and {shown(value)} would change nothing"
         return (), (_warning(assignment, message, migration.why),)
     if migration.new is not None:
         target = (*_split(migration.new), *assignment.path[len(_split(migration.old)) :])
         moved = evolve(assignment, path=target)
         if migration.convert:
             moved = evolve(moved, value=migration.convert(value), is_text=False)
-        warning = _warning(assignment, f"is called {dotted(target)} here{since}", migration.why)
+        warning = _warning(assignment, f"is called {dotted(target)} in skyrl{since}", migration.why)
         return (moved,), (warning,)
     raise ConfigError([Problem(path="", message=f"no such field{since}", hint=migration.why)])
 

@@ -37,9 +37,9 @@ MOST_LETTERS = 1000
 def check_length(path: Path) -> None:
     """Raises `ConfigError` for an implausibly long path, whose processing time grows with the square of its length."""
     if len(path) > MOST_NAMES:
-        message = f"this path has {len(path)} names, and a path has at most {MOST_NAMES}"
+        message = f"this path has {len(path)} names; the limit is {MOST_NAMES}"
     elif path and len(path[-1]) > MOST_LETTERS:  # the names before it were checked with the tables that they name
-        message = f"this name has {len(path[-1])} characters, and a name has at most {MOST_LETTERS}"
+        message = f"this name has {len(path[-1])} characters; the limit is {MOST_LETTERS}"
     else:
         return
     raise ConfigError([Problem(path="", message=message)])

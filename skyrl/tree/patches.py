@@ -48,7 +48,7 @@ def appended(attribute: attrs.Attribute[Any], current: object, assignment: Assig
     """The current list with one more item, or with the items of another list."""
     kind = list_arm(attribute.type)
     if kind is None:
-        raise refusal(f"+= is for lists, and this is {describe(attribute.type)}")
+        raise refusal(f"+= works only on lists; this is {describe(attribute.type)}")
     before = () if current is None else current if isinstance(current, tuple) else (current,)
     text = assignment.value
     return (*before, *parse(text, kind)) if is_bracketed(text) else (*before, parse(text, item_kind(kind)))

@@ -36,7 +36,7 @@ def plain(value: object, depth: int = 0) -> Any:
     if type(value) in (int, str):
         return scalar(value, type(value))
     if depth == DEEPEST:
-        raise TypeMismatch(f"a value may have {DEEPEST} levels of lists and tables, and this one has more")
+        raise TypeMismatch(f"lists and tables are nested more than {DEEPEST} levels deep")
     if isinstance(value, list | tuple):
         return tuple(plain(item, depth + 1) for item in value)
     if isinstance(value, Mapping):

@@ -50,8 +50,11 @@ class ReadContext:
         if not found or holds_secret(kind):
             return assignment
         if self.environ is None:
-            message, hint = f"{value} asks for the environment, which was not given", "load(..., environ=os.environ)"
-            raise MissingVariable([Problem(path="", message=message, hint=f"hand it over: {hint}")])
+            message, hint = (
+                f"{value} needs environment variables, but none were passed",
+                "load(..., environ=os.environ)",
+            )
+            raise MissingVariable([Problem(path="", message=message, hint=f"pass them: {hint}")])
         if found[1] not in self.environ:
             message, hint = f"{value}: this environment variable is not set", f"export {found[1]}=..."
             raise MissingVariable([Problem(path="", message=message, hint=hint)])

@@ -176,7 +176,7 @@ def _written(config: T, step: Rule[T], value: object) -> T:
     try:
         return evolve_at(config, step.writes, value)
     except ConfigError as error:  # the values that it follows from are each allowed, but absurd in combination
-        hint = f"it follows from {', '.join(step.reads)}"
+        hint = f"derived from {', '.join(step.reads)}"
         raise ConfigError([attrs.evolve(each, path=step.writes, hint=hint) for each in error.problems]) from None
 
 

@@ -25,12 +25,12 @@ _REFERENCE = {
 }
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _EXTENDS = {
-    "description": "What this file is written on top of: a file beside it, preset:NAME, or a list of these.",
+    "description": "What this file extends: another file (path relative to this one), preset:NAME, or a list of these.",
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
 }
 _CLASS = {
-    "description": "A subclass to stand here, as module:Name or file.py:Name. Its fields are known to the schema that "
-    "`skyrl config schema FILE` prints.",
+    "description": "The subclass to use for this table, as module:Name or file.py:Name. `skyrl config schema FILE` "
+    "prints a schema with its fields.",
     "type": "string",
 }
 
@@ -59,7 +59,8 @@ def _define(table: object, definitions: dict[str, Any]) -> None:
     for name, attribute in fields_of(cls).items():
         described = _of_field(attribute, getattr(table, name), definitions)
         allowed = wanted_by(attribute.validator)
-        sentences = [" ".join(docs.get(name, "").split()), f"Allowed: {allowed}." if allowed else ""]
+        rule = f"Not {allowed}." if allowed.startswith("allowed ") else f"Allowed: {allowed}." if allowed else ""
+        sentences = [" ".join(docs.get(name, "").split()), rule]
         described["description"] = " ".join(filter(None, sentences))
         if table_class(attribute, getattr(table, name)) is None:
             described["default"] = stored_value(getattr(defaults, name))

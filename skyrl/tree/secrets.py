@@ -45,13 +45,16 @@ class Secret:
             return value
         found = isinstance(value, str) and (REFERENCE.fullmatch(value) or SHOWN.fullmatch(value))
         if not found:
-            raise TypeMismatch("a secret does not stand in a configuration itself", hint='write "env:NAME", a variable')
+            raise TypeMismatch(
+                "a secret cannot be written in the configuration itself",
+                hint='write "env:NAME" to read it from a variable',
+            )
         return cls(found[1])
 
     def reveal(self, environ: Mapping[str, str]) -> str:
         """Value of the variable. Raises `ConfigError` if it is not set."""
         if not environ.get(self.name):
-            message = "this environment variable is not set, and a secret is wanted from it"
+            message = "this environment variable, which must hold a secret, is not set or is empty"
             raise ConfigError([Problem(path=self.name, message=message)])
         return environ[self.name]
 

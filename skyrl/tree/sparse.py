@@ -96,4 +96,6 @@ def _nulls(value: object, path: str) -> Iterable[str]:
 
 
 def _no_null(path: str) -> Problem:
-    return Problem(path=path, message="is null, which TOML cannot say here", hint="take YAML or JSON, which have null")
+    return Problem(
+        path=path, message="is null, which TOML cannot express here", hint="use YAML or JSON, which have null"
+    )

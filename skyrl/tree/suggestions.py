@@ -32,7 +32,7 @@ def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tup
     if beside := _in_place_of(path, depth, slips(name, siblings), everywhere):
         return f"did you mean {_or(beside)}?", beside
     if homes := near(each for each in everywhere if f".{each}".endswith(tail)):
-        return f"this name belongs at {_or(homes)}", homes
+        return f"use {_or(homes)} instead", homes
     if beside := _in_place_of(path, depth, alike(name, siblings), everywhere):
         return f"did you mean {_or(beside)}?", beside
     names = slips(path[-1], last_names.values()) or alike(path[-1], last_names.values())

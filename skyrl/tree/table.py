@@ -67,7 +67,7 @@ class Table:
         if cls is None or not issubclass(cls, self.declared):
             kind = "a subclass" if may_import else "an imported subclass"
             message = f"{shown(name)} is not {kind} of {class_name(self.declared)}"
-            hint = "write module:Name or file.py:Name, of a class made with @frozen" if may_import else ""
+            hint = "write module:Name or file.py:Name of a class decorated with @frozen" if may_import else ""
             raise ConfigError([Problem(path="", message=message, hint=hint)])
         common = fields_of(cls).keys() & fields_of(self.cls).keys()
         default = self.cls()

@@ -30,7 +30,7 @@ def read_text(name: str) -> str:
     try:
         text = _bytes_of(name).decode("utf-8-sig")  # Windows editors write a byte order mark first
     except FileNotFoundError:
-        raise cannot_read(name, "there is no such file") from None
+        raise cannot_read(name, "no such file") from None
     except IsADirectoryError:
         raise cannot_read(name, "this is a folder, not a file") from None
     except UnicodeDecodeError as error:
@@ -53,7 +53,7 @@ def _bytes_of(name: str) -> bytes:
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
-        raise cannot_read(name, f"a configuration has at most {MOST_BYTES // 2**10} KiB, and this file has more")
+        raise cannot_read(name, f"the file is larger than {MOST_BYTES // 2**10} KiB, the limit for a configuration")
     return content
 
 

@@ -23,7 +23,7 @@ def read_toml(name: str) -> Assignment:
     text = read_text(name)
     if text.count(".") >= MOST_PARTS and (found := re.search(_LONG_KEY, text)):
         line = text.count("\n", 0, found.start()) + 1
-        raise malformed(name, "TOML", f"a key of more than {MOST_PARTS} parts", line)
+        raise malformed(name, "TOML", f"a key has more than {MOST_PARTS} parts", line)
     try:
         value = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits

@@ -40,7 +40,7 @@ class Unit:
         if found[2] not in self.factors:
             known = ", ".join(self.factors)
             raise TypeMismatch(
-                f"{shown(text)} is not a number of {self.name}", hint=f"units: {known}; such as {self.example}"
+                f"{shown(text)} is not a number of {self.name}", hint=f"units: {known}; for example {self.example}"
             )
         return round(float(found[1]) * self.factors[found[2]], 12)
 

@@ -51,7 +51,7 @@ fraction = rule_of_one_field(lambda value: 0 <= value <= 1, "between 0 and 1", m
 positive_fraction = rule_of_one_field(
     lambda value: 0 < value <= 1, "above 0 and at most 1", exclusiveMinimum=0, maximum=1
 )
-not_empty = rule_of_one_field(lambda value: len(value) > 0, "allowed: it may not be empty")
+not_empty = rule_of_one_field(lambda value: len(value) > 0, "a non-empty value")
 port = rule_of_one_field(lambda value: 0 < value < 65536, "a port (1 to 65535)", minimum=1, maximum=65535)
 positive_or_off = rule_of_one_field(lambda value: value > 0 or value == -1, "positive, or -1 for off", minimum=-1)
 fraction_below_one = rule_of_one_field(
@@ -84,8 +84,6 @@ def between(low: float, high: float) -> Validator:
     return rule_of_one_field(lambda value: low <= value <= high, f"between {low} and {high}", minimum=low, maximum=high)
 
 
-all_positive = rule_of_one_field(
-    lambda value: all(item > 0 for item in value), "allowed: an item in it is not positive"
-)
-no_negative = rule_of_one_field(lambda value: all(item >= 0 for item in value), "allowed: an item in it is below 0")
-no_empty_text = rule_of_one_field(all, "allowed: a text in it is empty")
+all_positive = rule_of_one_field(lambda value: all(item > 0 for item in value), "a list of positive numbers")
+no_negative = rule_of_one_field(lambda value: all(item >= 0 for item in value), "a list without negative numbers")
+no_empty_text = rule_of_one_field(all, "a list without empty text")

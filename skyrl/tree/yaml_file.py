@@ -17,9 +17,7 @@ from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
 from skyrl.tree.plain import DEEPEST, MOST_VALUES
 from skyrl.tree.text_files import malformed, read_text
 
-TOO_MUCH = (
-    f"with its aliases, this unfolds into more than {MOST_VALUES} values or {DEEPEST} levels, and no configuration does"
-)
+TOO_MUCH = f"with aliases expanded, this has more than {MOST_VALUES} values or {DEEPEST} levels"
 
 _TAG = "tag:yaml.org,2002:"
 _CORE = {
@@ -74,7 +72,9 @@ class _Composer:
         root = self._node(self._loader.get_event(), 0)
         self._loader.get_event()  # its end
         if not self._loader.check_event(yaml.StreamEndEvent):
-            raise self._refusal(self._loader.peek_event(), "another document begins here, and a configuration is one")
+            raise self._refusal(
+                self._loader.peek_event(), "a second document begins here; a configuration is a single document"
+            )
         return root
 
     def _node(self, event: yaml.Event, depth: int) -> yaml.Node:
@@ -83,11 +83,11 @@ class _Composer:
             raise self._refusal(event, TOO_MUCH)
         if isinstance(event, yaml.AliasEvent):
             if (node := self._anchors.get(event.anchor)) is None:
-                raise self._refusal(event, f"the alias *{event.anchor} names nothing that ends before it")
+                raise self._refusal(event, f"the alias *{event.anchor} does not refer to a value that ends before it")
             return node
         if event.anchor is not None:
             if event.anchor in self._anchors:
-                raise self._refusal(event, f"the anchor &{event.anchor} stands twice")
+                raise self._refusal(event, f"the anchor &{event.anchor} is defined twice")
             self._anchors[event.anchor] = None
         node = self._made(event, depth)
         if event.anchor is not None:
@@ -142,7 +142,7 @@ class _Reading:
                 raise self._refusal(key_node, f"the key {key_node.value!r} is not text: put it in quotes")
             key = key_node.value
             if key in table:
-                raise self._refusal(key_node, f"the key {key!r} stands twice in one table")
+                raise self._refusal(key_node, f"the key {key!r} appears twice in one table")
             if key == "<<":
                 raise self._refusal(key_node, "YAML 1.2 has no merge key <<: use extends, or write the values out")
             self.lines[(*path, key)] = key_node.start_mark.line + 1
@@ -154,7 +154,7 @@ class _Reading:
         if kind == "str":
             return text
         if not isinstance(text, str) or kind not in _CORE or not _CORE[kind].fullmatch(text):
-            raise self._refusal(node, f"the tag {node.tag} is not data that a configuration can hold")
+            raise self._refusal(node, f"this value with the tag {node.tag} cannot be read as plain data")
         match kind:
             case "null":
                 return None

@@ -71,20 +71,20 @@ def test_the_folder_of_checkpoints_may_lie_anywhere(folder: Path) -> None:
 
 def test_diff_shows_state_and_the_tensors_that_differ(folder: Path) -> None:
     output = skyrl("diff", str(folder / "global_step_9"), str(folder / "global_step_10")).output
-    assert "configuration: 0 differ" in output
+    assert "configuration: 0 values differ" in output
     assert "  trainer.version: 9 -> 10" in output
     assert "policy: 2 of 2 tensors differ" in output
-    assert "  model.weight: differs by 1 at most" in output
+    assert "  model.weight: differs by at most 1" in output
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["list", "nowhere"], "there is no folder nowhere"),
-        (["show", "."], "holds no checkpoint"),
-        (["verify", "."], "holds no checkpoint"),
+        (["show", "."], "contains no checkpoint"),
+        (["verify", "."], "contains no checkpoint"),
         (["list", "global_step_3"], "there is no checkpoint folder global_step_3"),
-        (["diff", ".", "."], "is not one checkpoint"),
+        (["diff", ".", "."], "is not a checkpoint"),
         (["show", "global_step_3"], "there is no checkpoint folder"),
     ],
 )

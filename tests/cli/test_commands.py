@@ -145,7 +145,7 @@ def test_a_mistake_on_the_command_line_is_told_and_nothing_starts(
 
 
 def test_a_missing_file_and_a_wrong_argument_are_told_together(tmp_path: Path, skyrl: Command) -> None:
-    refused(skyrl("config", "check", "gone.toml", "trainer.epochs=x"), "there is no such file", "'x' is not")
+    refused(skyrl("config", "check", "gone.toml", "trainer.epochs=x"), "no such file", "'x' is not")
 
 
 def test_a_file_that_does_not_parse_is_told_with_line_and_column(tmp_path: Path, skyrl: Command) -> None:

@@ -142,7 +142,7 @@ def test_conversion_replaces_a_file_only_when_asked_to() -> None:
     Path("new.toml").write_text("mine")
     script = "python -m x trainer.epochs=3\n"
     refused = converted(script, "-o", "new.toml")
-    assert str(refused.exception) == "new.toml exists already: name another file, or replace it with --force"
+    assert str(refused.exception) == "new.toml already exists: choose another file, or overwrite it with --force"
     assert Path("new.toml").read_text() == "mine"
     assert converted(script, "-o", "new.toml", "--force").exit_code == 0
     assert load(["new.toml"]).config.trainer.epochs == 3
@@ -154,8 +154,8 @@ def test_nothing_is_written_where_a_setting_is_refused() -> None:
     refused = converted(script, "-o", "new.toml")
     assert (refused.exit_code, Path("new.toml").exists()) == (1, False)
     assert refused.stderr.startswith("kept 1, renamed 0, derived 0, needless 0, refused 1 (1 may change the training)")
-    assert "Of the 2 settings that ask for something, 50 % are in the result." in refused.stderr
-    assert "because of the settings that were refused, 1 of which may change the training" in refused.stderr
+    assert "Of the 2 settings that need a counterpart, 50 % are in the result." in refused.stderr
+    assert "because some settings were refused, 1 of which may change the training" in refused.stderr
     written = converted(script, "--keep-going", "-o", "new.toml")
     assert (written.exit_code, load(["new.toml"]).config.trainer.epochs) == (0, 3)
     assert Path("new.toml").read_text().startswith("# Refused by the conversion:\n#   trainer.mine = 1")
@@ -165,7 +165,7 @@ def test_nothing_is_written_where_a_setting_is_refused() -> None:
 def test_a_refused_setting_that_only_watches_the_training_is_no_other_training() -> None:
     done = converted("python -m x hydra.run.dir=x trainer.epochs=3\n", "-o", "new.toml")
     assert (done.exit_code, Path("new.toml").exists()) == (1, False)
-    assert "Nothing was written, because of the settings that were refused. --keep-going" in done.stderr
+    assert "Nothing was written, because some settings were refused. --keep-going" in done.stderr
 
 
 @pytest.mark.usefixtures("run_toml")
@@ -177,7 +177,7 @@ def test_what_belongs_to_the_machines_goes_into_the_description_of_a_cluster() -
     assert done.stderr.endswith("\nWrote new.toml and new.cluster.toml.\n")
     Path("new.toml").unlink()
     again = CliRunner().invoke(config, arguments)
-    assert str(again.exception).startswith("new.cluster.toml exists already")
+    assert str(again.exception).startswith("new.cluster.toml already exists")
     assert not Path("new.toml").exists()
 
 
@@ -313,15 +313,15 @@ def test_sglang_stays_the_engine_of_an_areal_file_where_it_is_kept() -> None:
     engine = load(["new.toml"]).config.generator.inference_engine
     assert (done.exit_code, engine.backend, engine.gpu_memory_utilization) == (0, "sglang", 0.5)
     assert engine.engine_init_kwargs == {"attention_backend": "fa3"}
-    assert "The engines stay SGLang's" in done.stderr
+    assert "The engines remain SGLang" in done.stderr
     again = CliRunner().invoke(config, [*arguments, "--force"])
     engine = load(["new.toml"]).config.generator.inference_engine
     assert (again.exit_code, engine.backend, engine.engine_init_kwargs) == (0, "vllm", {})
-    assert "--keep-engine keeps SGLang's" in again.stderr
+    assert "--keep-engine keeps SGLang" in again.stderr
 
 
 @pytest.mark.usefixtures("run_toml")
 def test_engines_are_kept_of_areals_files_only() -> None:
     refused = converted("python -m x trainer.epochs=3\n", "-o", "new.toml", "--keep-engine")
-    assert str(refused.exception) == "--keep-engine is for AReaL's files, and --from is skyrl-hydra"
+    assert str(refused.exception) == "--keep-engine works only with --from areal, not --from skyrl-hydra"
     assert not Path("new.toml").exists()

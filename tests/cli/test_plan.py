@@ -93,7 +93,7 @@ def test_engines_of_others_have_no_place() -> None:
     values = {f"{PLACEMENT}colocate_all": False, f"{ENGINE}backend": "http"}
     plan = planned(values)
     assert plan["engines"] is None
-    assert table(plan).endswith("The engines run already, elsewhere.")
+    assert table(plan).endswith("The engines are already running elsewhere.")
 
 
 def test_the_table_says_what_a_rank_does_in_one_training_step() -> None:
@@ -112,12 +112,12 @@ def test_the_table_says_what_a_rank_does_in_one_training_step() -> None:
         "ref      0-7    node 0 gpus 0-7",
         "engine   0-7    node 0 gpus 0-7",
         "",
-        "model   ranks  data parallel  one training step of each rank",
+        "model   ranks  data parallel  work of each rank in a training step",
         "policy  8      8              4 optimizer steps of 160 samples, each in 40 micro-batches of 4; "
         "scores 640 samples in 40 passes of 16",
         "ref     8      8              scores 640 samples in 40 passes of 16",
         "",
-        "8 engines of 1 (tensor 1 x pipeline 1 x data 1); 1024 prompts x 5 = 5120 samples in a training step.",
+        "8 engines of 1 (tensor 1 x pipeline 1 x data 1); 1024 prompts x 5 = 5120 samples per training step.",
     ]
 
 
@@ -215,19 +215,19 @@ def test_on_a_cpu_the_counts_are_processes() -> None:
     said = table(planned({"trainer.device": "cpu", **gpus(2, "policy", "ref"), f"{ENGINE}num_engines": 2}))
     assert said.splitlines()[:2] == [
         "2 slots on 1 node of 8, 6 actors on Ray.",
-        "trainer.device is cpu: where GPUs are counted, a slot is a place for a process.",
+        "trainer.device is cpu: slots are counted instead of GPUs, each a place for one process.",
     ]
     assert "gpus" not in said
 
 
 def test_a_machine_that_is_too_small_is_told() -> None:
-    with pytest.raises(UserError, match="policy needs 8 on one node, and --gpus-per-node says 4"):
+    with pytest.raises(UserError, match="policy needs 8 on one node, but --gpus-per-node is 4"):
         planned({**gpus(8, "policy"), f"{PLACEMENT}colocate_all": False, "trainer.algorithm.use_kl_loss": False}, 4)
 
 
 def test_the_command_prints_the_table_or_json() -> None:
     said = CliRunner().invoke(plan, RUN, catch_exceptions=False)
-    assert said.output.startswith("Everything runs in the process of the command.\n\nmodel ")  # and sits nowhere else
+    assert said.output.startswith("Everything runs in the command's own process.\n\nmodel ")  # and sits nowhere else
     data = json.loads(CliRunner().invoke(plan, [*RUN, "--json"], catch_exceptions=False).output)
     assert (data["executor"], data["actors"], data["batch"]["samples"]) == ("in_process", 0, 5120)
 
@@ -235,8 +235,8 @@ def test_the_command_prints_the_table_or_json() -> None:
 def test_the_command_prints_what_each_gpu_holds() -> None:
     words = ["trainer.device=cuda", "trainer.logger=console", "trainer.policy.model.path=Qwen/Qwen2.5-72B"]
     said = CliRunner().invoke(plan, [*words, f"{PLACEMENT}gpu_kind=H100-80"], catch_exceptions=False).stdout
-    head, *rows = said[said.index("GiB of one GPU") :].splitlines()
-    assert head.split()[5:10] == ["total", "parameters", "gradients", "optimizer", "activations"]
+    head, *rows = said[said.index("GiB per GPU") :].splitlines()
+    assert head.split()[4:9] == ["total", "parameters", "gradients", "optimizer", "activations"]
     assert [row.split()[:2] for row in rows[:5]] == [
         ["generation", "engine"],
         ["scoring", "policy"],
@@ -245,16 +245,16 @@ def test_the_command_prints_what_each_gpu_holds() -> None:
         ["scoring", "ref"],
     ]
     assert rows[2].split()[3:6] == ["270.9", "270.9", "812.6"]  # 4, 4 and 12 bytes for each of 72.7 billion weights
-    assert rows[5].startswith("It does not fit H100-80, of which 75.7 GiB may be taken: update of the policy takes ")
-    assert rows[6].startswith("Settings that decide: trainer.placement.policy_num_gpus_per_node")
-    assert rows[7].startswith("Nearest that fits: ")
+    assert rows[5].startswith("It does not fit H100-80, of which 75.7 GiB may be used: update of the policy takes ")
+    assert rows[6].startswith("Deciding settings: trainer.placement.policy_num_gpus_per_node")
+    assert rows[7].startswith("Closest change that fits: ")
     data = json.loads(CliRunner().invoke(plan, [*words, "--json"], catch_exceptions=False).stdout)["memory"]
     assert (data["fits"], len(data["phases"])) == (None, 5)
 
 
 def test_a_model_of_unknown_sizes_is_planned_without_memory() -> None:
     said = CliRunner().invoke(plan, [*RUN, "trainer.policy.model.path=somebody/else"], catch_exceptions=False).stdout
-    assert "Memory is not estimated: the sizes of somebody/else are not known here" in said
+    assert "Memory is not estimated: the sizes of somebody/else are unknown" in said
 
 
 def test_every_mistake_is_told_as_by_config_check() -> None:
@@ -299,8 +299,8 @@ def test_layouts_are_proposed_with_their_seconds_and_their_reasons() -> None:
     found = CliRunner().invoke(plan, ["--fit", "8", *FIT])
     assert found.exit_code == 0
     lines = found.stdout.splitlines()
-    assert lines[0] == "Layouts on 8 x H100-80, the fastest by estimate first:"
-    assert lines[2].startswith("1. in turns: ")
+    assert lines[0] == "Layouts on 8 x H100-80, fastest first (estimated):"
+    assert lines[2].startswith("1. taking turns on all GPUs: ")
     assert "policy_num_gpus_per_node=8" in found.stdout
     assert found.stderr == ""  # that the run does not fit as it is, is why one asks
 
@@ -320,14 +320,17 @@ def test_a_proposal_is_written_as_a_layer_that_makes_the_run_fit(tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--fit", "8", *FIT, "trainer.device=cpu", f"{ENGINE}backend=torch"], "give trainer.device=cuda"),
+        (["--fit", "8", *FIT, "trainer.device=cpu", f"{ENGINE}backend=torch"], "set trainer.device=cuda"),
         (["--fit", "8", *FIT, "trainer.placement.gpu_kind=null"], "trainer.placement.gpu_kind=H100-80"),
         (
             ["--fit", "8", *FIT, "trainer.placement.gpu_kind=null", "trainer.policy.model.path=nobody/knows"],
-            "trainer.placement.gpu_kind=H100-80\n--fit: the sizes of nobody/knows are not known",
+            "trainer.placement.gpu_kind=H100-80\n--fit: the sizes of nobody/knows are unknown",
         ),
-        (["--fit", "8", *FIT, "trainer.policy.model.path=nobody/knows"], "the sizes of nobody/knows are not known"),
-        (["--fit", "1", *FIT, "trainer.policy.model.path=Qwen/Qwen2.5-72B"], "no layout fits 1 x H100-80; 8 would do"),
+        (["--fit", "8", *FIT, "trainer.policy.model.path=nobody/knows"], "the sizes of nobody/knows are unknown"),
+        (
+            ["--fit", "1", *FIT, "trainer.policy.model.path=Qwen/Qwen2.5-72B"],
+            "no layout fits 1 x H100-80; 8 would be enough",
+        ),
         (["--fit", "8", "kind=sft", "model.path=m", 'train_datasets=["rows.jsonl"]'], "this run has no engines"),
         ([*FIT, "--answer-tokens", "5"], "--answer-tokens needs --fit"),
         ([*FIT, "--write", "x.toml"], "--write needs --fit"),

@@ -56,7 +56,7 @@ def test_pairs_and_prompts_are_shown_too(nano: Path, tmp_path: Path) -> None:
     assert "===== chosen" in shown.output and "===== rejected" in shown.output and "margin 0" in shown.output
     words = [f"{name}={value}" for name, value in overrides(nano, tmp_path).items()]
     prompt = CliRunner().invoke(cli, ["data", "show", *words])
-    assert "what is sampled behind them is learned" in prompt.output, prompt.output
+    assert "what is sampled after them is learned" in prompt.output, prompt.output
 
 
 def test_a_file_of_prompts_that_is_missing_is_reported_before_a_model_is_looked_for(tmp_path: Path) -> None:

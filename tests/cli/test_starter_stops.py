@@ -66,7 +66,7 @@ def test_init_shows_its_progress_and_keeps_no_half_of_a_model(
         next(line for line in process.stderr if line.startswith("step   1/150"))
         process.send_signal(number)
         said = process.stderr.read().splitlines()
-    rest = "python prepare.py there makes the model and its data."
+    rest = "run python prepare.py there to create the model and its data."
     assert [line for line in said if not line.startswith("step ")] == [
         f"{by}. The files of the task are in mine; {rest}"
     ]

@@ -109,6 +109,7 @@ def test_a_wrong_type_is_told_in_python_as_in_a_file() -> None:
         (ContainerConfig, {"mounts": ("data",)}),
         (ContainerConfig, {"mounts": ("/data:/inside:rx",)}),
         (ContainerConfig, {"mounts": ("/data\n",)}),
+        (DataConfig, {"answer_column": ""}),
     ],
 )
 def test_a_value_out_of_range_is_refused(cls: type[Any], wrong: dict[str, Any]) -> None:

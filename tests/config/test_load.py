@@ -253,13 +253,13 @@ def test_a_file_may_have_any_name(name: str, tmp_path: Path, monkeypatch: pytest
     [
         ("trainer.epoch=2", "did you mean trainer.epochs?"),
         ("trainer.algoritm.gamma=1", "did you mean trainer.algorithm.gamma?"),
-        ("trainer.max_seq_len=1", "this name belongs at trainer.algorithm.max_seq_len"),
-        ("n_samples_per_prompt=4", "this name belongs at generator.n_samples_per_prompt"),
-        ("generator.logprob_parity_bound=1", "this name belongs at generator.inference_engine.logprob_parity_bound"),
-        ("policy.optimizer_config.lr=1", "this name belongs at trainer.policy.optimizer_config.lr"),
+        ("trainer.max_seq_len=1", "use trainer.algorithm.max_seq_len instead"),
+        ("n_samples_per_prompt=4", "use generator.n_samples_per_prompt instead"),
+        ("generator.logprob_parity_bound=1", "use generator.inference_engine.logprob_parity_bound instead"),
+        ("policy.optimizer_config.lr=1", "use trainer.policy.optimizer_config.lr instead"),
         (
             "trainer.lr=1",
-            "this name belongs at trainer.policy.optimizer_config.lr or trainer.critic.optimizer_config.lr",
+            "use trainer.policy.optimizer_config.lr or trainer.critic.optimizer_config.lr instead",
         ),
     ],
 )

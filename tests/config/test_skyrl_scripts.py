@@ -124,7 +124,7 @@ def test_scripts_of_the_hydra_era_load_directly_with_a_warning_for_each_old_name
                 continue
             [warning] = loaded.warnings
             assert (warning.path, warning.place) == (old, "argument 1")
-            assert f"is called {new} here" in warning.message
+            assert f"is called {new} in skyrl" in warning.message
             assert any(path.startswith(new) for path in loaded.origins)
             break
         else:

@@ -101,7 +101,7 @@ def test_a_checkpoint_cannot_pass_for_a_file_that_a_person_wrote(tmp_path: Path,
     place.mkdir()
     (place / "manifest.json").write_text(json.dumps(content))
     for name in (place, place / "manifest.json"):
-        with pytest.raises(ConfigError, match="is not the stored configuration of a run|it was changed"):
+        with pytest.raises(ConfigError, match="is not the stored configuration of a run|this file was edited"):
             load([name])
 
 

@@ -124,13 +124,13 @@ def logprobs_of(client: openai.OpenAI, name: str) -> list[float]:
     ("given", "said"),
     [
         (["--adapter", "math"], "--adapter math: give a name and a folder"),
-        (["--adapter", "math=nowhere"], "--adapter math: nowhere holds no adapter"),
+        (["--adapter", "math=nowhere"], "--adapter math: nowhere contains no adapter"),
         (["--adapter", "math={adapter}", "--adapter", "math={adapter}"], "two adapters have this name"),
         (["--adapter", "{model}={adapter}"], "this is the name of the model itself"),
-        (["--adapter", "math={adapter}", "--takes-weights"], "leave out one of them"),
+        (["--adapter", "math={adapter}", "--takes-weights"], "pass only one of the two"),
         (
             ["--adapter", "math={adapter}", "generator.inference_engine.rollout_dtype=int8"],
-            "eight bits take no adapters",
+            "does not work with 8-bit weights",
         ),
     ],
 )

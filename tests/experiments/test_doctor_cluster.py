@@ -57,14 +57,14 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"versions": {**FACTS.versions, "torch": "2.12.0"}}, "torch is 2.12.0, here it is 2.13.0"),
-        ({"versions": {"python": "3.11.7", "skyrl's code": "ab12"}}, "torch is not installed, here it is 2.13.0"),
-        ({"versions": {**FACTS.versions, "skyrl's code": "cd34"}}, "its code of skyrl is not that of this machine"),
+        ({"versions": {**FACTS.versions, "torch": "2.12.0"}}, "torch is 2.12.0; this machine has 2.13.0"),
+        ({"versions": {"python": "3.11.7", "skyrl's code": "ab12"}}, "torch is not installed; this machine has 2.13.0"),
+        ({"versions": {**FACTS.versions, "skyrl's code": "cd34"}}, "its skyrl code differs from this machine's"),
         ({"lacking": ["/models/qwen"]}, "/models/qwen cannot be read"),
         ({"unwritable": ["/data"]}, "/data cannot be written to"),
-        ({"memory": 1 << 30}, "1.0 GiB of 64.0 GiB memory are free"),
-        ({"gpus": [], "gpu_problem": "no device"}, "nvidia-smi fails: no device"),
-        ({"gpus": []}, "Ray deals out 1 GPUs, and nvidia-smi shows 0"),
+        ({"memory": 1 << 30}, "only 1.0 GiB of 64.0 GiB of memory is free"),
+        ({"gpus": [], "gpu_problem": "no device"}, "nvidia-smi failed: no device"),
+        ({"gpus": []}, "Ray manages 1 GPUs, but nvidia-smi shows 0"),
         (
             {"gpus": [evolve(FACTS.gpus[0], uncorrected_errors=2)]},
             "GPU 0 (L40S) has had 2 uncorrected memory errors",
@@ -78,11 +78,11 @@ def test_what_a_machine_has_is_compared(facts: dict[str, Any], said: str) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"clock": 7.04}, ("beta (10.0.0.2)", "its clock is 7.0 s ahead of that of this machine")),
-        ({"clock": -90.0}, ("beta (10.0.0.2)", "its clock is 90.0 s behind that of this machine")),
+        ({"clock": 7.04}, ("beta (10.0.0.2)", "its clock is 7.0 s ahead of this machine's")),
+        ({"clock": -90.0}, ("beta (10.0.0.2)", "its clock is 90.0 s behind this machine's")),
         (
             {"unshared": ["/data"]},
-            ("beta (10.0.0.2)", "trainer.run_path: a file that this machine writes to /data is not there"),
+            ("beta (10.0.0.2)", "trainer.run_path: a file written to /data on this machine does not appear there"),
         ),
         ({"facts": None, "problem": "it did not answer in time"}, ("10.0.0.2", "no answer: it did not answer in time")),
     ],
@@ -97,7 +97,7 @@ def test_ways_between_machines_are_judged_each_in_its_direction() -> None:
         ("beta (10.0.0.2) to alpha (10.0.0.1)", "no connection: timed out")
     ]
     assert found(links={there: Link(latency=0.05, bandwidth=1e9), back: GOOD}) == [
-        ("alpha (10.0.0.1) to beta (10.0.0.2)", "50.0 ms there and back")
+        ("alpha (10.0.0.1) to beta (10.0.0.2)", "a round trip takes 50.0 ms")
     ]
     gamma = evolve(BETA, address="10.0.0.3", facts=evolve(FACTS, host="gamma"))
     ways = dict.fromkeys(pairs(["10.0.0.1", "10.0.0.2", "10.0.0.3"]), GOOD)
@@ -106,7 +106,7 @@ def test_ways_between_machines_are_judged_each_in_its_direction() -> None:
     [slow] = cluster_findings(survey, FACTS, {}, Layout(pools=(), placements=()), "GPU")
     assert (slow.where, slow.problem) == (
         "alpha (10.0.0.1) to gamma (10.0.0.3)",
-        "200 MB/s, and 1,000 MB/s are usual here",
+        "200 MB/s; the median in this cluster is 1,000 MB/s",
     )
 
 
@@ -128,7 +128,7 @@ def test_a_run_without_a_cluster_is_told_how_to_name_one(
     with pytest.raises(SystemExit) as end:
         main(["doctor", "--cluster", *as_words(overrides(nano, tmp_path))])
     assert end.value.code == 2
-    assert "name it by trainer.placement.ray_address = host:port" in capsys.readouterr().err
+    assert "set trainer.placement.ray_address = host:port" in capsys.readouterr().err
 
 
 PLANTED = """
@@ -164,13 +164,13 @@ def test_mistakes_on_another_machine_are_found_and_no_others(nano: Path, tmp_pat
         assert doctor.wait(240) == int(planted), said.read_text()
     text = said.read_text()
     if not planted:
-        assert "Nothing to mend." in text
+        assert "No problems found." in text
         return
     assert "5 findings" in text, text
     for line in (
-        "beta (10.77.0.2): transformers is 1.0, here it is ",
-        "beta (10.77.0.2): its clock is 3600.0 s ahead of that of this machine",
-        f"beta (10.77.0.2): trainer.run_path: a file that this machine writes to {tmp_path / 'runs'} is not there",
+        "beta (10.77.0.2): transformers is 1.0; this machine has ",
+        "beta (10.77.0.2): its clock is 3600.0 s ahead of this machine's",
+        f"beta (10.77.0.2): trainer.run_path: a file written to {tmp_path / 'runs'} on this machine does not appear",
         "alpha (10.77.0.1) to beta (10.77.0.2): no connection: timed out",
         "beta (10.77.0.2) to alpha (10.77.0.1): no connection: timed out",
     ):

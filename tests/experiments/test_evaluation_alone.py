@@ -133,9 +133,11 @@ def test_greedy_answers_of_engines_on_ray_are_those_of_this_process(nano: Path, 
 
 def test_what_cannot_be_evaluated_is_refused_with_what_to_do(nano: Path, trained: Path, tmp_path: Path) -> None:
     model = str(nano / "model")
-    with pytest.raises(UserError, match="is a model: name a configuration"):
+    with pytest.raises(UserError, match="is a model: also give a configuration"):
         found(model)
-    with pytest.raises(UserError, match="nobody/nothing is no folder here, and so a model on the hub: name a config"):
+    with pytest.raises(
+        UserError, match="nobody/nothing is not a local folder, so it is taken as a model on the hub: also"
+    ):
         found("nobody/nothing")
     with pytest.raises(ConfigError, match="stands only in a stored configuration"):
         found(str(trained / "run"))
@@ -156,19 +158,19 @@ def test_what_cannot_be_evaluated_is_refused_with_what_to_do(nano: Path, trained
     [
         (
             "runs/mien",
-            "there is no folder runs/mien (did you mean runs/mine?). If it is a model on the hub, name a config",
+            "there is no folder runs/mien (did you mean runs/mine?). If it is a model on the hub, also give a config",
         ),
         (
             "runs/else",
-            "there is no folder runs/else (runs holds mine). If it is a model on the hub, name a configuration",
+            "there is no folder runs/else (runs holds mine). If it is a model on the hub, also give a configuration",
         ),
-        ("./runs/mien", "there is no folder ./runs/mien (did you mean runs/mine?), and a name on the hub has the form"),
+        ("./runs/mien", "there is no folder ./runs/mien (did you mean runs/mine?), and names on the hub have the form"),
         (
             "runs/mine/modell",
-            "there is no folder runs/mine/modell (did you mean runs/mine/model?), and a name on the hub",
+            "there is no folder runs/mine/modell (did you mean runs/mine/model?), and names on the hub",
         ),
-        ("nope", "there is no folder nope (. holds run.toml, runs), and a name on the hub has the form owner/name"),
-        ("run.toml", "run.toml is a file, and no model, run or checkpoint"),
+        ("nope", "there is no folder nope (. holds run.toml, runs), and names on the hub have the form owner/name"),
+        ("run.toml", "run.toml is a file, not a model, run or checkpoint"),
     ],
 )
 def test_a_mistyped_folder_is_named_before_the_hub_is(

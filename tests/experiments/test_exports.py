@@ -65,7 +65,7 @@ def test_an_export_from_a_checkpoint_is_the_model_that_the_run_left(nano: Path, 
 
 def test_an_export_that_cannot_be_says_why(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, trainer__max_training_steps=2, trainer__eval_interval=-1)
-    with pytest.raises(ResumeError, match=r"no checkpoint of step 1 in .*, but of 2"):
+    with pytest.raises(ResumeError, match=r"no checkpoint of step 1 in .*; available steps: 2"):
         export(tmp_path / "run", step=1)
     with pytest.raises(UserError, match=r"trained all weights .*it has no adapter"):
         export(tmp_path / "run", adapter=True)

@@ -46,7 +46,7 @@ def test_the_timeline_of_a_step_agrees_with_its_timings_and_batches_are_dumped(n
     batch = load_file(dumped / "global_step_2.safetensors")
     assert {"input_ids", "loss_mask", "rollout_logprobs", "rewards", "advantages"} <= batch.keys()
     assert batch["rewards"].sum().item() == pytest.approx(step["reward/avg_raw_reward"] * 12)
-    with pytest.raises(UserError, match="holds no timeline of step 3"):
+    with pytest.raises(UserError, match="has no timeline of step 3"):
         CliRunner().invoke(cli, ["timeline", str(run), "--step", "3"], standalone_mode=False, catch_exceptions=False)
 
 

@@ -234,4 +234,4 @@ def test_a_folder_that_cannot_be_kept_is_refused(nano: Path, tmp_path: Path) -> 
     in_the_way.write_text("")
     done = rehearsed(nano, tmp_path, "--keep", str(in_the_way))
     assert isinstance(done.exception, UserError)
-    assert str(done.exception) == f"--keep {in_the_way}: the folder cannot be made: File exists"
+    assert str(done.exception) == f"--keep {in_the_way}: the folder cannot be created: File exists"

@@ -261,9 +261,11 @@ def test_the_commands_say_what_was_found_and_exit_with_it(original: Path, copied
         main(["bisect", run, str(copied)])
     parted = command.invoke(cli, ["bisect", run, str(copied)])
     assert parted.exit_code == 1
-    assert "recordings are equal in 5 steps, 1 to 5\nstep 6 parts, first in raw rewards:\n  group 2 " in parted.output
+    assert (
+        "recordings are equal in 5 steps, 1 to 5\nstep 6 diverges, first in raw rewards:\n  group 2 " in parted.output
+    )
     assert command.invoke(cli, ["bisect", run, run]).output == "recordings are equal in 6 steps, 1 to 6\n"
-    assert "'x' is no step: write 7, or 3-7" in command.invoke(cli, ["replay", run, "--step", "x"]).output
+    assert "'x' is not a step: write 7 or 3-7" in command.invoke(cli, ["replay", run, "--step", "x"]).output
 
 
 @pytest.mark.long

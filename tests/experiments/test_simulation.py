@@ -169,11 +169,11 @@ def test_the_documentation_shows_what_the_command_prints(capsys: pytest.CaptureF
     ("options", "said"),
     [
         ([], "--answer-seconds is missing"),
-        (["--answer-seconds", "fast"], "'fast' is not seconds"),
+        (["--answer-seconds", "fast"], "'fast' is not a duration"),
         (["--answer-seconds", "20,40,10"], "the longest, 10, is below the mean or its 90th percentile"),
         (["--answer-seconds", "1"], "--train-seconds is missing"),
         (["--answer-seconds", "1", "--train-seconds", "1", "--restart-seconds", "9"], "--checkpoint-seconds"),
-        (["--like", "nowhere"], "holds no two training steps"),
+        (["--like", "nowhere"], "has fewer than two training steps"),
         (["--answer-seconds", "1", "--train-seconds", "1", "--split"], "--split needs engines on GPUs of their own"),
     ],
 )

@@ -52,8 +52,8 @@ def test_the_folder_of_a_run_leads_to_its_checkpoints(left: dict[str, Path]) -> 
 
 def test_runs_are_compared_by_their_metrics_and_kinds_are_not(left: dict[str, Path]) -> None:
     assert "are equal in 5 steps, 0 to 4" in said("bisect", left["sft"], left["sft"])
-    assert "kind = sft, and " in said("bisect", left["sft"], left["reward_model"])
+    assert "kind = sft, " in said("bisect", left["sft"], left["reward_model"])
     assert said("replay", left["sft"], "--step", 2).startswith(
-        f"UserError: {left['sft']} is a run of kind = sft: nothing"
+        f"UserError: {left['sft']} is a run of kind = sft, which samples nothing"
     )
     assert "model.lora.rank = 0" in said("export", left["sft"], "--adapter")

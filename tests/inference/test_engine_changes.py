@@ -153,10 +153,10 @@ async def test_the_command_lists_engines_and_leaves_requests_for_a_running_run(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["add", "3"], "add takes no engine numbers; --count says how many to add"),
+        (["add", "3"], "add takes no engine numbers; use --count to set how many to add"),
         (["list", "3"], "list takes no engine numbers"),
-        (["list", "--count", "2"], "--count goes with add"),
-        (["drain", "1", "--count", "2"], "--count goes with add, or with drain without engine numbers"),
+        (["list", "--count", "2"], "--count works only with add"),
+        (["drain", "1", "--count", "2"], "--count works only with add, or with drain without engine numbers"),
     ],
 )
 def test_arguments_that_would_be_ignored_are_refused(tmp_path: Path, words: list[str], said: str) -> None:

@@ -111,4 +111,4 @@ def test_what_cannot_be_published_is_refused(tmp_path: Path, url: str, command: 
 def test_a_name_needs_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SKYRL_NAMES", raising=False)
     done = CliRunner().invoke(cli, ["publish", "a", "http://127.0.0.1:1", "--", "true"])
-    assert isinstance(done.exception, UserError) or "needs a store of names" in done.output
+    assert isinstance(done.exception, UserError) or "needs a name store" in done.output

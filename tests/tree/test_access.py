@@ -73,7 +73,7 @@ def test_a_class_of_attrs_alone_converts_a_replaced_value_as_it_does() -> None:
 
 @pytest.mark.parametrize(
     ("path", "hint"),
-    [("polcy.optimizer.lr", "did you mean policy?"), ("policy.optimizer.l", "lr"), ("seed.x", "there are: none")],
+    [("polcy.optimizer.lr", "did you mean policy?"), ("policy.optimizer.l", "lr"), ("seed.x", "fields: none")],
 )
 def test_a_path_that_names_no_field_is_refused_with_the_near_one(path: str, hint: str) -> None:
     with pytest.raises(UnknownFieldError, match="no such field") as caught:

@@ -47,7 +47,7 @@ def test_a_device_is_refused(device: str) -> None:
 def test_a_file_beyond_the_bound_is_refused_and_one_at_it_is_read(tmp_path: Path) -> None:
     large = tmp_path / "large.toml"
     large.write_bytes(b"#" * (MOST_BYTES + 1))
-    assert refusal(large).message == "cannot be read: a configuration has at most 256 KiB, and this file has more"
+    assert refusal(large).message == "cannot be read: the file is larger than 256 KiB, the limit for a configuration"
     large.write_bytes(b"#" * MOST_BYTES)
     assert len(read_text(str(large))) == MOST_BYTES
 
@@ -90,7 +90,7 @@ def test_a_chain_of_files_has_a_bound(tmp_path: Path) -> None:
     for number in range(MOST_LEVELS + 2):
         (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"')
     problem = refusal(tmp_path / "0.toml")
-    assert (problem.path, problem.message) == ("extends", "more than 100 files extend each other in a chain")
+    assert (problem.path, problem.message) == ("extends", "the chain of extended files is longer than 100")
 
 
 def test_near_names_are_looked_for_a_hundred_times() -> None:
@@ -102,17 +102,17 @@ def test_near_names_are_looked_for_a_hundred_times() -> None:
 
 def test_a_name_of_millions_of_letters_is_cut_short_in_what_is_said() -> None:
     [problem] = built_from({"x" * 1_000_000: 1}).problems
-    assert problem.message == "this name has 1000000 characters, and a name has at most 1000"
+    assert problem.message == "this name has 1000000 characters; the limit is 1000"
     assert len(problem.path) < 500
 
 
 def test_a_path_of_thousands_of_names_is_refused(tmp_path: Path) -> None:
     builder = TreeBuilder(Run())
     builder.assign(Assignment(path=("policy",) * 20_000, value=1, origin=Origin(kind="python")))
-    assert builder.problems[0].message == "this path has 20000 names, and a path has at most 80"
+    assert builder.problems[0].message == "this path has 20000 names; the limit is 80"
     (tmp_path / "run.toml").write_text("seed = 1\n" + "a." * (MOST_PARTS + 1) + "b = 1")
     problem = refusal(tmp_path / "run.toml")
-    assert problem.message == "not valid TOML: a key of more than 60 parts"
+    assert problem.message == "not valid TOML: a key has more than 60 parts"
     assert problem.place.endswith("run.toml:2")
 
 
@@ -124,7 +124,7 @@ def test_a_text_with_many_dots_is_no_long_key(tmp_path: Path) -> None:
 def test_a_key_that_stands_twice_among_thousands_is_named(tmp_path: Path) -> None:
     keys = [f'"k{number}": 1' for number in range(20_000)]
     (tmp_path / "run.json").write_text("{" + ", ".join([*keys, keys[-1]]) + "}")
-    assert refusal(tmp_path / "run.json").message == "not valid JSON: the key 'k19999' stands twice in one table"
+    assert refusal(tmp_path / "run.json").message == "not valid JSON: the key 'k19999' appears twice in one table"
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "[" * 49 + "a," * 2 * MOST_VALUES])
@@ -136,14 +136,14 @@ def test_yaml_is_read_no_deeper_and_no_further_than_a_configuration_goes(opening
 
 @pytest.mark.parametrize("value", [["a"] * MOST_VALUES, {"a": [["b"] * 500] * 100}])
 def test_values_beyond_the_bound_are_refused_as_a_whole(value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"more than {MOST_VALUES} values in all"):
+    with pytest.raises(ConfigError, match=f"at most {MOST_VALUES} values in total"):
         built_from({"policy": {"extra": value}})
 
 
 def test_as_many_values_as_the_bound_says_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyrl.tree.builder.MOST_VALUES", 2)
     assert arguments("seed=1", "name=x").build() == Run(seed=1, name="x")
-    with pytest.raises(ConfigError, match="values in all"):
+    with pytest.raises(ConfigError, match="values in total"):
         arguments("seed=1", "name=x", "on=false")
 
 
@@ -156,7 +156,7 @@ def test_values_are_counted_at_any_depth_and_no_further_than_the_bound() -> None
 
 def test_problems_beyond_a_thousand_are_not_looked_at() -> None:
     found = built_from({f"x{number}": 1 for number in range(MOST_PROBLEMS + 50)}).problems
-    assert [each.message for each in found[MOST_PROBLEMS:]] == ["after 1000 problems the rest is not looked at"]
+    assert [each.message for each in found[MOST_PROBLEMS:]] == ["stopped after 1000 problems; the rest was not checked"]
 
 
 def test_a_list_that_is_changed_item_by_item_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_list_that_is_changed_item_by_item_has_a_bound(monkeypatch: pytest.Mon
     builder = TreeBuilder(Run(stop=("a", "b")))
     builder.assign_all(read_argument(word, 1) for word in ["stop+=c", "stop.0=d", "stop.1=e", "stop+=f"])  # 3, 3, 3, 4
     [problem] = builder.problems
-    assert problem.message == "lists are changed item by item too often here"
+    assert problem.message == "too many changes to single list items"
     assert builder.build().stop == ("d", "e", "c")
 
 
@@ -172,7 +172,7 @@ def test_an_argument_beyond_the_bound_is_refused_without_its_value() -> None:
     with pytest.raises(ConfigError, match=f"has {MOST_BYTES + 5} characters") as caught:
         read_argument("name=" + "x" * MOST_BYTES, 1)
     assert caught.value.problems[0].path == "name"
-    with pytest.raises(ConfigError, match="a path has at most"):
+    with pytest.raises(ConfigError, match="the limit is"):
         split_path("a" * (MOST_BYTES + 1))
 
 

@@ -20,10 +20,10 @@ from tests.tree.trees import arguments, only_problem
         ("policy.Optimizer.lr", "did you mean policy.optimizer.lr?"),
         ("polcy.nothing.lr", "did you mean policy?"),
         # the right name in the wrong place: nearest places first
-        ("lr", "this name belongs at policy.optimizer.lr, critic.optimizer.lr or judge.optimizer.lr"),
-        ("critic.lr", "this name belongs at critic.optimizer.lr, policy.optimizer.lr or judge.optimizer.lr"),
-        ("optimizer.lr", "this name belongs at policy.optimizer.lr, critic.optimizer.lr or judge.optimizer.lr"),
-        ("policy.seed", "this name belongs at seed"),
+        ("lr", "use policy.optimizer.lr, critic.optimizer.lr or judge.optimizer.lr instead"),
+        ("critic.lr", "use critic.optimizer.lr, policy.optimizer.lr or judge.optimizer.lr instead"),
+        ("optimizer.lr", "use policy.optimizer.lr, critic.optimizer.lr or judge.optimizer.lr instead"),
+        ("policy.seed", "use seed instead"),
         # somewhat alike
         ("log_probs", "did you mean logprobs?"),
         ("policy.optimizer.weight_decay", ""),

@@ -77,7 +77,7 @@ def test_what_was_written_is_never_changed() -> None:
 def test_a_derived_value_that_its_field_refuses_is_told_with_what_it_follows_from() -> None:
     with pytest.raises(ConfigError) as caught:
         derive(Run(seed=-2), RULES, {})
-    assert caught.value.problems == (Problem(path="steps", message="-4 is not positive", hint="it follows from seed"),)
+    assert caught.value.problems == (Problem(path="steps", message="-4 is not positive", hint="derived from seed"),)
 
 
 def test_deriving_again_changes_nothing() -> None:

@@ -94,15 +94,15 @@ def test_yaml_scalars_are_those_of_version_1_2(text: str, value: Any, tmp_path: 
 @pytest.mark.parametrize(
     ("text", "said", "place"),
     [
-        ("seed: 1\nseed: 2", "the key 'seed' stands twice", ":2:1"),
-        ("seed: !!python/object:os.system x", "is not data", ":1:7"),
-        ("a: &a [*a]", "the alias *a names nothing that ends before it", ":1:8"),
-        ("a: *b", "the alias *b names nothing", ":1:4"),
-        ("a: &b 1\nc: &b 2", "the anchor &b stands twice", ":2:4"),
+        ("seed: 1\nseed: 2", "the key 'seed' appears twice", ":2:1"),
+        ("seed: !!python/object:os.system x", "cannot be read as plain data", ":1:7"),
+        ("a: &a [*a]", "the alias *a does not refer to a value that ends before it", ":1:8"),
+        ("a: *b", "the alias *b does not refer to a value", ":1:4"),
+        ("a: &b 1\nc: &b 2", "the anchor &b is defined twice", ":2:4"),
         ("1: x", "is not text: put it in quotes", ":1:1"),
         ("a: {<<: {b: 1}}", "no merge key", ":1:5"),
         ("a: [", "did not find", ":2:1"),
-        ("--- a\n--- b", "another document", ":2:1"),
+        ("--- a\n--- b", "a second document", ":2:1"),
         ("a: \x01", "special characters|control characters", ""),
     ],
 )
@@ -118,14 +118,14 @@ def test_aliases_that_unfold_without_end_are_refused_at_once(tmp_path: Path) -> 
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     assert 9**9 > MOST_VALUES
     write(tmp_path, run_yaml="\n".join(lines))
-    assert "unfolds into more than 50000 values" in refusal(tmp_path, "run.yaml").message
+    assert "has more than 50000 values" in refusal(tmp_path, "run.yaml").message
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1, "a": 2}', "stands twice"),
-        ('{"a": NaN}', "the constant NaN is not a number"),
+        ('{"a": 1, "a": 2}', "appears twice"),
+        ('{"a": NaN}', "the constant NaN is not a JSON number"),
         ("{", "expecting property name"),
     ],
 )
@@ -175,8 +175,8 @@ def test_several_bases_count_in_their_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("base", "said"),
-    [('"run.toml"', "extends this file in its turn"), ('"gone.toml"', "there is no such file"),
-     ('"preset:shrt"', "there is no such preset"), ("5", "5 is neither a file nor a list of files")],
+    [('"run.toml"', "circular reference: run.toml extends this file"), ('"gone.toml"', "no such file"),
+     ('"preset:shrt"', "no such preset"), ("5", "5 is neither a file nor a list of files")],
 )  # fmt: skip
 def test_a_base_that_cannot_be_used_is_told_where_it_is_named(base: str, said: str, tmp_path: Path) -> None:
     write(tmp_path, run_toml=f"seed = 1\nextends = {base}" if base != "5" else "seed = 1\nextends = 5")
@@ -205,11 +205,11 @@ def test_an_item_that_is_there_is_replaced() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("policy.optimizer.betas.2=0.5", "there is no item 2; there are: 0 to 1"),
-        ("stop.0=x", "there is no item 0; there are: none"),
+        ("policy.optimizer.betas.2=0.5", "there is no item 2; existing items: 0 to 1"),
+        ("stop.0=x", "there is no item 0; existing items: none"),
         ("policy.optimizer.betas.x=1", "there is no item x"),
-        ("seed+=1", "+= is for lists, and this is a whole number"),
-        ("policy+=1", "is a table, and += is for lists"),
+        ("seed+=1", "+= works only on lists; this is a whole number"),
+        ("policy+=1", "is a table; += works only on lists"),
         ("~sed", "did you mean seed?"),
         ("policy.optimizer.betas+=x", "'x' is not a number"),
     ],
@@ -231,7 +231,7 @@ def test_a_table_is_taken_from_a_file(tmp_path: Path) -> None:
     assert builder.origins["critic.optimizer.decay"][-1].place == f"{tmp_path}/part.toml:2"
     assert built(words("name=@part.toml")).name == "@part.toml"
     missing = only_problem(words("critic.optimizer=@gone.toml"))
-    assert (missing.path, missing.message) == ("gone.toml", "cannot be read: there is no such file")
+    assert (missing.path, missing.message) == ("gone.toml", "cannot be read: no such file")
 
 
 # Environment
@@ -250,7 +250,7 @@ def test_a_variable_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
     wrong = only_problem(words("policy.optimizer.lr=env:RATE"))
     assert (wrong.message, wrong.place) == ("'fast' is not a number", "argument 1")
     without = only_problem(words("steps=env:STEPS", context=ReadContext(is_open=True)))
-    assert "was not given" in without.message
+    assert "none were passed" in without.message
 
 
 @pytest.mark.parametrize("later", ["steps=5", "~steps", "steps=env:STEPS"])
@@ -276,7 +276,7 @@ def test_an_old_name_is_followed_with_a_warning(tmp_path: Path) -> None:
         ("policy.rate", "warning", "2"),
         ("policy.opt", "warning", "3"),
     ]
-    assert "is called policy.optimizer.lr here (since 1.0)" in builder.problems[0].message
+    assert "is called policy.optimizer.lr in skyrl (since 1.0)" in builder.problems[0].message
     assert builder.origins["policy.optimizer.lr"][-1].place == f"{tmp_path}/run.toml:2"
 
 
@@ -290,7 +290,7 @@ def test_two_values_under_two_names_of_one_field_are_refused_in_one_file_and_lay
     builder.build()
     [_, refused] = builder.problems
     assert (refused.path, refused.severity, refused.place) == ("policy.rate", "error", f"{tmp_path}/both.toml:2")
-    assert refused.message == "0.5 is not policy.optimizer.lr = 0.25, and both are one field"
+    assert refused.message == "0.5 contradicts policy.optimizer.lr = 0.25: both names are the same field"
 
 
 def test_a_value_is_converted_to_what_the_new_name_takes() -> None:
@@ -428,7 +428,7 @@ def test_a_secret_that_stands_in_the_configuration_is_refused_and_never_repeated
     builder.assign(read_argument("token=sk-very-secret", 1))
     problem = only_problem(builder)
     assert "sk-very-secret" not in f"{problem}"
-    assert problem.hint == 'write "env:NAME", a variable'
+    assert problem.hint == 'write "env:NAME" to read it from a variable'
     with pytest.raises(ConfigError) as caught:
         Judge(token="sk-very-secret")  # type: ignore[arg-type]  # converted or refused
     assert "sk-very-secret" not in str(caught.value)

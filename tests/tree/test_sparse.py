@@ -97,5 +97,5 @@ def test_items_are_added_to_a_list_and_to_nothing_else() -> None:
     append(holder, "a", 4)
     append(holder, "c", "x")
     assert holder == {"a": [1, 2, 3, 4], "b": 2, "c": ["x"]}
-    with pytest.raises(ConfigError, match="is no list"):
+    with pytest.raises(ConfigError, match="is not a list"):
         append(holder, "b", 1)

@@ -46,7 +46,7 @@ def test_the_home_folder_may_be_abbreviated(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_missing_file(tmp_path: Path) -> None:
     name = str(tmp_path / "none.toml")
-    assert refused(name) == Problem(path=name, message="cannot be read: there is no such file")
+    assert refused(name) == Problem(path=name, message="cannot be read: no such file")
 
 
 def test_a_folder(tmp_path: Path) -> None:

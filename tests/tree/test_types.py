@@ -146,7 +146,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Mapping[str, Any], {"a": math.nan}, "key a: nan is not a finite number"),
     (Mapping[str, Any], {"a": {"b": {1, 2}}}, "key a: {1, 2} is not plain data"),
     (Any, object, "<class 'object'> is not plain data"),
-    (Any, nested(DEEPEST + 1), f"a value may have {DEEPEST} levels"),
+    (Any, nested(DEEPEST + 1), f"nested more than {DEEPEST} levels"),
     (Table, {"size": 2}, "{'size': 2} is not a table (Table)"),
     (Table, None, "None is not a table (Table)"),
     (Table, Undecorated(), "Undecorated lacks the decorator @frozen"),
@@ -210,7 +210,7 @@ def test_a_long_value_is_cut_short_in_the_message() -> None:
 def test_a_list_that_contains_itself_is_refused() -> None:
     cycle: list[Any] = []
     cycle.append(cycle)
-    with pytest.raises(TypeMismatch, match="levels of lists"):
+    with pytest.raises(TypeMismatch, match="levels deep"):
         coerce_exact(cycle, Any)
 
 

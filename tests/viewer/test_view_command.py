@@ -26,7 +26,7 @@ def test_the_command_serves_this_machine_until_it_is_interrupted_and_leaves_its_
         rest = process.stdout.read()
     assert address.startswith("http://127.0.0.1:") and "an answer" in page.text
     assert stranger.status_code == 403
-    assert (process.returncode, rest) == (0, "The view has been closed.\n")
+    assert (process.returncode, rest) == (0, "The viewer has stopped.\n")
     assert (tmp_path / "trajectories.index").is_file()
 
 
@@ -42,4 +42,4 @@ def test_the_page_does_not_wait_for_the_import_of_environments_and_of_the_config
 
 def test_a_folder_without_samples_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["view", str(tmp_path)])
-    assert result.exit_code != 0 and "holds no trajectories.jsonl" in result.output + str(result.exception)
+    assert result.exit_code != 0 and "has no trajectories.jsonl" in result.output + str(result.exception)
