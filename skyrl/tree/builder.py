@@ -266,25 +266,28 @@ class TreeBuilder(Generic[T]):
 
     def _set_inside(self, table: Table, attribute: attrs.Attribute[Any], depth: int, assignment: Assignment) -> None:
         """Set a key inside a free-form table: `dict_field.a.b = value`."""
-        inner = assignment.path[depth + 1 :]
+        mapping, inner = table.mapping(attribute.name), assignment.path[depth + 1 :]
         if assignment.operation == "forget":
-            freeform.forget(table.mapping(attribute.name), inner, getattr(table.base, attribute.name))
+            freeform.forget(mapping, inner, getattr(table.base, attribute.name))
             self._keep(attribute, depth, assignment)
-            self._history.forget(assignment.path)
+            if (outer := freeform.outermost(mapping, inner)) == inner:
+                self._history.forget(assignment.path)
+            else:
+                whole = freeform.enter(mapping, outer)[outer[-1]]
+                self._history.add((*assignment.path[: depth + 1], *outer), assignment.origin, whole)
             return
         value = read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
         if isinstance(value, Mapping) and value:
-            freeform.make_way(table.mapping(attribute.name), inner)
+            freeform.make_way(mapping, inner)
             for key, item in value.items():
                 self._put(assignment.inside(key, item))
             return
-        holder, key = freeform.enter(table.mapping(attribute.name), inner), inner[-1]
-        written = assignment.path
-        if isinstance(holder, list):
-            holder[freeform.position(key, holder)] = thaw(value)
-            written = written[:-1]
-        elif assignment.operation == "append":
+        holder, key = freeform.enter(mapping, inner), inner[-1]
+        written = (*assignment.path[: depth + 1], *freeform.outermost(mapping, inner))
+        if assignment.operation == "append":
             freeform.append(holder, key, value)
+        elif isinstance(holder, list):
+            holder[freeform.position(key, holder)] = thaw(value)
         elif not isinstance(value, Mapping) or not isinstance(holder.get(key), dict):
             holder[key] = thaw(value)
             self._history.forget_inside(assignment.path)

@@ -14,12 +14,16 @@ from skyrl.tree.origins import Path
 def enter(holder: dict[str, Any], names: Path) -> Any:
     """The table or list into which the last of `names` is written; missing tables are created.
 
-    A list is entered if the next name is an index; if it is a key, a table replaces the list.
+    A list is entered if the next name is an index; if it is a key, a table replaces the list. Raises `ConfigError` for
+    an item that does not exist, or into which nothing can be written.
     """
     inner: Any = holder
     for name, following in pairwise(names):
         if isinstance(inner, list):
-            raise refusal(f"values inside list item {name} cannot be set", hint="write the whole list as one value")
+            inner = inner[position(name, inner)]
+            if not isinstance(inner, dict | list):
+                raise refusal(f"item {name} is neither a table nor a list: it has no {following}")
+            continue
         child = inner.get(name)
         if isinstance(child, dict) or (isinstance(child, list) and _is_index(following)):
             inner = child
@@ -29,36 +33,59 @@ def enter(holder: dict[str, Any], names: Path) -> Any:
 
 
 def make_way(holder: dict[str, Any], names: Path) -> None:
-    """Replace a list at `names` by a table, because the keys about to be written there are not indices."""
-    inner = enter(holder, names)
-    if isinstance(inner, dict) and isinstance(inner.get(names[-1]), list):
-        inner[names[-1]] = {}
+    """Replace a list at `names`, or a list item other than a table, by a table: keys are about to be written there."""
+    inner, last = enter(holder, names), names[-1]
+    if isinstance(inner, list):
+        at = position(last, inner)
+        inner[at] = inner[at] if isinstance(inner[at], dict) else {}
+    elif isinstance(inner.get(last), list):
+        inner[last] = {}
+
+
+def outermost(holder: dict[str, Any], names: Path) -> Path:
+    """The names that lead to the first list on the way to `names`; all of them if there is none."""
+    inner: Any = holder
+    for depth, name in enumerate(names):
+        if isinstance(inner, list):
+            return names[:depth]
+        inner = inner.get(name) if isinstance(inner, dict) else None
+    return names
 
 
 def forget(holder: dict[str, Any], names: Path, default: object) -> None:
-    """Reset the value at `names` to the default table's, or remove it if the default has none."""
+    """Reset the value at `names` to the default table's, or remove it if the default has none. Raises `ConfigError` for
+    a list item, which cannot be removed.
+    """
+    inner: Any = holder
     for name in names[:-1]:
-        holder = holder.get(name, {}) if isinstance(holder, dict) else {}
+        inner = inner[position(name, inner)] if isinstance(inner, list) else inner.get(name)
         default = default.get(name) if isinstance(default, Mapping) else None
+        if not isinstance(inner, dict | list):
+            inner = {}
+    if isinstance(inner, list):
+        raise refusal("a list item cannot be removed", hint="write the whole list as one value")
     if isinstance(default, Mapping) and names[-1] in default:
-        holder[names[-1]] = thaw(default[names[-1]])
-    elif isinstance(holder, dict):
-        holder.pop(names[-1], None)
+        inner[names[-1]] = thaw(default[names[-1]])
+    else:
+        inner.pop(names[-1], None)
 
 
-def append(holder: dict[str, Any], name: str, value: object) -> None:
-    """Add an item, or the items of a list, to the list under `name`, which is created if missing."""
-    current = holder.get(name, [])
+def append(holder: dict[str, Any] | list[Any], name: str, value: object) -> None:
+    """Add an item, or the items of a list, to the list under `name`: a key, where a missing list is created, or the
+    index of an existing item.
+    """
+    at: Any = position(name, holder) if isinstance(holder, list) else name
+    current = holder.setdefault(name, []) if isinstance(holder, dict) else holder[at]
     if not isinstance(current, list):
         raise refusal("is not a list, so nothing can be appended to it")
-    holder[name] = [*current, *(thaw(value) if isinstance(value, list | tuple) else [thaw(value)])]
+    current += thaw(value) if isinstance(value, list | tuple) else [thaw(value)]
 
 
 def position(name: str, items: Sequence[object]) -> int:
     """The index of an existing item. Raises `ConfigError` if there is no such item."""
     if _is_index(name) and int(name) < len(items):
         return int(name)
-    there = f"0 to {len(items) - 1}" if items else "none"
+    there = f"0 to {len(items) - 1}" if len(items) > 1 else "0" if items else "none"
     raise refusal(f"there is no item {name}; existing items: {there}", hint="append one with +=")
 
 

@@ -202,6 +202,44 @@ def test_an_item_that_is_there_is_replaced() -> None:
     assert built(words('policy.extra.a=["x", "y"]', "policy.extra.a.0=z")).policy.extra == {"a": ("z", "y")}
 
 
+TABLES = 'policy.extra.a=[{"b": [1], "c": 3}, [1, 2], 5]'
+
+
+@pytest.mark.parametrize(
+    ("word", "items"),
+    [
+        ("policy.extra.a.0.c=4", ({"b": (1,), "c": 4}, (1, 2), 5)),
+        ("policy.extra.a.0.d.e=4", ({"b": (1,), "c": 3, "d": {"e": 4}}, (1, 2), 5)),
+        ('policy.extra.a.0={"c": 4}', ({"b": (1,), "c": 4}, (1, 2), 5)),
+        ("policy.extra.a.0.b+=2", ({"b": (1, 2), "c": 3}, (1, 2), 5)),
+        ("~policy.extra.a.0.c", ({"b": (1,)}, (1, 2), 5)),
+        ("policy.extra.a.1.0=7", ({"b": (1,), "c": 3}, (7, 2), 5)),
+        ("policy.extra.a.1+=[3, 4]", ({"b": (1,), "c": 3}, (1, 2, 3, 4), 5)),
+        ('policy.extra.a.2={"c": 4}', ({"b": (1,), "c": 3}, (1, 2), {"c": 4})),
+        ('policy.extra.a.1={"c": 4}', ({"b": (1,), "c": 3}, {"c": 4}, 5)),
+    ],
+)
+def test_what_is_inside_of_an_item_is_written_like_what_is_inside_of_a_table(word: str, items: object) -> None:
+    builder = words(TABLES, word)
+    assert built(builder).policy.extra == {"a": items}
+    assert [origin.place for origin in builder.origins["policy.extra.a"]][-1] == "argument 2"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("policy.extra.a.2.b=1", "item 2 is neither a table nor a list: it has no b"),
+        ("policy.extra.a.3.b=1", "there is no item 3; existing items: 0 to 2"),
+        ("policy.extra.a.1.2=1", "there is no item 2; existing items: 0 to 1"),
+        ("policy.extra.a.2+=1", "is not a list"),
+        ("~policy.extra.a.1", "a list item cannot be removed"),
+        ("~policy.extra.a.7.b", "there is no item 7"),
+    ],
+)
+def test_writes_into_items_that_are_refused(word: str, said: str) -> None:
+    assert said in only_problem(words(TABLES, word)).message
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
