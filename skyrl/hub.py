@@ -40,7 +40,7 @@ def hub_failure(name: str, kind: Kind = "model", deadline: float | None = None) 
         return None
     if constants.is_offline_mode():
         return (
-            f"HF_HUB_OFFLINE is set, so that the hub cannot be reached, and the cache {constants.HF_HUB_CACHE} has no "
+            f"HF_HUB_OFFLINE is set, so the hub cannot be reached, and the cache {constants.HF_HUB_CACHE} has no "
             "copy: download it where there is a network"
         )
     seconds = deadline or float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or DEADLINE)
@@ -87,9 +87,9 @@ def _in_words(error: Exception) -> str:
         case errors.GatedRepoError():
             return "its authors ask for consent: accept their terms on its page and log in with `hf auth login`"
         case errors.RepositoryNotFoundError() | errors.HFValidationError():
-            return "the hub has nothing of this name that this account may see (`hf auth login` for what is private)"
+            return "the hub has nothing of this name that this account can see (for private ones, run `hf auth login`)"
         case errors.EntryNotFoundError():
-            return "the hub has it without a config.json, so it is not a model of transformers"
+            return "the hub has it, but without a config.json, so it is not a transformers model"
     first = str(error).strip().partition("\n")[0]
     return _unreachable(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
@@ -98,8 +98,8 @@ def _unreachable(why: str) -> str:
     from huggingface_hub import constants
 
     return (
-        f"the hub cannot be reached to fetch it ({constants.ENDPOINT}: {why}). Download it first, name a mirror in "
-        "HF_ENDPOINT, or set HF_HUB_OFFLINE = 1 where copies are in the cache"
+        f"the hub cannot be reached to fetch it ({constants.ENDPOINT}: {why}). Download it first, set HF_ENDPOINT to a "
+        "mirror, or set HF_HUB_OFFLINE = 1 if the cache has a copy"
     )
 
 
@@ -115,4 +115,4 @@ def beside(path: str) -> str:
     if near := nearest(place.name, names):
         return f" (did you mean {place.parent / near}?)"
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f" ({place.parent} holds {shown or 'nothing'})"
+    return f" ({place.parent} contains {shown or 'nothing'})"

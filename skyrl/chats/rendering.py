@@ -98,8 +98,8 @@ class Template:
         text = self.text(messages)
         if self.tools and text == evolve(self, tools=()).text(messages):
             raise DataError(
-                "the environment has tools, and the chat template shows none: take a model whose template writes "
-                "`tools`, or describe them in the prompt and let tool_schemas() give ()"
+                "the environment has tools, but the chat template does not show them: use a model whose template "
+                "writes `tools`, or describe them in the prompt and let tool_schemas() return ()"
             )
         return _encode(self.tokenizer, text)
 

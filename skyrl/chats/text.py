@@ -42,7 +42,7 @@ def text_tokens(tokenizer: ChatTokenizer, text: str, **options: object) -> list[
         text.encode()
     except UnicodeEncodeError as error:
         around = text[max(0, error.start - 20) : error.end + 20]
-        raise TextError(f"the text {around!r} holds a lone surrogate, which no tokenizer takes") from error
+        raise TextError(f"the text {around!r} contains a lone surrogate, which no tokenizer accepts") from error
     quiet = {"verbose": False, **options}  # callers check the length themselves
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False, **quiet) if text else []
     return ids

@@ -116,7 +116,7 @@ def _manifest(body: dict[str, Any], folder: str, where: str) -> Manifest:
         if not is_count(body["format"]):
             raise ValueError("its format is not a non-negative integer")
         if body["format"] > FORMAT:
-            raise ResumeError(f"{where} has the format {body['format']}, and this version reads up to {FORMAT}")
+            raise ResumeError(f"{where} has format {body['format']}, but this version reads only up to {FORMAT}")
         check_body(body)
     except (ValueError, KeyError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)

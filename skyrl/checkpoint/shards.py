@@ -206,7 +206,7 @@ class StoredTensors(Mapping[str, Tensor]):
             for name, (shape, start) in index.items():
                 place = _place(file, 8 + length, header[name], start, room)
                 if not are_counts(shape) or place.start + place.count > math.prod(shape):
-                    raise ValueError(f"{name} is no part of a tensor of the shape {shape}")
+                    raise ValueError(f"{name} is not part of a tensor of shape {shape}")
                 yield name, tuple(shape), place
         except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
             raise ResumeError(f"{self._where(file)} cannot be read: {error}") from error

@@ -20,12 +20,18 @@ def check_body(body: Mapping[str, Any]) -> None:
     """Checks the types of a manifest's fields. Raises `ValueError`, or `KeyError` for a missing field."""
     _expect(is_count(body["step"]), "its step is not a non-negative integer")
     _expect(is_count(body["schema_version"]), "its schema_version is not a non-negative integer")
-    _expect(isinstance(body["fingerprint"], str), "its fingerprint is not a text")
+    _expect(isinstance(body["fingerprint"], str), "its fingerprint is not a string")
     _expect(isinstance(body["config"], dict), "its config is not a table")
     derived = body["derived"]
-    _expect(isinstance(derived, list) and all(isinstance(each, str) for each in derived), "derived is no list of paths")
-    _expect(_maps(body["world_size"], lambda ranks: is_count(ranks) and ranks > 0), "world_size has no counts of ranks")
-    _expect(_maps(body["versions"], lambda version: isinstance(version, str)), "its versions are not texts")
+    _expect(
+        isinstance(derived, list) and all(isinstance(each, str) for each in derived),
+        "its derived is not a list of paths",
+    )
+    _expect(
+        _maps(body["world_size"], lambda ranks: is_count(ranks) and ranks > 0),
+        "its world_size is not a table of positive integers",
+    )
+    _expect(_maps(body["versions"], lambda version: isinstance(version, str)), "its versions are not strings")
     _expect(_maps(body["metrics"], _is_finite), "its metrics are not finite numbers")
     _expect(isinstance(body["files"], dict), "its files are not a table")
     for name, of in body["files"].items():
@@ -41,7 +47,7 @@ def check_file(name: str, of: Any) -> None:
     _expect(described, f"the size of {name} is not a non-negative integer")
     digest = of.get("xxh3_128")
     is_hexadecimal = isinstance(digest, str) and len(digest) == _DIGEST and not set(digest) - set("0123456789abcdef")
-    _expect(is_hexadecimal, f"the digest of {name} is not one of xxh3-128")
+    _expect(is_hexadecimal, f"the digest of {name} is not an xxh3-128 digest")
 
 
 def is_count(value: object) -> TypeGuard[int]:

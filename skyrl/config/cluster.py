@@ -68,9 +68,9 @@ class ContainerConfig(BaseConfig):
 
     def own_problems(self) -> Iterator[Problem]:
         if self.type != "none" and not self.image:
-            yield Problem(path="image", message="no image for the container", hint="name one, or set type = none")
+            yield Problem(path="image", message="no image for the container", hint="set one, or set type = none")
         if self.type == "none" and self.image:
-            yield Problem(path="type", message="none, so that no image is used", hint="set it to apptainer or pyxis")
+            yield Problem(path="type", message="is none, but an image is given", hint="set it to apptainer or pyxis")
 
 
 @frozen

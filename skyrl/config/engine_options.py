@@ -142,5 +142,7 @@ def refused_options(engine: InferenceEngineConfig) -> Iterator[Problem]:
         elif name in settings and (name not in SAME_NAME or value != getattr(engine, name)):
             yield Problem(path=path, message=f"has a setting of its own: {settings[name]}", hint="set that one")
         elif name == length_option(engine) and (given_length(engine) or 0) < 1:
-            message = f"is no number of tokens: {value!r}"
-            yield Problem(path=path, message=message, hint="leave it out: as many as the run needs, or give a number")
+            message = f"is not a number of tokens: {value!r}"
+            yield Problem(
+                path=path, message=message, hint="leave it out to get as many as the run needs, or give a number"
+            )

@@ -151,7 +151,7 @@ EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
         for name in ("wandb", "swanlab", "mlflow", "tensorboard")
     ),
     *(
-        Effect(f"trackers.{name}", "logger names a tracker beside the console", names_a_service)
+        Effect(f"trackers.{name}", "logger names a tracker besides the console", names_a_service)
         for name in ("tags", "notes", "group", "sample_rows", "finish_seconds", "python")
     ),
     Effect("trackers.job_type", "logger names wandb, swanlab or mlflow", _names("wandb", "swanlab", "mlflow")),

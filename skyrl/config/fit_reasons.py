@@ -38,7 +38,7 @@ def reasons(
             phase = verdict.over[0]
             found.append(f"{said} the {phase.name} of the {phase.role} would take {phase.bytes / GIB:.1f} GiB of a GPU")
         elif verdict is not None and not verdict.fits:
-            found.append(f"{said} an engine's cache would not hold one sequence of full length")
+            found.append(f"{said} an engine's cache would not hold one full-length sequence")
         elif seconds is not None and seconds.step > proposal.seconds.step * 1.005:
             found.append(f"{said} a step would take {seconds.step:,.0f} s")
     return found

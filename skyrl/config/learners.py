@@ -134,7 +134,7 @@ class OptimizerConfig(BaseConfig):
         if self.warmup_steps_proportion is not None and self.num_warmup_steps:
             yield Problem(
                 path="warmup_steps_proportion",
-                message=f"{self.warmup_steps_proportion}, and num_warmup_steps = {self.num_warmup_steps}: one of both",
+                message=f"{self.warmup_steps_proportion}, but num_warmup_steps = {self.num_warmup_steps} is set, too",
                 hint="leave one of them out",
             )
 

@@ -146,7 +146,7 @@ def _builder(
 
 def _layers(files: Files, overrides: Overrides, context: ReadContext) -> list[_Layer]:
     if not isinstance(overrides, str) and len(overrides) > MOST_OVERRIDES:
-        message = f"{len(overrides)} overrides, and at most {MOST_OVERRIDES} are taken: write them into a file"
+        message = f"{len(overrides)} overrides, but at most {MOST_OVERRIDES} are allowed: write them into a file"
         raise ConfigError([Problem(path="", message=message)], title="This configuration cannot be used")
     layers = [_file_layer(fspath(file), context) for file in ([files] if isinstance(files, str | PathLike) else files)]
     for number, override in enumerate(_each(overrides), start=1):

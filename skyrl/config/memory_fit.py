@@ -216,7 +216,7 @@ def _halves(number: int) -> Iterator[int]:
 def described(verdict: Verdict) -> str:
     """Why the run does not fit, in one sentence."""
     if not verdict.over:
-        return "the engines' cache does not hold one sequence of full length beside the weights"
+        return "the engines' cache cannot hold one full-length sequence in the memory that the weights leave"
     phase = verdict.over[0]
     part, most = max(phase.parts.items(), key=lambda item: item[1])
     return (

@@ -49,10 +49,10 @@ class Registry:
     def register(self, name: str, thing: T) -> T:
         """Give a class or function a name. Raises ValueError for a name that is taken, or that is an import path."""
         if is_import_path(name) or not name:
-            raise ValueError(f"{name!r} cannot name a {self.kind}: a colon marks an import path")
+            raise ValueError(f"{name!r} is not a valid {self.kind} name: a colon marks an import path")
         known = self._own.get(name, thing)
         if name in self.built_in or _place(known) != _place(thing):
-            raise ValueError(f"a {self.kind} named {name!r} is already registered")
+            raise ValueError(f"the {self.kind} {name!r} is already registered")
         self._own[name] = thing
         return thing
 
@@ -85,7 +85,9 @@ class Registry:
             return settings
         made = self._made(name, settings)
         if not callable(made):
-            raise ConfigError([Problem(path=self.field, message=f"{name} has no __call__: it is no {self.kind}")])
+            raise ConfigError(
+                [Problem(path=self.field, message=f"{name} is not a valid {self.kind}: it has no __call__")]
+            )
         return made
 
     def declaring(self, name: str, settings: Any) -> Any:
@@ -112,7 +114,7 @@ class Registry:
                 return Imported(name)
             return found() if isinstance(found, type) else found
         except TypeError as error:
-            message = f"{name} cannot be made without arguments: {error}"
+            message = f"{name} cannot be created without arguments: {error}"
             raise ConfigError([Problem(path=self.field, message=message)]) from error
 
     def _found(self, name: str) -> Any:

@@ -34,7 +34,7 @@ def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Probl
         if any(chain[-1].is_stored for known, chain in origins.items() if f"{known}.".startswith(f"{path}.")):
             yield Problem(
                 path=path,
-                message=f"{value!r} stands only in a stored configuration, and {why}",
+                message=f"{value!r} is given only in a stored configuration, and {why}",
                 hint=f"if you trust it, give it again: {path}={value}",
                 place=place_of(path, origins),
             )

@@ -82,7 +82,9 @@ class SweepConfig(BaseConfig):
             yield Problem(path="run", message="no configuration file is given", hint='such as run = ["run.toml"]')
         for path, values in flat(self.grid):
             if not isinstance(values, tuple) or not values:
-                yield Problem(path=f"grid.{path}", message=f"{values!r} is no list of values", hint="write it in [ ]")
+                yield Problem(
+                    path=f"grid.{path}", message=f"{values!r} is not a list of values", hint="write it in [ ]"
+                )
         yield from (
             Problem(path=f"random.{each.path}", message=each.message, hint=each.hint)
             for each in self.random.own_problems()

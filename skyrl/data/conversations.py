@@ -105,7 +105,7 @@ def _text_of(part: object, key: str) -> str:
 def _of_sharegpt(given: Mapping[str, Any], key: str) -> Message:
     role = SHAREGPT_ROLES.get(given["from"])
     if role is None:
-        raise DataError(f"a turn in {key} is from {given['from']!r}; known are {', '.join(SHAREGPT_ROLES)}")
+        raise DataError(f"a turn in {key} is from {given['from']!r}; known: {', '.join(SHAREGPT_ROLES)}")
     rest = {name: value for name, value in given.items() if name not in ("from", "value")}
     if given["from"] == "function_call":
         calls = from_json(str(given.get("value")), key)

@@ -121,7 +121,7 @@ class PromptCursor(Generic[T]):
             return ""
         before, now = (int(list(parts)[-1].split()[-1]) + 1 for parts in (stored, self._parts))
         if before != now:
-            return f"There were {before} prompts, and there are {now}. "
+            return f"There were {before} prompts, and now there are {now}. "
         changed = [name for name, digest in self._parts.items() if stored.get(name) != digest]
         more = f", and in {len(changed) - 1} more of {len(stored)} parts" if len(changed) > 1 else ""
         return f"Of {now} prompts, counted from 0, something differs among those from {changed[0]}{more}. "

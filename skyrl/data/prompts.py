@@ -141,9 +141,7 @@ class _Reader:
         whole = answered(row, place, source, self.columns)
         task = whole.get("env_class") or self.env_class
         if not isinstance(task, str):
-            raise DataError(
-                f"{source}, row {place} names no env_class, and environment.env_class gives none for such rows"
-            )
+            raise DataError(f"{source}, row {place} names no env_class, and environment.env_class gives no default")
         if self.refuses and (reason := self.refuses(task, extras_of(whole, self.columns))):
             raise DataError(f"{source}, row {place} {reason}")
         return whole, chat_of(whole, place, source, self.columns)

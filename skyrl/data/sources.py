@@ -83,7 +83,7 @@ def iterate_rows(source: str, columns: Columns | None = None) -> Iterator[Row | 
         empty = False
         yield row
     if empty:
-        raise DataError(f"{source} holds no rows")
+        raise DataError(f"{source} contains no rows")
 
 
 FILES = (".parquet", ".jsonl", ".csv", ".json")
@@ -95,7 +95,7 @@ def first_row(source: str, columns: Columns, *, skip: bool = False) -> Row:
 
     Raises `DataError` for a file that cannot be read, is empty, or lacks the columns, and for a bad row.
     """
-    reason = f"{source} holds no rows"
+    reason = f"{source} contains no rows"
     for place, row in enumerate(iterate_rows(source, columns)):
         if not isinstance(row, BadRow):
             _refuse_missing(source, list(row), columns)
@@ -162,8 +162,8 @@ def _refuse_missing(source: str, there: Sequence[Any], columns: Columns) -> None
     for field, column in wanted.items():
         if column not in there and not (field == "answer_column" and "reward_spec" in there):
             raise DataError(
-                f"{source} has no column {column!r}; its columns are {', '.join(map(str, there))} (data.{field} names "
-                "the one to take)"
+                f"{source} has no column {column!r}; its columns are {', '.join(map(str, there))} (data.{field} sets "
+                "which one to use)"
             )
 
 

@@ -107,10 +107,10 @@ class EngineControl:
 
     async def _load(self, incoming: RemoteWeights) -> None:
         if not self.is_paused:
-            raise WeightSyncError("weights came before the engines were paused")
+            raise WeightSyncError("weights arrived before the engines were paused")
         count, before = len(self._engines.in_service), self._engines.weight_version
         if isinstance(incoming, Broadcast | Native) and count > 1:
-            raise WeightSyncError(f"{count} engines cannot take the place of one in a group: send files")
+            raise WeightSyncError(f"{count} engines cannot act as one member of a group: send files")
         self._versions[before + 1] = self._versions[before]
         await self._engines.load_weights([incoming] * count, before + 1)
 

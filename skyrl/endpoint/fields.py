@@ -27,7 +27,7 @@ def body_object(body: bytes) -> dict[str, Any]:
 
 
 def _no_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 class Fields:

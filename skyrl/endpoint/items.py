@@ -37,8 +37,8 @@ class StoredResponses:
         """The conversation that ends with a response. Raises `RequestError` if it is not stored."""
         if number not in self._kept:
             raise RequestError(
-                f"there is no response {number[:80]!r} here: it was not stored, or newer ones have taken its place; "
-                "give the whole conversation as input",
+                f"there is no response {number[:80]!r} here: it was not stored, or newer ones have replaced it; "
+                "send the whole conversation as input",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )

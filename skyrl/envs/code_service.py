@@ -72,7 +72,7 @@ def _limits(given: object, most: ResourceLimits) -> ResourceLimits:
     known = {each.name: each for each in attrs.fields(ResourceLimits)}
     for name, value in given.items():
         if name not in known:
-            raise ValueError(f"there is no limit {name!r}; there are: {', '.join(known)}")
+            raise ValueError(f"there is no limit {name!r}; available: {', '.join(known)}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= getattr(most, name):
             raise ValueError(f"the limit {name} has to be a number above 0 and up to {getattr(most, name)}")
     plain = {name: value if name == "seconds" else int(value) for name, value in given.items()}

@@ -82,7 +82,7 @@ def read_corpus(path: Path) -> tuple[Document, ...]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text in UTF-8: {error}") from error
     if not documents:
-        raise DataError(f"{path} holds no documents")
+        raise DataError(f"{path} contains no documents")
     return tuple(documents.values())
 
 

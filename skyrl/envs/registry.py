@@ -104,7 +104,7 @@ def register(name: str, make: MakeEnv) -> None:
     if ":" in name or not name:
         raise TaskError(f"{name!r} cannot be a registered name: a colon marks an import path")
     if name in _WITH_SETTINGS or (name in _REGISTERED and _REGISTERED[name] is not make):
-        raise TaskError(f"an environment named {name!r} is registered already")
+        raise TaskError(f"an environment named {name!r} is already registered")
     _REGISTERED[name] = make
 
 

@@ -47,8 +47,8 @@ class Text2SQLEnv(Env):
         self._sandbox = sandbox
         if not sandbox.may_open(self._db):
             raise TaskError(
-                f"text2sql: programs in the sandbox tier {sandbox.tier!r} cannot open {self._db}: it has to lie below "
-                "environment.skyrl_gym.text2sql.db_path, and where the run is root's, everybody must be able to read it"
+                f"text2sql: programs in the sandbox tier {sandbox.tier!r} cannot open {self._db}: it has to be below "
+                "environment.skyrl_gym.text2sql.db_path, and if root started the run, everybody must be able to read it"
             )
         self._turns = 0
         self._said = ""

@@ -40,7 +40,8 @@ def sql_tool(db: Path, sandbox: Sandbox) -> Tool:
     if not db.is_file() or not sandbox.may_open(db):
         raise TaskError(
             f"the sql tool cannot open {db} in a sandbox of the tier {sandbox.tier!r}: it has to be a file below one "
-            "of Sandbox(readable=[...]), and in the tier `process` of a run of root's one that everybody may read"
+            "of Sandbox(readable=[...]), and in the tier `process`, if root started the run, one that everybody may "
+            "read"
         )
     return Tool(
         name="sql",

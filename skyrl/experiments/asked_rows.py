@@ -41,7 +41,7 @@ def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
     def refuses(task: str, extras: Mapping[str, Any]) -> str | None:
         asked, name = asking(task)
         missing = lacking(asked, extras)
-        return f"has no {' and no '.join(missing)}, which {name} asks for" if missing else None
+        return f"has no {' and no '.join(missing)}, which {name} needs" if missing else None
 
     return refuses
 
@@ -117,6 +117,6 @@ def _counted(source: str, found: Mapping[int, str], rows: int) -> str:
     places = [f"row {place}" for place in found]
     shown = ", ".join(places[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")
     return (
-        f"{len(found)} of {rows} rows of {source} lack what their reward asks for ({shown}): {places[0]} "
+        f"{len(found)} of {rows} rows of {source} lack what their reward needs ({shown}): {places[0]} "
         f"{next(iter(found.values()))}"
     )

@@ -49,7 +49,7 @@ from skyrl.tree import required
 def experiment_class(run: AnyRun) -> type[BaseExp]:
     """The class that runs this kind of configuration, imported now."""
     found = kind_of(run).experiment_class()
-    assert issubclass(found, BaseExp), f"{found} is no experiment"
+    assert issubclass(found, BaseExp), f"{found} is not an experiment"
     return found
 
 

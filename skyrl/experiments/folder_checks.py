@@ -27,7 +27,7 @@ def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
     reported: list[Path] = []
     for field, text in _folders(run).items():
         if text == "":
-            yield Problem(path=field, message="is empty: name a folder")
+            yield Problem(path=field, message="is empty: set it to a folder")
             continue
         try:
             folder = Path(text).expanduser().absolute()
@@ -76,14 +76,14 @@ def the_disk_holds_the_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
     free = disk.free
     kept = 2 if trainer.max_ckpts_to_keep < 1 else trainer.max_ckpts_to_keep + 1  # a new one exists before one goes
     if free < size:
-        message = f"a checkpoint of this model takes about {_gb(size)}, and {trainer.ckpt_path} has {_gb(free)} free"
-        yield Problem(path="trainer.ckpt_path", message=message, hint="name a folder on another disk")
+        message = f"a checkpoint of this model takes about {_gb(size)}, but {trainer.ckpt_path} has {_gb(free)} free"
+        yield Problem(path="trainer.ckpt_path", message=message, hint="choose a folder on another disk")
     elif free < kept * size:
         yield Problem(
             path="trainer.ckpt_path",
-            message=f"{kept} checkpoints, about {_gb(size)} each, are there at the same time, and {trainer.ckpt_path} "
+            message=f"{kept} checkpoints of about {_gb(size)} each exist at the same time, but {trainer.ckpt_path} "
             f"has {_gb(free)} free",
-            hint="name a folder on another disk, or keep fewer (trainer.max_ckpts_to_keep)",
+            hint="choose a folder on another disk, or keep fewer (trainer.max_ckpts_to_keep)",
             severity="warning",
         )
 

@@ -190,7 +190,7 @@ def no_template(field: str, files: ModelFiles, setting: str) -> Problem:
     return Problem(
         path=field,
         message=f"the tokenizer of {files.tokenizer_folder} has no chat template, so prompts cannot be written for it",
-        hint=f"take the instruct version of the model, put a chat_template.jinja beside it, or name one in {setting}",
+        hint=f"use the instruct version of the model, put a chat_template.jinja next to it, or set one in {setting}",
     )
 
 
@@ -249,6 +249,7 @@ def _unreadable(files: ModelFiles) -> str | None:
             return f"{name} in {folder} is damaged ({error}): copy it again"
     if not files.has_tokenizer:
         return (
-            f"the folder {files.tokenizer_folder} holds no tokenizer: copy tokenizer.json and its other files into it"
+            f"the folder {files.tokenizer_folder} contains no tokenizer: copy tokenizer.json and its other files into "
+            "it"
         )
     return None

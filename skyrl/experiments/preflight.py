@@ -108,7 +108,7 @@ def trackers_can_be_had(path: str, trainer: TrainerConfig, environ: Mapping[str,
     own = settings.python
     if own is not None and not (Path(own).expanduser().is_file() and os.access(Path(own).expanduser(), os.X_OK)):
         table = path.removesuffix("logger") + "trackers.python"
-        yield Problem(path=table, message=f"there is no program {own}", hint="name a Python interpreter")
+        yield Problem(path=table, message=f"there is no program {own}", hint="set it to a Python interpreter")
     for name in _each(trainer.logger):
         mode = getattr(getattr(settings, name, None), "mode", None)
         for lack, remedy in lacks_of(name, mode=mode, environ=environ, elsewhere=own is not None):
@@ -140,8 +140,8 @@ def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if there < wanted:
         yield Problem(
             path="trainer.placement.ray_address" if on_ray(run) else "trainer.device",
-            message=f"this run takes {wanted} GPUs, and this machine has {there}",
-            hint="join a cluster by trainer.placement.ray_address, or take fewer (see `skyrl plan`)",
+            message=f"this run needs {wanted} GPUs, but this machine has {there}",
+            hint="join a cluster with trainer.placement.ray_address, or use fewer (see `skyrl plan`)",
         )
 
 
@@ -158,8 +158,8 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
         path = "environment.skyrl_gym.llm_as_a_judge.base_url"
         judges = run.environment.env_class == "llm_as_a_judge"
         if judges and run.environment.skyrl_gym.llm_as_a_judge.base_url is None and not environ.get("OPENAI_API_KEY"):
-            hint = "set the variable OPENAI_API_KEY, or name another service that speaks OpenAI's protocol"
-            yield Problem(path=path, message="OpenAI, the judge's service, requires a key, and none is set", hint=hint)
+            hint = "set the variable OPENAI_API_KEY, or choose another service that speaks OpenAI's protocol"
+            yield Problem(path=path, message="OpenAI, the judge's service, requires a key, but none is set", hint=hint)
 
     def the_endpoint_has_its_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """An endpoint that other machines can reach requires a token."""
@@ -168,8 +168,8 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
         if is_open and not is_loopback(engine.http_endpoint_host):
             yield Problem(
                 path="generator.inference_engine.http_endpoint_host",
-                message=f"{engine.http_endpoint_host} can be reached from other machines, and there is no token",
-                hint=f"set the variable {TOKEN_VARIABLE} to a secret, or take 127.0.0.1",
+                message=f"{engine.http_endpoint_host} can be reached from other machines, but no token is set",
+                hint=f"set the variable {TOKEN_VARIABLE} to a secret, or use 127.0.0.1",
             )
 
     return services_have_their_keys
@@ -186,7 +186,7 @@ def a_compiler_is_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
         if wanted and not any(shutil.which(name, path=environ.get("PATH")) for name in names):
             yield Problem(
                 path="trainer.policy.use_torch_compile",
-                message="torch.compile calls a C++ compiler on a CPU, and there is none (CXX, g++, c++, clang++)",
+                message="torch.compile calls a C++ compiler on a CPU, but there is none (CXX, g++, c++, clang++)",
                 hint="install g++, or set it to false",
             )
 
@@ -246,7 +246,7 @@ def the_recording_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
         return
     why = no_path(path)
     if not why and not (Path(path).expanduser() / "recording" / "about.json").is_file():
-        why = f"there is no recording in {path or 'an empty path'}: name the folder of a run with trainer.recording on"
+        why = f"there is no recording in {path or 'an empty path'}: give the folder of a run with trainer.recording on"
     if why:
         yield Problem(path="trainer.rollouts_from", message=why)
 

@@ -237,7 +237,8 @@ class SupervisedExp(BaseExp):
         match self.train_dataset.tally.turn_end:
             case (end, None):
                 notice(
-                    f"the chat template ends turns with the text {end!r}, which is no token: stop sampling at this text"
+                    f"the chat template ends turns with the text {end!r}, which is not a token: stop sampling at this "
+                    "text"
                 )
             case (end, token) if token == self.turn_end:
                 notice(

@@ -93,7 +93,7 @@ class StandaloneSampling(PolicySampling):
 def the_prompts_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each source of evaluation prompts exists."""
     if not run.data.val_data:
-        yield Problem(path="data.val_data", message="is empty: name the prompts to sample answers to")
+        yield Problem(path="data.val_data", message="is empty: give the prompts to sample answers to")
     yield from missing_data("data.val_data", run.data.val_data)
 
 

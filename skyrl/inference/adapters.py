@@ -58,7 +58,7 @@ def misfits(adapter: Adapter, layers: Mapping[str, tuple[int, int]]) -> str:
         out, into = layers[match["module"]]
         expected = (adapter.rank, into) if match["part"] == "A" else (out, adapter.rank)
         if info.shape != expected:
-            problems.append(f"{info.name} has shape {info.shape}, this layer wants {expected}")
+            problems.append(f"{info.name} has shape {info.shape}, this layer expects {expected}")
         parts.add((match["module"], match["part"]))
     problems += [
         f"the other half of {module}'s update is missing"

@@ -239,14 +239,14 @@ def from_plain(plain: Mapping[str, Any]) -> RemoteWeights:
 def _file_name(name: object) -> str:
     """Validates the received name of a file. Raises `ValueError` for one that leaves the folder."""
     if not isinstance(name, str) or not name or Path(name).name != name:
-        raise ValueError(f"no name of a file: {name!r}")
+        raise ValueError(f"not a file name: {name!r}")
     return name
 
 
 def _texts(digests: Mapping[str, object]) -> dict[str, str]:
     """Validates received digests by name. Raises `ValueError` unless all of them are strings."""
     if not all(isinstance(each, str) for pair in digests.items() for each in pair):
-        raise ValueError("digests of weights are texts")
+        raise ValueError("digests of weights must be strings")
     return {name: str(each) for name, each in digests.items()}
 
 
@@ -254,9 +254,9 @@ def _info(name: object, shape: Sequence[object], dtype: object) -> WeightInfo:
     """Validates the received description of a weight. Raises `TypeError` or `ValueError`."""
     sizes = tuple(size for size in shape if type(size) is int and size >= 0)
     if not isinstance(name, str) or len(sizes) != len(shape):
-        raise ValueError(f"no name and shape: {name!r}, {shape!r}")
+        raise ValueError(f"not a name and a shape: {name!r}, {shape!r}")
     if not isinstance(dtype, str) or not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ValueError(f"{dtype!r} is not a type of torch's")
+        raise ValueError(f"{dtype!r} is not a torch dtype")
     return WeightInfo(name=name, shape=sizes, dtype=dtype)
 
 

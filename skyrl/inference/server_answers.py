@@ -204,7 +204,7 @@ def _samples_of(text: object, name: str) -> list[float]:
     try:
         found = [float(value) for value in values]
     except ValueError as error:
-        raise BadAnswer(f"with a metric that is no number: {error}") from error
+        raise BadAnswer(f"with a metric that is not a number: {error}") from error
     if not all(map(math.isfinite, found)):
         raise BadAnswer("with a metric that is not finite")
     return found

@@ -84,7 +84,7 @@ class AsyncBackend:
 
     async def load_adapter(self, adapter: object) -> None:
         if not await self._alive(self._llm.add_lora(adapter)):
-            raise RunError("vLLM does not take the adapter")
+            raise RunError("vLLM does not accept the adapter")
 
     async def forget(self, version: int) -> bool:
         await self._alive(self._llm.reset_mm_cache())

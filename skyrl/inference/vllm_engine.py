@@ -323,7 +323,7 @@ async def _loaded(backend: Backend, folders: Mapping[str, str]) -> dict[str, obj
         try:
             await backend.load_adapter(loaded[name])
         except Exception as error:
-            raise ModelError(f"adapter {name}: vLLM does not take {folder}: {first_line(error)}") from error
+            raise ModelError(f"adapter {name}: vLLM does not accept {folder}: {first_line(error)}") from error
     return loaded
 
 

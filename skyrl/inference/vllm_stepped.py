@@ -83,7 +83,7 @@ class SteppedBackend:
 
     async def load_adapter(self, adapter: object) -> None:
         if not self._call(self._engine.add_lora, adapter):
-            raise RunError("vLLM does not take the adapter")
+            raise RunError("vLLM does not accept the adapter")
 
     async def forget(self, version: int) -> bool:
         self._call(self._engine.reset_mm_cache)

@@ -152,7 +152,7 @@ def new_folder(parent: Path, name: str) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+            raise UserError(f"{folder} cannot be created: {error.strerror}") from None
 
 
 def launches(parent: Path) -> Iterator[Launch]:

@@ -64,7 +64,7 @@ def script_of(job: Job, cluster: ClusterConfig, python: str) -> str:
     """The whole script. `python` is the interpreter outside of a container. Raises `UserError` for an unusable path."""
     for text in (job.name, str(job.folder), str(job.cwd)):
         if not text.isprintable():
-            raise UserError(f"{text!r}: Slurm takes no name with a line break or other control character")
+            raise UserError(f"{text!r}: Slurm accepts no name with a line break or other control character")
     header = "\n".join(f"#SBATCH {option}" for option in _header(job, cluster.slurm))
     parts = [
         f"#!/bin/bash\n{header}\n\n# shellcheck disable=SC2016,SC2317\nset -euo pipefail",

@@ -127,7 +127,7 @@ class SlurmLauncher:
             raise UserError(f"--after {after}: neither the number of a Slurm job nor the folder of a launch")
         launch = Launch.read(folder)
         if launch.target != "slurm":
-            raise UserError(f"--after {after}: that launch is no job of Slurm, but {launch.target}")
+            raise UserError(f"--after {after}: that launch is not a Slurm job (its target is {launch.target})")
         return launch.id
 
 

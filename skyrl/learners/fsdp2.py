@@ -276,8 +276,8 @@ def _shard_modules(model: nn.Module, config: FSDPConfig, options: dict[str, Any]
     layers = [module for module in model.modules() if type(module).__name__ in classes]
     if classes and not layers:
         raise ModelError(
-            f"fsdp_config.wrap_policy names {', '.join(sorted(classes))}, and the model has no such module: "
-            "take the class name of its decoder layers"
+            f"fsdp_config.wrap_policy names {', '.join(sorted(classes))}, but the model has no such module: "
+            "use the class name of its decoder layers"
         )
     for module in (*layers, model):
         fully_shard(module, **options)

@@ -162,7 +162,7 @@ class Megatron:
         dist.all_gather_object(learns, any(each.requires_grad for each in self.model.parameters()))
         if not all(learns):
             raise ModelError(
-                "a pipeline stage has no adapter: name layers of all stages in model.lora.target_modules, or set "
+                "a pipeline stage has no adapter: choose layers of all stages in model.lora.target_modules, or set "
                 f"{table}.pipeline_model_parallel_size = 1"
             )
 

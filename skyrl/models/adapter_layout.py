@@ -88,7 +88,7 @@ def with_adapters(layout: Layout, adapters: Adapters) -> Layout:
     if misplaced := sorted(adapters.modules - placed):
         raise ModelError(
             f"strategy = megatron has adapters for the linear layers of attention and of the feed-forward part, and "
-            f"none for {misplaced[0]}: name others in model.lora.target_modules"
+            f"none for {misplaced[0]}: choose others in model.lora.target_modules"
         )
     return found
 

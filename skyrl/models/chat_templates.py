@@ -135,7 +135,7 @@ def _text(config: ChatTemplateConfig) -> str | None:
     if config.source == "file":
         return _read(Path(name).expanduser())
     if name not in BUILT_IN:
-        raise _Unusable(f"no template {name!r} is built in; there are {', '.join(BUILT_IN)}")
+        raise _Unusable(f"there is no built-in template {name!r}; available: {', '.join(BUILT_IN)}")
     return BUILT_IN[name]
 
 

@@ -22,7 +22,7 @@ def dropping_modules(model: Any, lora: SkyRLLoraConfig, *, own: bool, field: str
     if own:
         if not _shares(model.config.get_text_config().to_dict()):
             raise ModelError(
-                f"{field}: the model's configuration names no dropout above 0: give one in model_config_kwargs, such "
+                f"{field}: the model's configuration sets no dropout above 0: give one in model_config_kwargs, such "
                 "as attention_dropout, or set it to false"
             )
         return list(modules.values())

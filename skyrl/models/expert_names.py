@@ -54,7 +54,7 @@ def refuse_unnamed_experts(names: Iterator[str], model_type: str) -> None:
     """Raises `ModelError` for a mixture of experts whose names in files are unknown."""
     if model_type not in _FAMILIES and any(is_experts(name) for name in names):
         raise ModelError(
-            f"the names of the experts of a {model_type} in inference servers are not known; supported are "
+            f"the names of the experts of a {model_type} in inference servers are unknown; supported: "
             f"{', '.join(_FAMILIES)}: set generator.inference_engine.backend = torch"
         )
 

@@ -9,7 +9,7 @@ from skyrl.errors import ModelError
 
 _REMEDIES: tuple[tuple[str, str], ...] = (
     ("couldn't connect", "there is no such folder here, and the hub cannot be reached to fetch it: download it first"),
-    ("is not a local folder", "it is neither a folder here nor a model of the hub that this account may see"),
+    ("is not a local folder", "it is neither a folder here nor a model on the hub that this account can see"),
     ("gated repo", "its authors ask for consent: accept their terms on its page and log in with `hf auth login`"),
     (
         "does not recognize this architecture",
@@ -23,7 +23,10 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "ignore_mismatched_sizes",
         "its weights have other shapes than its config.json says: they belong to different models",
     ),
-    ("instantiate the backend tokenizer", "the folder holds no tokenizer: copy tokenizer.json and related files there"),
+    (
+        "instantiate the backend tokenizer",
+        "the folder contains no tokenizer: copy tokenizer.json and related files there",
+    ),
 )
 """Part of a transformers message -> our message, in which `{flash_attn}` stands for the path of that field."""
 

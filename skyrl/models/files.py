@@ -165,7 +165,7 @@ def _table(file: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises ValueError if it holds anything else."""
     content = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return content
 
 

@@ -49,7 +49,8 @@ def _refuse(file: Path) -> None:
         return
     for key, why in _asking(content, ""):
         raise ModelError(
-            f"{file} asks for code from elsewhere: {key} {why}. If you trust the model, delete the key in a copy of it"
+            f"{file} would load code from elsewhere: {key} {why}. If you trust the model, delete the key in a copy "
+            "of it"
         )
 
 
@@ -62,7 +63,7 @@ def _asking(content: object, prefix: str) -> Iterator[tuple[str, str]]:
         return
     for key, value in content.items():
         if key.endswith("_internal"):
-            yield prefix + key, "is a setting of transformers' own"
+            yield prefix + key, "is an internal setting of transformers"
         elif key.endswith("_implementation") and any("/" in text for text in _texts(value)):
             yield prefix + key, f"= {value!r} names a repository of kernels"
         elif key == "auto_map" and (prefix or not _is_known(content) or any("--" in text for text in _texts(value))):

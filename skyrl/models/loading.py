@@ -184,8 +184,8 @@ def _require_what_chats_need(tokenizer: PreTrainedTokenizerBase, path: str) -> N
         )
     if not tokenizer.chat_template:
         raise ModelError(
-            f"the tokenizer of {path} has no chat template, so prompts cannot be written for it: take the instruct "
-            "version of the model, or put a chat_template.jinja beside it"
+            f"the tokenizer of {path} has no chat template, so prompts cannot be written for it: use the instruct "
+            "version of the model, or put a chat_template.jinja next to it"
         )
     if tokenizer.eos_token_id is None:
         raise ModelError(f"the tokenizer of {path} has no end-of-sequence token, so no answer could ever end")

@@ -27,10 +27,10 @@ def check_model_path(path: str, *, weights: bool = True) -> str | None:
         return None
     if not folder.is_dir():
         if folder.is_file():
-            return f"{path} is a file, and a model is a folder in Hugging Face format, or a hub name: owner/name"
+            return f"{path} is a file, but a model is a folder in Hugging Face format, or a hub name: owner/name"
         return f"there is no model folder {path}{beside(path)}, and a hub name has the form owner/name"
     if not (folder / "config.json").is_file():
-        return f"the folder {path} holds no config.json, so it is not a Hugging Face model"
+        return f"the folder {path} contains no config.json, so it is not a Hugging Face model"
     return _missing_weights(folder, path) if weights else None
 
 
@@ -68,7 +68,7 @@ def _missing_weights(folder: Path, path: str) -> str | None:
     else:
         files = {file.name for file in folder.glob("*.safetensors")}
     if not files:
-        return f"the folder {path} holds no weights in safetensors, the only format that is read"
+        return f"the folder {path} contains no weights in safetensors, the only supported format"
     missing = sorted(name for name in files if not (folder / name).is_file())
     if missing:
         return f"the folder {path} lacks {len(missing)} of its {len(files)} weight files, such as {missing[0]}"
@@ -88,7 +88,7 @@ def _why_no_weights(file: Path) -> str | None:
     with file.open("rb") as opened:
         start = opened.read(8)
         if start.startswith(b"version "):
-            return "is a pointer of Git LFS, and not the weights themselves"
+            return "is a Git LFS pointer, not the weights themselves"
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > size - 8:
             return f"has {size} bytes and no header of weights"

@@ -87,7 +87,7 @@ class RewardModel:
         """
         ids: list[int] = self._masks(messages, allow_dropped=True)[0].tolist()
         if not ids or (self._most is not None and len(ids) > self._most):
-            raise DataError(f"a chat has {len(ids)} tokens, and the reward model takes 1 to {self._most}")
+            raise DataError(f"a chat has {len(ids)} tokens, but the reward model takes 1 to {self._most}")
         return ids
 
     def scores(self, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:

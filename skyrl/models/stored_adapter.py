@@ -49,7 +49,7 @@ def read_adapter(model: nn.Module, lora: SkyRLLoraConfig, field: str) -> None:
     for ours, theirs in (("rank", settings.rank), ("alpha", settings.alpha)):
         if theirs != getattr(lora, ours):
             raise ModelError(
-                f"{field}.{ours} = {getattr(lora, ours)}, and the adapter in {where} has {theirs:g}: set it to that"
+                f"{field}.{ours} = {getattr(lora, ours)}, but the adapter in {where} has {theirs:g}: set it to that"
             )
     _fill(model, stored_tensors(folder, where), field)
 
@@ -65,7 +65,7 @@ def stored_settings(folder: Path, where: str) -> StoredSettings:
         raise _no_adapter(folder, where, error) from error
     for name, plain in _PLAIN.items():
         if settings.get(name) not in plain:
-            raise ModelError(f"{where}: an adapter with {name} = {settings[name]!r} is not read in this version")
+            raise ModelError(f"{where}: an adapter with {name} = {settings[name]!r} is not supported in this version")
     return found
 
 
@@ -79,8 +79,8 @@ def stored_tensors(folder: Path, where: str) -> dict[str, Tensor]:
 
 def _no_adapter(folder: Path, where: str, error: Exception) -> ModelError:
     return ModelError(
-        f"{where}: {folder} holds no adapter ({type(error).__name__}: {error}): name a folder with PEFT's {_SETTINGS} "
-        f"and {_TENSORS}"
+        f"{where}: {folder} contains no adapter ({type(error).__name__}: {error}): give a folder with PEFT's "
+        f"{_SETTINGS} and {_TENSORS}"
     )
 
 
@@ -118,5 +118,5 @@ def _fill(model: nn.Module, tensors: Mapping[str, Tensor], field: str) -> None:
         for name, parameter in wanted.items():
             if parameter.shape != tensors[name].shape:
                 found, own = tuple(tensors[name].shape), tuple(parameter.shape)
-                raise ModelError(f"{field}.path: {name} has the shape {found}, and the model wants {own}")
+                raise ModelError(f"{field}.path: {name} has shape {found}, but the model expects {own}")
             parameter.copy_(tensors[name])

@@ -135,7 +135,7 @@ def read_allocation(text: str) -> Allocation:
     _check_names(found)
     _check_shared(found)
     if sum(part.is_engine for part in found.parts) > 1:
-        raise AllocationError("two parts generate: one kind of engines serves a run")
+        raise AllocationError("two parts generate, but a run has only one kind of engine")
     return found
 
 
@@ -146,13 +146,13 @@ def read_part(text: str) -> Part:
         return Part(backend=bare)
     found = _PART.fullmatch(bare)
     if found is None or bare.count("(") != bare.count(")"):
-        raise AllocationError(f"{text!r} is no part: write a backend and degrees, such as vllm:d4t2 or fsdp:d8")
+        raise AllocationError(f"{text!r} is not a part: write a backend and degrees, such as vllm:d4t2 or fsdp:d8")
     backend, name, degrees = found["backend"] or "", found["name"] or "", found["degrees"]
     if backend == "attn":
         backend, degrees = "", bare.strip("()")
     if backend not in ("", *ENGINES, *LEARNERS):
         known = ", ".join((*ENGINES, *LEARNERS))
-        raise AllocationError(f"{backend!r} of {text!r} is no backend: there are {known}")
+        raise AllocationError(f"{backend!r} in {text!r} is not a backend; available: {known}")
     attention, _, experts = degrees.partition("|")
     part = Part(
         backend=backend,
@@ -180,11 +180,11 @@ def _split_group(group: str) -> list[str]:
 
 def _degrees(text: str, part: str) -> Degrees:
     if not _DEGREES.fullmatch(text):
-        raise AllocationError(f"{text!r} of {part!r} are no degrees: write letters with numbers from 1, such as d4t2")
+        raise AllocationError(f"{text!r} in {part!r} are not degrees: write letters with numbers from 1, such as d4t2")
     found: dict[str, int] = {}
     for letter, number in re.findall(r"([a-z])(\d+)", text):
         if letter not in _LETTERS:
-            raise AllocationError(f"{letter + number!r} of {part!r}: the degrees are d, p, t (or m), c and e")
+            raise AllocationError(f"{letter + number!r} in {part!r}: the degrees are d, p, t (or m), c and e")
         if _LETTERS[letter] in found:
             raise AllocationError(f"{part!r} gives the {_LETTERS[letter]} degree twice")
         found[_LETTERS[letter]] = int(number)
@@ -206,14 +206,15 @@ def _checked(part: Part, text: str, written: str) -> Part:
     if experts.pipeline != degrees.pipeline:
         raise AllocationError(
             f"{text!r}: attention has {degrees.pipeline} pipeline stages and experts {experts.pipeline}, "
-            "and both have as many"
+            "but both must have the same number"
         )
     inner = experts.pipeline * experts.tensor * experts.expert
     if "d" not in written.removeprefix("ffn:") and degrees.ranks % inner == 0:
         experts = evolve(experts, data=degrees.ranks // inner)
     if experts.data * inner != degrees.ranks:
         raise AllocationError(
-            f"{text!r}: attention takes {degrees.ranks} ranks and experts {experts.data * inner}: they are the same"
+            f"{text!r}: attention takes {degrees.ranks} ranks and experts {experts.data * inner}, but both must use "
+            "the same ranks"
         )
     return evolve(part, experts=experts)
 
@@ -232,4 +233,6 @@ def _check_shared(found: Allocation) -> None:
         sizes = {part.gpus for part in group}
         if len(sizes) > 1:
             taken = " and ".join(str(part.gpus) for part in group)
-            raise AllocationError(f"parts that share GPUs (|) have as many of them, and these take {taken}")
+            raise AllocationError(
+                f"parts that share GPUs (|) must take the same number of them, but these take {taken}"
+            )

@@ -41,5 +41,5 @@ def replicas(ranks: int, *, inner: int = 1, stages: int = 1) -> Replicas:
     """
     count, rest = divmod(ranks, inner * stages)
     if rest or not count:
-        raise ValueError(f"{ranks} ranks are no whole replicas of {inner} x {stages}")
+        raise ValueError(f"{ranks} ranks do not make whole replicas of {inner} x {stages}")
     return Replicas(tuple(rank // inner % count for rank in range(ranks)))

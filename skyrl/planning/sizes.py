@@ -46,7 +46,7 @@ def _shared(models: dict[str, Grid], engines: Engines | None = None) -> Layout:
     """One pool that all given models and engines share."""
     [grid, *others] = models.values()
     if any(other != grid for other in others):
-        raise ValueError(f"models that share GPUs have the same number of them, not {models}")
+        raise ValueError(f"models that share GPUs must have the same number of them, not {models}")
     if engines is not None and engines.number * engines.gpus != grid.ranks:
         found = f"{counted(engines.number, 'engine')} of {counted(engines.gpus, 'GPU')}"
         raise ValueError(f"{found} cannot share {counted(grid.ranks, 'GPU')}")

@@ -36,7 +36,7 @@ def name_store(address: str) -> NameStore:
             from skyrl.processes.names_in_ray import NamesInRay
 
             return NamesInRay(place)
-    raise UserError(f"{address!r} is not a store of names: write nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS")
+    raise UserError(f"{address!r} is not a name store: write nfs:FOLDER, etcd:HOST:PORT or ray:ADDRESS")
 
 
 def located(address: str) -> str | None:

@@ -73,7 +73,7 @@ def listen(host: str, port: int, token: str | None, variable: str) -> socket.soc
     if not token and not is_loopback(host):
         raise UserError(
             f"{host} can be reached from other machines: set {variable} to a secret here and where the run is "
-            "started, or take --host 127.0.0.1"
+            "started, or use --host 127.0.0.1"
         )
     with ExitStack() as undo:
         try:

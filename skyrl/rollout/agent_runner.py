@@ -83,7 +83,7 @@ def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
         return _of_function(import_object(config.function, TaskError), config.function, config.kwargs)
     program = config.command[0]
     if shutil.which(program) is None:
-        raise TaskError(f"there is no program {program}, or it cannot be run")
+        raise TaskError(f"the program {program} does not exist, or cannot be run")
     if config.isolate:
         return IsolatedAgent(config, tier)
     return lambda call: _run(config.command, call)

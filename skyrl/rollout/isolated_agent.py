@@ -89,7 +89,7 @@ def _program(name: str, readable: Sequence[Path]) -> tuple[str, str]:
     finds, so the link is started if programs in the sandbox can read it.
     """
     found = shutil.which(name)
-    assert found is not None, "whoever makes an agent has found its program"
+    assert found is not None, "its program was found when the agent was created"
     started, file = os.path.abspath(found), os.path.realpath(found)
     has_its_link = any(Path(started).is_relative_to(path) for path in (Path(sys.prefix), *readable))
     return (started if has_its_link else file), file

@@ -99,7 +99,9 @@ class CheckpointManager:
             await self._turns.for_learning(name)
             stored = checkpoint.models.get(name)
             if stored is None:
-                raise ResumeError(f"the checkpoint of step {checkpoint.step} holds no {name}: it is from another run")
+                raise ResumeError(
+                    f"the checkpoint of step {checkpoint.step} contains no {name}: it is from another run"
+                )
             assert isinstance(stored, StoredTensors), "it was loaded from its files"
             await model.load_state(stored, checkpoint.state[name])
 

@@ -92,7 +92,7 @@ def ask(run: Path, action: Action, engine: int | None = None) -> None:
         scratch.write_text(json.dumps({"action": action, "engine": engine}), encoding="utf-8")
         scratch.replace(folder / f"{name}.json")
     except OSError as error:
-        raise UserError(f"no request can be written in {folder}: {error.strerror}") from None
+        raise UserError(f"the request cannot be written to {folder}: {error.strerror}") from None
 
 
 def unanswered(run: Path) -> int:
@@ -159,9 +159,12 @@ class EngineChanges:
         serving = [number for number, state in states.items() if state == "serving"]
         gone = serving[-1] if number is None else number
         if states.get(gone) not in ("serving", "lost"):
-            return f"refused: engine {gone} does not serve; these do: {', '.join(map(str, serving))}"
+            return f"refused: engine {gone} is not serving; these are: {', '.join(map(str, serving))}"
         if states[gone] == "serving" and len(serving) <= self._least:
-            return f"refused: {len(serving)} engines serve, and generator.inference_engine.min_engines is {self._least}"
+            return (
+                f"refused: {len(serving)} engines are serving, and generator.inference_engine.min_engines is "
+                f"{self._least}"
+            )
         await self._client.drain(gone)
         await in_a_daemon_thread(lambda: self._remove(gone))
         return f"engine {gone} {'finished its samples and ' if states[gone] == 'serving' else ''}was removed"

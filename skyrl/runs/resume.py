@@ -41,13 +41,13 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
                 refuse_changed(found.config, run, store.folder, field_path(run, "ckpt_path"))
             elif how == "must":
                 raise ResumeError(
-                    f"{field_path(run, 'recover_mode')} = resume, and {store.folder} holds no checkpoint: name the "
-                    f"folder of the run in {field_path(run, 'ckpt_path')}, or set recover_mode = auto to start "
-                    "from scratch if there is none"
+                    f"{field_path(run, 'recover_mode')} = resume, but {store.folder} contains no checkpoint: set "
+                    f"{field_path(run, 'ckpt_path')} to the folder of the run's checkpoints, or set recover_mode = "
+                    "auto to start from scratch if there is none"
                 )
     if found is None and folder.model.exists():
         raise ResumeError(
-            f"{folder.path} holds a trained model, but no checkpoint to continue from: choose another "
+            f"{folder.path} contains a trained model, but no checkpoint to continue from: choose another "
             f"{field_path(run, 'run_path')}, or delete the folder to train again"
         )
     return found
@@ -93,7 +93,7 @@ def _refuse_to_mix(run: AnyRun, store: CheckpointStore, step: int) -> None:
     later = [number for number in store.steps() if number > step]
     if later:
         raise ResumeError(
-            f"{store.folder} holds checkpoints of later steps ({', '.join(map(str, later))}), which this run would "
+            f"{store.folder} contains checkpoints of later steps ({', '.join(map(str, later))}), which this run would "
             f"overwrite: choose another {field_path(run, 'ckpt_path')}, or {field_path(run, 'resume_mode')} = latest "
             "to continue from them"
         )

@@ -24,7 +24,7 @@ def stored_run(folder: Path) -> Run:
     try:
         stored = json.loads(file.read_text(encoding="utf-8"))["config"]
     except OSError:
-        raise UserError(f"{folder} is not the folder of a run: it holds no {_FILE}") from None
+        raise UserError(f"{folder} is not the folder of a run: it contains no {_FILE}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"{file} cannot be read: {error}") from error
     return run_of(stored, str(file))
@@ -34,7 +34,7 @@ def run_of(stored: object, where: str) -> Run:
     """The run of a stored configuration, such as that in a checkpoint; `where` is for messages."""
     kind = stored.get("kind", "rl") if isinstance(stored, dict) else None
     if kind not in KINDS:
-        raise ResumeError(f"{where} cannot be read: it says kind = {kind!r}, and runs are of {', '.join(KINDS)}")
+        raise ResumeError(f"{where} cannot be read: it says kind = {kind!r}, but the kinds are {', '.join(KINDS)}")
     run: Any = tree_of(stored, root_of(kind), where)
     found: Run = run
     return found

@@ -32,7 +32,7 @@ def trackers_of(
     names = (trainer.logger,) if isinstance(trainer.logger, str) else trainer.logger
     for name in names:
         if name not in TRACKERS:
-            hint = f"there are {', '.join(TRACKERS)}"
+            hint = f"available: {', '.join(TRACKERS)}"
             raise ConfigError([Problem(path="trainer.logger", message=f"no tracker {name!r}", hint=hint)])
     folder = _absolute(required(trainer.run_path, "trainer.run_path"))
     run = TrackedRun(

@@ -97,12 +97,12 @@ class Recording:
             about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except OSError:
             raise DataError(
-                f"there is no recording in {self.folder}: a run makes one where trainer.recording is jsonl or jsonl.gz"
+                f"there is no recording in {self.folder}: a run writes one if trainer.recording is jsonl or jsonl.gz"
             ) from None
         except ValueError as error:
             raise DataError(f"{path} is damaged: {error}") from error
         if about.get("schema") != SCHEMA:
-            raise DataError(f"{path} has form {about.get('schema')}, and this version reads form {SCHEMA}")
+            raise DataError(f"{path} has format {about.get('schema')}, but this version reads format {SCHEMA}")
         return about
 
     def write_sampled(self, step: int, sampled: Sampled) -> None:
@@ -151,7 +151,7 @@ class Recording:
         try:
             head, *groups = rows
             if len(groups) != head["groups"]:
-                raise DataError(f"{path} holds {len(groups)} of {head['groups']} groups: it is incomplete")
+                raise DataError(f"{path} contains {len(groups)} of {head['groups']} groups: it is incomplete")
             return Sampled(
                 groups=tuple(_group(path, number, row) for number, row in enumerate(groups, 2)),
                 metrics={name: float(value) for name, value in head["metrics"].items()},

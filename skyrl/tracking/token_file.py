@@ -131,7 +131,7 @@ class TokenFiles:
             with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
                 metadata = reader.schema.metadata or {}
                 if metadata.get(b"skyrl.version") != str(VERSION).encode():
-                    raise DataError(f"{path} is not of the form that this version reads")
+                    raise DataError(f"{path} does not have the format that this version reads")
                 if not 0 <= group < reader.num_record_batches:
                     return None
                 pieces = json.loads(metadata[b"skyrl.pieces"])

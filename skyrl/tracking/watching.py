@@ -53,7 +53,7 @@ def show(folder: Path) -> None:
 
 def _refuse_strange(folder: Path) -> None:
     if not (folder / FILE).is_file():
-        raise UserError(f"{folder} holds no {FILE}: it is not the folder of a run of this version")
+        raise UserError(f"{folder} contains no {FILE}: it is not the folder of a run of this version")
 
 
 def follow(folder: Path, say: Callable[[str], None], ended: threading.Event, *, look_every: float = LOOK_EVERY) -> str:

@@ -48,7 +48,7 @@ class SampleIndex:
         try:
             self._prepare()
         except sqlite3.Error as error:
-            raise DataError(f"the index {index} cannot be made: {error}; see --index") from error
+            raise DataError(f"the index {index} cannot be created: {error}; see --index") from error
 
     def update(self, most: int = 500) -> int:
         """Index up to `most` more lines. Returns the number of new lines; 0 if all complete lines are indexed."""

@@ -82,10 +82,10 @@ def _stored(folder: Path) -> Mapping[str, Any]:
         if isinstance(stored["config"], dict):
             return stored
     except OSError:
-        raise UserError(f"{folder} is not the folder of a run: it holds no {FILE}") from None
+        raise UserError(f"{folder} is not the folder of a run: it contains no {FILE}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / FILE} cannot be read: {error}") from error
-    raise UserError(f"{folder / FILE} holds no configuration")
+    raise UserError(f"{folder / FILE} contains no configuration")
 
 
 def _defaults(kind: str) -> Mapping[str, str]:

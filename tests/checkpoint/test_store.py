@@ -279,7 +279,7 @@ def test_a_manifest_of_a_later_format_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("skyrl.checkpoint.manifest.FORMAT", 2)
     CheckpointStore(tmp_path).save(checkpoint(1))
     monkeypatch.setattr("skyrl.checkpoint.manifest.FORMAT", 1)
-    with pytest.raises(ResumeError, match="has the format 2, and this version reads up to 1"):
+    with pytest.raises(ResumeError, match="has format 2, but this version reads only up to 1"):
         read_manifest(Disk(tmp_path), "global_step_1")
 
 

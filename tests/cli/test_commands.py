@@ -132,7 +132,7 @@ def test_three_mistakes_are_told_at_once_with_what_was_meant(run_toml: Path, tmp
         ("trainer.algorithm.policy_loss_type=gspoo", "did you mean gspo?"),
         ("+trainer.new=3", "the prefix + is not supported"),
         ("trainer", "cannot be read"),
-        ("trainer.ckpt_path=", "name a folder"),
+        ("trainer.ckpt_path=", "set it to a folder"),
         ("data.train_data=['~nobody-of-this-name/x.parquet']", "is not a path here"),
         ("trainer.logger=wandb", "wandb needs a key, but none is set"),
     ],
@@ -162,7 +162,7 @@ def test_a_value_in_a_file_is_told_with_its_line(run_toml: Path, tmp_path: Path,
     ("rows", "said"),
     [
         ([{"question": "?"}], "no column 'prompt'"),
-        ([], "holds no rows"),
+        ([], "contains no rows"),
         pytest.param(
             [{"prompt": [{"role": "user", "content": "a"}]}, {"prompt": None}], "row 1", marks=pytest.mark.long
         ),

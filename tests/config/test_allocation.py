@@ -70,7 +70,7 @@ def test_a_field_that_disagrees_is_an_error_and_one_that_agrees_is_not() -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("vllm:d8|fsdp:d4p2", "fsdp learners have no pipeline parallelism, and the pipeline degree is 2"),
+        ("vllm:d8|fsdp:d4p2", "fsdp learners have no pipeline parallelism, but the pipeline degree is 2"),
         (
             "vllm:d4+fsdp:(attn:d4|ffn:d2e2)",
             "fsdp learners split experts by e alone, but attn and ffn have separate degrees",
@@ -79,7 +79,7 @@ def test_a_field_that_disagrees_is_an_error_and_one_that_agrees_is_not() -> None
         ("d8", "names only learners, but this run starts engines"),
         ("vllm[rollout]:d2+fsdp[critic]:d4", "no part is the policy's: the learners are critic"),
         ("vllm[rollout]:d2+fsdp[actor]:d4+fsdp[judge]:d4", "no model of a run is called 'judge'"),
-        ("vllm[r]:d2+fsdp[actor]:d4+megatron[ref]:d4", "some learners are Megatron's and some are not"),
+        ("vllm[r]:d2+fsdp[actor]:d4+megatron[ref]:d4", "some learners use Megatron and some do not"),
     ],
 )
 def test_what_does_not_run_is_refused_by_the_check(text: str, message: str) -> None:

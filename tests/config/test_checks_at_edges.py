@@ -164,7 +164,7 @@ def test_overrides_have_a_number_and_a_text_is_one_of_them(monkeypatch: pytest.M
     text: Any = load([], "trainer.epochs=3").config
     texts: Any = load([], ["trainer.epochs=3", "trainer.epochs=4"]).config
     assert (text.trainer.epochs, texts.trainer.epochs) == (3, 4)
-    with pytest.raises(ConfigError, match="3 overrides, and at most 2"):
+    with pytest.raises(ConfigError, match="3 overrides, but at most 2"):
         load([], ["trainer.epochs=3"] * 3)
 
 

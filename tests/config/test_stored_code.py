@@ -48,7 +48,7 @@ def test_an_import_path_that_only_a_checkpoint_names_is_refused_and_not_imported
 ) -> None:
     stored = checkpoint(tmp_path, {path: f"{canary}:thing"}, file)
     load([stored])
-    with pytest.raises(ConfigError, match=rf"{path}.*stands only in a stored configuration") as refused:
+    with pytest.raises(ConfigError, match=rf"{path}.*is given only in a stored configuration") as refused:
         compose([stored])
     assert f"give it again: {path}={canary}:thing" in str(refused.value)
     assert not canary.with_name("imported").exists()
@@ -79,7 +79,7 @@ def test_a_program_that_is_given_again_is_started(tmp_path: Path) -> None:
 def test_engine_arguments_clusters_and_programs_that_only_a_checkpoint_names_are_refused(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match="stands only in a stored configuration"):
+    with pytest.raises(ConfigError, match="is given only in a stored configuration"):
         compose([checkpoint(tmp_path, changes)])
 
 

@@ -76,7 +76,7 @@ SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
         (
             {"sequence_parallel_size": 2, "attention": "eager"},
             "sequence_parallel_size",
-            "2 ranks cannot share a sequence where attention is eager; set attention = sdpa, which takes torch's "
+            "2 ranks cannot share a sequence where attention is eager; set attention = sdpa, which uses torch's "
             "FlashAttention kernels on CUDA",
         ),
         (
@@ -93,7 +93,7 @@ SHARED: dict[str, Any] = {"placement__num_gpus_per_node": 4, "batch_size": 4}
         (
             {"expert_parallel_size": 2, "tensor_parallel_size": 2},
             "expert_parallel_size",
-            "2 ranks cannot spread experts where tensor_parallel_size = 2; set one of both to 1",
+            "2 ranks cannot spread experts where tensor_parallel_size = 2; set one of them to 1",
         ),
         (
             {"expert_parallel_size": 2, "fsdp_config.fsdp_size": 2},

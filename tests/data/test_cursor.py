@@ -51,7 +51,7 @@ def test_a_cursor_does_not_go_on_through_other_data() -> None:
 @pytest.mark.parametrize(
     ("now", "said"),
     [
-        (prompts(99), r"There were 100 prompts, and there are 99\. Restore"),
+        (prompts(99), r"There were 100 prompts, and now there are 99\. Restore"),
         ((*prompts(100)[:50], prompts(1)[0], *prompts(100)[51:]), r"among those from 48 to 51\. Restore"),
         (list(reversed(prompts(100))), r"among those from 0 to 3, and in 24 more of 25 parts\. Restore"),
     ],

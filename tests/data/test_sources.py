@@ -96,14 +96,14 @@ def test_a_file_without_the_prompt_column_lists_its_columns(tmp_path: Path) -> N
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no rows"):
+    with pytest.raises(DataError, match="contains no rows"):
         read_rows(jsonl(tmp_path, ""))
 
 
 def test_an_empty_parquet_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "empty.parquet"
     pq.write_table(pa.table({"prompt": pa.array([], type=pa.list_(pa.string()))}), file)
-    with pytest.raises(DataError, match="holds no rows"):
+    with pytest.raises(DataError, match="contains no rows"):
         read_rows(str(file))
 
 

@@ -136,7 +136,7 @@ async def test_weights_are_read_only_while_the_engines_are_paused_and_only_whole
         await there.post("/update_weight_version", {"new_version": "7"})
         await there.post("/resume")
         last = (await there.post("/inference/v1/generate", GENERATE)).json()["choices"]
-    assert early.json() == {"results": ["weights came before the engines were paused"]}
+    assert early.json() == {"results": ["weights arrived before the engines were paused"]}
     assert "the old ones are kept" in refused.json()["results"][0]
     assert before == after
     assert taken.json() == {"results": [""]}
@@ -157,7 +157,7 @@ async def test_every_engine_behind_the_endpoint_gets_the_weights_and_none_a_plac
         await there.post("/update_weight_version", {"new_version": "1"})
         await there.post("/resume")
         drawn = await asyncio.gather(*(there.post("/inference/v1/generate", GENERATE) for _ in range(6)))
-    assert "2 engines cannot take the place of one in a group" in grouped.json()["results"][0]
+    assert "2 engines cannot act as one member of a group" in grouped.json()["results"][0]
     assert len({str(each.json()["choices"]) for each in drawn}) == 1
 
 

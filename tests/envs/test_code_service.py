@@ -124,7 +124,7 @@ def test_a_name_without_a_store_is_the_users_mistake(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="export SKYRL_NAMES"):
         post("name:code", {}, seconds=1, attempts=1)
     monkeypatch.setenv("SKYRL_NAMES", "somewhere")
-    with pytest.raises(UserError, match="not a store of names"):
+    with pytest.raises(UserError, match="not a name store"):
         post("name:code", {}, seconds=1, attempts=1)
 
 

@@ -157,7 +157,7 @@ def test_a_database_that_the_sandbox_could_not_open_is_refused_at_once(folder: P
     extras = {"reward_spec": {"ground_truth": "SELECT 1"}, "db_id": "shop"}
     sandbox = Sandbox(readable=[folder])
     sandbox.tier = "bwrap"  # which has no other files
-    with pytest.raises(TaskError, match="has to lie below environment.skyrl_gym.text2sql.db_path"):
+    with pytest.raises(TaskError, match="has to be below environment.skyrl_gym.text2sql.db_path"):
         Text2SQLEnv(extras, Text2SQLEnvConfig(db_path=str(folder)), sandbox)
 
 

@@ -104,7 +104,7 @@ def test_a_registered_name_cannot_be_taken_twice() -> None:
         def step(self, action: str) -> EnvStep:
             return EnvStep(reward=0.0, done=True)
 
-    with pytest.raises(TaskError, match="registered already"):
+    with pytest.raises(TaskError, match="already registered"):
         register("gsm8k", Other)
 
 

@@ -245,7 +245,7 @@ def test_titles_and_missing_ids_are_allowed(tmp_path: Path) -> None:
     assert read_corpus(path) == ({"id": "2", "contents": "Rome\na city"}, {"id": "7", "contents": "x"})
 
 
-@pytest.mark.parametrize(("text", "said"), [(b"", "holds no documents"), (b"\xff\xfe", "not text in UTF-8")])
+@pytest.mark.parametrize(("text", "said"), [(b"", "contains no documents"), (b"\xff\xfe", "not text in UTF-8")])
 def test_a_file_that_is_no_corpus_is_refused(tmp_path: Path, text: bytes, said: str) -> None:
     (tmp_path / "c.jsonl").write_bytes(text)
     with pytest.raises(DataError, match=said):

@@ -124,7 +124,7 @@ def test_a_row_without_the_ground_truth_that_the_reward_asks_for_stops_the_run(n
         BasePPOExp(config(nano, tmp_path, data__train_data=[rows])).get_train_dataset()
     first, second = str(raised.value).splitlines()
     assert first.startswith(f"{rows}, row 6 has no ground_truth, which ")
-    assert first.endswith("asks for (1 more row is bad); data.bad_rows = skip leaves such rows out")
+    assert first.endswith("needs (1 more row is bad); data.bad_rows = skip leaves such rows out")
     assert second.startswith(f"  {rows}, row 7 has no ground_truth, which ")
 
 

@@ -68,10 +68,10 @@ def with_a_damaged_configuration(model: Path) -> None:
     ("broken", "said"),
     [
         (without_template, "has no chat template, so prompts cannot be written"),
-        (without_tokenizer, "holds no tokenizer: copy tokenizer.json"),
+        (without_tokenizer, "contains no tokenizer: copy tokenizer.json"),
         (with_a_missing_shard, "lacks 1 of its 2 weight files, such as model-2.safetensors"),
         (copied_in_part, "are damaged or incomplete (model.safetensors has 20000 of its"),
-        (pointing_to_lfs, "model.safetensors is a pointer of Git LFS"),
+        (pointing_to_lfs, "model.safetensors is a Git LFS pointer"),
         (with_a_damaged_configuration, "config.json in "),
     ],
 )
@@ -104,8 +104,8 @@ def empty_parquet(file: Path) -> None:
         ("x.csv", "prompt,answer\nhello,world\n", "row 0: prompt is 'hello', not a list of messages"),
         ("x.csv", "prompt,answer\nhello,world\n", "rename the column, and set data.prompt_column"),
         ("x.parquet", "no parquet", "cannot be read as parquet"),
-        ("x.parquet", empty_parquet, "holds no rows"),
-        ("x.jsonl", "", "holds no rows"),
+        ("x.parquet", empty_parquet, "contains no rows"),
+        ("x.jsonl", "", "contains no rows"),
         ("x.jsonl", '{"question": "a"}\n', "has no column 'prompt'; its columns are question"),
         ("x.jsonl", "[1]\n", "x.jsonl:1 is [1], not an object"),
         ("x.json", "{", "is not JSON"),
@@ -218,9 +218,7 @@ def test_doctor_counts_the_rows_that_lack_what_the_reward_asks_for(nano: Path, t
     changes = {"data.train_data": [str(rows_of_which_two_have_no_ground_truth(tmp_path))]}
     (problem,) = problems(nano, tmp_path, changes)
     assert problem.severity == "error"
-    assert problem.message.startswith(
-        f"2 of 4 rows of {tmp_path}/x.jsonl lack what their reward asks for (row 1, row 2)"
-    )
+    assert problem.message.startswith(f"2 of 4 rows of {tmp_path}/x.jsonl lack what their reward needs (row 1, row 2)")
     assert "row 1 has no ground_truth, which" in problem.message
     (skipped,) = problems(nano, tmp_path, changes | {"data.bad_rows": "skip"})
     assert (skipped.severity, skipped.message) == ("warning", problem.message)
@@ -249,7 +247,7 @@ def test_any_column_may_be_asked_for(nano: Path, tmp_path: Path) -> None:
     assert {problem.path for problem in found} == {"data.train_data", "data.val_data"}
     for problem in found:
         assert "row 0 has no reference, which " in problem.message
-        assert "asking.py:3 reference(completion, reference, **others) asks for" in problem.message
+        assert "asking.py:3 reference(completion, reference, **others) needs" in problem.message
 
 
 def test_what_an_isolated_reward_asks_for_is_known(nano: Path, tmp_path: Path) -> None:
@@ -259,7 +257,7 @@ def test_what_an_isolated_reward_asks_for_is_known(nano: Path, tmp_path: Path) -
     isolated = {"environment.skyrl_gym.isolate_user_env": True, "data.train_data": [rows]}
     (problem,) = problems(nano, tmp_path, isolated | {"environment.env_class": f"{tmp_path}/asking.py:needs"})
     assert "(row 1, row 2): row 1 has no ground_truth, which" in problem.message
-    assert "asking.py:needs asks for" in problem.message
+    assert "asking.py:needs needs" in problem.message
 
 
 def test_an_environment_of_ours_is_made_from_the_first_row(nano: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_what_lies_in_its_folder_is_looked_at_before_the_start(
 
     assert found(tokenizer) == []
     [(path, message)] = found(None)
-    assert path == "trainer.policy.model.path" and message.startswith(f"the folder {model} holds no tokenizer")
+    assert path == "trainer.policy.model.path" and message.startswith(f"the folder {model} contains no tokenizer")
     [(path, message)] = found(str(tmp_path / "nowhere"))
     assert path == "trainer.tokenizer_path" and message.startswith("there is no tokenizer folder")
     (Path(tokenizer) / "chat_template.jinja").unlink()

@@ -76,7 +76,7 @@ def test_a_run_that_takes_more_gpus_than_there_are_is_told(monkeypatch: pytest.M
     four = {f"trainer__placement__{model}_num_gpus_per_node": 4 for model in ("policy", "ref")}
     run = resolved(trainer__device="cuda", generator__inference_engine__num_engines=4, **four)
     [problem] = there_are_gpus_for_it(run)
-    assert problem.message == "this run takes 4 GPUs, and this machine has 1"
+    assert problem.message == "this run needs 4 GPUs, but this machine has 1"
     assert list(there_are_gpus_for_it(resolved(trainer__device="cpu"))) == []
     elsewhere = resolved(trainer__device="cuda", trainer__placement__ray_address="host:6379", **four)
     assert list(there_are_gpus_for_it(elsewhere)) == []

@@ -77,7 +77,7 @@ def test_auto_goes_on_from_the_checkpoint_before_it_and_says_so_in_one_line(
 
 
 def test_where_there_has_to_be_a_checkpoint_none_is_an_error(nano: Path, tmp_path: Path) -> None:
-    with pytest.raises(ResumeError, match=r"recover_mode = resume, and .* holds no checkpoint"):
+    with pytest.raises(ResumeError, match=r"recover_mode = resume, but .* contains no checkpoint"):
         train(nano, tmp_path, **SHORT, trainer__recover_mode="resume")
     assert not (tmp_path / "run" / "config.json").exists()
 

@@ -146,7 +146,7 @@ def test_a_run_without_a_recording_cannot_be_replayed_and_says_what_was_missing(
     train(nano, tmp_path, trainer__max_training_steps=1, trainer__eval_interval=-1)
     with pytest.raises(DataError, match=r"there is no recording in .*trainer\.recording is jsonl"):
         Replay(tmp_path / "run")
-    with pytest.raises(UserError, match=r"is not the folder of a run: it holds no config\.json"):
+    with pytest.raises(UserError, match=r"is not the folder of a run: it contains no config\.json"):
         Replay(tmp_path)
 
 

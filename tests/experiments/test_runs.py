@@ -181,7 +181,7 @@ def test_without_resuming_nothing_that_is_there_is_overwritten(nano: Path, tmp_p
 
 def test_a_trained_model_without_checkpoints_is_not_replaced(nano: Path, tmp_path: Path) -> None:
     train(nano, tmp_path, trainer__ckpt_interval=-1)
-    with pytest.raises(ResumeError, match="holds a trained model, but no checkpoint to continue from"):
+    with pytest.raises(ResumeError, match="contains a trained model, but no checkpoint to continue from"):
         train(nano, tmp_path, trainer__ckpt_interval=-1)
 
 

@@ -131,7 +131,7 @@ def test_a_run_that_fails_begins_again_at_its_last_checkpoint_where_it_may(
 def test_a_checkpoint_that_has_to_be_there_is_missed_in_the_words_of_its_own_tree(nano: Path, tmp_path: Path) -> None:
     with pytest.raises(ResumeError) as refused:
         train(nano, tmp_path, recover_mode="resume")
-    assert str(refused.value).startswith("recover_mode = resume, and ") and "trainer." not in str(refused.value)
+    assert str(refused.value).startswith("recover_mode = resume, but ") and "trainer." not in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", ["sft", "reward_model"])

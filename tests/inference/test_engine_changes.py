@@ -91,8 +91,8 @@ async def test_a_draining_engine_that_dies_has_its_samples_drawn_elsewhere(tmp_p
 
 async def test_requests_that_cannot_be_granted_are_refused_with_the_reason(tmp_path: Path) -> None:
     desk = Desk(tmp_path, least=2, most=2)
-    assert await desk.asks("drain", 5) == "refused: engine 5 does not serve; these do: 0, 1"
-    assert await desk.asks("drain") == "refused: 2 engines serve, and generator.inference_engine.min_engines is 2"
+    assert await desk.asks("drain", 5) == "refused: engine 5 is not serving; these are: 0, 1"
+    assert await desk.asks("drain") == "refused: 2 engines are serving, and generator.inference_engine.min_engines is 2"
     assert "max_engines is 2" in await desk.asks("add")
     (tmp_path / "engines" / "request-0.json").write_text("[]")
     await desk.changes.handle_requests()
@@ -175,7 +175,7 @@ def test_a_state_file_of_another_version_is_refused_in_a_sentence(tmp_path: Path
 
 def test_a_request_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "engines").write_text("a file")
-    with pytest.raises(UserError, match="no request can be written in .*engines: Not a directory"):
+    with pytest.raises(UserError, match="the request cannot be written to .*engines: Not a directory"):
         ask(tmp_path, "add")
 
 

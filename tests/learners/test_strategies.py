@@ -263,7 +263,7 @@ async def test_a_critic_learns_returns_alike_on_any_number_of_ranks(
 
 def test_a_wrap_policy_that_names_no_module_is_refused(pool: Pool, small: TrainerConfig) -> None:
     wrong = evolve_at(small, FSDP + "wrap_policy", {"transformer_layer_cls_to_wrap": ["LlamaLayer"]})
-    with pytest.raises(ModelError, match="names LlamaLayer, and the model has no such module"):
+    with pytest.raises(ModelError, match="names LlamaLayer, but the model has no such module"):
         pool.start(partial(PolicyWorker, wrong, policy_objective(wrong.algorithm)), 2)
 
 

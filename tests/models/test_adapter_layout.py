@@ -71,5 +71,5 @@ def test_new_adapters_of_fused_layers_share_the_factor_of_the_first() -> None:
 
 
 def test_an_adapter_of_the_output_head_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"none for lm_head: name others in model\.lora\.target_modules"):
+    with pytest.raises(ModelError, match=r"none for lm_head: choose others in model\.lora\.target_modules"):
         layouts_of(adapted(target_modules=("q_proj", "lm_head")), 1, joined=True)

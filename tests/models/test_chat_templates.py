@@ -52,7 +52,7 @@ def test_the_configuration_knows_the_names_that_are_built_in() -> None:
 def test_a_missing_file_and_an_unknown_name_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gone.jinja cannot be read: No such file"):
         with_template(chat_tokenizer(), ChatTemplateConfig(source="file", name_or_path=str(tmp_path / "gone.jinja")))
-    with pytest.raises(ConfigError, match="no template 'qwen4' is built in; there are qwen3_with_thinking"):
+    with pytest.raises(ConfigError, match="there is no built-in template 'qwen4'; available: qwen3_with_thinking"):
         with_template(chat_tokenizer(), ChatTemplateConfig(name_or_path="qwen4"))
 
 

@@ -52,5 +52,5 @@ def test_a_models_own_dropout_is_off_unless_it_is_asked_for(nano: Path) -> None:
 
 
 def test_dropout_of_a_model_that_has_none_is_refused(nano: Path) -> None:
-    with pytest.raises(ModelError, match=r"trainer\.policy\.use_dropout: the model's configuration names no dropout"):
+    with pytest.raises(ModelError, match=r"trainer\.policy\.use_dropout: the model's configuration sets no dropout"):
         dropping_modules(with_dropout(nano, 0.0), LORA, own=True, field="trainer.policy.use_dropout")

@@ -43,7 +43,7 @@ def test_a_model_without_experts_keeps_its_names() -> None:
 
 
 def test_experts_whose_names_are_not_known_are_refused() -> None:
-    with pytest.raises(ModelError, match="dbrx in inference servers are not known; supported are qwen2_moe, qwen3_moe"):
+    with pytest.raises(ModelError, match="dbrx in inference servers are unknown; supported: qwen2_moe, qwen3_moe"):
         refuse_unnamed_experts(iter(["model.layers.0.mlp.experts.down_proj"]), "dbrx")
 
 

@@ -21,7 +21,10 @@ TRICKS: dict[str, tuple[dict[str, Any], str]] = {
     "kernels for experts": ({"_experts_implementation": "owner/repo"}, "_experts_implementation = "),
     "kernels of a part": ({"text_config": {"_attn_implementation": "a/b"}}, "text_config._attn_implementation = "),
     "a paged kernel": ({"_attn_implementation": "paged|owner/repo"}, "_attn_implementation = "),
-    "an internal setting": ({"_attn_implementation_internal": "sdpa"}, "_attn_implementation_internal is a setting"),
+    "an internal setting": (
+        {"_attn_implementation_internal": "sdpa"},
+        "_attn_implementation_internal is an internal setting",
+    ),
     "code of a part": ({"text_config": {"auto_map": {"AutoConfig": "x.Y"}}}, "text_config.auto_map names classes"),
     "code of another repository": ({"auto_map": {"AutoModelForCausalLM": "own/er--x.Y"}}, "auto_map names classes"),
     "code of an unknown kind": ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "auto_map names classes"),
@@ -38,7 +41,7 @@ def test_a_configuration_that_asks_for_code_is_refused_with_file_and_key(trick: 
     changes, said = TRICKS[trick]
     configure(folder, changes)
     for load in (load_config, load_tokenizer, model_facts):
-        with pytest.raises(ModelError, match="config.json asks for code from elsewhere: ") as refused:
+        with pytest.raises(ModelError, match="config.json would load code from elsewhere: ") as refused:
             load(str(folder))
         assert said in str(refused.value)
 

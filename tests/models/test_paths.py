@@ -57,7 +57,7 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.touch()
-    assert (check_model_path(str(file)) or "").startswith(f"{file} is a file, and a model is a folder")
+    assert (check_model_path(str(file)) or "").startswith(f"{file} is a file, but a model is a folder")
 
 
 @pytest.mark.parametrize("path", ["/nowhere/model", "runs/quickstart-base/model", "gpt2", ""])
@@ -71,10 +71,10 @@ def test_what_is_neither_a_folder_nor_a_hub_name_is_told(
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ((), "holds no config.json"),
-        (("model.safetensors",), "holds no config.json"),
-        (("config.json",), "holds no weights in safetensors"),
-        (("config.json", "pytorch_model.bin"), "holds no weights in safetensors"),
+        ((), "contains no config.json"),
+        (("model.safetensors",), "contains no config.json"),
+        (("config.json",), "contains no weights in safetensors"),
+        (("config.json", "pytorch_model.bin"), "contains no weights in safetensors"),
     ],
 )
 def test_a_folder_that_lacks_something_says_what(tmp_path: Path, files: tuple[str, ...], said: str) -> None:

@@ -45,7 +45,7 @@ def test_one_seed_draws_the_same_weights_and_leaves_other_draws_alone(bare: Path
 
 
 def test_a_folder_without_weights_is_refused_where_they_are_to_be_loaded(bare: Path) -> None:
-    with pytest.raises(ModelError, match="holds no weights in safetensors"):
+    with pytest.raises(ModelError, match="contains no weights in safetensors"):
         load_causal_lm(str(bare), dtype=torch.float32, attention="sdpa", device=CPU)
 
 

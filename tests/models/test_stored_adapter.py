@@ -108,14 +108,14 @@ def torn(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (shutil.rmtree, r"lora\.path: .* holds no adapter .* name a folder with PEFT's"),
-        (torn, r"lora\.path: .* holds no adapter"),
+        (shutil.rmtree, r"lora\.path: .* contains no adapter .* give a folder with PEFT's"),
+        (torn, r"lora\.path: .* contains no adapter"),
         (without_a_layer, r"has none for model\.layers\.1\.self_attn\.q_proj, which would get one"),
         (with_a_layer_more, r"has one for model\.layers\.0\.self_attn\.v_proj, which would get none"),
-        (with_another_width, r"has the shape \(4, 64\), and the model wants \(4, 32\)"),
-        (with_settings(r=2), r"lora\.rank = 4, and the adapter in .* has 2: set it to that"),
-        (with_settings(lora_alpha=3), r"lora\.alpha = 8, and the adapter in .* has 3"),
-        (with_settings(use_dora=True), r"an adapter with use_dora = True is not read"),
+        (with_another_width, r"has shape \(4, 64\), but the model expects \(4, 32\)"),
+        (with_settings(r=2), r"lora\.rank = 4, but the adapter in .* has 2: set it to that"),
+        (with_settings(lora_alpha=3), r"lora\.alpha = 8, but the adapter in .* has 3"),
+        (with_settings(use_dora=True), r"an adapter with use_dora = True is not supported"),
     ],
 )
 def test_an_adapter_that_does_not_fit_is_refused(

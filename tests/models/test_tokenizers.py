@@ -34,7 +34,7 @@ def test_a_padding_token_is_kept_and_without_one_the_end_of_sequence_serves(fold
 
 def test_a_tokenizer_without_a_chat_template_is_refused_with_the_way_out(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(ModelError, match=r"has no chat template, .* put a chat_template\.jinja beside it"):
+    with pytest.raises(ModelError, match=r"has no chat template, .* put a chat_template\.jinja next to it"):
         load_tokenizer(str(folder))
 
 

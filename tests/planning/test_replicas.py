@@ -25,7 +25,7 @@ def test_tensor_ranks_are_neighbours_and_the_last_stage_reports(
 
 
 def test_ranks_that_form_no_whole_replicas_are_refused() -> None:
-    with pytest.raises(ValueError, match="6 ranks are no whole replicas of 2 x 2"):
+    with pytest.raises(ValueError, match="6 ranks do not make whole replicas of 2 x 2"):
         replicas(6, inner=2, stages=2)
 
 

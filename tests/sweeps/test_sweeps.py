@@ -108,8 +108,8 @@ def test_draws_lie_within_their_bounds() -> None:
     ("tables", "said"),
     [
         ({"run": ()}, "no configuration file is given"),
-        ({"grid": {"trainer.seed": 1}}, "is no list of values"),
-        ({"grid": {"trainer.seed": ()}}, "is no list of values"),
+        ({"grid": {"trainer.seed": 1}}, "is not a list of values"),
+        ({"grid": {"trainer.seed": ()}}, "is not a list of values"),
         ({"random": {"draws": 2}}, "2 draws of 0 values"),
         ({"random": {"draws": 1, "values": {"a": {"normal": (0, 1)}}}}, "is none of: uniform"),
         ({"random": {"draws": 1, "values": {"a": {"uniform": (3, 1)}}}}, r"needs \[low, high\]"),

@@ -127,7 +127,7 @@ def test_later_steps_are_forgotten_before_they_happen_again(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda lines: lines[:1], "holds 0 of 1 groups: it is incomplete"),
+        (lambda lines: lines[:1], "contains 0 of 1 groups: it is incomplete"),
         (lambda lines: [lines[0], lines[1][:40]], "line 2 is not JSON"),
         (lambda lines: [lines[0], lines[1].replace('"baseline"', '"base"')], "line 2 is not a group"),
         (lambda lines: [lines[0], lines[1].replace("[7, 8]", '["seven", 8]')], "line 2 is not a group"),
@@ -150,7 +150,7 @@ def test_a_step_that_is_not_there_and_a_recording_that_is_none_are_told(tmp_path
     with pytest.raises(DataError, match=r"there is no recording in .*trainer\.recording"):
         Recording(tmp_path / "elsewhere").about()
     (made.folder / "about.json").write_text('{"schema": 99}', encoding="utf-8")
-    with pytest.raises(DataError, match="has form 99, and this version reads form 1"):
+    with pytest.raises(DataError, match="has format 99, but this version reads format 1"):
         made.about()
 
 

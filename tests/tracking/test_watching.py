@@ -144,7 +144,7 @@ def test_following_says_each_new_step_and_ends_with_the_run(tmp_path: Path) -> N
 
 
 def test_a_folder_that_no_run_writes_into_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no progress.json"):
+    with pytest.raises(UserError, match="contains no progress.json"):
         follow(tmp_path, print, threading.Event())
 
 

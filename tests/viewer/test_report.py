@@ -212,5 +212,5 @@ def test_a_folder_without_metrics_is_refused(tmp_path: Path, lines: str | None) 
 
 def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-8")
-    with pytest.raises(UserError, match=r"is not the folder of a run: it holds no config\.json"):
+    with pytest.raises(UserError, match=r"is not the folder of a run: it contains no config\.json"):
         report([tmp_path], samples=1)

@@ -118,7 +118,7 @@ def test_a_damaged_index_is_made_anew(folder: Path) -> None:
 
 
 def test_an_index_that_cannot_be_written_is_named(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere/index cannot be made: .*; see --index"):
+    with pytest.raises(DataError, match=r"nowhere/index cannot be created: .*; see --index"):
         SampleIndex(folder / "trajectories.jsonl", folder / "nowhere" / "index")
 
 

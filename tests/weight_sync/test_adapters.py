@@ -129,7 +129,7 @@ def foreign(tensors: dict[str, Tensor], fault: str) -> Iterator[tuple[str, Tenso
     ("fault", "said"),
     [
         ("half", "the other half of model.layers.0.self_attn.q_proj's update is missing"),
-        ("shape", r"has shape \(3, 32\), this layer wants \(4, 32\)"),
+        ("shape", r"has shape \(3, 32\), this layer expects \(4, 32\)"),
         ("module", "belongs to no linear layer of this model"),
         ("nothing", "it contains no tensors"),
     ],

@@ -87,7 +87,7 @@ def corrections_suit_the_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if not facts.takes_corrections and (wanted.tis_ratio_type or wanted.sequence_mask_metric):
         field = "tis_ratio_type" if wanted.tis_ratio_type else "sequence_mask_metric"
         message = f"{loss} selects tokens across all sequences, which corrections of single sequences distort"
-        yield Problem(path=_CORRECTION + field, message=message, hint="leave the correction out, or take another loss")
+        yield Problem(path=_CORRECTION + field, message=message, hint="leave the correction out, or use another loss")
     if facts.reads_rollout_logprobs and wanted.tis_ratio_type:
         yield Problem(
             path=_CORRECTION + "tis_ratio_type",
@@ -106,7 +106,7 @@ def the_engines_logprobs_are_compared_with_others(run: SkyRLTrainConfig) -> Iter
         what = "off_policy_correction" if compares else f"the loss {algorithm.policy_loss_type}"
         yield Problem(
             path=_ALGORITHM + "old_logprobs",
-            message=f"{what} compares pi_old with the engine's probabilities, and here both are one",
+            message=f"{what} compares pi_old with the engine's probabilities, but here both are the same",
             hint="set it to learner, or leave the correction out",
         )
 
@@ -153,7 +153,7 @@ def remax_compares_raw_rewards(run: SkyRLTrainConfig) -> Iterator[Problem]:
     for name in changed[:1]:
         estimator = algorithm.advantage_estimator
         message = f"{estimator} compares with the greedy answer's unmodified reward, so the others cannot be reshaped"
-        hint = "leave it out, or take another estimator"
+        hint = "leave it out, or use another estimator"
         yield Problem(path=f"{_ALGORITHM}reward_shaping.{name}", message=message, hint=hint)
 
 

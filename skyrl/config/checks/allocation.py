@@ -41,7 +41,9 @@ def an_allocation_places_every_model(run: SkyRLTrainConfig) -> Iterator[Problem]
         return
     if allocation.learner("policy", "actor") is None:
         names = ", ".join(part.name for part in allocation.learners)
-        yield Problem(path=PATH, message=f"no part is the policy's: the learners are {names}", hint="name one [actor]")
+        yield Problem(
+            path=PATH, message=f"no part is the policy's: the learners are {names}", hint="name one of them [actor]"
+        )
     known = {"policy", "actor", "ref", "critic"}
     for part in allocation.learners:
         if part.name and part.name not in known:
@@ -62,14 +64,16 @@ def degrees_of_an_allocation_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
             continue
         if part.degrees.pipeline > 1:
             degree = part.degrees.pipeline
-            message = f"{part.learner} learners have no pipeline parallelism, and the pipeline degree is {degree}"
+            message = f"{part.learner} learners have no pipeline parallelism, but the pipeline degree is {degree}"
             yield Problem(path=PATH, message=message, hint="leave it out: d, t, c and e are supported")
         if part.experts is not None:
             message = f"{part.learner} learners split experts by e alone, but attn and ffn have separate degrees"
             yield Problem(path=PATH, message=message, hint="write one list of degrees: d, t, c and e are supported")
     kinds = {part.learner == "megatron" for part in (() if allocation is None else allocation.learners)}
     if len(kinds) > 1:
-        yield Problem(path=PATH, message="some learners are Megatron's and some are not", hint="name one for all")
+        yield Problem(
+            path=PATH, message="some learners use Megatron and some do not", hint="use one backend for all learners"
+        )
 
 
 ALLOCATION_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (

@@ -37,7 +37,7 @@ def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Probl
         yield Problem(
             path="trainer.ckpt_best_metric",
             message=f"ckpt_keep_best = {run.trainer.ckpt_keep_best} needs it",
-            hint="name a metric of metrics.jsonl, such as eval/all/avg_score",
+            hint="set it to a metric of metrics.jsonl, such as eval/all/avg_score",
         )
 
 

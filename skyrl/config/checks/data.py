@@ -23,13 +23,13 @@ def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def there_is_data_to_train_on(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Training has at least one source of prompts."""
     if not run.data.train_data and samples(run):
-        yield Problem(path="data.train_data", message="the list is empty", hint="name at least one file of prompts")
+        yield Problem(path="data.train_data", message="the list is empty", hint="give at least one file of prompts")
 
 
 def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """If evaluation is on, it has prompts."""
     if evaluates(run) and samples(run) and not run.data.val_data:
-        hint = "name a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
+        hint = "give a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
         yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
 
 
@@ -63,7 +63,7 @@ def a_reward_model_is_somewhere(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if run.environment.env_class != "reward_model":
         return
     if not settings.path and not settings.url:
-        hint = "name its folder in path, or the address of `skyrl serve-reward` in url"
+        hint = "set path to its folder, or url to the address of `skyrl serve-reward`"
         yield Problem(path=f"{path}.path", message="no reward model is given", hint=hint)
     if settings.path and settings.url:
         yield Problem(path=f"{path}.url", message="both path and url say where the model is", hint="leave one out")

@@ -48,13 +48,15 @@ def traces_have_ranks_and_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
         if not profiler.enable:
             continue
         if not profiler.ranks:
-            yield Problem(path=f"{path}.ranks", message="the list is empty, and enable is on", hint="such as [0]")
+            yield Problem(path=f"{path}.ranks", message="the list is empty, but enable is on", hint="such as [0]")
         if not profiler.save_path:
-            hint = "name a local folder"
-            yield Problem(path=f"{path}.save_path", message="no folder for the traces, and enable is on", hint=hint)
+            hint = "set it to a local folder"
+            yield Problem(
+                path=f"{path}.save_path", message="no folder is given for the traces, but enable is on", hint=hint
+            )
         elif "://" in profiler.save_path:
-            message = f"{profiler.save_path} is not a local folder, and the profiler writes to local files"
-            yield Problem(path=f"{path}.save_path", message=message, hint="name a local folder")
+            message = f"{profiler.save_path} is not a local folder, but the profiler writes local files only"
+            yield Problem(path=f"{path}.save_path", message=message, hint="set it to a local folder")
 
 
 def gathering_overlaps_with_reducing(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -85,7 +87,7 @@ def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator
             yield Problem(
                 path=f"trainer.ref.{name}",
                 message=f"differs from trainer.policy.{name}, but both models are loaded from the same path",
-                hint="set it to the same value, or name another model in trainer.ref.model.path",
+                hint="set it to the same value, or set trainer.ref.model.path to another model",
             )
 
 

@@ -17,7 +17,7 @@ def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem
         return
     kind = run.trainer.placement.gpu_kind
     settings = verdict.over[0].settings if verdict.over else ("generator.inference_engine.gpu_memory_utilization",)
-    hint = f"set {written(verdict.nearest)}" if verdict.nearest else "take a smaller model or shorter answers"
+    hint = f"set {written(verdict.nearest)}" if verdict.nearest else "use a smaller model or shorter answers"
     yield Problem(
         path=settings[0],
         message=f"does not fit {kind}: {described(verdict)}",

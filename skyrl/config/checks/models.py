@@ -54,7 +54,7 @@ def adapters_start_in_a_way_that_runs(run: RunConfig, model: ModelTable) -> Iter
         )
     if lora.init_method == "orthogonal" and lora.rank % 2:
         message = f"orthogonal splits the rank in two halves, and {lora.rank} is odd"
-        yield Problem(path=path, message=message, hint="take an even rank, or kaiming")
+        yield Problem(path=path, message=message, hint="use an even rank, or kaiming")
 
 
 def adapters_that_do_not_learn_are_stored(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
@@ -64,7 +64,7 @@ def adapters_that_do_not_learn_are_stored(run: RunConfig, model: ModelTable) -> 
         yield Problem(
             path=model.at("model.lora.rank"),
             message=f"a new adapter changes no score, and the {model.title} is not trained",
-            hint=f"name a stored adapter in {model.at('model.lora.path')}, or set this to 0",
+            hint=f"set {model.at('model.lora.path')} to a stored adapter, or this to 0",
         )
 
 
@@ -140,7 +140,7 @@ def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: ModelT
     hint = f"{WRAPPED} names classes, such as [Qwen2DecoderLayer], and is the only entry that is read"
     for name in policy:
         if name != WRAPPED:
-            yield Problem(path=path, message=f"{name!r} is no entry of it", hint=hint)
+            yield Problem(path=path, message=f"{name!r} is not a valid entry", hint=hint)
     named = policy.get(WRAPPED, ())
     if not isinstance(named, str) and not (isinstance(named, tuple) and all(isinstance(each, str) for each in named)):
         yield Problem(path=path, message=f"{WRAPPED} = {named!r} names no classes", hint=hint)
@@ -159,7 +159,7 @@ def state_on_a_drive_has_a_folder(run: RunConfig, model: ModelTable) -> Iterator
         offload, path = getattr(zero, part), _zero(model, part)
         if offload.device == "nvme" and not offload.nvme_path:
             message = "device is nvme, but no folder on the drive is given"
-            yield Problem(path=f"{path}.nvme_path", message=message, hint="name a folder on the NVMe drive")
+            yield Problem(path=f"{path}.nvme_path", message=message, hint="set it to a folder on the NVMe drive")
         if offload.device == "nvme" and zero.stage < 3:
             message = f"DeepSpeed offloads to NVMe at stage 3 only, but zero_optimization.stage is {zero.stage}"
             yield Problem(path=f"{path}.device", message=message, hint="set it to cpu, or the stage to 3")
@@ -230,7 +230,7 @@ def matrices_are_whole_where_muon_steps(run: RunConfig, model: ModelTable) -> It
         yield Problem(
             path=model.at("optimizer_config.optimizer"),
             message="muon needs whole matrices, and DeepSpeed gives its optimizer flat pieces of several weights",
-            hint="take adamw, or the strategy fsdp2",
+            hint="use adamw, or strategy = fsdp2",
         )
 
 
@@ -243,7 +243,7 @@ def the_kernel_for_cpu_memory_finds_the_state_there(run: RunConfig, model: Model
         yield Problem(
             path=model.at("optimizer_config.optimizer"),
             message="cpu_adamw steps optimizer state that DeepSpeed keeps in CPU memory; this run keeps it elsewhere",
-            hint="take adamw; or set strategy = deepspeed, and in zero_optimization stage to 1, 2 or 3 and "
+            hint="use adamw; or set strategy = deepspeed, and in zero_optimization stage to 1, 2 or 3 and "
             "offload_optimizer.device = cpu",
         )
 

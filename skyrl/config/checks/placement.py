@@ -100,7 +100,7 @@ def engines_take_turns_with_learners(run: SkyRLTrainConfig) -> Iterator[Problem]
         yield Problem(
             path="trainer.placement.colocate_all",
             message=f"{engine.backend} engines do not take turns with learners on the same GPUs",
-            hint="set trainer.placement.colocate_all = false, or take vLLM",
+            hint="set trainer.placement.colocate_all = false, or use vLLM",
         )
 
 

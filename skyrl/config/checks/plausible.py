@@ -93,7 +93,7 @@ def engine_and_learner_compute_in_the_same_type(run: SkyRLTrainConfig) -> Iterat
     engine, learner = run.generator.inference_engine, run.trainer.compute_dtype
     if engine.model_dtype in HALVES and learner == "bfloat16":
         message = f"{engine.model_dtype} rounds differently from the learner's bfloat16, so ratios are off by that"
-        yield _warning("generator.inference_engine.model_dtype", message, "take bfloat16 on both sides")
+        yield _warning("generator.inference_engine.model_dtype", message, "use bfloat16 on both sides")
 
 
 def engines_leave_memory_to_the_learner(run: SkyRLTrainConfig) -> Iterator[Problem]:

@@ -25,11 +25,11 @@ def one_call_of_the_engine_has_one_turn(run: SkyRLTrainConfig) -> Iterator[Probl
     if generator.max_turns > 1:
         yield Problem(
             path="generator.batched",
-            message=f"one call of the engine has one turn, and generator.max_turns = {generator.max_turns}",
+            message=f"one call of the engine has one turn, but generator.max_turns = {generator.max_turns}",
             hint="set it to false",
         )
     if generator.step_wise_trajectories:
-        message = "one call of the engine has one turn, and generator.step_wise_trajectories asks for many"
+        message = "one call of the engine has one turn, but generator.step_wise_trajectories needs many"
         yield Problem(path="generator.batched", message=message, hint="set it to false")
     if generator.chat_template_kwargs:
         message = "the engine formats a whole batch by itself, without the variables of a chat template"
@@ -99,7 +99,7 @@ def a_template_that_is_named_is_built_in(run: SkyRLTrainConfig) -> Iterator[Prob
     if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
         yield Problem(
             path="generator.chat_template.name_or_path",
-            message=f"no template {template.name_or_path!r} is built in; there are {', '.join(CHAT_TEMPLATES)}",
+            message=f"there is no built-in template {template.name_or_path!r}; available: {', '.join(CHAT_TEMPLATES)}",
             hint="for a file, set generator.chat_template.source = file",
         )
 

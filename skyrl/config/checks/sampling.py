@@ -19,7 +19,7 @@ def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem
         yield Problem(
             path="generator.eval_n_samples_per_prompt",
             message=f"the {samples} samples of a prompt are equal, since evaluation is greedy",
-            hint="give generator.eval_sampling_params a temperature above 0 without greedy, or take one sample",
+            hint="give generator.eval_sampling_params a temperature above 0 without greedy, or set this to 1",
             severity="warning",
         )
 

@@ -34,7 +34,7 @@ def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator
         yield Problem(
             path=path,
             message=f"{size} ranks cannot share a sequence where trainer.attention is {run.trainer.attention}",
-            hint="set trainer.attention = sdpa, which takes torch's FlashAttention kernels on CUDA",
+            hint="set trainer.attention = sdpa, which uses torch's FlashAttention kernels on CUDA",
         )
 
 
@@ -79,7 +79,7 @@ def experts_are_spread_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
         elif section.tensor_parallel_size > 1:
             message = f"{size} ranks cannot spread experts where tensor_parallel_size = {section.tensor_parallel_size}"
-            yield Problem(path=path, message=message, hint="set one of both to 1")
+            yield Problem(path=path, message=message, hint="set one of them to 1")
         elif section.fsdp_config.fsdp_size not in (-1, ranks):
             message = f"{size} ranks cannot spread experts of copies that are sharded over a part of the ranks"
             yield Problem(path=path, message=message, hint=f"set trainer.{model}.fsdp_config.fsdp_size = -1")

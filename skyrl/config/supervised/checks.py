@@ -31,14 +31,14 @@ def there_is_a_model_to_train(run: SupervisedConfig) -> Iterator[Problem]:
 def there_are_rows_to_learn_from(run: SupervisedConfig) -> Iterator[Problem]:
     """Training has at least one source, unless rows are synthetic."""
     if not run.train_datasets and not run.num_dummy_steps:
-        yield Problem(path="train_datasets", message="the list is empty", hint="name at least one file of rows")
+        yield Problem(path="train_datasets", message="the list is empty", hint="give at least one file of rows")
 
 
 def evaluation_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
     """If evaluation is on, it has sources."""
     asked = run.eval_before_train or read_interval(run.eval_interval).ever
     if asked and not run.eval_datasets:
-        hint = "name a file, or set eval_before_train = false and eval_interval = 0"
+        hint = "give a file, or set eval_before_train = false and eval_interval = 0"
         yield Problem(path="eval_datasets", message="evaluation is on but the list is empty", hint=hint)
 
 
@@ -53,7 +53,7 @@ def weights_are_as_many_as_sources(run: SupervisedConfig) -> Iterator[Problem]:
 def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
     """Rows drawn by weight have no order of their own, so they must be shuffled."""
     if run.train_dataset_weights is not None and run.sampler == "sequential":
-        message = "sequential takes the rows as they stand, and train_dataset_weights draws them"
+        message = "sequential uses the rows in their order, but train_dataset_weights draws them"
         yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
 
 
@@ -117,7 +117,7 @@ def a_template_that_is_named_is_built_in(run: SupervisedConfig) -> Iterator[Prob
     if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
         yield Problem(
             path="chat_template.name_or_path",
-            message=f"no template {template.name_or_path!r} is built in; there are {', '.join(CHAT_TEMPLATES)}",
+            message=f"there is no built-in template {template.name_or_path!r}; available: {', '.join(CHAT_TEMPLATES)}",
             hint="for a file, set chat_template.source = file",
         )
 

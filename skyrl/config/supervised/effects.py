@@ -36,7 +36,7 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
         "tensor_parallel_size is 1",
         lambda run: run.tensor_parallel_size == 1,
     ),
-    Effect("project_name", "logger names a tracker beside the console", names_a_service),
+    Effect("project_name", "logger names a tracker besides the console", names_a_service),
     Effect("optimizer_config.offload_after_step", "engines share the device, and there are none", lambda run: False),
     Effect(
         "optimizer_config.max_skipped_updates",
@@ -52,7 +52,7 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     ),
     Effect(
         "run_name",
-        "run_path is left out, or logger names a tracker beside the console",
+        "run_path is left out, or logger names a tracker besides the console",
         lambda run: run.run_path == f"runs/{run.run_name}" or names_a_service(run),
     ),
     Effect(

@@ -39,7 +39,7 @@ def shared_sequences_are_packed(run: SupervisedConfig) -> Iterator[Problem]:
             yield Problem(path=name, message=message, hint="set use_sequence_packing = true")
         if size > 1 and run.attention not in (None, "sdpa"):
             message = f"{size} ranks cannot share a sequence where attention is {run.attention}"
-            hint = "set attention = sdpa, which takes torch's FlashAttention kernels on CUDA"
+            hint = "set attention = sdpa, which uses torch's FlashAttention kernels on CUDA"
             yield Problem(path=name, message=message, hint=hint)
 
 
@@ -61,7 +61,7 @@ def experts_are_spread_under_fsdp(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path=path, message=message, hint="set it to 1, or strategy = fsdp2")
     elif run.tensor_parallel_size > 1:
         message = f"{size} ranks cannot spread experts where tensor_parallel_size = {run.tensor_parallel_size}"
-        yield Problem(path=path, message=message, hint="set one of both to 1")
+        yield Problem(path=path, message=message, hint="set one of them to 1")
     elif run.fsdp_config.fsdp_size not in (-1, ranks):
         message = f"{size} ranks cannot spread experts of copies that are sharded over a part of the ranks"
         yield Problem(path=path, message=message, hint="set fsdp_config.fsdp_size = -1")
