@@ -8,7 +8,6 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts,
 from tests.inference.steps import Steps, gate_of_processes
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
+from tests.processes.clusters import family, lives
 
 pytestmark = pytest.mark.xdist_group("vllm")
 
@@ -55,29 +55,14 @@ async def start(folder: Path, *, disable_multiproc: bool = True) -> set[int]:
         vllm_v1_disable_multiproc=disable_multiproc,
         engine_init_kwargs={"logits_processors": ["tests.inference.vllm_gate:AskTheGate"]},
     )
-    before = set(descendants(os.getpid()))
+    before = set(family(os.getpid()))
     ENGINES.append(VLLMEngine(config, model_path=str(folder), device="cpu", tokenizer=tokenizer))
-    return set(descendants(os.getpid())) - before
-
-
-def descendants(parent: int) -> Iterator[int]:
-    for path in Path(f"/proc/{parent}/task").glob("*/children"):
-        for child in map(int, path.read_text(encoding="ascii").split()):
-            yield child
-            yield from descendants(child)
+    return set(family(os.getpid())) - before
 
 
 def alive(pids: set[int]) -> set[int]:
     """Those that still run; a zombie does not."""
-    running = set()
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if state != "Z":
-            running.add(pid)
-    return running
+    return {pid for pid in pids if lives(pid)}
 
 
 def left_after(pids: set[int], seconds: float) -> set[int]:

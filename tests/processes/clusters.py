@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,11 +25,18 @@ def layout(**ranks: int) -> Layout:
 
 
 def lives(pid: int) -> bool:
-    """Whether there is such a process, and not just its entry in the table."""
+    """Whether there is such a process, and not just its entry in the table.
+
+    Asked of a descriptor and not of /proc, where a look at a process that is just ending has hung in the kernel.
+    """
     try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
         return False
+    try:
+        return not select.select([process], [], [], 0)[0]
+    finally:
+        os.close(process)
 
 
 def family(pid: int) -> list[int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from skyrl.errors import NonFiniteError, WeightSyncError
+from tests.processes.clusters import lives
 
 
 def keep_the_interpreter(seconds: int) -> None:
@@ -102,15 +103,8 @@ class Counter:
     def _outlive(self, peer: int) -> None:
         if peer == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        while _lives(peer):
+        while lives(peer):
             time.sleep(0.001)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
 
 
 def total(counter: Counter) -> int:
