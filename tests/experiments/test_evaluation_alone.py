@@ -162,14 +162,14 @@ def test_what_cannot_be_evaluated_is_refused_with_what_to_do(nano: Path, trained
         ),
         (
             "runs/else",
-            "there is no folder runs/else (runs holds mine). If it is a model on the hub, also give a configuration",
+            "there is no folder runs/else (runs contains mine). If it is a model on the hub, also give a configuration",
         ),
         ("./runs/mien", "there is no folder ./runs/mien (did you mean runs/mine?), and names on the hub have the form"),
         (
             "runs/mine/modell",
             "there is no folder runs/mine/modell (did you mean runs/mine/model?), and names on the hub",
         ),
-        ("nope", "there is no folder nope (. holds run.toml, runs), and names on the hub have the form owner/name"),
+        ("nope", "there is no folder nope (. contains run.toml, runs), and names on the hub have the form owner/name"),
         ("run.toml", "run.toml is a file, not a model, run or checkpoint"),
     ],
 )

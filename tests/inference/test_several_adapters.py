@@ -86,7 +86,7 @@ async def test_names_and_weights_that_do_not_belong_to_the_base_are_refused(tmp_
     with pytest.raises(ModelError, match=r"adapter one: .*larger is not for this model: .* has shape"):
         engine_of("qwen2", tmp_path, {"one": str(tmp_path / "larger")})
     changed_settings(Path(adapters["one"], "adapter_config.json"), use_dora=True)
-    with pytest.raises(ModelError, match="adapter one: an adapter with use_dora = True is not read"):
+    with pytest.raises(ModelError, match="adapter one: an adapter with use_dora = True is not supported"):
         engine_of("qwen2", tmp_path, adapters)
 
 
