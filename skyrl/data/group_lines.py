@@ -61,7 +61,7 @@ def _encoded(value: object) -> Any:
         if isinstance(value, kind):
             return {word: write(value)}
     raise RunError(
-        f"a column of the data holds a {type(value).__name__}, which cannot be written with a recording "
+        f"a column of the data has a value of type {type(value).__name__}, which cannot be written with a recording "
         "(trainer.recording) or the checkpoint of an asynchronous run: leave the column out"
     )
 

@@ -156,5 +156,5 @@ def test_a_step_that_is_not_there_and_a_recording_that_is_none_are_told(tmp_path
 
 def test_a_column_that_json_cannot_hold_is_told_with_the_way_out() -> None:
     odd = evolve(GROUP, prompt=evolve(GROUP.prompt, extras={"column": object()}))
-    with pytest.raises(RunError, match=r"holds a object, which cannot be written.*leave the column out"):
+    with pytest.raises(RunError, match=r"has a value of type object, which cannot be written.*leave the column out"):
         as_object(odd)
