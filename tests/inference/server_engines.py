@@ -81,15 +81,29 @@ async def hung_up(kind: str) -> None:
             await asyncio.sleep(0.01)
     if kind in _STARTED:
         asking = Connection(_STARTED[kind][0])
-        while await _busy(kind, asking):
+        while await _requests(kind, asking):
             await asyncio.sleep(0.01)
         await asking.close()
 
 
-async def _busy(kind: str, asking: Connection) -> bool:
+async def waiting_at(kind: str, count: int) -> None:
+    """Returns when so many requests for samples have reached the server, which stands in front of its first step."""
+    if kind == "sglang server":
+        while sum(stand_in.answering for stand_in in _STAND_INS) < count:
+            await asyncio.sleep(0.01)
+    if kind in _STARTED:
+        asking = Connection(_STARTED[kind][0])
+        while await _requests(kind, asking) < count:
+            await asyncio.sleep(0.01)
+        await asking.close()
+
+
+async def _requests(kind: str, asking: Connection) -> int:
+    """How many requests the server has that it has not answered."""
     if kind == "vllm server":
-        return bool(mapping(await asking.get("/load", seconds=60), "a load")["server_load"])
-    return str(await asking.get("/metrics", seconds=60)).splitlines()[0] != "vllm:num_requests_running 0"
+        return int(mapping(await asking.get("/load", seconds=60), "a load")["server_load"])
+    lines = str(await asking.get("/metrics", seconds=60)).splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("vllm:num_requests_"))
 
 
 def _end_with_the_parent() -> None:

@@ -26,7 +26,7 @@ from skyrl.inference.torch_engine import TorchEngine
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.weight_sync.senders import FolderSender
 from tests.inference.nano import EOS, full_forward_logprobs, keys, nano_tokenizer, prompts, request
-from tests.inference.server_engines import SERVERS, arrived, engine_over, hung_up
+from tests.inference.server_engines import SERVERS, arrived, engine_over, hung_up, waiting_at
 from tests.inference.steps import Steps, gate_of_model, gate_of_vllm
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
@@ -76,9 +76,12 @@ async def held(kind: str, folder: Path, *asked: GenerationRequest, after: int) -
     """
     engine = engine_of(kind, folder)
     steps = ENGINES[kind][1]
-    steps.hold(after=after)
+    steps.hold(after=0 if kind in SERVERS else after)
     running = [asyncio.create_task(engine.generate(one)) for one in asked]
     try:
+        if kind in SERVERS:  # samples are requests of their own there, and none may be late
+            await waiting_at(kind, sum(len(one.keys) for one in asked))
+            steps.hold(after=after)
         await steps.held()
         yield Held(engine, steps, running)
     finally:
