@@ -65,6 +65,16 @@ ARGUMENTS = click.argument(
 )
 STRICT = click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 
+TARGET = click.argument("target", metavar="MODEL|RUN|CHECKPOINT")
+CHANGES = click.argument(
+    "arguments", nargs=-1, metavar="[FILE...] [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
+)
+"""As `ARGUMENTS`, of a command that also runs without a file."""
+
+STEP = click.option(
+    "--step", type=click.IntRange(min=1), help="Step of the checkpoint of RUN to use [default: its trained model]."
+)
+
 
 def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Files and arguments (`path=value`, `~path`, `@file`), each in order. A word with an equals sign is not a file.

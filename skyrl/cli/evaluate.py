@@ -7,25 +7,16 @@ from pathlib import Path
 
 import click
 
-from skyrl.cli.arguments import complete_word, split_words, warn
+from skyrl.cli.arguments import CHANGES, STEP, TARGET, split_words, warn
 from skyrl.processes.torch_environment import set_torch_environment
-
-_ARGUMENTS = click.argument(
-    "arguments", nargs=-1, metavar="[FILE...] [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
-)
-_TARGET = click.argument("target", metavar="MODEL|RUN|CHECKPOINT")
-_STEP = click.option(
-    "--step", type=click.IntRange(min=1), help="Step of the checkpoint of RUN to use [default: its trained model]."
-)
-
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("eval")
-@_TARGET
-@_ARGUMENTS
-@_STEP
+@TARGET
+@CHANGES
+@STEP
 @click.option("--to", type=_FOLDER, help="Folder for the results [default: RUN/evaluations/step_N].")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path | None, as_json: bool) -> None:
@@ -56,10 +47,10 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
 
 
 @click.command()
-@_TARGET
-@_ARGUMENTS
+@TARGET
+@CHANGES
 @click.option("--prompts", multiple=True, help="Source of prompts, instead of data.val_data; may be repeated.")
-@_STEP
+@STEP
 @click.option("--to", type=_FOLDER, help="Folder for the answers [default: RUN/generations/step_N].")
 def generate(
     target: str, arguments: tuple[str, ...], prompts: tuple[str, ...], step: int | None, to: Path | None

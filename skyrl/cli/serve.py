@@ -8,27 +8,18 @@ from pathlib import Path
 
 import click
 
-from skyrl.cli.arguments import complete_word, split_words, warn
+from skyrl.cli.arguments import CHANGES, STEP, TARGET, split_words, warn
+from skyrl.cli.services import HOST, port_option
 from skyrl.errors import UserError
 from skyrl.processes.torch_environment import set_torch_environment
 
 
 @click.command()
-@click.argument("target", metavar="MODEL|RUN|CHECKPOINT")
-@click.argument(
-    "arguments", nargs=-1, metavar="[FILE...] [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
-)
-@click.option(
-    "--step", type=click.IntRange(min=1), help="Step of the checkpoint of RUN to use [default: its trained model]."
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    default=8000,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 picks a free one.",
-)
+@TARGET
+@CHANGES
+@STEP
+@HOST
+@port_option(8000)
 @click.option(
     "--adapter",
     "named",

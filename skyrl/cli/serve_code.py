@@ -7,19 +7,13 @@ import os
 
 import click
 
-from skyrl.cli.naming import name_options, published
+from skyrl.cli.services import HOST, name_options, port_option, published
 from skyrl.errors import UserError
 
 
 @click.command("serve-code")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    default=8002,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 picks a free one.",
-)
+@HOST
+@port_option(8002)
 @click.option(
     "--at-once", type=click.IntRange(min=1), help="Number of programs to run at once [default: one per core]."
 )

@@ -7,20 +7,14 @@ from pathlib import Path
 
 import click
 
-from skyrl.cli.naming import name_options, published
+from skyrl.cli.services import HOST, name_options, port_option, published
 from skyrl.errors import UserError
 
 
 @click.command("serve-retriever")
 @click.argument("corpus", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    default=8000,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 picks a free one.",
-)
+@HOST
+@port_option(8000)
 @name_options
 def serve_retriever(corpus: Path, host: str, port: int, name: str | None, names: str | None) -> None:
     """Answer searches over CORPUS, a JSONL file with the texts `id` and `contents` in each line, by BM25.

@@ -6,20 +6,14 @@ import importlib.util
 
 import click
 
-from skyrl.cli.naming import name_options, published
+from skyrl.cli.services import HOST, name_options, port_option, published
 from skyrl.errors import UserError
 
 
 @click.command("serve-reward")
 @click.argument("model")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    default=8001,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 picks a free one.",
-)
+@HOST
+@port_option(8001)
 @click.option(
     "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="Device to compute on."
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from skyrl.cli.services import port_option
 from skyrl.errors import UserError
 
 _HOST = "127.0.0.1"
@@ -18,13 +19,7 @@ _HOST = "127.0.0.1"
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--port",
-    default=8008,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 picks a free one.",
-)
+@port_option(8008)
 @click.option("--index", type=click.Path(dir_okay=False, path_type=Path), help="Index file [default: in RUN].")
 def view(run: Path, port: int, index: Path | None) -> None:
     """Browse the samples of RUN in a browser, while the run continues or later.

@@ -1,4 +1,4 @@
-"""Options with which a service publishes its address under a name."""
+"""Options of services: where they listen, and the name under which they publish their address."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from typing import Any
 import click
 
 from skyrl.errors import UserError
+
+HOST = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+
+
+def port_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Option --port of a service."""
+    return click.option(
+        "--port",
+        default=default,
+        show_default=True,
+        type=click.IntRange(0, 65535),
+        help="Port to listen on; 0 picks a free one.",
+    )
 
 
 def name_options(function: Callable[..., Any]) -> Callable[..., Any]:
