@@ -69,7 +69,7 @@ TARGET = click.argument("target", metavar="MODEL|RUN|CHECKPOINT")
 CHANGES = click.argument(
     "arguments", nargs=-1, metavar="[FILE...] [PATH=VALUE...]", type=click.UNPROCESSED, shell_complete=complete_word
 )
-"""As `ARGUMENTS`, of a command that also runs without a file."""
+"""The words of a command that also runs without a file."""
 
 STEP = click.option(
     "--step", type=click.IntRange(min=1), help="Step of the checkpoint of RUN to use [default: its trained model]."
