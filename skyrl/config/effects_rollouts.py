@@ -157,7 +157,7 @@ _ALSO: dict[str, tuple[str, Condition]] = {
 def _engine_fields() -> Iterator[Effect]:
     for field in dict.fromkeys(name for backend in BACKENDS.values() for name in backend.fields):
         when, further = _ALSO.get(field, ("", None))
-        readers = backends_that(lambda backend, field=field: field in backend.fields)  # type: ignore[misc]  # bound by its default
+        readers = backends_that(lambda backend, field=field: field in backend.fields, join="or")  # type: ignore[misc]  # bound by its default
         yield Effect(
             f"generator.inference_engine.{field}",
             f"the engine is {readers}" + (f", and {when}" if when else ""),

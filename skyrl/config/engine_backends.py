@@ -213,7 +213,7 @@ def server_urls(engine: InferenceEngineConfig) -> tuple[str, ...]:
     return engine.external_server_urls or tuple(old)
 
 
-def backends_that(suit: Callable[[EngineBackend], bool]) -> str:
+def backends_that(suit: Callable[[EngineBackend], bool], join: str = "and") -> str:
     """Names of the kinds of engine that suit, for a message: `vllm, http and sglang`."""
     *others, last = (name for name, backend in BACKENDS.items() if suit(backend))
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{', '.join(others)} {join} {last}" if others else last

@@ -27,6 +27,8 @@ def read_text(name: str) -> str:
 
     Raises `ConfigError` for a file that is missing, unreadable, too large, not a regular file, or not UTF-8.
     """
+    if not name:
+        raise cannot_read("''", "the name is empty")
     try:
         text = _bytes_of(name).decode("utf-8-sig")  # Windows editors write a byte order mark first
     except FileNotFoundError:

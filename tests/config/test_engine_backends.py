@@ -29,6 +29,20 @@ def test_the_fields_of_a_backend_exist(name: str) -> None:
     assert set(BACKENDS[name].fields) <= set(fields_of(InferenceEngineConfig))
 
 
+@pytest.mark.parametrize(
+    ("names", "both", "either"),
+    [
+        (("vllm",), "vllm", "vllm"),
+        (("vllm", "sglang"), "vllm and sglang", "vllm or sglang"),
+        (("vllm", "http", "sglang"), "vllm, http and sglang", "vllm, http or sglang"),
+    ],
+)
+def test_kinds_of_engine_are_listed_as_a_sentence_needs_it(names: tuple[str, ...], both: str, either: str) -> None:
+    suiting = [BACKENDS[name] for name in names]
+    assert backends_that(lambda backend: backend in suiting) == both
+    assert backends_that(lambda backend: backend in suiting, join="or") == either
+
+
 def test_the_documentation_of_a_field_ends_with_the_backends_that_read_it() -> None:
     named = re.compile(r"[.:)]\s+((?:vllm|torch|sglang|http)(?:(?: and|,)\s+(?:vllm|torch|sglang|http))*)\.$")
     found = {name: re.findall(r"\w+", match[1]) for name, match in _endings(named)}

@@ -53,6 +53,10 @@ def test_a_folder(tmp_path: Path) -> None:
     assert refused(str(tmp_path)).message == "cannot be read: this is a folder, not a file"
 
 
+def test_an_empty_name() -> None:
+    assert refused("") == Problem(path="''", message="cannot be read: the name is empty")
+
+
 def test_a_file_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert refused(str(tmp_path / "file" / "run.toml")).message == "cannot be read: Not a directory"
