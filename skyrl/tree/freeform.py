@@ -53,21 +53,30 @@ def outermost(holder: dict[str, Any], names: Path) -> Path:
 
 
 def forget(holder: dict[str, Any], names: Path, default: object) -> None:
-    """Reset the value at `names` to the default table's, or remove it if the default has none. Raises `ConfigError` for
-    a list item, which cannot be removed.
+    """Reset the value at `names` to the default table's, or remove it if the default has none. Raises `ConfigError` if
+    there is nothing to reset, and for a list item, which cannot be removed.
     """
     inner: Any = holder
     for name in names[:-1]:
-        inner = inner[position(name, inner)] if isinstance(inner, list) else inner.get(name)
+        found = inner[position(name, inner)] if isinstance(inner, list) else inner.get(name)
+        if not isinstance(found, dict | list):
+            raise _nothing_to_reset(inner)
+        inner = found
         default = default.get(name) if isinstance(default, Mapping) else None
-        if not isinstance(inner, dict | list):
-            inner = {}
+    last = names[-1]
     if isinstance(inner, list):
         raise refusal("a list item cannot be removed", hint="write the whole list as one value")
-    if isinstance(default, Mapping) and names[-1] in default:
-        inner[names[-1]] = thaw(default[names[-1]])
+    if isinstance(default, Mapping) and last in default:
+        inner[last] = thaw(default[last])
+    elif last in inner:
+        del inner[last]
     else:
-        inner.pop(names[-1], None)
+        raise _nothing_to_reset(inner)
+
+
+def _nothing_to_reset(inside: dict[str, Any] | list[Any]) -> ConfigError:
+    there = ", ".join(inside) if isinstance(inside, dict) else ""
+    return refusal("there is no such entry to reset", hint=f"entries: {there}" if there else "")
 
 
 def append(holder: dict[str, Any] | list[Any], name: str, value: object) -> None:

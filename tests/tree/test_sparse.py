@@ -82,13 +82,30 @@ def test_every_leaf_has_its_path_and_a_table_that_is_none_its_own() -> None:
         (("a", "b"), {"a": {"b": 9}}, {"a": {"b": 9, "c": 2}, "d": 3}),
         (("d",), {"d": (1, 2)}, {"a": {"b": 1, "c": 2}, "d": [1, 2]}),
         (("d",), None, {"a": {"b": 1, "c": 2}}),
-        (("d", "x"), {}, {"a": {"b": 1, "c": 2}, "d": 3}),  # nothing is in a number
     ],
 )
 def test_a_value_that_is_forgotten_is_what_the_default_has(names: tuple[str, ...], default: Any, left: Any) -> None:
     holder: dict[str, Any] = {"a": {"b": 1, "c": 2}, "d": 3}
     forget(holder, names, default)
     assert holder == left
+
+
+@pytest.mark.parametrize(
+    ("names", "default", "hint"),
+    [
+        (("x",), {}, "entries: a, d"),
+        (("a", "x"), {"x": 1}, "entries: b, c"),
+        (("x", "b"), {"x": {"b": 1}}, "entries: a, d"),
+        (("d", "x"), {"d": {"x": 1}}, "entries: a, d"),  # nothing is in a number
+    ],
+)
+def test_what_is_not_there_cannot_be_forgotten(names: tuple[str, ...], default: Any, hint: str) -> None:
+    holder: dict[str, Any] = {"a": {"b": 1, "c": 2}, "d": 3}
+    with pytest.raises(ConfigError) as caught:
+        forget(holder, names, default)
+    [problem] = caught.value.problems
+    assert (problem.message, problem.hint) == ("there is no such entry to reset", hint)
+    assert holder == {"a": {"b": 1, "c": 2}, "d": 3}
 
 
 def test_items_are_added_to_a_list_and_to_nothing_else() -> None:
