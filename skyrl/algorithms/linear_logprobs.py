@@ -4,10 +4,13 @@ vocabulary.
 A vocabulary of 150,000 makes that table the largest tensor of training: 8,192 tokens are 5 GB, several times over. Here
 it exists for a few hundred tokens at a time, in forward and again in backward, which recomputes it; what is kept for
 backward is one number per token. Small tables are not worth the second product: `linear_logprobs` takes the plain path.
+On a GPU, kernels read the table once in its own 16 bits (`logprob_kernels.py`), and a table that fits is kept.
 """
 
 from __future__ import annotations
 
+import importlib.util
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -29,6 +32,10 @@ LOGITS_AT_A_TIME = 2**25
 
 SHARE_OF_A_GPU = 64
 """A chunk's logits in float32 take at most 1 / `SHARE_OF_A_GPU` of a GPU's memory; a few such tables exist at once."""
+
+
+KEPT_SHARE_OF_A_GPU = 16
+"""A table of logits is kept for backward if it takes at most 1 / `KEPT_SHARE_OF_A_GPU` of a GPU's memory."""
 
 
 def logits_at_a_time(device: torch.device) -> int:
@@ -61,8 +68,8 @@ def linear_logprobs(
 
     Shapes: `hidden` (N, H) and `weight` (V, H), of one type, `targets` (N,) int64; both results (N,) float32. Softmax
     is computed in float32 whatever the type. The entropy has a gradient only with `entropy_gradient`. `compile_it`
-    runs what follows the product through `torch.compile`. Raises ValueError unless `targets` has one entry per row of
-    `hidden`.
+    runs what follows the product through `torch.compile`, in place of the kernels that a GPU has for it. Raises
+    ValueError unless `targets` has one entry per row of `hidden`.
 
     The rows of `weight` may be distributed over ranks that have the same other arguments. No rank then has the logits
     of the whole vocabulary, and all ranks get the results (Megatron-LM's vocabulary-parallel cross entropy,
@@ -70,6 +77,12 @@ def linear_logprobs(
     """
     expect_same_shape(hidden=hidden[:, 0], targets=targets)
     part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else None
+    if part is None and not compile_it and has_kernels(hidden.device):
+        fused: Any = _FusedLogprobs.apply
+        logprobs, spread = fused(hidden, weight, targets, temperature)
+        if not with_entropy:
+            return logprobs, None
+        return logprobs, spread if entropy_gradient else spread.detach()
     if part or not _fits_plainly(hidden.shape[0] * weight.shape[0], hidden.device):
         apply: Any = _LinearLogprobs.apply
         own = weight.to_local() if isinstance(weight, DTensor) else weight
@@ -108,6 +121,74 @@ def logprobs_of_logits(
         return logprobs, None
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         return logprobs, entropy(logits, temperature=temperature)
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether the kernels of `logprob_kernels.py` run on this device: CUDA with Triton, which torch brings along."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+class _FusedLogprobs(torch.autograd.Function):
+    """Computes what `_LinearLogprobs` computes, by kernels that read logits once and write their gradient over them."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        from skyrl.algorithms.logprob_kernels import statistics
+
+        learns = any(ctx.needs_input_grad[:2])
+        kept = len(hidden) * len(weight) * hidden.itemsize <= kept_bytes(hidden.device) and learns
+        logprobs, spread, norms = torch.empty(3, len(hidden), dtype=torch.float32, device=hidden.device)
+        ctx.logits = []
+        ctx.chunks = [slice(0, len(hidden))] if kept else _chunks(hidden, len(weight))
+        for rows in ctx.chunks:
+            logits = hidden[rows] @ weight.T
+            logprobs[rows], spread[rows], norms[rows] = statistics(logits, targets[rows], temperature)
+            if kept:
+                ctx.logits.append(logits)
+        ctx.save_for_backward(hidden, weight, targets, norms, spread)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        return logprobs, spread
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        from skyrl.algorithms.logprob_kernels import overwrite_with_gradient
+
+        hidden, weight, targets, norms, spread = (each.detach() for each in ctx.saved_tensors)
+        of_logprobs, of_entropy = gradients
+        for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        for_weight: Tensor | None = None
+        for rows in ctx.chunks:
+            change = ctx.logits.pop() if ctx.logits else hidden[rows] @ weight.T
+            overwrite_with_gradient(
+                change,
+                targets[rows],
+                norms[rows],
+                spread[rows],
+                None if of_logprobs is None else of_logprobs[rows],
+                None if of_entropy is None else of_entropy[rows],
+                ctx.temperature,
+            )
+            if for_hidden is not None:
+                for_hidden[rows] = change @ weight
+            if ctx.needs_input_grad[1]:
+                product = change.T @ hidden[rows]
+                for_weight = product if len(ctx.chunks) == 1 else _sum(for_weight, product)
+            del change
+        return for_hidden, None if for_weight is None else for_weight.to(weight.dtype), None, None
+
+
+def kept_bytes(device: torch.device) -> int:
+    """Largest table of logits, in bytes, that stays in memory until backward, which then need not compute it again."""
+    if device.type != "cuda":
+        return PLAIN_UP_TO
+    return torch.cuda.get_device_properties(device).total_memory // KEPT_SHARE_OF_A_GPU
+
+
+def _sum(total: Tensor | None, product: Tensor) -> Tensor:
+    """The sum in float32."""
+    return product.float() if total is None else total.add_(product)
 
 
 @frozen(kw_only=True, eq=False)

@@ -26,7 +26,7 @@ class DataParallel(ABC):
 
     @abstractmethod
     def computing(self) -> AbstractContextManager[Any]:
-        """Context of a forward pass, which sets the type that it computes in."""
+        """Context of the forward and backward passes of micro-batches, which sets the type that they compute in."""
 
     @abstractmethod
     def scoring(self) -> AbstractContextManager[Any]:
@@ -41,14 +41,14 @@ class DataParallel(ABC):
         """Add the gradient of the sum of all ranks' `loss`, a scalar; `last` marks the last micro-batch of a step."""
 
     def probe(self, look: Callable[[Any], T]) -> T:
-        """`look(model)`, without gradient and without autocast."""
+        """`look(model)`, without gradient, in the type of the weights."""
         with self.scoring():
             return look(self.model)
 
     def forward(self, micro_batches: Sequence[MicroBatch], read: Callable[[Any, MicroBatch], T]) -> list[T]:
         """`read(model, micro_batch)` of each micro-batch, one after the other. See `Strategy.forward`."""
-        with self.scoring():
-            return [self._read(micro.to(self._device), read) for micro in micro_batches]
+        with self.scoring(), self.computing():
+            return [read(self.model, micro.to(self._device)) for micro in micro_batches]
 
     def accumulate(
         self,
@@ -60,11 +60,8 @@ class DataParallel(ABC):
         micro-batch after the other. See `Strategy.accumulate`.
         """
         self.zero_grad()
-        for number, micro in enumerate(micro_batches, start=1):
-            moved = micro.to(self._device)
-            loss = loss_of(self._read(moved, read), moved)
-            self.backward(nan_unless_finite(loss), last=number == len(micro_batches))
-
-    def _read(self, micro: MicroBatch, read: Callable[[Any, MicroBatch], T]) -> T:
         with self.computing():
-            return read(self.model, micro)
+            for number, micro in enumerate(micro_batches, start=1):
+                moved = micro.to(self._device)
+                loss = loss_of(read(self.model, moved), moved)
+                self.backward(nan_unless_finite(loss), last=number == len(micro_batches))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import FSDPConfig, MixedPrecisionConfig
 from skyrl.errors import ModelError
+from skyrl.learners.compute_copies import computing_in
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.gradients import clip, divide, is_on_experts, sum_over
 from skyrl.learners.moving import HOST
@@ -83,9 +84,8 @@ class Fsdp2(DataParallel):
         return self.model
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Autocast on a single rank; several ranks already gather their shards in the type of the computation."""
-        enabled = not self._sharded and self._compute_dtype is not torch.float32
-        return torch.autocast(self._device.type, self._compute_dtype, enabled=enabled)
+        """Several ranks gather their shards in the type of the computation; a single rank computes with copies."""
+        return nullcontext() if self._sharded else computing_in(self.model, self._compute_dtype)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
@@ -157,7 +157,10 @@ class Fsdp2(DataParallel):
         self.optimizer.state.clear()
         for name, parameter in self.model.named_parameters():
             for slot in slots.get(name, ()):
-                value = torch.zeros(()) if slot == "step" else torch.zeros_like(parameter, requires_grad=False)
+                if slot == "step":
+                    value = torch.zeros((), device=parameter.device)  # where a fused optimizer counts
+                else:
+                    value = torch.zeros_like(parameter, requires_grad=False)
                 read_into(value, source, f"optimizer.{name}.{slot}")
                 self.optimizer.state[parameter][slot] = value
 

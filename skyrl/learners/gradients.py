@@ -18,6 +18,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl.learners.ranks import EXPERT
 
+CLIP_EPS = 1e-6
+"""Number that torch adds to the norm before it divides by it."""
+
 
 def mesh_of(tensor: Tensor) -> DeviceMesh | None:
     """The mesh of ranks that a tensor is distributed over; None for a plain tensor."""
@@ -36,7 +39,7 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
     norms = [_norm([each.grad for each in group if each.grad is not None]) for group in groups.values()]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     found = float(norm.item())  # here the host waits for the gradient, once
-    if math.isfinite(found):
+    if math.isfinite(found) and found + CLIP_EPS > max_norm:  # else torch would multiply every gradient by 1
         for group in groups.values():
             clip_grads_with_norm_(group, max_norm, norm)
     return found

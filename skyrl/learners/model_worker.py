@@ -12,6 +12,7 @@ import attrs
 import torch
 from attrs import asdict
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.manifest import StoredFile
@@ -173,10 +174,9 @@ class ModelWorker:
 
     def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
         named = [(name, each.detach()) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
-        sums = torch.stack([each.sum().float().to(named[0][1].device) for _, each in named])
-        if sums.isfinite().all():  # NaN and infinity survive in a sum, so one cheap pass is enough
+        if get_total_norm([each for _, each in named]).isfinite():  # NaN and infinity survive in a norm
             return
-        broken = next((name for name, each in named if not each.isfinite().all()), None)  # or only the sum overflowed
+        broken = next((name for name, each in named if not each.isfinite().all()), None)  # or only the norm overflowed
         if broken is not None:
             raise NonFiniteError(
                 f"{broken} of the {self._title} holds NaN or infinity {when}: it is not saved, and no engine gets it. "

@@ -27,7 +27,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured optimizer, with decoupled weight decay, over the parameters that learn."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     beta1, beta2 = config.adam_betas
-    fused = True if all(each.device.type == "cpu" for each in model.parameters()) else None
+    fused = True if len({each.device.type for each in model.parameters()}) == 1 else None
     adam: dict[str, Any] = {"betas": (beta1, beta2), "eps": config.adam_eps, "fused": fused}
     match config.optimizer:
         case "adamw":

@@ -10,7 +10,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
+from skyrl.learners.compute_copies import computing_in
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.moving import HOST
 from skyrl.learners.ranks import TENSOR
@@ -49,7 +50,7 @@ class Zero(DataParallel):
         offloads_weights = zero.offload_param.device != "none" and self._stage == 3
         self._offloads = offloads_weights or zero.offload_optimizer.device != "none"
         has_engine = context.optimizer is not None or self._stage == 3  # below stage 3 it only shards training
-        self._autocast_dtype = torch.float32 if has_engine and self._stage else context.compute_dtype
+        self._copies_dtype = None if has_engine and self._stage else context.compute_dtype
         self._unit: ParallelUnit | None = None
         cuts: dict[str, Cut] = {}
         if context.tensor_parallel > 1:
@@ -108,8 +109,8 @@ class Zero(DataParallel):
         return module
 
     def computing(self) -> AbstractContextManager[Any]:
-        enabled = self._autocast_dtype is not torch.float32
-        return torch.autocast(self._device.type, self._autocast_dtype, enabled=enabled)
+        """Above stage 0 DeepSpeed's engine has the weights in the type of the computation."""
+        return nullcontext() if self._copies_dtype is None else computing_in(self._module, self._copies_dtype)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

@@ -196,6 +196,15 @@ async def test_computing_in_bfloat16_stays_near_float32(
     assert {weight.dtype for weight in other.weights.values()} == {torch.float32}
 
 
+async def test_one_rank_computes_in_bfloat16_as_two_do(spread: Spread) -> None:
+    rounded = MixedPrecisionConfig(param_dtype="bf16", reduce_dtype="fp32", buffer_dtype="fp32")
+    one = await course(spread.policy({"compute_dtype": "bfloat16"}, 1))
+    two = await course(spread.policy({FSDP + "mixed_precision": rounded}, 2))
+    for mine, theirs in zip(one.metrics, two.metrics, strict=True):
+        assert mine["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=2e-3)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.01)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -115,4 +115,5 @@ def test_a_model_that_never_changes_computes_in_the_configured_type_below_stage_
     context = StrategyContext(ranks=Ranks(), device=CPU, compute_dtype=torch.bfloat16, optimizer=None)
     zero = Zero(source, DeepSpeedConfig(zero_optimization=ZeroOptimizationConfig(stage=stage)), context)
     with zero.computing():
-        assert zero.model(torch.ones(1, 2)).dtype is torch.bfloat16
+        assert zero.model(torch.ones(1, 2, dtype=torch.bfloat16)).dtype is torch.bfloat16
+    assert zero.model.weight.dtype is torch.float32
