@@ -105,12 +105,13 @@ class LearningWorker(ModelWorker):
         self._router_costs = RouterCosts.of(section)
         self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=trainer.policy.record_memory)
         self._profiler.write_to(trace_folder(trainer, section, ranks.rank))
-        if trainer.recompute_activations and not kind.recomputes:
-            recompute_activations(self.model, use_reentrant=trainer.gradient_checkpointing_use_reentrant)
-            if trainer.offload_activations:
-                HostActivations().attach(self.model)
         field = joined(config_path, "use_dropout")
         self._dropping = dropping_modules(self.model, self._lora, own=section.use_dropout, field=field)
+        if trainer.recompute_activations and not kind.recomputes:
+            reentrant = trainer.gradient_checkpointing_use_reentrant
+            recompute_activations(self.model, use_reentrant=reentrant, draws=bool(self._dropping))
+            if trainer.offload_activations:
+                HostActivations().attach(self.model)
         assert self.strategy.optimizer is not None
         self.optimizer = self.strategy.optimizer
         updates = updates_per_training_step(trainer, getattr(trainer, f"{role}_mini_batch_size"))

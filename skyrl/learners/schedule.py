@@ -12,12 +12,14 @@ from attrs import frozen
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from skyrl.config import OptimizerConfig, TrainerConfig
 from skyrl.config.checks.schedule import DECAYING, OURS
 from skyrl.learners.cpu_adam import cpu_adamw
 from skyrl.learners.gradients import mesh_of
 from skyrl.learners.muon import Muon, hidden_matrices
+from skyrl.models.varlen_attention import LONG, attention_operators
 
 MATRIX = 2
 """Least number of dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
@@ -148,15 +150,30 @@ def move_schedule(schedule: LambdaLR, optimizer_steps: int) -> None:
         group["lr"] = rate
 
 
-def recompute_activations(model: Any, *, use_reentrant: bool) -> None:
-    """Keep no activations inside a layer and compute them again in the backward pass (arXiv:1604.06174).
+def recompute_activations(model: Any, *, use_reentrant: bool, draws: bool) -> None:
+    """Keep no activations inside a layer and compute them again in the backward pass (arXiv:1604.06174), except the
+    outputs of attention over long sequences, which cost more than they take.
 
-    transformers does so only in training mode. Only the layers themselves enter it; their submodules, dropout in
-    particular, stay in evaluation mode, in which a forward pass can be repeated.
+    `draws` says whether layers draw random numbers, for dropout, which must then be the same again. transformers
+    recomputes only in training mode. Only the layers themselves enter it; their submodules, dropout in particular, stay
+    in evaluation mode, in which a forward pass can be repeated.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+    settings = {"use_reentrant": use_reentrant, "preserve_rng_state": draws}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
+            if not use_reentrant:
+                layer: Any = module
+                layer._gradient_checkpointing_func = partial(_keeping_attention, layer._gradient_checkpointing_func)
+
+
+def _keeping_attention(checkpointed: Callable[..., Any], layer: Any, *inputs: Any) -> Any:
+    """Run a checkpointed layer. `layer` is its call with all keyword arguments."""
+    segments = layer.keywords.get("segments")
+    if segments is None or max(segments.sizes) < LONG:
+        return checkpointed(layer, *inputs)
+    keep = partial(create_selective_checkpoint_contexts, attention_operators())
+    return checkpointed(layer, *inputs, context_fn=keep)

@@ -57,10 +57,7 @@ def in_place_of_the_head(model: nn.Module, read: Callable[[Tensor, Tensor], Tens
     assert head is not None, "has_plain_head was not asked"
 
     def replaced(hidden: Tensor) -> Tensor:
-        kind = hidden.device.type
-        casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        own = head.matrix if isinstance(head, PlainHead) else head.weight
-        weight = own.to(torch.get_autocast_dtype(kind)) if casts else own
+        weight = head.matrix if isinstance(head, PlainHead) else head.weight
         return read(hidden.to(weight.dtype), weight)
 
     with _forward_of(head, replaced):

@@ -20,7 +20,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skyrl.models.segments import Segment
 from skyrl.models.shared_rows import RowSharing
-from skyrl.models.varlen_attention import LARGEST_HEAD, Sequences, has_varlen_kernels, varlen_attention
+from skyrl.models.varlen_attention import (
+    LARGEST_HEAD,
+    LONG,
+    Sequences,
+    cudnn_attention,
+    efficient_attention,
+    has_cudnn_attention,
+    has_varlen_kernels,
+    varlen_attention,
+)
 
 SEGMENTS = "skyrl_segments"
 """Name of `segment_attention` in transformers' registry of attention functions."""
@@ -199,23 +208,35 @@ class Weighing:
     dropout: float = 0.0
     """Share of the weights that is dropped."""
 
+    by_cudnn: bool = False
+    """Whether long sequences, of one length each, go through cuDNN's kernels."""
 
-def _computed_in(tensor: Tensor) -> torch.dtype:
-    """The type in which torch's own attention would compute."""
-    kind = tensor.device.type
-    casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if casts else tensor.dtype
+
+def _are_long(segments: Segments, query: Tensor) -> bool:
+    """Whether every answer, and every row without answers, is so long that cuDNN's kernels are faster."""
+    rows = [tokens for segment in segments.each for tokens in segment.answers or (segment.prompt,)]
+    return min(rows) >= LONG and query.dtype.itemsize == 2 and has_cudnn_attention(query.device)
+
+
+def _long(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
+    return _one_by_one(segments, query, key, value, attrs.evolve(weighing, by_cudnn=True))
+
+
+def _takes_efficient(segments: Segments, query: Tensor) -> bool:
+    return query.device.type == "cuda" and query.shape[-1] % 8 == 0 and torch.version.hip is None
+
+
+def _efficient(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
+    return efficient_attention(segments.sequences, query, key, value, weighing.scaling)
 
 
 def _takes_varlen(segments: Segments, query: Tensor) -> bool:
     head = query.shape[-1]
-    fits = head % 8 == 0 and head <= LARGEST_HEAD and _computed_in(query).itemsize == 2
+    fits = head % 8 == 0 and head <= LARGEST_HEAD and query.dtype.itemsize == 2
     return fits and has_varlen_kernels(query.device)
 
 
 def _varlen(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    dtype = _computed_in(query)
-    query, key, value = (each.to(dtype) for each in (query, key, value))
     return varlen_attention(segments.sequences, query, key, value, weighing.scaling)
 
 
@@ -260,7 +281,8 @@ def _answer(prompt: Sequence[Tensor], own: Sequence[Tensor], segments: Segments,
     """
     before, tokens = prompt[0].shape[2], own[0].shape[2]
     key, value = (torch.cat(pair, dim=2) for pair in zip(prompt[1:], own[1:], strict=True))
-    if before > 2 * tokens or (key.device.type == "cpu" and before + tokens < CAUSAL_FROM):
+    masks = before > 2 * tokens or (key.device.type == "cpu" and before + tokens < CAUSAL_FROM)
+    if masks and not weighing.by_cudnn:
         return _attend(own[0], key, value, weighing, seen=segments.mask(before, tokens))
     mixed = _attend(torch.cat([prompt[0], own[0]], dim=2), key, value, weighing)
     return mixed[:, :, before:]
@@ -270,6 +292,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, seen:
     """(rows, heads, T, D): attention, causal or with the mask `seen`. On CUDA heads are repeated for a mask, which with
     grouped heads would use the slowest kernel.
     """
+    if weighing.by_cudnn and seen is None and query.shape[2] >= LONG:
+        return cudnn_attention(query, key, value, weighing.scaling)
     grouped = seen is None or key.device.type == "cpu"
     if not grouped:
         repeats = query.shape[1] // key.shape[1]
@@ -301,10 +325,11 @@ class Kernel:
 
 
 KERNELS = (
+    Kernel(suits=_are_long, attend=_long, drops=False),
     Kernel(suits=_takes_varlen, attend=_varlen, drops=False),
+    Kernel(suits=_takes_efficient, attend=_efficient, drops=False),
     Kernel(suits=_has_short_groups, attend=_side_by_side),
     Kernel(suits=lambda segments, query: True, attend=_one_by_one),
 )
-"""Ways to compute attention inside segments, of which the first suitable one is used. On CUDA in 16 bits that is the
-variable-length kernel; masks are for the CPU and for float32, because CUDA's fast kernels accept no mask.
-"""
+"""Ways to compute attention inside segments, of which the first suitable one is used. On CUDA all sequences share one
+call, or are long enough for a call each; masks and short calls are for the CPU, and for dropout."""

@@ -1,9 +1,15 @@
-"""Attention inside the segments of a packed row by one call of torch's variable-length FlashAttention kernels.
+"""Attention inside the segments of a packed row by torch's own kernels for CUDA.
 
-The kernels come with torch's CUDA builds (`torch.nn.attention.varlen`), take 16-bit numbers, and accept no mask:
-sequences are separated by their start positions. Their causal mask is aligned with the last query and the last key, so
-that an answer's queries see all keys before the answer's own. These are the keys of the prompt, which are gathered once
-for each answer, while the prompt's queries are computed once for all answers.
+| kernel | for |
+|---|---|
+| FlashAttention 2 with variable lengths (`torch.nn.attention.varlen`) | 16 bits: one call for all sequences |
+| cuDNN | 16 bits, long sequences on Hopper and later: one call for each |
+| memory-efficient attention with variable lengths (xFormers) | float32, and GPUs or builds without the first |
+
+Kernels with variable lengths accept no mask: sequences are separated by their start positions. Their causal mask is
+aligned with the last query and the last key, so that an answer's queries see all keys before the answer's own. These
+are the keys of the prompt, which are gathered once for each answer, while the prompt's queries are computed once for
+all answers.
 """
 
 from __future__ import annotations
@@ -25,6 +31,18 @@ AMPERE = (8, 0)
 
 LARGEST_HEAD = 256
 """Largest size of a head that the kernels accept; sizes must be multiples of 8."""
+
+HOPPER = (9, 0)
+"""Least compute capability on which cuDNN's kernels are about 1.5 times as fast as FlashAttention 2."""
+
+LONG = 8192
+"""Number of tokens from which a sequence is worth a plan of cuDNN, which takes 40 ms for each new length."""
+
+PLANNED = 1024
+"""Sequences are padded to a multiple of this number of tokens for cuDNN, so that few plans serve all lengths."""
+
+CAUSAL_AT_THE_END = 2
+"""Memory-efficient attention's name of the causal mask that is aligned with the last query and the last key."""
 
 CAUSAL = (-1, 0)
 """Window of the kernels: any number of keys before a query, and none after it."""
@@ -99,6 +117,71 @@ def varlen_attention(sequences: Sequences, query: Tensor, key: Tensor, value: Te
         **told,  # torch 2.11 shares heads of keys and values without this argument
     )
     return mixed.unsqueeze(0)
+
+
+def efficient_attention(
+    sequences: Sequences, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+) -> Tensor:
+    """Causal attention inside each sequence, in any type. Shapes as for `varlen_attention`."""
+    repeats = query.shape[1] // key.shape[1]
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+    if sequences.keys is not None:
+        key, value = key[:, sequences.keys], value[:, sequences.keys]
+    mixed, *_ = torch.ops.aten._efficient_attention_forward(
+        query,
+        key.repeat_interleave(repeats, dim=2),
+        value.repeat_interleave(repeats, dim=2),
+        None,
+        sequences.query_bounds,
+        sequences.key_bounds,
+        sequences.longest_query,
+        sequences.longest_key,
+        0.0,
+        CAUSAL_AT_THE_END,
+        compute_log_sumexp=torch.is_grad_enabled(),
+        scale=scaling,
+    )
+    found: Tensor = mixed
+    return found
+
+
+def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """Causal attention of one sequence. Shapes: query (1, heads, T, D), key and value (1, kv_heads, T, D), all of one
+    16-bit type -> (1, heads, T, D).
+
+    The operator is called by name: torch's choice of kernels is one for the whole process, and an engine in this
+    process must not plan a kernel for each length of its samples.
+    """
+    tokens, repeats = query.shape[2], query.shape[1] // key.shape[1]
+    missing = -tokens % PLANNED
+    query, key, value = (torch.nn.functional.pad(each, (0, 0, 0, missing)) for each in (query, key, value))
+    mixed, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query,
+        key.repeat_interleave(repeats, dim=1),
+        value.repeat_interleave(repeats, dim=1),
+        None,
+        torch.is_grad_enabled(),
+        is_causal=True,
+        scale=scaling,
+    )
+    found: Tensor = mixed[:, :, :tokens]  # a token sees no padding, which comes after it
+    return found
+
+
+def attention_operators() -> list[Any]:
+    """The operators that compute attention here, as far as this torch has them."""
+    names = ("_scaled_dot_product_cudnn_attention", "_efficient_attention_forward", "_flash_attention_forward")
+    found = [getattr(torch.ops.aten, name).default for name in names]
+    packed = getattr(torch.ops.torch_attn, "_varlen_attn", None)
+    return [*found, *([] if packed is None else [packed.default])]
+
+
+@cache
+def has_cudnn_attention(device: torch.device) -> bool:
+    """Whether cuDNN has fast attention kernels for this device."""
+    if device.type != "cuda" or torch.version.hip is not None or not torch.backends.cudnn.is_available():
+        return False
+    return torch.cuda.get_device_capability(device) >= HOPPER
 
 
 @cache

@@ -20,9 +20,11 @@ from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError, ModelError
+from skyrl.learners import schedule
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.group import deal
 from skyrl.learners.workers import PolicyWorker, RefWorker
+from skyrl.models import segment_attention
 from skyrl.models.output_head import has_plain_head
 from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective
@@ -155,6 +157,39 @@ async def test_recomputing_activations_changes_no_gradient(trainer: TrainerConfi
     await plain.update(batch())
     await saving.update(batch())
     torch.testing.assert_close(gradients(saving), gradients(plain), atol=1e-6, rtol=1e-5)
+
+
+executions: list[int] = []
+
+
+@torch.library.custom_op("skyrl_tests::counted", mutates_args=())
+def counted(x: Tensor) -> Tensor:
+    """The same numbers, of any shape; notes that they were computed."""
+    executions.append(1)
+    return x.clone()
+
+
+counted.register_autograd(lambda ctx, gradient: gradient)
+
+
+async def test_attention_over_long_rows_is_not_computed_again(
+    trainer: TrainerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = next(each for each in segment_attention.KERNELS if each.attend.__name__ == "_one_by_one")
+    noting = evolve(kernel, attend=lambda *inputs: counted(kernel.attend(*inputs)))
+    monkeypatch.setattr(segment_attention, "KERNELS", [noting])
+    monkeypatch.setattr(schedule, "attention_operators", lambda: [torch.ops.skyrl_tests.counted.default])
+    plain = worker(trainer)
+    await plain.update(batch())
+    counts = []
+    for long in (1, 10**6):
+        monkeypatch.setattr(schedule, "LONG", long)
+        saving = worker(trainer, recompute_activations=True)
+        executions.clear()
+        await saving.update(batch())
+        counts.append(len(executions))
+        torch.testing.assert_close(gradients(saving), gradients(plain), atol=1e-6, rtol=1e-5)
+    assert 2 * counts[0] == counts[1] > 0
 
 
 async def test_recomputing_activations_leaves_dropout_off(nano: Path, trainer: TrainerConfig, tmp_path: Path) -> None:

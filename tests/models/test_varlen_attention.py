@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from torch import Tensor
@@ -94,29 +96,53 @@ def test_nothing_is_gathered_where_nothing_is_shared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head", "kernels", "chosen"),
+    ("dtype", "head", "rows", "chosen"),
     [
-        (torch.bfloat16, 64, True, 0),
-        (torch.float16, 128, True, 0),
-        (torch.float32, 64, True, 1),  # the kernels compute in 16 bits
-        (torch.bfloat16, 20, True, 1),
-        (torch.bfloat16, 512, True, 1),
-        (torch.bfloat16, 64, False, 1),  # a CPU, or an older GPU
+        (torch.bfloat16, 64, APART, "_varlen"),
+        (torch.float16, 128, APART, "_varlen"),
+        (torch.float32, 64, APART, "_efficient"),
+        (torch.bfloat16, 20, APART, "_side_by_side"),
+        (torch.bfloat16, 512, APART, "_efficient"),
+        (torch.bfloat16, 64, (Segment(0, 8192), Segment(8192, 9000)), "_long"),
+        (torch.bfloat16, 64, (Segment(0, 8192), Segment(8192, 9)), "_varlen"),
+        (torch.bfloat16, 64, (Segment(0, 9, (8192,)),), "_long"),
+        (torch.float32, 64, (Segment(0, 8192),), "_efficient"),
     ],
 )
-def test_the_kernel_is_what_the_device_and_the_type_allow(
-    dtype: torch.dtype, head: int, kernels: bool, chosen: int, monkeypatch: pytest.MonkeyPatch
+def test_the_kernel_is_what_a_gpu_has_for_the_type_and_the_lengths(
+    dtype: torch.dtype, head: int, rows: tuple[Segment, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_attention, "has_varlen_kernels", lambda device: kernels)
-    segments, query = Segments(APART, torch.device("cpu")), torch.empty(1, 4, 7, head, dtype=dtype)
-    assert [kernel.suits(segments, query) for kernel in KERNELS].index(True) == chosen
+    for name in ("has_varlen_kernels", "has_cudnn_attention"):
+        monkeypatch.setattr(segment_attention, name, lambda device: True)
+    query: Any = SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=(1, 4, rows[-1].stop, head))
+    segments = Segments(rows, torch.device("cpu"))
+    assert next(kernel.attend.__name__ for kernel in KERNELS if kernel.suits(segments, query)) == chosen
 
 
-def test_what_autocast_computes_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    patched(monkeypatch)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = attended(SHARED, row(SHARED, torch.float32))[0]
-    assert found.dtype == torch.bfloat16
+def test_a_cpu_computes_with_masks_and_small_calls() -> None:
+    segments, query = Segments(APART, torch.device("cpu")), torch.empty(1, 4, 7, 64)
+    assert next(kernel.attend.__name__ for kernel in KERNELS if kernel.suits(segments, query)) == "_side_by_side"
+
+
+@pytest.mark.parametrize("segments", [SHARED, APART], ids=["shared", "apart"])
+def test_a_call_for_each_long_sequence_computes_the_same(
+    segments: tuple[Segment, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is given whole causal sequences: an answer comes with its prompt, whose results are dropped."""
+    expected = attended(segments, row(segments, torch.float32))
+    lengths: list[int] = []
+
+    def whole(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        assert query.shape[2] == key.shape[2] == value.shape[2]
+        lengths.append(query.shape[2])
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+
+    monkeypatch.setattr(segment_attention, "KERNELS", [attrs.evolve(KERNELS[0], suits=lambda *_: True)])
+    monkeypatch.setattr(segment_attention, "LONG", 4)
+    monkeypatch.setattr(segment_attention, "cudnn_attention", whole)
+    for found, wanted in zip(attended(segments, row(segments, torch.float32)), expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    assert lengths == ([5, 8, 6, 14, 4] if segments is SHARED else [4])
 
 
 def test_the_arguments_are_those_of_this_torch() -> None:
@@ -140,8 +166,26 @@ def test_a_gpu_computes_what_a_cpu_does(segments: tuple[Segment, ...]) -> None:
 
 
 @pytest.mark.gpu
-def test_float32_on_a_gpu_takes_a_mask_and_computes_the_same() -> None:
+def test_a_gpu_computes_long_sequences_by_cudnn() -> None:
+    segments = (Segment(0, 40, (8200, 8300)), Segment(16540, 8192))
+    wide = [torch.cat([each] * 4, -1).detach().requires_grad_() for each in row(segments, torch.bfloat16, "cuda")]
+    assert segment_attention._are_long(Segments(segments, wide[0].device), wide[0])
+    found = attended(segments, wide)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_attention, "KERNELS", KERNELS[1:])
+        wanted = attended(segments, wide)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one.float() - other.float()).norm() < 0.02 * other.float().norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("segments", [SHARED, APART], ids=["shared", "apart"])
+def test_float32_on_a_gpu_computes_the_same_in_one_call(segments: tuple[Segment, ...]) -> None:
+    made, query = Segments(segments, torch.device("cuda")), torch.empty(1, 4, 9, 16, device="cuda")
+    assert next(kernel.attend.__name__ for kernel in KERNELS if kernel.suits(made, query)) == "_efficient"
     for found, wanted in zip(
-        attended(SHARED, row(SHARED, torch.float32, "cuda")), attended(SHARED, row(SHARED, torch.float32)), strict=True
+        attended(segments, row(segments, torch.float32, "cuda")),
+        attended(segments, row(segments, torch.float32)),
+        strict=True,
     ):
         torch.testing.assert_close(found.cpu(), wanted, atol=1e-2, rtol=1e-2)  # TF32 where the GPU has it
