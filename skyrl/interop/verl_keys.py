@@ -52,7 +52,7 @@ _MODEL: dict[str, Entry] = {
     "enable_gradient_checkpointing": goes_to("trainer.gradient_checkpointing"),
     "enable_activation_offload": goes_to("trainer.offload_activations"),
     "use_remove_padding": goes_to("trainer.use_sample_packing"),
-    "use_liger": not_there(_KERNELS),
+    "use_liger": goes_to("trainer.use_liger_kernel"),
     "use_fused_kernels": not_there(_KERNELS),
     "fused_kernel_options.*": not_there(_KERNELS),
     "tiled_mlp.*": not_there(_KERNELS),

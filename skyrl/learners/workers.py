@@ -23,6 +23,7 @@ from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.strategy import ModelSource
+from skyrl.models.fused_layers import fuse_layers
 from skyrl.models.loading import load_causal_lm, load_config
 from skyrl.models.lora import with_adapter
 from skyrl.models.meta_model import causal_lm_skeleton, without_numbers
@@ -145,18 +146,28 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
         register()
         attention = SEGMENTS
 
+    def fused(loaded: nn.Module) -> nn.Module:
+        if trainer.use_liger_kernel and trainer.device == "cuda" and trainer.strategy != "megatron":
+            dtype = getattr(torch, required(trainer.compute_dtype, trainer_field(table, "compute_dtype")))
+            fuse_layers(loaded, torch.device("cuda"), dtype, field=trainer_field(table, "use_liger_kernel"))
+        return loaded
+
     def load(device: torch.device) -> nn.Module:
-        return load_causal_lm(
-            source,
-            dtype=torch.float32,
-            attention=attention,
-            device=device,
-            table=table,
-            overrides=overrides,
-            init_seed=trainer.seed if model.init_from_scratch else None,
+        return fused(
+            load_causal_lm(
+                source,
+                dtype=torch.float32,
+                attention=attention,
+                device=device,
+                table=table,
+                overrides=overrides,
+                init_seed=trainer.seed if model.init_from_scratch else None,
+            )
         )
 
-    meta_model = partial(causal_lm_skeleton, source, attention=attention, overrides=overrides)
+    def meta_model() -> nn.Module:
+        return fused(causal_lm_skeleton(source, attention=attention, overrides=overrides))
+
     if not model.lora.rank:
         stored = None if model.init_from_scratch else StoredWeights(source, table)
         return ModelSource(load=load, meta_model=meta_model, stored=stored)

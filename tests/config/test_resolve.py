@@ -71,6 +71,7 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
     ({"trainer.device": "cuda", "trainer.bf16": False}, "trainer.compute_dtype", "float32"),
     ({"trainer.device": "cpu"}, "trainer.compute_dtype", "float32"),
     ({"trainer.device": "cuda", "trainer.flash_attn": False}, "trainer.attention", "sdpa"),
+    ({"trainer.device": "cpu"}, "trainer.use_liger_kernel", False),
     ({"trainer.device": "cpu"}, "trainer.attention", "sdpa"),
     ({"trainer.device": "cuda"}, "trainer.recompute_activations", True),
     ({"trainer.device": "cpu"}, "trainer.recompute_activations", False),
@@ -294,6 +295,16 @@ def test_what_follows_can_be_redone_by_hand(values: dict[str, Any], path: str, d
 
 def test_every_rule_has_an_example() -> None:
     assert {rule.writes for rule in RULES} - {path for _, path, _ in EXAMPLES} == {"trainer.device"}
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "fuses"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
+)
+def test_fused_kernels_serve_where_there_is_a_gpu_and_their_package(
+    device: str, installed: bool, fuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["skyrl.config.every_kind"], "has_liger_kernel", lambda: installed)
+    assert resolve(written({"trainer.device": device})).trainer.use_liger_kernel is fuses
 
 
 @pytest.mark.parametrize(("installed", "attention"), [(True, "flash_attention_2"), (False, "sdpa")])

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from skyrl.batch import TrainingBatch
+from skyrl.config import TrainerConfig
 from skyrl.errors import DataError, ModelError
 from skyrl.experiments.experiment import experiment_class
+from skyrl.learners import workers
 from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.supervised import CrossEntropy
 from skyrl.learners.workers import PolicyWorker, SFTWorker
@@ -71,6 +73,20 @@ def noted_activations() -> Iterator[list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skyrl.learners.learning_worker.HostActivations", Noted)
         yield held
+
+
+@observable("the type in which the layers of a learner's model are fused")
+def fused_layers(scene: Scene) -> object:
+    return fusions_of(scene.run.trainer, "trainer.policy")
+
+
+def fusions_of(trainer: TrainerConfig, config_path: str) -> list[str]:
+    """The types of computation that fused kernels are chosen for; none is started."""
+    fused: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "fuse_layers", lambda model, device, dtype, field: fused.append(f"{dtype}, {field}"))
+        workers._causal_lm(trainer, "policy", config_path).meta_model()
+    return fused
 
 
 @observable("the functions of logits that `torch.compile` is given in an update")

@@ -31,7 +31,7 @@ from skyrl.tree import evolve_at, get_at
 from tests.effects.boundaries import Reached, given_to_deepspeed, learner_of, worker_of
 from tests.effects.models import REWARD_PLACE, SFT_PLACE, batch_for
 from tests.effects.observables import alarms, planned_steps, run, what_is_left
-from tests.effects.passes import noted_activations, tokenizer
+from tests.effects.passes import fusions_of, noted_activations, tokenizer
 from tests.effects.placement import processes
 from tests.effects.probe import Observable, Probe, Scene, observable
 from tests.effects.services import IN_WANDB, PROBED, asked
@@ -184,6 +184,11 @@ def attention(scene: Scene) -> object:
     return None
 
 
+@observable("the type in which the layers of the model are fused")
+def fused_layers(scene: Scene) -> object:
+    return fusions_of(scene.run.trainer, "")
+
+
 @observable("whether activations are computed again, as it is derived")
 def recomputes(scene: Scene) -> object:
     return scene.run.recompute_activations
@@ -302,6 +307,7 @@ COMMON: tuple[tuple[str, Any, Observable, Values], ...] = (
     ("attention", "eager", attention, {}),
     ("flash_attn", False, attention, {"device": "cuda"}),
     ("gradient_checkpointing", False, recomputes, {"device": "cuda"}),
+    ("use_liger_kernel", True, fused_layers, {"device": "cuda", "attention": "sdpa"}),
     ("deterministic", False, determinism, {}),
     ("profile_steps", [1], run, {}),
     ("record_memory", True, run, {"profile_steps": [1]}),

@@ -12,6 +12,7 @@ from tests.effects.passes import (
     compiled_functions,
     derived,
     evaluated,
+    fused_layers,
     old_logprobs,
     optimizer_steps,
     passes,
@@ -59,6 +60,7 @@ COURSE: tuple[Probe, ...] = (
 LEARNER: tuple[Probe, ...] = (
     *on(strategy, {}, strategy="deepspeed"),
     *on(derived, {}, device="cuda"),
+    *on(fused_layers, {**CUDA, "attention": "sdpa"}, use_liger_kernel=True),
     *on(derived, CUDA, bf16=False, flash_attn=False, gradient_checkpointing=False),
     *on(passes, {}, deterministic=False, compute_dtype="bfloat16", recompute_activations=True),
     *on(passes, {"use_sample_packing": False}, attention="eager"),

@@ -41,7 +41,8 @@ _OF_A_LEARNER = (
 
 _OF_A_TRAINER = (
     "strategy", "faults", "device", "seed", "deterministic", "max_tokens_per_microbatch", "compute_dtype", "attention",
-    "recompute_activations", "offload_activations", "tokenizer_path", "disable_fast_tokenizer", "eval_before_train",
+    "use_liger_kernel", "recompute_activations", "offload_activations", "tokenizer_path", "disable_fast_tokenizer",
+    "eval_before_train",
     "eval_interval", "resume_with_changes", "recover_mode", "recover_retries", "ckpt_interval", "max_ckpts_to_keep",
     "hf_save_interval", "run_path", "project_name", "run_name", "logger", "trackers", "alarms", "profile_steps",
     "num_dummy_steps",
@@ -188,6 +189,11 @@ class SupervisedConfig(RunConfig):
     """Implementation of attention. None: flash_attention_2 where `flash_attn` is on, the device is cuda and the package
     flash-attn is installed; sdpa otherwise: torch's own attention, which on CUDA uses the FlashAttention kernels that
     torch ships."""
+
+    use_liger_kernel: bool | None = None
+    """Compute norms, gated feed-forward layers and rotary embeddings of the model by the fused kernels of Liger Kernel
+    (arXiv:2410.10989), on CUDA. A module whose results differ from its kernel's keeps its own code. None: on where the
+    device is cuda and the package liger-kernel is installed. Equal up to rounding."""
 
     gradient_checkpointing: bool = field(default=True, metadata=FREE)
     """Keep only the layers' inputs and compute the rest again in backward, on cuda; see `recompute_activations`."""

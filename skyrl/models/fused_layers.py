@@ -1,0 +1,158 @@
+"""Norms, gated feed-forward layers and rotary embeddings of a learner's model by the Triton kernels of Liger Kernel
+(arXiv:2410.10989): one kernel where transformers launches two to ten, with less memory traffic.
+
+A module gets a kernel only if the kernel computes what the module computes: both are compared on random numbers first.
+So a norm that adds one to its weight, or another activation, keeps its own code, whatever the class is called.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from types import MethodType, ModuleType
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from skyrl.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+ROTARY = "apply_rotary_pos_emb"
+"""Name under which the modules of transformers hold the rotation of queries and keys."""
+
+TOLERANCE = 0.05
+"""Largest difference from a module's own results, relative to the largest number: a few roundings to bfloat16."""
+
+ROWS = 8
+"""Rows of random numbers that are compared."""
+
+
+_verdicts: dict[object, bool] = {}
+"""Whether a kernel computes what a module computes, by class, shapes of the weights, device and type."""
+
+
+def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype, *, field: str) -> Counter[str]:
+    """Let norms, feed-forward layers and rotations of `model`, which computes in `dtype`, run in fused kernels on
+    `device`. The model itself may be on the meta device.
+
+    Returns the number of changed modules of each kind. The kernels of rotations belong to a module of transformers:
+    all its models use them where they learn on a GPU. Raises `UserError`, which names `field`, without the package.
+    """
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise UserError(f"{field} = true needs the package liger-kernel: pip install liger-kernel, or set it to false")
+    changed: Counter[str] = Counter()
+    for module in model.modules():
+        for kind, fits, forward in (("norms", _is_norm, _norm), ("feed-forward layers", _is_gated, _gated)):
+            if fits(module):
+                key = (type(module), tuple(each.shape for each in module.parameters()), device, dtype)
+                if key not in _verdicts:
+                    _verdicts[key] = _computes_the_same(module, forward, device, dtype)
+                if _verdicts[key]:
+                    module.forward = MethodType(forward, module)
+                    changed[kind] += 1
+        head = getattr(module, "head_dim", None)
+        if isinstance(head, int):
+            changed["rotations"] += _fuse_rotation(sys.modules[type(module).__module__], head, device, dtype)
+    _log.info("fused kernels for %s", ", ".join(f"{count} {kind}" for kind, count in changed.items()) or "no module")
+    return changed
+
+
+def _is_norm(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return "RMSNorm" in type(module).__name__ and isinstance(weight, Tensor) and hasattr(module, "variance_epsilon")
+
+
+def _norm(module: Any, hidden: Tensor) -> Tensor:
+    from liger_kernel.ops import LigerRMSNormFunction
+
+    normalized: Tensor = LigerRMSNormFunction.apply(
+        hidden, module.weight, module.variance_epsilon, 0.0, "llama", False, None
+    )
+    return normalized
+
+
+def _is_gated(module: nn.Module) -> bool:
+    return all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn"))
+
+
+def _gated(module: Any, hidden: Tensor) -> Tensor:
+    from liger_kernel.ops import LigerSiLUMulFunction
+
+    result: Tensor = module.down_proj(LigerSiLUMulFunction.apply(module.gate_proj(hidden), module.up_proj(hidden)))
+    return result
+
+
+def _computes_the_same(
+    module: nn.Module, forward: Callable[[Any, Tensor], Tensor], device: torch.device, dtype: torch.dtype
+) -> bool:
+    """Whether `forward` gives the module's output and gradients, for random weights and numbers."""
+    generator = torch.Generator(device).manual_seed(0)
+    plain: Any = copy.deepcopy(module).to_empty(device=device).to(dtype)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.normal_(std=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0, generator=generator)
+    width = plain.weight.shape[-1] if _is_norm(module) else plain.gate_proj.in_features
+    hidden = torch.randn(ROWS, width, device=device, generator=generator).to(dtype).requires_grad_()
+    wanted = [hidden, *(each for each in plain.parameters() if each.requires_grad)]
+    found = []
+    for compute in (plain, partial(forward, plain)):
+        output = compute(hidden)
+        slope = torch.linspace(-1, 1, output.shape[-1], device=device, dtype=dtype)
+        found.append([output, *torch.autograd.grad((output * slope).sum(), wanted, materialize_grads=True)])
+    return all(_close(*pair) for pair in zip(*found, strict=True))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    largest = one.float().abs().max()
+    return bool((one.float() - other.float()).abs().max() <= TOLERANCE * largest)
+
+
+def _fuse_rotation(code: ModuleType, head: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Replace the rotation in a module of transformers, unless that is done or it rotates otherwise. Returns 1 if its
+    rotation is fused.
+    """
+    plain = getattr(code, ROTARY, None)
+    if plain is None or isinstance(plain, _Rotation):
+        return int(plain is not None)
+    generator = torch.Generator(device).manual_seed(0)
+    numbers = (torch.randn(1, 2, ROWS, head, device=device, generator=generator).to(dtype) for _ in range(2))
+    angles = torch.randn(1, ROWS, head // 2, device=device, generator=generator).repeat(1, 1, 2)
+    query, key, cosine, sine = *numbers, angles.cos().to(dtype), angles.sin().to(dtype)
+    fused = _Rotation(plain)
+    results = zip(
+        plain(query, key, cosine, sine), fused.in_one_kernel(query.clone(), key.clone(), cosine, sine), strict=True
+    )
+    if all(_close(*pair) for pair in results):
+        setattr(code, ROTARY, fused)
+        return 1
+    return 0
+
+
+@frozen
+class _Rotation:
+    """The rotation of queries and keys in a module of transformers: fused on a GPU, its own otherwise."""
+
+    plain: Callable[..., tuple[Tensor, Tensor]]
+
+    def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+        """Rotated queries and keys: (B, heads, T, D) each, by `cos` and `sin` (B, T, D)."""
+        whole = cos.shape[-1] == q.shape[-1]  # not only a part of each head
+        if q.device.type == "cuda" and whole and not others and not torch.is_inference_mode_enabled():
+            return self.in_one_kernel(q, k, cos, sin)
+        return self.plain(q, k, cos, sin, **others)
+
+    @staticmethod
+    def in_one_kernel(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated queries and keys, which may be written over the given ones."""
+        from liger_kernel.ops import LigerRopeFunction
+
+        query, key = LigerRopeFunction.apply(q, k, cos, sin)
+        return query, key

@@ -1,0 +1,176 @@
+"""Fused kernels take the place of modules that compute the same, and of no others.
+
+On a CPU a stand-in for Liger Kernel computes with torch what its kernels compute on a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.qwen3 import modeling_qwen3
+
+from skyrl.errors import UserError
+from skyrl.models import fused_layers
+from skyrl.models.fused_layers import fuse_layers
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+FAMILIES: dict[str, tuple[Any, dict[str, int]]] = {
+    "llama": (LlamaForCausalLM(LlamaConfig(**SIZES)), {"norms": 5, "feed-forward layers": 2, "rotations": 2}),
+    "mistral": (MistralForCausalLM(MistralConfig(**SIZES)), {"norms": 5, "feed-forward layers": 2, "rotations": 2}),
+    "qwen2": (Qwen2ForCausalLM(Qwen2Config(**SIZES)), {"norms": 5, "feed-forward layers": 2, "rotations": 2}),
+    "qwen3": (Qwen3ForCausalLM(Qwen3Config(**SIZES)), {"norms": 9, "feed-forward layers": 2, "rotations": 2}),
+    "phi3": (Phi3ForCausalLM(Phi3Config(**SIZES)), {"norms": 5, "rotations": 2}),
+    "gemma": (GemmaForCausalLM(GemmaConfig(**SIZES)), {"rotations": 2}),
+    "gemma2": (Gemma2ForCausalLM(Gemma2Config(**SIZES)), {"rotations": 2}),
+}
+"""Models by family, and the modules of each kind that have kernels. Gemma's norms add one to the weight, and its
+feed-forward layers have another activation."""
+
+IDS = torch.arange(1, 13).unsqueeze(0)
+
+
+class Kernels:
+    """Stand-ins by the names and arguments of `liger_kernel.ops`."""
+
+    calls: dict[str, int]
+
+    def __init__(self) -> None:
+        self.calls = {"norm": 0, "gated": 0, "rotation": 0}
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float, offset: float, mode: str, *others: object) -> Tensor:
+        assert (offset, mode, others) == (0.0, "llama", (False, None))
+        self.calls["norm"] += 1
+        return rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype) * weight
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        self.calls["gated"] += 1
+        return silu(gate) * up
+
+    def rotation(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls["rotation"] += 1
+        half = q.shape[-1] // 2
+        turned = [torch.cat((-each[..., half:], each[..., :half]), -1) for each in (q, k)]
+        one, other = (a * cos.unsqueeze(1) + b * sin.unsqueeze(1) for a, b in zip((q, k), turned, strict=True))
+        return one, other
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
+    made = Kernels()
+    package, ops = ModuleType("liger_kernel"), ModuleType("liger_kernel.ops")
+    package.__spec__ = ModuleSpec("liger_kernel", None)
+    for name, function in (("RMSNorm", made.norm), ("SiLUMul", made.gated), ("Rope", made.rotation)):
+        setattr(ops, f"Liger{name}Function", type(name, (), {"apply": staticmethod(function)}))
+    monkeypatch.setitem(sys.modules, "liger_kernel", package)
+    monkeypatch.setitem(sys.modules, "liger_kernel.ops", ops)
+    monkeypatch.setattr(fused_layers, "_verdicts", {})
+    for model, _ in FAMILIES.values():
+        code = sys.modules[type(model).__module__]
+        monkeypatch.setattr(code, "apply_rotary_pos_emb", code.apply_rotary_pos_emb, raising=True)
+    yield made
+    for model, _ in FAMILIES.values():
+        for module in model.modules():
+            vars(module).pop("forward", None)
+
+
+def fuse(model: Any) -> dict[str, int]:
+    return dict(+fuse_layers(model, torch.device("cpu"), torch.float32, field="trainer.use_liger_kernel"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_modules_that_compute_the_same_are_fused_and_the_model_computes_as_before(
+    family: str, kernels: Kernels
+) -> None:
+    model, counts = FAMILIES[family]
+    before = model(IDS).logits
+    assert fuse(model) == counts
+    kernels.calls = dict.fromkeys(kernels.calls, 0)
+    torch.testing.assert_close(model(IDS).logits, before, atol=1e-5, rtol=1e-5)
+    assert kernels.calls["norm"] == counts.get("norms", 0)
+    assert kernels.calls["gated"] == counts.get("feed-forward layers", 0)
+    assert kernels.calls["rotation"] == 0  # on a GPU only
+
+
+def test_a_rotation_is_fused_on_a_gpu_while_learning_and_otherwise_transformers_own(kernels: Kernels) -> None:
+    fuse(FAMILIES["qwen3"][0])
+    rotation = modeling_qwen3.apply_rotary_pos_emb
+    assert isinstance(rotation, fused_layers._Rotation)
+    query, key, angles = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 3, 8)
+    kernels.calls["rotation"] = 0
+    torch.testing.assert_close(
+        rotation.in_one_kernel(query, key, angles.cos(), angles.sin()), rotation(query, key, angles.cos(), angles.sin())
+    )
+    assert kernels.calls["rotation"] == 1
+
+
+def test_a_model_without_values_is_fused_too(kernels: Kernels) -> None:
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(Qwen2Config(**SIZES))
+    assert fuse(model) == FAMILIES["qwen2"][1]
+
+
+def test_a_kernel_with_another_gradient_is_left_out(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    def detached(gate: Tensor, up: Tensor) -> Tensor:
+        return silu(gate).detach() * up
+
+    monkeypatch.setattr(sys.modules["liger_kernel.ops"].LigerSiLUMulFunction, "apply", staticmethod(detached))
+    assert "feed-forward layers" not in fuse(FAMILIES["llama"][0])
+
+
+def test_a_missing_package_is_named_with_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"trainer\.use_liger_kernel = true needs the package liger-kernel: pip install"
+    ):
+        fuse(FAMILIES["llama"][0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_kernels_on_a_gpu_compute_what_transformers_computes(family: str) -> None:
+    pytest.importorskip("liger_kernel")
+    model, counts = FAMILIES[family]
+    model, ids = model.cuda().bfloat16(), IDS.cuda()
+    found = []
+    for fused in (False, True):
+        if fused:
+            assert dict(+fuse_layers(model, torch.device("cuda"), torch.bfloat16, field="")) == counts
+        model.zero_grad()
+        logits = model(ids).logits
+        logits.float().square().mean().backward()
+        found.append([logits, *(each.grad for each in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert (one.float() - other.float()).norm() < 0.05 * other.float().norm()
