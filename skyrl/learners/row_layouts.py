@@ -6,7 +6,7 @@ All layouts give the same result for every token, up to rounding, at different c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, Self
 
 import attrs
@@ -17,7 +17,7 @@ from skyrl.batch import TrainingBatch, to_device
 from skyrl.learners.stretches import Stretch
 from skyrl.models.routers import RoutedTokens
 from skyrl.models.segment_attention import Segments
-from skyrl.models.segments import Segment
+from skyrl.models.segments import Segment, joined_ranges
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -126,16 +126,19 @@ def packed(
     `share_prompts` puts neighbouring rows of one prompt behind one copy of it; it requires segments. `routed` adds the
     positions of tokens for routers.
     """
-    places = list(_units(batch, share_prompts and segmented))
-    pieces = [piece for unit in places for piece in unit.pieces]
-    ids = torch.cat([batch.input_ids[row, start:stop] for row, start, stop in pieces])
-    positions = torch.cat([torch.arange(start, stop, device=ids.device) for _, start, stop in pieces])
+    units = list(_units(batch, share_prompts and segmented))
+    rows, starts, lengths = torch.tensor([piece for unit in units for piece in unit.pieces]).unbind(1)
+    owners, positions = rows.repeat_interleave(lengths), joined_ranges(starts, lengths)
+    ids, tokens = batch.input_ids[owners, positions], len(positions)
     column_of = torch.empty_like(batch.input_ids)  # where in the packed row each token of the batch is
-    offset = 0
-    segments = []
-    for unit in places:
-        segments.append(Segment(offset, unit.prompt, unit.answers))
-        offset = unit.number(column_of, offset)
+    column_of[owners, positions] = torch.arange(tokens)
+    offsets = list(accumulate((unit.tokens for unit in units), initial=0))
+    copies = [(row, offset, unit.prompt) for unit, offset in zip(units, offsets, strict=False) for row in unit.rows[1:]]
+    if copies:  # prompts that are read where the first row of their unit has them
+        rows, starts, lengths = torch.tensor(copies).unbind(1)
+        owners, columns = rows.repeat_interleave(lengths), joined_ranges(torch.zeros_like(starts), lengths)
+        column_of[owners, columns] = joined_ranges(starts, lengths)
+    segments = (Segment(offset, unit.prompt, unit.answers) for unit, offset in zip(units, offsets, strict=False))
     rows, columns = batch.loss_mask.nonzero(as_tuple=True)
     predicting = column_of[rows, columns - 1]  # a token is predicted at the one before it
     keep, chosen = predicting.unique(return_inverse=True)
@@ -148,7 +151,7 @@ def packed(
         inputs["segments"] = Segments(tuple(segments), ids.device)
     elif lengths_given:
         inputs |= _lengths(batch)
-    return RowLayout(inputs=inputs, chosen=chosen, routed=_routed(batch, column_of, offset) if routed else None)
+    return RowLayout(inputs=inputs, chosen=chosen, routed=_routed(batch, column_of, tokens) if routed else None)
 
 
 def _routed(batch: TrainingBatch, place_of: Tensor, tokens: int) -> RoutedTokens:
@@ -178,23 +181,16 @@ class _Unit:
     answers: tuple[int, ...]
 
     @property
+    def tokens(self) -> int:
+        """Tokens of the prompt and of all answers."""
+        return self.prompt + sum(self.answers)
+
+    @property
     def pieces(self) -> Iterator[tuple[int, int, int]]:
-        """Row, first and last column (exclusive) of each stretch, in order."""
+        """Row, first column and number of tokens of each stretch, in order."""
         yield self.rows[0], 0, self.prompt
         for row, tokens in zip(self.rows, self.answers, strict=False):
-            yield row, self.prompt, self.prompt + tokens
-
-    def number(self, column_of: Tensor, offset: int) -> int:
-        """Write the column of each of its tokens into `column_of`, and return the column after the last."""
-        device = column_of.device
-        for row in self.rows:
-            column_of[row, : self.prompt] = torch.arange(offset, offset + self.prompt, device=device)
-        offset += self.prompt
-        for row, tokens in zip(self.rows, self.answers, strict=False):
-            places = torch.arange(offset, offset + tokens, device=device)
-            column_of[row, self.prompt : self.prompt + tokens] = places
-            offset += tokens
-        return offset
+            yield row, self.prompt, tokens
 
 
 def _units(batch: TrainingBatch, share_prompts: bool) -> Iterator[_Unit]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import attrs
+import torch
+from torch import Tensor
 
 
 @attrs.frozen
@@ -26,3 +28,12 @@ class Segment:
     def stop(self) -> int:
         """The position after its last token."""
         return self.start + self.tokens
+
+
+def joined_ranges(starts: Tensor, lengths: Tensor) -> Tensor:
+    """The numbers start, start + 1, ... of each range, one range after the other.
+
+    Shapes: both (R,) int64, with any lengths from 0 -> (sum of the lengths,).
+    """
+    shifts = starts - (lengths.cumsum(0) - lengths)
+    return torch.arange(int(lengths.sum())) + shifts.repeat_interleave(lengths)

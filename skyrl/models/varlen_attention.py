@@ -2,7 +2,7 @@
 
 | kernel | for |
 |---|---|
-| FlashAttention 2 with variable lengths (`torch.nn.attention.varlen`) | 16 bits: one call for all sequences |
+| FlashAttention 2 with variable lengths | 16 bits: one call for all sequences |
 | cuDNN | 16 bits, long sequences on Hopper and later: one call for each |
 | memory-efficient attention with variable lengths (xFormers) | float32, and GPUs or builds without the first |
 
@@ -14,8 +14,7 @@ all answers.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -24,7 +23,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from skyrl.models.segments import Segment
+from skyrl.models.segments import Segment, joined_ranges
 
 AMPERE = (8, 0)
 """Least compute capability on which the kernels run."""
@@ -44,9 +43,6 @@ PLANNED = 1024
 CAUSAL_AT_THE_END = 2
 """Memory-efficient attention's name of the causal mask that is aligned with the last query and the last key."""
 
-CAUSAL = (-1, 0)
-"""Window of the kernels: any number of keys before a query, and none after it."""
-
 
 @attrs.frozen(kw_only=True, eq=False)
 class Sequences:
@@ -64,13 +60,22 @@ class Sequences:
     longest_query: int
     longest_key: int
 
+    def gathered(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all sequences, back to back: (T, kv_heads, D) of the row -> (K, kv_heads, D) each."""
+        if self.keys is None:
+            return key, value
+        both: Any = _Gathered.apply
+        gathered: Tensor = both(torch.cat((key, value), 1), self.keys)
+        return gathered[:, : key.shape[1]], gathered[:, key.shape[1] :]
+
     @classmethod
     def of(cls, segments: Sequence[Segment], device: torch.device) -> Sequences:
         """The sequences of `segments`, computed on the host and copied to `device`."""
         stretches = list(_sequences(segments))
         queries = [own.stop - own.start for _, own in stretches]
         keys = [len(before) + len(own) for before, own in stretches]
-        positions = torch.cat([torch.arange(each.start, each.stop) for pair in stretches for each in pair])
+        ranges = torch.tensor([(each.start, len(each)) for pair in stretches for each in pair])
+        positions = joined_ranges(ranges[:, 0], ranges[:, 1])
         return cls(
             keys=positions.to(device, non_blocking=True) if sum(keys) > sum(queries) else None,
             query_bounds=_bounds(queries, device),
@@ -100,23 +105,27 @@ def varlen_attention(sequences: Sequences, query: Tensor, key: Tensor, value: Te
     one 16-bit type -> (1, T, heads, D).
     """
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-    if sequences.keys is not None:
-        key, value = key[sequences.keys], value[sequences.keys]
-    kernel = _kernel()
-    told = {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _arguments(kernel) else {}
-    mixed: Tensor = kernel(
+    mixed, *_ = _flash_attention(
         query,
-        key,
-        value,
+        *sequences.gathered(key, value),
         sequences.query_bounds,
         sequences.key_bounds,
         sequences.longest_query,
         sequences.longest_key,
+        0.0,  # no dropout
+        False,  # the window is causal
+        False,
         scale=scaling,
-        window_size=CAUSAL,
-        **told,  # torch 2.11 shares heads of keys and values without this argument
+        window_size_left=-1,  # any number of keys before a query
+        window_size_right=0,  # and none after it
     )
-    return mixed.unsqueeze(0)
+    found: Tensor = mixed
+    return found.unsqueeze(0)
+
+
+def _flash_attention(*arguments: Any, **options: Any) -> Any:
+    """The operator behind `torch.nn.attention.varlen`, whose own wrapper in Python takes 0.2 ms for each call."""
+    return torch.ops.aten._flash_attention_forward(*arguments, **options)
 
 
 def efficient_attention(
@@ -124,13 +133,12 @@ def efficient_attention(
 ) -> Tensor:
     """Causal attention inside each sequence, in any type. Shapes as for `varlen_attention`."""
     repeats = query.shape[1] // key.shape[1]
-    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
-    if sequences.keys is not None:
-        key, value = key[:, sequences.keys], value[:, sequences.keys]
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    key, value = (each.repeat_interleave(repeats, dim=1) for each in sequences.gathered(key, value))
     mixed, *_ = torch.ops.aten._efficient_attention_forward(
-        query,
-        key.repeat_interleave(repeats, dim=2),
-        value.repeat_interleave(repeats, dim=2),
+        query.unsqueeze(0),
+        key.unsqueeze(0),
+        value.unsqueeze(0),
         None,
         sequences.query_bounds,
         sequences.key_bounds,
@@ -169,11 +177,9 @@ def cudnn_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | 
 
 
 def attention_operators() -> list[Any]:
-    """The operators that compute attention here, as far as this torch has them."""
+    """The operators that compute attention here."""
     names = ("_scaled_dot_product_cudnn_attention", "_efficient_attention_forward", "_flash_attention_forward")
-    found = [getattr(torch.ops.aten, name).default for name in names]
-    packed = getattr(torch.ops.torch_attn, "_varlen_attn", None)
-    return [*found, *([] if packed is None else [packed.default])]
+    return [getattr(torch.ops.aten, name).default for name in names]
 
 
 @cache
@@ -186,22 +192,25 @@ def has_cudnn_attention(device: torch.device) -> bool:
 
 @cache
 def has_varlen_kernels(device: torch.device) -> bool:
-    """Whether this build of torch has the kernels for this GPU."""
+    """Whether this build of torch has FlashAttention's kernels for this GPU."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.backends.cuda.is_flash_attention_available():
         return False
-    try:
-        taken = _arguments(_kernel())
-    except ImportError:
-        return False
-    return "window_size" in taken and torch.cuda.get_device_capability(device) >= AMPERE
+    return torch.cuda.get_device_capability(device) >= AMPERE
 
 
-@cache
-def _arguments(kernel: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(kernel).parameters)
+class _Gathered(torch.autograd.Function):
+    """Rows of a tensor, some of them several times. Their gradients are added in float32, without sorting the index,
+    as torch's own indexing would in every layer.
+    """
 
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = rows.shape
+        return rows.index_select(0, index)
 
-def _kernel() -> Any:
-    from torch.nn.attention.varlen import varlen_attn  # not in the oldest supported torch
-
-    return varlen_attn
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (index,), (gradient,) = ctx.saved_tensors, gradients
+        total = torch.zeros(ctx.shape, dtype=torch.float32, device=gradient.device)
+        return total.index_add_(0, index, gradient.float()).to(gradient.dtype), None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ import attrs
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from skyrl.models import segment_attention, varlen_attention
@@ -22,19 +20,21 @@ APART = (Segment(0, 4), Segment(4, 3))
 
 
 def loop(
-    query: Tensor, key: Tensor, value: Tensor, query_bounds: Tensor, key_bounds: Tensor, *longest: int, **kwargs: Any
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, query_bounds: Tensor, key_bounds: Tensor, *others: Any, **kwargs: Any
+) -> tuple[Tensor]:
     """The kernel as torch documents it: (tokens, heads, D), causal from the last query and the last key backwards."""
-    assert kwargs.pop("window_size") == (-1, 0)
+    assert (kwargs.pop("window_size_left"), kwargs.pop("window_size_right")) == (-1, 0)
     assert query_bounds.dtype == key_bounds.dtype == torch.int32
-    assert longest == tuple(int(bounds.diff().max()) for bounds in (query_bounds, key_bounds))
+    assert others == (*(int(bounds.diff().max()) for bounds in (query_bounds, key_bounds)), 0.0, False, False)
     mixed = []
     for begin, end, first, last in zip(query_bounds, query_bounds[1:], key_bounds, key_bounds[1:], strict=False):
         own, keys, values = query[begin:end], key[first:last], value[first:last]
         seen = torch.ones(len(own), len(keys), dtype=torch.bool).tril(len(keys) - len(own))
         own, keys, values = (each.transpose(0, 1) for each in (own, keys, values))
-        mixed.append(scaled_dot_product_attention(own, keys, values, attn_mask=seen, **kwargs).transpose(0, 1))
-    return torch.cat(mixed)
+        mixed.append(
+            scaled_dot_product_attention(own, keys, values, attn_mask=seen, enable_gqa=True, **kwargs).transpose(0, 1)
+        )
+    return (torch.cat(mixed),)
 
 
 def row(segments: tuple[Segment, ...], dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
@@ -52,30 +52,17 @@ def attended(segments: tuple[Segment, ...], tensors: list[Tensor]) -> list[Tenso
     return [found, *torch.autograd.grad(found.float().square().sum(), tensors)]
 
 
-def loop_of_old(
-    query: Tensor, key: Tensor, value: Tensor, *bounds: Any, scale: float | None, window_size: tuple[int, int]
-) -> Tensor:
-    """The kernel of torch 2.11, which shares heads without being told."""
-    return loop(query, key, value, *bounds, scale=scale, window_size=window_size, enable_gqa=True)
-
-
-def loop_of_new(*tensors: Any, scale: float | None, window_size: tuple[int, int], enable_gqa: bool = False) -> Tensor:
-    """The kernel of torch 2.13."""
-    return loop(*tensors, scale=scale, window_size=window_size, enable_gqa=enable_gqa)
-
-
-def patched(monkeypatch: pytest.MonkeyPatch, kernel: Any = loop_of_new) -> None:
-    monkeypatch.setattr(varlen_attention, "_kernel", lambda: kernel)
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen_attention, "_flash_attention", loop)
     monkeypatch.setattr(segment_attention, "has_varlen_kernels", lambda device: True)
 
 
-@pytest.mark.parametrize("kernel", [loop_of_old, loop_of_new])
 @pytest.mark.parametrize("segments", [SHARED, APART], ids=["shared", "apart"])
 def test_sequences_are_told_apart_by_where_they_begin(
-    segments: tuple[Segment, ...], kernel: Any, monkeypatch: pytest.MonkeyPatch
+    segments: tuple[Segment, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = attended(segments, row(segments, torch.bfloat16))
-    patched(monkeypatch, kernel)
+    patched(monkeypatch)
     for found, wanted in zip(attended(segments, row(segments, torch.bfloat16)), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
 
@@ -146,9 +133,25 @@ def test_a_call_for_each_long_sequence_computes_the_same(
 
 
 def test_the_arguments_are_those_of_this_torch() -> None:
-    named = inspect.signature(varlen_attn).parameters
-    assert list(named)[:7] == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
-    assert {"scale", "window_size", "enable_gqa"} <= set(named)
+    named = [each.name for each in torch.ops.aten._flash_attention_forward.default._schema.arguments]
+    assert named[:7] == ["query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k"]
+    assert named[7:10] == ["dropout_p", "is_causal", "return_debug_mask"]
+    assert {"scale", "window_size_left", "window_size_right"} <= set(named)
+    memory_efficient = torch.ops.aten._efficient_attention_forward.default._schema.arguments
+    assert [each.name for each in memory_efficient[3:10]] == [
+        "bias", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "dropout_p", "custom_mask_type"
+    ]  # fmt: skip
+
+
+def test_gradients_of_gathered_rows_add_up_in_float32() -> None:
+    sequences = attrs.evolve(Segments(APART, torch.device("cpu")).sequences, keys=torch.tensor([0, 1, 1, 1]))
+    key, value = (torch.zeros(2, 1, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    keys, values = sequences.gathered(key, value)
+    weights = torch.tensor([1.0, 256.0, 1.0, 1.0], dtype=torch.bfloat16).view(4, 1, 1)
+    ((keys * weights).sum() - (values * weights).sum()).backward()
+    assert key.grad is not None and value.grad is not None
+    assert key.grad.flatten().tolist() == [1.0, 258.0]  # 257 has no bfloat16
+    assert value.grad.flatten().tolist() == [-1.0, -258.0]
 
 
 def test_a_cpu_has_no_such_kernels() -> None:
