@@ -65,6 +65,10 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
     effect_where(
         "trainer.policy.use_torch_compile",
         Condition("trainer.policy.tensor_parallel_size is 1", lambda run: run.trainer.policy.tensor_parallel_size == 1),
+        Condition(
+            "the device is a CPU or the strategy is fsdp2",
+            lambda run: run.trainer.device != "cuda" or run.trainer.strategy in ("fsdp", "fsdp2"),
+        ),
     ),
     effect_where("trainer.policy.record_memory", Condition("trainer.profile_steps has a step", _profiles)),
     *(effect_where(f"trainer.placement.ref_{name}", _KL) for name in ("num_nodes", "num_gpus_per_node")),

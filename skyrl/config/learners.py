@@ -241,9 +241,10 @@ class PolicyConfig(BaseConfig):
     `generator.inference_engine.enable_return_routed_experts`."""
 
     use_torch_compile: bool = False
-    """Compute log-probabilities and entropy from logits by `torch.compile`, in updates: fewer passes over the table of
-    tokens x vocabulary, and less memory for it. The first updates wait for the compiler, which on a CPU needs g++ or
-    another C++ compiler. Equal up to rounding."""
+    """Compile parts of an update by `torch.compile`: on CUDA the decoder layers, each kind of layer once for all
+    lengths, in place of `trainer.use_liger_kernel`; on a CPU log-probabilities and entropy from logits, which takes g++
+    or another C++ compiler. The first updates wait for the compiler, which keeps its results between runs. Equal up to
+    rounding."""
 
     use_dropout: bool = False
     """Train with the dropout that the model's configuration names, such as `attention_dropout`; off while scoring. What

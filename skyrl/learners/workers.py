@@ -23,6 +23,7 @@ from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.strategy import ModelSource
+from skyrl.models.compiled_layers import compile_layers
 from skyrl.models.fused_layers import fuse_layers
 from skyrl.models.loading import load_causal_lm, load_config
 from skyrl.models.lora import with_adapter
@@ -88,10 +89,12 @@ class PolicyWorker(LearningWorker):
             num_training_steps=num_training_steps,
             mover=mover,
         )
+        if compiles_layers(trainer):
+            compile_layers(self.model)  # after the passes that probe it, in another type
 
     @staticmethod
     def _reading(trainer: TrainerConfig) -> ForwardFn:
-        return _log_probabilities(trainer, compile_it=trainer.policy.use_torch_compile)
+        return _log_probabilities(trainer, compile_it=_compiles_logits(trainer))
 
 
 class SFTWorker(PolicyWorker):
@@ -99,8 +102,7 @@ class SFTWorker(PolicyWorker):
 
     @staticmethod
     def _reading(trainer: TrainerConfig) -> ForwardFn:
-        compile_it = trainer.policy.use_torch_compile
-        return partial(compute_logprobs, temperature=1.0, measured=False, compile_it=compile_it)
+        return partial(compute_logprobs, temperature=1.0, measured=False, compile_it=_compiles_logits(trainer))
 
 
 class CriticWorker(LearningWorker):
@@ -146,14 +148,16 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
         register()
         attention = SEGMENTS
 
-    def fused(loaded: nn.Module) -> nn.Module:
-        if trainer.use_liger_kernel and trainer.device == "cuda" and trainer.strategy != "megatron":
+    def on_device(loaded: nn.Module) -> nn.Module:
+        """The model with the kernels that its device has for its layers."""
+        whole = getattr(trainer, role).tensor_parallel_size == 1 and trainer.strategy != "megatron"
+        if trainer.use_liger_kernel and trainer.device == "cuda" and whole and not compiles_layers(trainer, role):
             dtype = getattr(torch, required(trainer.compute_dtype, trainer_field(table, "compute_dtype")))
             fuse_layers(loaded, torch.device("cuda"), dtype, field=trainer_field(table, "use_liger_kernel"))
         return loaded
 
     def load(device: torch.device) -> nn.Module:
-        return fused(
+        return on_device(
             load_causal_lm(
                 source,
                 dtype=torch.float32,
@@ -166,7 +170,7 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
         )
 
     def meta_model() -> nn.Module:
-        return fused(causal_lm_skeleton(source, attention=attention, overrides=overrides))
+        return on_device(causal_lm_skeleton(source, attention=attention, overrides=overrides))
 
     if not model.lora.rank:
         stored = None if model.init_from_scratch else StoredWeights(source, table)
@@ -197,6 +201,17 @@ def _under(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource
         stored=source.stored,
         drawn=drawn,
     )
+
+
+def compiles_layers(trainer: TrainerConfig, role: str = "policy") -> bool:
+    """Whether a model's decoder layers are compiled."""
+    asked = trainer.policy.use_torch_compile and role == "policy" and trainer.policy.tensor_parallel_size == 1
+    return asked and trainer.device == "cuda" and trainer.strategy in ("fsdp", "fsdp2")
+
+
+def _compiles_logits(trainer: TrainerConfig) -> bool:
+    """Whether the functions of logits are compiled; CUDA has kernels for them."""
+    return trainer.policy.use_torch_compile and trainer.device != "cuda"
 
 
 def _log_probabilities(trainer: TrainerConfig, *, compile_it: bool = False) -> ForwardFn:

@@ -20,7 +20,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError, ModelError
-from skyrl.learners import schedule
+from skyrl.learners import schedule, workers
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.group import deal
 from skyrl.learners.workers import PolicyWorker, RefWorker
@@ -157,6 +157,28 @@ async def test_recomputing_activations_changes_no_gradient(trainer: TrainerConfi
     await plain.update(batch())
     await saving.update(batch())
     torch.testing.assert_close(gradients(saving), gradients(plain), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "compiles"),
+    [
+        ({}, True),
+        ({"use_torch_compile": False}, False),
+        ({"tensor_parallel_size": 2}, False),
+        ({"device": "cpu"}, False),
+        ({"strategy": "deepspeed"}, False),
+    ],
+)
+def test_layers_are_compiled_for_a_whole_policy_on_cuda(
+    changes: dict[str, Any], compiles: bool, trainer: TrainerConfig
+) -> None:
+    fields: dict[str, Any] = {"use_torch_compile": True, "tensor_parallel_size": 1} | changes
+    policy = {name: fields.pop(name) for name in ("use_torch_compile", "tensor_parallel_size")}
+    changed = evolve(trainer, **{"device": "cuda"} | fields, policy=evolve(trainer.policy, **policy))
+    assert workers.compiles_layers(changed) is compiles
+    assert not workers.compiles_layers(changed, "ref")
+    on_a_cpu = changed.device == "cpu"
+    assert workers._compiles_logits(changed) is on_a_cpu
 
 
 executions: list[int] = []

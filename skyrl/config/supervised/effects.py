@@ -33,8 +33,8 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     Effect("record_memory", "profile_steps has a step", lambda run: bool(run.profile_steps)),
     Effect(
         "use_torch_compile",
-        "tensor_parallel_size is 1",
-        lambda run: run.tensor_parallel_size == 1,
+        "tensor_parallel_size is 1, and the device is a CPU or the strategy is fsdp2",
+        lambda run: run.tensor_parallel_size == 1 and (run.device != "cuda" or run.strategy != "deepspeed"),
     ),
     Effect("project_name", "logger names a tracker besides the console", names_a_service),
     Effect("optimizer_config.offload_after_step", "engines share the device, and there are none", lambda run: False),

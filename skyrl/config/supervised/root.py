@@ -306,7 +306,7 @@ class SupervisedConfig(RunConfig):
 
     @property
     def compiles(self) -> bool:
-        """Whether the computation that follows the logits is compiled."""
+        """Whether parts of an update are compiled."""
         return False
 
     @property
@@ -326,9 +326,10 @@ class SFTConfig(SupervisedConfig):
     """Messages that are learned, with the text by which the template ends them."""
 
     use_torch_compile: bool = False
-    """Compute log-probabilities from logits by `torch.compile`, in updates: fewer passes over the table of tokens x
-    vocabulary, and less memory for it. The first updates wait for the compiler, which on a CPU needs g++ or another C++
-    compiler. Equal up to rounding."""
+    """Compile parts of an update by `torch.compile`: on CUDA the decoder layers, each kind of layer once for all
+    lengths, in place of `use_liger_kernel`; on a CPU log-probabilities and entropy from logits, which takes g++ or
+    another C++ compiler. The first updates wait for the compiler, which keeps its results between runs. Equal up to
+    rounding."""
 
     messages_key: str = "messages"
     """Column of the chat: a list of messages with `role` and `content`, or its JSON text. Rows without it may have
@@ -336,7 +337,7 @@ class SFTConfig(SupervisedConfig):
 
     @property
     def compiles(self) -> bool:
-        """Whether the computation that follows the logits is compiled."""
+        """Whether parts of an update are compiled."""
         return self.use_torch_compile
 
 
