@@ -121,14 +121,11 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
     deepspeed, ranks = trainer.strategy == "deepspeed", grid_of(run, model).ranks
     megatron = _megatron(run, model) if trainer.strategy == "megatron" else None
     rank = section.model.lora.rank if learns else 0
-    sharded = ranks > 1 or (deepspeed and learns and zero.stage > 0)
     work = work_of(run, model)
     return Learner(
         shape=shape,
         how=Computing(
-            precision=_precision(
-                run, model, sharded=bool(megatron) or (sharded and not (deepspeed and zero.stage == 0))
-            ),
+            precision=_precision(run, model),
             trains_all=not rank,
             tensor=parallel_sizes(run, model)["tensor"],
             on_gpu=trainer.device == "cuda",
@@ -293,14 +290,12 @@ def _takes_turns(run: SkyRLTrainConfig) -> bool:
     )
 
 
-def _precision(run: SkyRLTrainConfig, model: Model, *, sharded: bool) -> Precision:
+def _precision(run: SkyRLTrainConfig, model: Model) -> Precision:
     """The type that a model is computed in; float16 takes as many bytes as bfloat16."""
     mixed = getattr(run.trainer, model).fsdp_config.mixed_precision
     by_fsdp = run.trainer.strategy in ("fsdp", "fsdp2")
     computed = mixed.param_dtype if mixed and by_fsdp else run.trainer.compute_dtype
-    if computed in (None, "float32", "fp32"):
-        return "float32"
-    return "bfloat16" if sharded else "autocast"
+    return "float32" if computed in (None, "float32", "fp32") else "bfloat16"
 
 
 def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:

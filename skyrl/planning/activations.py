@@ -1,8 +1,7 @@
 """Bytes that a pass through a decoder-only transformer keeps for backward, and bytes that it holds temporarily.
 
-Counted for the layers of transformers' Llama, Qwen2 and Qwen3, tensor by tensor, in three precisions: float32; 16 bits
-throughout, used if weights are gathered in 16 bits; and autocast, which keeps the residual stream in float32 and casts
-the input of every product separately.
+Counted for the layers of transformers' Llama, Qwen2 and Qwen3, tensor by tensor, in two precisions: float32, and 16
+bits throughout.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from attrs import frozen
 
 from skyrl.planning.model_shape import ModelShape
 
-Precision = Literal["float32", "bfloat16", "autocast"]
+Precision = Literal["float32", "bfloat16"]
 
 FLOAT = 4
 LOGITS_AT_A_TIME = 2**25
@@ -24,6 +23,9 @@ PLAIN_UP_TO = 2**26
 
 SHARE_OF_A_GPU = 64
 """A chunk of logits takes 1 / `SHARE_OF_A_GPU` of a GPU's memory."""
+
+KEPT_SHARE_OF_A_GPU = 16
+"""A table of logits is kept for backward if it takes at most 1 / `KEPT_SHARE_OF_A_GPU` of a GPU's memory."""
 
 TABLES = 5
 """Tables of logits that exist at once when log-probabilities and the entropy are computed from a whole table."""
@@ -80,13 +82,8 @@ class Computing:
 
     @property
     def size(self) -> int:
-        """Bytes per number in matrix products."""
+        """Bytes per number in matrix products and between layers."""
         return FLOAT if self.precision == "float32" else 2
-
-    @property
-    def residual_size(self) -> int:
-        """Bytes per number of the residual stream between layers."""
-        return 2 if self.precision == "bfloat16" else FLOAT
 
 
 def layer_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
@@ -97,7 +94,7 @@ def layer_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
 
 def stream_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
     """Bytes of the input of one layer, which is all that recomputation keeps."""
-    return work.tokens * shape.hidden * how.residual_size
+    return work.tokens * shape.hidden * how.size
 
 
 def transient_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
@@ -106,22 +103,23 @@ def transient_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
     """
     inner = shape.intermediate * max(1, shape.experts_per_token)
     widest = max(3 * inner, 3 * shape.query_width + 4 * shape.key_width)
-    return work.tokens * (shape.hidden * (how.residual_size + how.size) + widest * how.size // how.tensor)
+    return work.tokens * (shape.hidden * (how.size + how.size) + widest * how.size // how.tensor)
 
 
 def backward_bytes(shape: ModelShape, work: Pass, how: Computing) -> int:
     """Bytes of the gradients of activations that exist at once in the backward pass of a layer."""
     inner = shape.intermediate * max(1, shape.experts_per_token)
-    return work.tokens * (2 * inner * how.size // how.tensor + shape.hidden * how.residual_size)
+    return work.tokens * (2 * inner * how.size // how.tensor + shape.hidden * how.size)
 
 
 def logits_bytes(shape: ModelShape, tokens: int, how: Computing, *, learns: bool) -> int:
     """Peak bytes of tables of logits, including the gradient of the output matrix if it is accumulated over chunks."""
     vocabulary = shape.vocabulary // how.tensor
+    if how.on_gpu and how.tensor == 1:
+        return _fused_logits_bytes(shape, tokens, how, learns=learns)
     at_a_time, plain = LOGITS_AT_A_TIME, PLAIN_UP_TO
     if how.on_gpu:
-        parts = how.gpu_memory // (FLOAT * SHARE_OF_A_GPU)
-        at_a_time = max(at_a_time, 1 << max(0, parts.bit_length() - 1))
+        at_a_time = _logits_of_a_gpu(how)
         plain = max(plain, at_a_time)
     if tokens * vocabulary <= plain:
         return tokens * vocabulary * FLOAT * (TABLES if learns else TABLES - 2)
@@ -130,18 +128,27 @@ def logits_bytes(shape: ModelShape, tokens: int, how: Computing, *, learns: bool
     return chunk * CHUNK_TABLES + (weight if learns and how.trains_all else 0)
 
 
+def _logits_of_a_gpu(how: Computing) -> int:
+    """Number of logits in a chunk on a GPU."""
+    parts = how.gpu_memory // (FLOAT * SHARE_OF_A_GPU)
+    return max(LOGITS_AT_A_TIME, 1 << max(0, parts.bit_length() - 1))
+
+
+def _fused_logits_bytes(shape: ModelShape, tokens: int, how: Computing, *, learns: bool) -> int:
+    """Peak bytes of logits for kernels that read one table in its own type and write the gradient over it."""
+    whole = tokens * shape.vocabulary * how.size
+    if learns and whole <= how.gpu_memory // KEPT_SHARE_OF_A_GPU:
+        return whole
+    chunk = min(tokens, max(_logits_of_a_gpu(how) // shape.vocabulary, 1)) * shape.vocabulary * how.size
+    weight = shape.vocabulary * shape.hidden * (FLOAT + (how.size if how.size < FLOAT else 0))
+    return chunk + (weight if learns and how.trains_all else 0)
+
+
 def _norm_bytes(shape: ModelShape, how: Computing) -> int:
     """Bytes per token of two norms: input in float32, normalized input, and output, which the products take."""
-    match how.precision:
-        case "float32":
-            kept = 3 * FLOAT if how.trains_all else 2 * FLOAT
-            return 2 * kept * shape.hidden
-        case "bfloat16":
-            kept = FLOAT + (4 if how.trains_all else 2)
-            return 2 * kept * shape.hidden
-        case "autocast":  # query, key and value, gate and up each cast the output separately
-            kept = 2 * FLOAT if how.trains_all else FLOAT
-            return (2 * kept + 5 * 2) * shape.hidden
+    if how.precision == "float32":
+        return 2 * FLOAT * (3 if how.trains_all else 2) * shape.hidden
+    return 2 * (FLOAT + (4 if how.trains_all else 2)) * shape.hidden
 
 
 def _attention_bytes(shape: ModelShape, how: Computing) -> int:

@@ -116,7 +116,7 @@ def _updates(learner: Learner) -> tuple[Bytes, ...]:
     shape, stages = learner.shape, _spread(learner).stages
     work, how = _of_layers(learner, learner.update)
     kept = _layers(learner) * (stream_bytes(shape, work, how) if learner.recomputes else layer_bytes(shape, work, how))
-    outside = work.tokens * shape.hidden * (FLOAT + how.residual_size)  # the last norm, and the head's input
+    outside = work.tokens * shape.hidden * (FLOAT + how.size)  # the last norm, and the head's input
     moment = (layer_bytes(shape, work, how) if learner.recomputes else 0) + backward_bytes(shape, work, how)
     logits = logits_bytes(shape, learner.update.read, learner.how, learns=True)
     state = added(_state(learner), {"gradients": _gradients(learner)})

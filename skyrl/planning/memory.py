@@ -239,30 +239,24 @@ def _outer(learner: Learner) -> int:
 
 
 def _gathered(learner: Learner, *, layers: int) -> int:
-    """Bytes of gathered weights beside the shards: the unit outside the layers, and the given number of layers."""
+    """Bytes of weights to compute with, beside those at rest: copies in 16 bits, or gathered shards, which are the unit
+    outside the layers and the given number of layers.
+    """
     zero, size, shape = learner.zero, learner.how.size, learner.shape
     if zero is not None and _gathers_in_stage_3(learner):
         return size * min(_sharded(learner) // learner.how.tensor, zero.live)
     if zero is not None or learner.shards == 1:
-        return _casts(learner)
+        copied = size < FLOAT and (zero is None or zero.stage == 0)  # float32 weights, and copies to compute with
+        return size * learner.weights // learner.how.tensor if copied else 0
     if learner.keeps_gathered:
         return size * (_outer(learner) + shape.layers * learner.gathered_layer) // learner.how.tensor
     return size * (_outer(learner) + min(layers, shape.layers) * learner.gathered_layer) // learner.how.tensor
 
 
-def _casts(learner: Learner) -> int:
-    """Bytes of 16-bit copies of weight matrices that autocast makes and keeps for backward."""
-    if learner.how.precision != "autocast":
-        return 0
-    shape = learner.shape
-    layers = 1 if learner.recomputes else shape.layers
-    return 2 * (layers * shape.layer_parameters + shape.vocabulary * shape.hidden) // learner.how.tensor
-
-
 def _kept(learner: Learner, work: Pass) -> int:
     """Bytes of activations of all layers that are kept for backward, without those of the layer being recomputed."""
     shape, how = learner.shape, learner.how
-    outside = work.tokens * shape.hidden * (FLOAT + how.residual_size)  # the last norm, and the head's input
+    outside = work.tokens * shape.hidden * (FLOAT + how.size)  # the last norm, and the head's input
     if not learner.recomputes:
         return outside + shape.layers * layer_bytes(shape, work, how)
     if learner.offloads_activations and how.on_gpu:
