@@ -161,7 +161,6 @@ def test_a_missing_package_is_named_with_the_field(monkeypatch: pytest.MonkeyPat
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_kernels_on_a_gpu_compute_what_transformers_computes(family: str) -> None:
-    pytest.importorskip("liger_kernel")
     model, counts = FAMILIES[family]
     model, ids = model.cuda().bfloat16(), IDS.cuda()
     found = []
