@@ -39,7 +39,7 @@ def test_a_run_is_read_back_from_its_folder_and_can_be_overridden(tmp_path: Path
     folder = stored(tmp_path, run)
     again = load([folder])
     assert resolve_with_origins(again.config, again.origins)[0] == run
-    of_the_machine = {"trainer.logger", "trainer.attention"}
+    of_the_machine = {"trainer.logger", "trainer.attention", "trainer.use_liger_kernel"}
     assert set(again.origins) == {*RUNNABLE, *of_the_machine, "trainer.max_prompt_length", "trainer.seed"}
     assert fingerprint(compose([folder]).config) == fingerprint(run)
     changed = compose([folder], ["trainer.max_prompt_length=400"]).config
