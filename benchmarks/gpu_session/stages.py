@@ -1,0 +1,141 @@
+"""The stages of a session, most important first, and what each is told."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from benchmarks.gpu_session.shapes import Shape
+
+
+Result = dict[str, Any]
+Parts = Iterable[tuple[str, Callable[[], Result]]]
+"""Measurements of a stage: a name, and the function that measures."""
+
+
+@frozen(kw_only=True)
+class Job:
+    """What a stage is told."""
+
+    shape_name: str
+    device: str
+    """`cuda` or `cpu`."""
+
+    work: Path
+    """Folder for models and runs, which later stages find again."""
+
+    language_model: Path | None = None
+    """Folder that `smollm2.write_folder` wrote. None: a model with random weights takes its place."""
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of model and batch."""
+        from benchmarks.gpu_session.shapes import SHAPES
+
+        return SHAPES[self.shape_name]
+
+    @property
+    def folder(self) -> Path:
+        """Folder with a model of the shape and its data, which is written if it is not there."""
+        from benchmarks.gpu_session.shapes import ensure_model
+
+        return ensure_model(self.shape, self.work / self.shape_name, self.device)
+
+
+@frozen(kw_only=True)
+class Stage:
+    """One process of a session."""
+
+    name: str
+    """A dot separates a side from the comparison that it belongs to."""
+
+    function: str
+    """`module:function` below this package; takes a `Job` and returns `Parts`."""
+
+    limit: float
+    """Seconds after which its process is killed."""
+
+    shapes: tuple[str, ...] = ("",)
+    """Shapes on CUDA. The empty name stands for none."""
+
+    packages: tuple[str, ...] = ()
+    only_on_cuda: bool = False
+    needs_language_model: bool = False
+    """Left out on CUDA without one."""
+
+    def parts(self, job: Job) -> Parts:
+        """Its measurements, not yet done."""
+        module, _, function = self.function.partition(":")
+        found: Parts = getattr(import_module(f"benchmarks.gpu_session.{module}"), function)(job)
+        return found
+
+    def why_not(self, device: str, language_model: Path | None) -> str | None:
+        """Reason to leave it out on this machine."""
+        if missing := [package for package in self.packages if importlib.util.find_spec(package) is None]:
+            return f"not installed: {', '.join(missing)}"
+        if self.only_on_cuda and device != "cuda":
+            return "needs CUDA"
+        if self.needs_language_model and language_model is None and device == "cuda":
+            return "needs --language-model"
+        return None
+
+
+_VLLM, _TRL, _PYTEST = ("vllm", "ray"), ("trl", "datasets"), ("pytest", "pytest_asyncio", "hypothesis")
+
+STAGES = (
+    Stage(name="facts", function="facts:facts", limit=60),
+    Stage(name="smollm2.vllm", function="steps:vllm", limit=240, shapes=("smollm2", "smollm2-long"), packages=_VLLM,
+          needs_language_model=True),
+    Stage(name="smollm2.embedded", function="steps:embedded", limit=120, shapes=("smollm2", "smollm2-long"),
+          needs_language_model=True),
+    Stage(name="smollm2.trl_vllm", function="trl_steps:with_vllm", limit=180, shapes=("smollm2", "smollm2-long"),
+          packages=(*_TRL, "vllm"), only_on_cuda=True, needs_language_model=True),
+    Stage(name="smollm2.trl", function="trl_steps:with_generate", limit=120, shapes=("smollm2", "smollm2-long"),
+          packages=_TRL, needs_language_model=True),
+    Stage(name="tests_vllm", function="checks:with_vllm", limit=180, packages=(*_PYTEST, *_VLLM), only_on_cuda=True),
+    Stage(name="tests", function="checks:without_vllm", limit=180, packages=_PYTEST),
+    Stage(name="long_rows", function="learner:long_rows", limit=240, shapes=("0.6b",)),
+    Stage(name="learner", function="learner:batches", limit=120, shapes=("0.5b",)),
+    Stage(name="step.vllm", function="steps:vllm", limit=240, shapes=("0.5b", "1.5b"), packages=_VLLM),
+    Stage(name="step.embedded", function="steps:embedded", limit=150, shapes=("0.5b", "1.5b")),
+    Stage(name="step.trl_vllm", function="trl_steps:with_vllm", limit=180, shapes=("0.5b", "1.5b"),
+          packages=(*_TRL, "vllm"), only_on_cuda=True),
+    Stage(name="step.trl", function="trl_steps:with_generate", limit=150, shapes=("0.5b", "1.5b"), packages=_TRL),
+    Stage(name="generation", function="generation:generation", limit=180, shapes=("0.5b",)),
+    Stage(name="strategies.fsdp2", function="steps:fsdp2", limit=120, shapes=("0.5b",), packages=("ray",)),
+    Stage(name="strategies.deepspeed", function="steps:deepspeed", limit=120, shapes=("0.5b",),
+          packages=("ray", "deepspeed")),
+    Stage(name="strategies.megatron", function="steps:megatron", limit=120, shapes=("0.5b",),
+          packages=("ray", "megatron"), only_on_cuda=True),
+)  # fmt: skip
+
+
+BY_NAME: Mapping[str, Stage] = {stage.name: stage for stage in STAGES}
+KNOWN_SHAPES = {"tiny", *(shape for stage in STAGES for shape in stage.shapes if shape)}
+
+
+def chosen(only: Iterable[str], shapes: Iterable[str]) -> list[tuple[Stage, str]]:
+    """Stages and shapes to run, in order: `only` names stages or what stands before their dot, `shapes` the shapes.
+
+    Empty arguments choose all. The shape `tiny` stands for every shape. Raises ValueError for a name that is unknown.
+    """
+    names, wanted = set(only), set(shapes)
+    groups = {stage.name.partition(".")[0] for stage in STAGES}
+    if unknown := names - BY_NAME.keys() - groups:
+        raise ValueError(f"no stage is called {', '.join(sorted(unknown))}; --list prints them")
+    stages = [stage for stage in STAGES if not names or {stage.name, stage.name.partition(".")[0]} & names]
+    found = []
+    for _, group in groupby(stages, lambda stage: stage.name.partition(".")[0]):
+        sides = list(group)
+        shapes_of_group = ("tiny",) if "tiny" in wanted and sides[0].shapes[0] else sides[0].shapes
+        found += [
+            (side, shape) for shape in shapes_of_group if not wanted or not shape or shape in wanted for side in sides
+        ]
+    return found
