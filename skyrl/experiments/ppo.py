@@ -291,6 +291,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         await self.close_endpoint()
         if not self.recorded:
             await self.client.close()
+            self.time_sharing.engines_closed()
         self.sample_sink.write_uncomputed()
 
     async def finish(self) -> None:

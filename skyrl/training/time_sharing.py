@@ -98,6 +98,10 @@ class TimeSharing:
         await self._only({name: _WEIGHTS})
         await self._wake()
 
+    def engines_closed(self) -> None:
+        """The engines have ended: they are neither put to sleep nor started again."""
+        self._engines = self._make_engines = None
+
     async def _only(self, wanted: Mapping[str, Collection[Part]]) -> None:
         """Move models so that only the wanted parts are on the devices; parts leave before others come."""
         for name, there in self._there.items():

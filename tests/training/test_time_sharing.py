@@ -123,3 +123,14 @@ async def test_engines_leave_before_a_model_learns() -> None:
     device.events.clear()
     await turns.for_learning("policy")
     assert device.events == ["engines pause", "engines sleep", "+policy weights+optimizer"]
+
+
+async def test_engines_that_are_closed_are_neither_put_to_sleep_nor_started_again() -> None:
+    device = Device()
+    turns = sharing(device)
+    await turns.for_engines()
+    device.events.clear()
+    turns.engines_closed()
+    await turns.for_learning("policy")
+    await turns.for_engines()
+    assert device.events == ["+policy weights+optimizer"]
