@@ -3,7 +3,7 @@
 PYTHON ?= python3
 # Processes of pytest, each of which computes on one thread: one more than two cores, because some tests wait.
 WORKERS ?= 3
-# More arguments for `skyrl run`: make demo ARGS="trainer.epochs=1"
+# More arguments for `skyrl run`, and for `make gpu`: make demo ARGS="trainer.epochs=1"
 ARGS ?=
 # make demo SEED=2: another seed, in a folder of its own, since a folder belongs to one run
 SEED ?=
@@ -39,9 +39,11 @@ test: lint
 test-long: .venv/dev.stamp
 	$(BIN)/pytest -n $(WORKERS) --long --record-guarantees --hypothesis-profile=long -o faulthandler_timeout=3600 --durations=25 $(PYTEST_ARGS)
 
-# On one CUDA GPU, offline, with what is installed: tests marked gpu, then speed beside a plain loop (docs/gpu.md).
+# On one CUDA GPU, offline, with what is installed: stages of benchmarks/gpu_session, in at most 8 minutes (docs/gpu.md).
+# Fewer or others: make gpu ARGS="--only learner long_rows"
+gpu: GPU_SESSION = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_session
 gpu:
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu --tests --out runs/gpu --page docs/gpu.md
+	$(GPU_SESSION) run --out runs/gpu $(ARGS); status=$$?; $(GPU_SESSION) merge runs/gpu && exit $$status
 
 # Do the tests of a package notice when one of its lines is wrong? make mutants PACKAGES="algorithms tree"; it resumes.
 mutants: .venv/dev.stamp

@@ -34,9 +34,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.command == "stage":
         return _stage(options)
     if options.command == "merge":
-        from benchmarks.gpu_session.page import merge as merge_results
+        from benchmarks.gpu_session.page import merge as store_and_write
 
-        return merge_results(options.out, options.results, options.page)
+        return store_and_write(options.out, options.results, options.page)
     from benchmarks.gpu_session.smollm2 import greedy_answers, write_folder
 
     try:
@@ -63,7 +63,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_stage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name")
-    parser.add_argument("--shape", nargs="?", default="")
+    parser.add_argument("--function", required=True)
+    parser.add_argument("--shape", default="")
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--limit", type=float, required=True)
@@ -123,7 +124,7 @@ def _stage(options: argparse.Namespace) -> int:
         work=options.work,
         language_model=options.language_model,
     )
-    return run_stage(options.name, job, options.file, options.commit, options.limit)
+    return run_stage(options.name, options.function, job, options.file, options.commit, options.limit)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,6 @@ def _profiled(device: str, work: Callable[[], object], *, operators: bool) -> Re
 
     The profiler slows the host, so that the share is too small where the host is what limits.
     """
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = device == "cuda"
@@ -153,7 +152,7 @@ def _profiled(device: str, work: Callable[[], object], *, operators: bool) -> Re
     seconds = time.perf_counter() - begun
     found: Result = {"profiled_seconds": seconds}
     if on_gpu:
-        kernels = [event.time_range for event in seen.events() if event.device_type == DeviceType.CUDA]
+        kernels = [event.time_range for event in seen.events() if event.device_type.name == "CUDA"]
         busy = _covered([(each.start, each.end) for each in kernels]) / 1e6
         found |= {"kernels": len(kernels), "kernel_seconds": busy}
     if operators:

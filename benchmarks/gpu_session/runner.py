@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 from attrs import frozen
 
 from benchmarks.gpu_session.device import name_and_driver
-from benchmarks.gpu_session.stages import BY_NAME, Job, Stage
+from benchmarks.gpu_session.stages import Job, Stage, parts_of
 from skyrl.processes.orphans import kill_tagged
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +52,8 @@ class Session:
 
     commit: str
     language_model: Path | None = None
+    wait: Callable[[subprocess.Popen[bytes], float], int] = subprocess.Popen[bytes].wait
+    """Waits for a stage's process so many seconds. Returns its exit code, or raises `subprocess.TimeoutExpired`."""
 
     def run(self, stages: Sequence[tuple[Stage, str]]) -> list[Record]:
         """Runs what is not yet done, in order; returns all records."""
@@ -69,6 +71,8 @@ class Session:
         record = self._known(file)
         if record.get("state") == "done":
             return record
+        if not record:
+            file.unlink(missing_ok=True)
         why = stage.why_not(self.device, self.language_model) or (None if left >= 10 else "no time was left")
         if why is not None:
             if not record.get("parts"):
@@ -88,15 +92,16 @@ class Session:
         return record
 
     def _known(self, file: Path) -> Record:
-        """What an earlier run of the same commit has written."""
-        if not file.exists():
+        """What an earlier run of the same commit has written; nothing if the code may have changed since."""
+        if not file.exists() or self.commit.endswith("-dirty"):
             return {}
         record: Record = json.loads(file.read_text(encoding="utf-8"))
         return record if record.get("commit") == self.commit else {}
 
     def _in_a_process(self, stage: Stage, shape: str, file: Path, limit: float) -> tuple[str, float]:
         """State and seconds of the stage. At the end, no process of it is left."""
-        command = [sys.executable, "-m", "benchmarks.gpu_session", "stage", stage.name, "--shape", shape]
+        command = [sys.executable, "-m", "benchmarks.gpu_session", "stage", stage.name]
+        command += ["--function", f"{stage.package}.{stage.function}", "--shape", shape]
         command += ["--device", self.device, "--file", str(file), "--work", str(self.work), "--commit", self.commit]
         command += ["--limit", f"{limit:.1f}"]
         command += ["--language-model", str(self.language_model)] if self.language_model else []
@@ -113,7 +118,7 @@ class Session:
                 env=os.environ | {MARK: mark},
             )
             try:
-                state = "done" if process.wait(limit) == 0 else "failed"
+                state = "done" if self.wait(process, limit) == 0 else "failed"
             except subprocess.TimeoutExpired:
                 state = "limit"
             finally:
@@ -166,19 +171,20 @@ def commit_of(root: Path) -> str:
         return "unknown"
 
 
-def run_stage(name: str, job: Job, file: Path, commit: str, limit: float) -> int:
+def run_stage(name: str, function: str, job: Job, file: Path, commit: str, limit: float) -> int:
     """Measures the parts of a stage that the file does not have yet, in this process; 1 if one failed.
 
     Two seconds before the limit, the stacks of all threads go to the log.
     """
     faulthandler.dump_traceback_later(max(limit - 2, 1))
     record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    if record.get("commit") != commit or "device" not in record:
+    if "device" not in record:
         record = {"stage": name, "commit": commit, "parts": {}, **circumstances(job.device)}
     record |= {"shape": job.shape_name, "state": "running", "failed": {}}
-    record.pop("error", None), record.pop("log", None)
+    for told in ("error", "log"):
+        record.pop(told, None)
     write(file, record)
-    for part, measure in BY_NAME[name].parts(job):
+    for part, measure in parts_of(function, job):
         if part in record["parts"]:
             continue
         begun = time.monotonic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -57,7 +57,9 @@ class Stage:
     """A dot separates a side from the comparison that it belongs to."""
 
     function: str
-    """`module:function` below this package; takes a `Job` and returns `Parts`."""
+    """`module:function` in `package`; takes a `Job` and returns `Parts`."""
+
+    package: str = "benchmarks.gpu_session"
 
     limit: float
     """Seconds after which its process is killed."""
@@ -70,12 +72,6 @@ class Stage:
     needs_language_model: bool = False
     """Left out on CUDA without one."""
 
-    def parts(self, job: Job) -> Parts:
-        """Its measurements, not yet done."""
-        module, _, function = self.function.partition(":")
-        found: Parts = getattr(import_module(f"benchmarks.gpu_session.{module}"), function)(job)
-        return found
-
     def why_not(self, device: str, language_model: Path | None) -> str | None:
         """Reason to leave it out on this machine."""
         if missing := [package for package in self.packages if importlib.util.find_spec(package) is None]:
@@ -85,6 +81,13 @@ class Stage:
         if self.needs_language_model and language_model is None and device == "cuda":
             return "needs --language-model"
         return None
+
+
+def parts_of(function: str, job: Job) -> Parts:
+    """Measurements of `package.module:function`, not yet done."""
+    module, _, name = function.partition(":")
+    found: Parts = getattr(import_module(module), name)(job)
+    return found
 
 
 _VLLM, _TRL, _PYTEST = ("vllm", "ray"), ("trl", "datasets"), ("pytest", "pytest_asyncio", "hypothesis")
@@ -117,7 +120,6 @@ STAGES = (
 )  # fmt: skip
 
 
-BY_NAME: Mapping[str, Stage] = {stage.name: stage for stage in STAGES}
 KNOWN_SHAPES = {"tiny", *(shape for stage in STAGES for shape in stage.shapes if shape)}
 
 
@@ -128,7 +130,7 @@ def chosen(only: Iterable[str], shapes: Iterable[str]) -> list[tuple[Stage, str]
     """
     names, wanted = set(only), set(shapes)
     groups = {stage.name.partition(".")[0] for stage in STAGES}
-    if unknown := names - BY_NAME.keys() - groups:
+    if unknown := names - {stage.name for stage in STAGES} - groups:
         raise ValueError(f"no stage is called {', '.join(sorted(unknown))}; --list prints them")
     stages = [stage for stage in STAGES if not names or {stage.name, stage.name.partition(".")[0]} & names]
     found = []

@@ -46,7 +46,7 @@ def _train(job: Job, *, use_vllm: bool) -> Result:
                 torch.cuda.synchronize()
             steps.append(time.time() - started[-1])
 
-    score, rewards = _score_of(folder / "reward.py"), list[float]()
+    score, rewards = score_of(folder / "reward.py"), list[float]()
 
     def reward(completions: Sequence[Any], ground_truth: Sequence[str], **_: Any) -> list[float | None]:
         answers = zip(completions, ground_truth, strict=True)
@@ -126,7 +126,7 @@ def _time_method(owner: Any, name: str, seconds: list[float]) -> None:
     setattr(owner, name, timed)
 
 
-def _score_of(file: Path) -> Callable[[str, str], float]:
+def score_of(file: Path) -> Callable[[str, str], float]:
     """The function `score` of a file, as a run of skyrl finds it."""
     spec = spec_from_file_location("reward_of_the_task", file)
     assert spec is not None and spec.loader is not None

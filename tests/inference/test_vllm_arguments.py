@@ -24,6 +24,7 @@ KNOWN = {
     "max_model_len",
     "block_size",
     "hf_overrides",
+    "quantization",
 }
 MODEL = ModelFacts(head_dim=32, kv_numbers_per_token=128, positions=256, eos_ids=(1,), vocabulary=64)
 
@@ -150,6 +151,7 @@ def test_a_field_of_the_same_name_is_handed_over(field: str, value: Any) -> None
         ({"enable_ray_prometheus_stats": True}, {"disable_log_stats": False}),
         ({"enable_ray_prometheus_stats": False}, {"disable_log_stats": True}),
         ({"engine_init_kwargs": {"hf_overrides": {"a": [1]}}}, {"hf_overrides": {"a": [1]}}),
+        ({"engine_init_kwargs": {"quantization": "fp8"}}, {"quantization": "fp8"}),
     ],
 )
 def test_a_field_of_another_name_is_translated(fields: dict[str, Any], expected: dict[str, Any]) -> None:

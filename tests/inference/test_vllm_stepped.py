@@ -12,17 +12,21 @@ from skyrl.errors import ProcessError
 from skyrl.inference.vllm_stepped import SteppedBackend
 
 
-async def test_whoever_waits_in_an_engine_that_dies_while_it_rests_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is paused for new weights, which break it: no step will ever come that could fail."""
-    engine = Mock()
-    engine.collective_rpc.side_effect = RuntimeError("out of memory")
+def backend_of(engine: Mock, monkeypatch: pytest.MonkeyPatch) -> SteppedBackend:
     vllm = Mock()
     vllm.LLMEngine.from_engine_args.return_value = engine
     monkeypatch.setattr("skyrl.inference.vllm_stepped.importlib", Mock(import_module=lambda name: vllm))
     monkeypatch.setattr(
         "skyrl.inference.vllm_stepped.request_maker", lambda _: lambda ids, sampling, streamed: (ids, sampling)
     )
-    backend = SteppedBackend({})
+    return SteppedBackend({})
+
+
+async def test_whoever_waits_in_an_engine_that_dies_while_it_rests_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is paused for new weights, which break it: no step will ever come that could fail."""
+    engine = Mock()
+    engine.collective_rpc.side_effect = RuntimeError("out of memory")
+    backend = backend_of(engine, monkeypatch)
     await backend.pause("keep")
     waiting: list[asyncio.Task[Any]] = [asyncio.create_task(backend.generate(str(n), (1,), {})) for n in range(2)]
     await asyncio.sleep(0)
@@ -31,3 +35,16 @@ async def test_whoever_waits_in_an_engine_that_dies_while_it_rests_hears_of_it(m
     for each in waiting:
         with pytest.raises(ProcessError, match="out of memory"):
             await asyncio.wait_for(each, 5)
+
+
+@pytest.mark.parametrize(("in_flight", "mode"), [("finish", "abort"), ("keep", "keep")])
+async def test_sleep_frees_weights_and_cache_and_keeps_or_ends_requests(
+    in_flight: Any, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Mock()
+    backend = backend_of(engine, monkeypatch)
+    await backend.pause(in_flight)
+    await backend.sleep()
+    engine.sleep.assert_called_once_with(level=2, mode=mode)
+    await backend.wake()
+    engine.wake_up.assert_called_once_with()

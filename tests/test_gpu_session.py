@@ -1,0 +1,250 @@
+"""`make gpu` on a machine without a GPU: how stages are run, stored and shown, and a rehearsal of all of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from benchmarks.gpu_session import device
+from benchmarks.gpu_session.__main__ import main
+from benchmarks.gpu_session.cuda_paths import PATHS
+from benchmarks.gpu_session.learner import _covered
+from benchmarks.gpu_session.page import markdown, merge, stored, with_measurements
+from benchmarks.gpu_session.runner import Record, Session, title
+from benchmarks.gpu_session.shapes import SHAPES, flops_as_prime_rl, one_row, rollouts, training_flops
+from benchmarks.gpu_session.smollm2 import write_task
+from benchmarks.gpu_session.stages import STAGES, Job, Stage, chosen
+from benchmarks.gpu_session.steps import EMBEDDED, ON_RAY, VLLM, configuration
+from benchmarks.gpu_session.trl_steps import score_of
+from skyrl.config import compose
+from tests.processes.clusters import lives
+
+
+def session(folder: Path, **changes: Any) -> Session:
+    (folder / "work").mkdir(exist_ok=True)
+    usual: dict[str, Any] = {"seconds": 600.0, "commit": "abc", "device": "cpu"}
+    return Session(out=folder / "out", work=folder / "work", **usual | changes)
+
+
+def stage(function: str, **changes: Any) -> Stage:
+    return Stage(name=function, function=f"gpu_stages:{function}", package="tests", limit=120, **changes)
+
+
+def run(of: Session, *stages: Stage) -> list[Record]:
+    return of.run([(each, "") for each in stages])
+
+
+def test_a_measurement_that_fails_is_named_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [record] = run(session(tmp_path), stage("one_fails"))
+    assert record == json.loads((tmp_path / "out" / "one_fails.json").read_text())
+    assert record["state"] == "failed"
+    assert {name: part["seconds"] for name, part in record["parts"].items()} == {"first": 2.0, "third": 3.0}
+    assert record["failed"] == {"second": "ValueError: no such kernel"}
+    assert "and more" in record["log"]
+    assert (record["device"], record["commit"]) == ("CPU", "abc")
+    assert record["date"] and record["versions"]["torch"]
+    assert "first 2.000 s, third 3.000 s | FAILED second: ValueError: no such kernel" in capsys.readouterr().out
+
+
+def test_a_stage_at_its_limit_is_killed_with_all_its_processes_and_keeps_what_it_measured(tmp_path: Path) -> None:
+    blocked = tmp_path / "work" / "blocked"
+
+    def until_blocked(process: subprocess.Popen[bytes], limit: float) -> int:
+        deadline = time.monotonic() + 120
+        while not (blocked.exists() and blocked.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired("stage", limit)
+
+    of = session(tmp_path, wait=until_blocked)
+    record, after = run(of, stage("blocks"), attrs.evolve(stage("one_fails"), packages=("no_such_package",)))
+    assert record["state"] == "limit" and record["error"] == "took more than 120 s"
+    assert list(record["parts"]) == ["first"]
+    assert not lives(int(blocked.read_text()))
+    assert (after["state"], after["error"]) == ("left_out", "not installed: no_such_package")
+
+
+def test_the_same_command_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    assert [run(session(tmp_path), stage("counts"))[0]["state"] for _ in range(3)] == ["failed", "done", "done"]
+    calls = tmp_path / "work" / "calls"
+    assert calls.read_text() == "first\nsecond\n"
+    run(session(tmp_path, commit="def"), stage("counts"))
+    assert calls.read_text() == "first\nsecond\n" * 2
+
+
+def test_what_finds_no_time_or_no_device_is_left_out(tmp_path: Path) -> None:
+    [record] = run(session(tmp_path, seconds=0.0), stage("one_fails"))
+    assert (record["state"], record["error"]) == ("left_out", "no time was left")
+    assert stage("blocks", only_on_cuda=True).why_not("cpu", None) == "needs CUDA"
+    assert stage("blocks", needs_language_model=True).why_not("cuda", None) == "needs --language-model"
+    assert stage("blocks", needs_language_model=True).why_not("cpu", None) is None
+
+
+def test_stages_are_chosen_by_name_by_comparison_and_by_shape() -> None:
+    assert [(found.name, shape) for found, shape in chosen(["step.vllm", "facts"], ["0.5b"])] == [
+        ("facts", ""),
+        ("step.vllm", "0.5b"),
+    ]
+    sides = [(found.name, shape) for found, shape in chosen(["smollm2"], [])]
+    assert [shape for _, shape in sides] == ["smollm2"] * 4 + ["smollm2-long"] * 4
+    assert {shape for _, shape in chosen([], ["tiny"])} == {"", "tiny"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--shape", "3b"], "no stage has the shape 3b"),
+        (["--only", "lerner"], "no stage is called lerner"),
+        (["--only", "facts"], "the driver sees no CUDA device; --device cpu --shape tiny"),
+        (["--device", "cpu"], "add --shape tiny"),
+        (["--device", "cpu", "--shape", "tiny", "--language-model", "nowhere"], "nowhere holds no model"),
+    ],
+)
+def test_mistakes_in_the_command_are_named(
+    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device, "cuda_devices", lambda: 0)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *words])
+    assert ended.value.code == 2 and told in capsys.readouterr().err
+
+
+def test_the_list_names_what_this_machine_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--list", "--device", "cpu", "--shape", "tiny", "--only", "facts", "tests_vllm"]) == 0
+    facts, tests = capsys.readouterr().out.splitlines()
+    assert facts.split() == ["facts", "60", "s"]
+    assert tests.endswith("needs CUDA") or "not installed" in tests
+
+
+def test_a_shared_prompt_is_work_once() -> None:
+    shape = SHAPES["tiny"]
+    batch = rollouts(shape)
+    answers = int((batch.lengths - 12).sum())
+    layer = 64 * (2 * 64 + 2 * 32) + 3 * 64 * 128
+    alone, shared = (training_flops(shape, batch, shared=each) for each in (False, True))
+    assert alone - shared == 6.0 * 2 * layer * 6 * 12 + 12.0 * 64 * 2 * 6 * 12**2 / 2  # 8 prompts less 2, of 12 tokens
+    assert shared > 6.0 * (2 * layer * (24 + answers) + 384 * 64 * answers)
+
+
+def test_the_arithmetic_of_a_row_is_that_of_prime_rl() -> None:
+    """prime-rl publishes 11,900 tokens/s and 11.1 % for rows of 16,384 on one H100, 13,300 and 10.9 % with LoRA."""
+    shape = SHAPES["0.6b"]
+    assert shape.weights == pytest.approx(0.596e9, rel=1e-3)
+    assert 11_900 * flops_as_prime_rl(shape, 16_384) / 989e12 == pytest.approx(0.111, abs=0.001)
+    assert 13_300 * flops_as_prime_rl(shape, 16_384, lora=True) / 989e12 == pytest.approx(0.109, abs=0.002)
+    ours = training_flops(shape, one_row(shape, 16_384), shared=False) / 16_384
+    assert ours == pytest.approx(flops_as_prime_rl(shape, 16_384), rel=1e-3)
+
+
+def test_kernels_that_overlap_are_busy_once() -> None:
+    assert _covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.6)]) == 4.0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [EMBEDDED, VLLM, {**ON_RAY, "trainer.strategy": "deepspeed"}, {**ON_RAY, "trainer.strategy": "megatron"}],
+    ids=["embedded", "vllm", "deepspeed", "megatron"],
+)
+def test_the_runs_on_cuda_have_no_problem(tmp_path: Path, more: Mapping[str, Any]) -> None:
+    job = Job(shape_name="0.5b", device="cuda", work=tmp_path)
+    file = tmp_path / "run.toml"
+    file.write_text(configuration(job, tmp_path, tmp_path / "run", more))
+    found = compose([str(file)], {})
+    without_effect = {"generator.inference_engine.enforce_eager", "trainer.gradient_checkpointing"}
+    assert {each.path for each in found.warnings} <= without_effect  # of the embedded engine, and of Megatron
+    assert found.config.trainer.compute_dtype == "bfloat16"
+    assert found.config.trainer.max_training_steps == SHAPES["0.5b"].steps
+
+
+def test_an_answer_is_worth_most_as_a_number_alone(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    score = score_of(tmp_path / "reward.py")
+    assert [score(text, "12") for text in (" 12\n", "5 + 7 = 12", "12 is 5 + 7", "")] == [1.0, 0.5, 0.0, 0.0]
+    rows = [
+        json.loads(line) for name in ("train", "val") for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()
+    ]
+    assert len({row["prompt"][0]["content"] for row in rows}) == 29 * 29
+
+
+RECORD: Record = {
+    "stage": "step.embedded",
+    "shape": "0.5b",
+    "state": "failed",
+    "date": "2026-11-27 09:30",
+    "device": "NVIDIA H100 80GB HBM3",
+    "commit": "abc",
+    "versions": {"torch": "2.13.0", "ray": "2.60.0"},
+    "parts": {
+        "skyrl, embedded engine": {
+            "seconds": 1.25,
+            "tokens_per_second": 26214.4,
+            "phases": {"generate": 0.75, "policy_train": 0.5},
+            "device_bytes": 21.04e9,
+        }
+    },
+    "failed": {"other": "OutOfMemoryError: tried /a/b/c.py"},
+    "log": ["a line"],
+}
+
+
+def test_results_are_stored_by_card_and_shown_in_the_page(tmp_path: Path) -> None:
+    out, results, page = tmp_path / "out", tmp_path / "results", tmp_path / "gpu.md"
+    out.mkdir()
+    (out / "step.json").write_text(json.dumps(RECORD))
+    (out / "older.json").write_text(json.dumps(RECORD | {"date": "2026-11-26 09:30", "parts": {"old": {}}}))
+    (out / "cpu.json").write_text(json.dumps(RECORD | {"device": "CPU"}))
+    (out / "something.json").write_text("[]")
+    page.write_text("# GPUs\n\n## Measurements\n\nnothing yet\n")
+    assert merge([out], results, page) == 0
+    [file] = results.rglob("*.json")
+    assert file.relative_to(results) == Path("nvidia-h100-80gb-hbm3", "step.embedded-0.5b.json")
+    text = page.read_text()
+    assert "NVIDIA H100 80GB HBM3, 2026-11-27, commit abc; torch 2.13.0." in text
+    assert "| 0.5b | skyrl, embedded engine | 26,214 | 1.250 | 750 | 500 | 21.0 |" in text
+    assert "other failed: OutOfMemoryError: tried c.py." in text
+    assert "| embedded engine | NVIDIA H100 80GB HBM3, 2026-11-27, abc |" in text
+    assert "| Megatron | no GPU yet | `tests/" in text
+    assert "nothing yet" not in text and "a line" not in file.read_text()
+
+
+def test_a_folder_without_results_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gpu.md").write_text("## Measurements\n")
+    assert merge([tmp_path], tmp_path / "results", tmp_path / "gpu.md") == 1
+    assert "holds no results" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no section Measurements"):
+        with_measurements("# GPUs\n", "a table\n")
+
+
+def test_the_page_is_made_from_the_stored_results() -> None:
+    """After a change: `python -m benchmarks.gpu_session merge`."""
+    page = Path("docs/gpu.md").read_text(encoding="utf-8")
+    assert with_measurements(page, markdown(stored())) == page
+
+
+def test_tests_of_code_for_cuda_are_there_and_its_stages_are_known() -> None:
+    for path in PATHS:
+        assert path.tests
+        for test in path.tests:
+            file, _, name = test.partition("::")
+            assert f"def {name}(" in Path(file).read_text(encoding="utf-8"), test
+    names = [each.name for each in STAGES]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.long
+def test_every_stage_that_a_cpu_can_run_is_rehearsed_within_its_limit(tmp_path: Path) -> None:
+    words = ["run", "--device", "cpu", "--shape", "tiny", "--seconds", "2000"]
+    assert main([*words, "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]) == 0
+    records = {file.stem: json.loads(file.read_text()) for file in (tmp_path / "out").glob("*.json")}
+    missing = {title(each.name, shape): each.why_not("cpu", None) for each, shape in chosen([], ["tiny"])}
+    assert {name: record.get("error") for name, record in records.items()} == missing
+    assert all(record["state"] == "left_out" if missing[name] else "done" for name, record in records.items())
