@@ -1,4 +1,8 @@
-"""vLLM's own transfers between GPUs: CUDA IPC on one GPU, NCCL from one to another."""
+"""vLLM's own transfers between GPUs: CUDA IPC on one GPU, NCCL from one to another.
+
+Each case starts an engine in vLLM's process, which takes most of its time, so that one model stands for all by default.
+The names and shapes of the others reach vLLM in `test_vllm_roads.py`, too, which needs no GPU.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,14 @@ async def largest_differences(folder: Path, family: str, tied: bool, backend: st
     return found
 
 
-@pytest.mark.parametrize(("family", "tied"), [("qwen2", True), ("qwen3", False), ("llama", False)])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [
+        ("qwen3", False),
+        pytest.param("qwen2", True, marks=pytest.mark.long),
+        pytest.param("llama", False, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(
     ("backend", "gpu"),
     [pytest.param("ipc", "0", marks=pytest.mark.gpu), pytest.param("nccl", "1", marks=pytest.mark.gpu(2))],
