@@ -152,12 +152,17 @@ def _profiled(device: str, work: Callable[[], object], *, operators: bool) -> Re
     seconds = time.perf_counter() - begun
     found: Result = {"profiled_seconds": seconds}
     if on_gpu:
-        kernels = [event.time_range for event in seen.events() if event.device_type.name == "CUDA"]
+        kernels = [
+            event.time_range
+            for event in seen.events()
+            if event.device_type.name == "CUDA" and not event.is_user_annotation
+        ]
         busy = _covered([(each.start, each.end) for each in kernels]) / 1e6
         found |= {"kernels": len(kernels), "kernel_seconds": busy}
     if operators:
         own = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-        events = sorted(seen.key_averages(), key=lambda event: -float(getattr(event, own)))[:PROFILED]
+        averages = [event for event in seen.key_averages() if not event.is_user_annotation]
+        events = sorted(averages, key=lambda event: -float(getattr(event, own)))[:PROFILED]
         found["profile"] = [
             {"name": event.key[:80], "ms": round(getattr(event, own) / 1000, 3), "calls": event.count}
             for event in events

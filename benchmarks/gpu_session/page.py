@@ -134,7 +134,7 @@ def _circumstances(record: Record) -> tuple[str, str, str, str]:
     )
 
 
-SHOWN = ("torch", "transformers", "vllm", "trl", "deepspeed", "megatron-core", "flash-attn")
+SHOWN = ("torch", "transformers", "vllm", "trl", "deepspeed", "megatron-core", "flash-attn", "liger-kernel")
 """Packages whose versions the page names."""
 
 

@@ -33,7 +33,18 @@ ROOT = Path(__file__).parents[2]
 MARK = "SKYRL_GPU_STAGE"
 """Variable that all processes of a stage carry, so that those of Ray end with it."""
 
-PACKAGES = ("torch", "transformers", "vllm", "ray", "trl", "deepspeed", "megatron-core", "flash-attn", "triton")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "vllm",
+    "ray",
+    "trl",
+    "deepspeed",
+    "megatron-core",
+    "flash-attn",
+    "liger-kernel",
+    "triton",
+)
 """Packages whose versions are kept."""
 
 LOG_LINES = 30

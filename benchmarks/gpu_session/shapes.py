@@ -6,6 +6,8 @@ import json
 import random
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -157,18 +159,22 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def ensure_model(shape: Shape, folder: Path, device: str) -> Path:
-    """The folder, with a random model, `train.jsonl` and `reward.py` in it; they are written if it is not there."""
+    """The folder, with a random model, `train.jsonl` and `reward.py` in it.
+
+    If it is not there, another process writes it, so that this one holds no memory of the device.
+    """
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             unfinished = Path(scratch, "model-and-data")
             unfinished.mkdir()
-            prepare(shape, unfinished, torch.device(device))
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+                process.submit(prepare, shape, unfinished, device).result()
             unfinished.rename(folder)
     return folder
 
 
-def prepare(shape: Shape, folder: Path, device: torch.device) -> None:
+def prepare(shape: Shape, folder: Path, device: str) -> None:
     """Writes `model/` with its tokenizer, `train.jsonl` and `reward.py`."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Tokenizer
@@ -199,7 +205,7 @@ def prepare(shape: Shape, folder: Path, device: torch.device) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(0)
-    with device:
+    with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
