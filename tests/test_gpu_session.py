@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import struct
 import subprocess
+import sys
 import time
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,9 @@ from benchmarks.gpu_session import device
 from benchmarks.gpu_session.__main__ import main
 from benchmarks.gpu_session.cuda_paths import PATHS
 from benchmarks.gpu_session.learner import _covered
+from benchmarks.gpu_session.machine_code import keep_only
 from benchmarks.gpu_session.page import markdown, merge, stored, with_measurements
+from benchmarks.gpu_session.parts import join, pack, wanted
 from benchmarks.gpu_session.runner import Record, Session, title
 from benchmarks.gpu_session.shapes import SHAPES, flops_as_prime_rl, one_row, rollouts, training_flops
 from benchmarks.gpu_session.smollm2 import write_task
@@ -238,6 +245,75 @@ def test_tests_of_code_for_cuda_are_there_and_its_stages_are_known() -> None:
             assert f"def {name}(" in Path(file).read_text(encoding="utf-8"), test
     names = [each.name for each in STAGES]
     assert len(names) == len(set(names))
+
+
+def fatbin(*entries: tuple[int, int, bytes]) -> bytes:
+    """Entries of kind (2 is a cubin, 1 is PTX), architecture and payload, as a CUDA library holds them."""
+    inside = b"".join(
+        struct.pack("<HHIQ", kind, 0x101, 64, len(payload)) + bytes(12) + struct.pack("<I", architecture) + bytes(32)
+        + payload
+        for kind, architecture, payload in entries
+    )  # fmt: skip
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(inside)) + inside
+
+
+def test_of_machine_code_only_that_of_one_gpu_stays(tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    library.write_bytes(
+        b"head" + fatbin((2, 80, b"ampere"), (2, 90, b"hopper"), (1, 90, b"source"))
+        + b"\x50\xed\x55\xba looks like one" + fatbin((2, 80, b"ampere"), (1, 80, b"source"), (1, 100, b"newest"))
+    )  # fmt: skip
+    size = library.stat().st_size
+    assert keep_only(library, 90) == len(b"amperesourceamperenewest")
+    data = library.read_bytes()
+    assert (len(data), data.count(b"hopper"), data.count(b"source")) == (size, 1, 1)
+    assert b"ampere" not in data and b"newest" not in data and b"looks like one" in data
+
+
+@pytest.mark.needs("zstd", "tar")
+def test_what_is_packed_into_parts_is_whole_on_the_other_side(tmp_path: Path) -> None:
+    carry, model, there = tmp_path / "carry", tmp_path / "lm.v2", tmp_path / "there"
+    (carry / "wheels").mkdir(parents=True)
+    model.mkdir()
+    (model / "weights").write_bytes(random.Random(0).randbytes(5_000))
+    with zipfile.ZipFile(carry / "wheels" / "some_package-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("some_package/__init__.py", "NAME = 'carried'\n")
+        program = zipfile.ZipInfo("some_package/program")
+        program.external_attr = 0o755 << 16
+        wheel.writestr(program, "#!/bin/sh\n")
+        wheel.writestr("some_package-1.0.data/purelib/beside.py", "")
+        wheel.writestr("some_package-1.0.data/scripts/start", "")
+    parts = pack(carry, [model], part_bytes=2_000, architecture=90)
+    total = len(parts)
+    assert [part.name for part in parts] == [f"part-{number:02d}-of-{total:02d}" for number in range(total)]
+    assert total >= 3 and all(part.stat().st_size <= 2_000 for part in parts)
+    command = [sys.executable, "benchmarks/gpu_session/parts.py", str(there), *map(str, reversed(parts))]
+    subprocess.run(command, check=True)
+    assert (there / "lm.v2" / "weights").read_bytes() == (model / "weights").read_bytes()
+    site = there / "site"
+    assert os.access(site / "some_package" / "program", os.X_OK) and (site / "beside.py").exists()
+    assert not list(site.rglob("start"))
+    script = f". {there / 'environment'}; {sys.executable} -c 'import some_package; print(some_package.NAME)'"
+    assert subprocess.run(["sh", "-c", script], check=True, capture_output=True, text=True).stdout == "carried\n"
+    with pytest.raises(ValueError, match="part-01-of-"):
+        join([parts[0], *parts[2:]], tmp_path / "elsewhere")
+    parts[0].write_bytes(b"")
+    with pytest.raises(OSError, match="damaged"):
+        join(parts, tmp_path / "elsewhere")
+
+
+def test_two_versions_of_a_package_are_not_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wheels").mkdir()
+    for name in ("some_package-1.0-py3-none-any.whl", "Some.Package-1.1-py3-none-any.whl"):
+        (tmp_path / "wheels" / name).touch()
+    with pytest.raises(SystemExit):
+        main(["pack", str(tmp_path)])
+    assert "two versions of some-package among the wheels" in capsys.readouterr().err
+
+
+def test_only_requirements_that_hold_there_are_followed() -> None:
+    requires = ["a>=1", 'b; sys_platform == "win32"', 'c==2; python_version < "3.12"', 'd; extra == "x"', "e.f[g]<3"]
+    assert list(wanted(requires, "3.12")) == ["a>=1", "e.f<3"]
 
 
 @pytest.mark.long

