@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from benchmarks.gpu_session import page as measurements
 from skyrl.config.alarms import DEFAULT_ALARMS
 from skyrl.tracking import metric_table
 from tests import guarantees
@@ -57,6 +58,7 @@ PAGES: Mapping[str, Callable[[str], str]] = {
         with_table(with_table(page, figures.settings_table()), figures.scripts_table()), figures.refusals_table()
     ),
     "docs/fields.md": lambda page: page_of_fields(),
+    "docs/gpu.md": lambda page: measurements.with_measurements(page, measurements.markdown(measurements.stored())),
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),
 }

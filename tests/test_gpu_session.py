@@ -22,29 +22,29 @@ from benchmarks.gpu_session.__main__ import main
 from benchmarks.gpu_session.cuda_paths import PATHS
 from benchmarks.gpu_session.learner import _covered
 from benchmarks.gpu_session.machine_code import keep_only
-from benchmarks.gpu_session.page import markdown, merge, stored, with_measurements
+from benchmarks.gpu_session.page import merge, with_measurements
 from benchmarks.gpu_session.parts import join, pack, wanted
-from benchmarks.gpu_session.runner import Record, Session, title
+from benchmarks.gpu_session.runner import GpuSession, Record, title
 from benchmarks.gpu_session.shapes import SHAPES, flops_as_prime_rl, one_row, rollouts, training_flops
 from benchmarks.gpu_session.smollm2 import write_task
-from benchmarks.gpu_session.stages import STAGES, Job, Stage, chosen
+from benchmarks.gpu_session.stages import STAGES, GpuStage, Job, chosen
 from benchmarks.gpu_session.steps import EMBEDDED, ON_RAY, VLLM, configuration
 from benchmarks.gpu_session.trl_steps import score_of
 from skyrl.config import compose
 from tests.processes.clusters import lives
 
 
-def session(folder: Path, **changes: Any) -> Session:
+def session(folder: Path, **changes: Any) -> GpuSession:
     (folder / "work").mkdir(exist_ok=True)
     usual: dict[str, Any] = {"seconds": 600.0, "commit": "abc", "device": "cpu"}
-    return Session(out=folder / "out", work=folder / "work", **usual | changes)
+    return GpuSession(out=folder / "out", work=folder / "work", **usual | changes)
 
 
-def stage(function: str, **changes: Any) -> Stage:
-    return Stage(name=function, function=f"gpu_stages:{function}", package="tests", limit=120, **changes)
+def stage(function: str, **changes: Any) -> GpuStage:
+    return GpuStage(name=function, function=f"gpu_stages:{function}", package="tests", limit=120, **changes)
 
 
-def run(of: Session, *stages: Stage) -> list[Record]:
+def run(of: GpuSession, *stages: GpuStage) -> list[Record]:
     return of.run([(each, "") for each in stages])
 
 
@@ -229,12 +229,6 @@ def test_a_folder_without_results_is_named(tmp_path: Path, capsys: pytest.Captur
     assert "holds no results" in capsys.readouterr().out
     with pytest.raises(ValueError, match="no section Measurements"):
         with_measurements("# GPUs\n", "a table\n")
-
-
-def test_the_page_is_made_from_the_stored_results() -> None:
-    """After a change: `python -m benchmarks.gpu_session merge`."""
-    page = Path("docs/gpu.md").read_text(encoding="utf-8")
-    assert with_measurements(page, markdown(stored())) == page
 
 
 def test_tests_of_code_for_cuda_are_there_and_its_stages_are_known() -> None:

@@ -58,7 +58,7 @@ def _prepare(options: argparse.Namespace) -> int:
     if options.command == "pack":
         size = round(options.part_mb * 1e6)
         parts = pack(options.carry, options.add, part_bytes=size, architecture=options.architecture)
-        print(f"{len(parts)} parts, {sum(part.stat().st_size for part in parts) / 1e6:.0f} MB")
+        print(f"parts: {len(parts)}, {sum(part.stat().st_size for part in parts) / 1e6:.0f} MB")
         return 0
     have = options.have.read_text(encoding="utf-8").split() if options.have else []
     wheels = options.into / "wheels"
@@ -116,7 +116,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from benchmarks.gpu_session.device import cuda_devices
-    from benchmarks.gpu_session.runner import Session, commit_of, title
+    from benchmarks.gpu_session.runner import GpuSession, commit_of, title
     from benchmarks.gpu_session.stages import KNOWN_SHAPES, chosen
 
     if unknown := set(options.shape) - KNOWN_SHAPES:
@@ -138,7 +138,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("the shapes are for GPUs: add --shape tiny to --device cpu")
     if options.language_model is not None and not (options.language_model / "model" / "config.json").is_file():
         parser.error(f"{options.language_model} holds no model: write one with the command model")
-    session = Session(
+    session = GpuSession(
         out=options.out.resolve(),
         work=options.work.resolve(),
         device=options.device,

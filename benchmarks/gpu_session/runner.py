@@ -26,7 +26,7 @@ from typing import Any
 from attrs import frozen
 
 from benchmarks.gpu_session.device import name_and_driver
-from benchmarks.gpu_session.stages import Job, Stage, parts_of
+from benchmarks.gpu_session.stages import GpuStage, Job, parts_of
 from skyrl.processes.orphans import kill_tagged
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ Record = dict[str, Any]
 
 
 @frozen(kw_only=True)
-class Session:
+class GpuSession:
     """Where and how the stages of one command run."""
 
     out: Path
@@ -66,7 +66,7 @@ class Session:
     wait: Callable[[subprocess.Popen[bytes], float], int] = subprocess.Popen[bytes].wait
     """Waits for a stage's process so many seconds. Returns its exit code, or raises `subprocess.TimeoutExpired`."""
 
-    def run(self, stages: Sequence[tuple[Stage, str]]) -> list[Record]:
+    def run(self, stages: Sequence[tuple[GpuStage, str]]) -> list[Record]:
         """Runs what is not yet done, in order; returns all records."""
         begun = time.monotonic()
         self.out.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class Session:
             print(line_of(record), flush=True)
         return records
 
-    def _run(self, stage: Stage, shape: str, left: float) -> Record:
+    def _run(self, stage: GpuStage, shape: str, left: float) -> Record:
         file = self.out / f"{title(stage.name, shape)}.json"
         record = self._known(file)
         if record.get("state") == "done":
@@ -109,7 +109,7 @@ class Session:
         record: Record = json.loads(file.read_text(encoding="utf-8"))
         return record if record.get("commit") == self.commit else {}
 
-    def _in_a_process(self, stage: Stage, shape: str, file: Path, limit: float) -> tuple[str, float]:
+    def _in_a_process(self, stage: GpuStage, shape: str, file: Path, limit: float) -> tuple[str, float]:
         """State and seconds of the stage. At the end, no process of it is left."""
         command = [sys.executable, "-m", "benchmarks.gpu_session", "stage", stage.name]
         command += ["--function", f"{stage.package}.{stage.function}", "--shape", shape]

@@ -50,7 +50,7 @@ class Job:
 
 
 @frozen(kw_only=True)
-class Stage:
+class GpuStage:
     """One process of a session."""
 
     name: str
@@ -93,29 +93,29 @@ def parts_of(function: str, job: Job) -> Parts:
 _VLLM, _TRL, _PYTEST = ("vllm", "ray"), ("trl", "datasets"), ("pytest", "pytest_asyncio", "hypothesis")
 
 STAGES = (
-    Stage(name="facts", function="facts:facts", limit=60),
-    Stage(name="smollm2.vllm", function="steps:vllm", limit=240, shapes=("smollm2", "smollm2-long"), packages=_VLLM,
+    GpuStage(name="facts", function="facts:facts", limit=60),
+    GpuStage(name="smollm2.vllm", function="steps:vllm", limit=240, shapes=("smollm2", "smollm2-long"), packages=_VLLM,
           needs_language_model=True),
-    Stage(name="smollm2.embedded", function="steps:embedded", limit=120, shapes=("smollm2", "smollm2-long"),
+    GpuStage(name="smollm2.embedded", function="steps:embedded", limit=120, shapes=("smollm2", "smollm2-long"),
           needs_language_model=True),
-    Stage(name="smollm2.trl_vllm", function="trl_steps:with_vllm", limit=180, shapes=("smollm2", "smollm2-long"),
+    GpuStage(name="smollm2.trl_vllm", function="trl_steps:with_vllm", limit=180, shapes=("smollm2", "smollm2-long"),
           packages=(*_TRL, "vllm"), only_on_cuda=True, needs_language_model=True),
-    Stage(name="smollm2.trl", function="trl_steps:with_generate", limit=120, shapes=("smollm2", "smollm2-long"),
+    GpuStage(name="smollm2.trl", function="trl_steps:with_generate", limit=120, shapes=("smollm2", "smollm2-long"),
           packages=_TRL, needs_language_model=True),
-    Stage(name="tests_vllm", function="checks:with_vllm", limit=180, packages=(*_PYTEST, *_VLLM), only_on_cuda=True),
-    Stage(name="tests", function="checks:without_vllm", limit=180, packages=_PYTEST),
-    Stage(name="long_rows", function="learner:long_rows", limit=240, shapes=("0.6b",)),
-    Stage(name="learner", function="learner:batches", limit=120, shapes=("0.5b",)),
-    Stage(name="step.vllm", function="steps:vllm", limit=240, shapes=("0.5b", "1.5b"), packages=_VLLM),
-    Stage(name="step.embedded", function="steps:embedded", limit=150, shapes=("0.5b", "1.5b")),
-    Stage(name="step.trl_vllm", function="trl_steps:with_vllm", limit=180, shapes=("0.5b", "1.5b"),
+    GpuStage(name="tests_vllm", function="checks:with_vllm", limit=180, packages=(*_PYTEST, *_VLLM), only_on_cuda=True),
+    GpuStage(name="tests", function="checks:without_vllm", limit=180, packages=_PYTEST),
+    GpuStage(name="long_rows", function="learner:long_rows", limit=240, shapes=("0.6b",)),
+    GpuStage(name="learner", function="learner:batches", limit=120, shapes=("0.5b",)),
+    GpuStage(name="step.vllm", function="steps:vllm", limit=240, shapes=("0.5b", "1.5b"), packages=_VLLM),
+    GpuStage(name="step.embedded", function="steps:embedded", limit=150, shapes=("0.5b", "1.5b")),
+    GpuStage(name="step.trl_vllm", function="trl_steps:with_vllm", limit=180, shapes=("0.5b", "1.5b"),
           packages=(*_TRL, "vllm"), only_on_cuda=True),
-    Stage(name="step.trl", function="trl_steps:with_generate", limit=150, shapes=("0.5b", "1.5b"), packages=_TRL),
-    Stage(name="generation", function="generation:generation", limit=180, shapes=("0.5b",)),
-    Stage(name="strategies.fsdp2", function="steps:fsdp2", limit=120, shapes=("0.5b",), packages=("ray",)),
-    Stage(name="strategies.deepspeed", function="steps:deepspeed", limit=120, shapes=("0.5b",),
+    GpuStage(name="step.trl", function="trl_steps:with_generate", limit=150, shapes=("0.5b", "1.5b"), packages=_TRL),
+    GpuStage(name="generation", function="generation:generation", limit=180, shapes=("0.5b",)),
+    GpuStage(name="strategies.fsdp2", function="steps:fsdp2", limit=120, shapes=("0.5b",), packages=("ray",)),
+    GpuStage(name="strategies.deepspeed", function="steps:deepspeed", limit=120, shapes=("0.5b",),
           packages=("ray", "deepspeed")),
-    Stage(name="strategies.megatron", function="steps:megatron", limit=120, shapes=("0.5b",),
+    GpuStage(name="strategies.megatron", function="steps:megatron", limit=120, shapes=("0.5b",),
           packages=("ray", "megatron"), only_on_cuda=True),
 )  # fmt: skip
 
@@ -123,7 +123,7 @@ STAGES = (
 KNOWN_SHAPES = {"tiny", *(shape for stage in STAGES for shape in stage.shapes if shape)}
 
 
-def chosen(only: Iterable[str], shapes: Iterable[str]) -> list[tuple[Stage, str]]:
+def chosen(only: Iterable[str], shapes: Iterable[str]) -> list[tuple[GpuStage, str]]:
     """Stages and shapes to run, in order: `only` names stages or what stands before their dot, `shapes` the shapes.
 
     Empty arguments choose all. The shape `tiny` stands for every shape. Raises ValueError for a name that is unknown.
