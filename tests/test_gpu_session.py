@@ -88,6 +88,15 @@ def test_the_same_command_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     assert calls.read_text() == "first\nsecond\n" * 2
 
 
+def test_changed_settings_are_measured_beside_the_others(tmp_path: Path) -> None:
+    words = ["run", "--device", "cpu", "--shape", "tiny", "--only", "facts", "--out", str(tmp_path)]
+    assert main([*words, "--seconds", "0", "--set", "trainer.policy.use_torch_compile=true", "a.b=[1, 2]"]) == 0
+    record = json.loads((tmp_path / "facts+use_torch_compile=true+b=_1__2_.json").read_text())
+    assert record["changes"] == ["trainer.policy.use_torch_compile=true", "a.b=[1, 2]"]
+    job = Job(shape_name="tiny", device="cpu", work=tmp_path, changes={"a.b": [1, 2]})
+    assert configuration(job, tmp_path, tmp_path, {}).endswith("a.b = [1, 2]\n")
+
+
 def test_what_finds_no_time_or_no_device_is_left_out(tmp_path: Path) -> None:
     [record] = run(session(tmp_path, seconds=0.0), stage("one_fails"))
     assert (record["state"], record["error"]) == ("left_out", "no time was left")
@@ -113,6 +122,7 @@ def test_stages_are_chosen_by_name_by_comparison_and_by_shape() -> None:
         (["--only", "lerner"], "no stage is called lerner"),
         (["--only", "facts"], "the driver sees no CUDA device; --device cpu --shape tiny"),
         (["--device", "cpu"], "add --shape tiny"),
+        (["--device", "cpu", "--shape", "tiny", "--set", "compile"], "--set takes path=value, not compile"),
         (["--device", "cpu", "--shape", "tiny", "--language-model", "nowhere"], "nowhere holds no model"),
     ],
 )

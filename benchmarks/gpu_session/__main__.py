@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -111,6 +113,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     work = Path(tempfile.gettempdir(), "skyrl-gpu-session")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--work", type=Path, default=work, help="folder for random models and runs")
+    parser.add_argument("--set", nargs="+", default=[], metavar="PATH=VALUE", help="fields of skyrl's configuration")
     parser.add_argument("--language-model", type=Path, help="folder that `model` wrote; stages of smollm2 need it")
 
 
@@ -136,6 +139,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("the driver sees no CUDA device; --device cpu --shape tiny runs the same stages without one")
     if options.device == "cpu" and options.shape != ["tiny"]:
         parser.error("the shapes are for GPUs: add --shape tiny to --device cpu")
+    if wrong := [text for text in options.set if not re.fullmatch(r"[\w.]+=.+", text)]:
+        parser.error(f"--set takes path=value, not {', '.join(wrong)}")
     if options.language_model is not None and not (options.language_model / "model" / "config.json").is_file():
         parser.error(f"{options.language_model} holds no model: write one with the command model")
     session = GpuSession(
@@ -145,9 +150,19 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         seconds=options.seconds,
         commit=options.commit or commit_of(ROOT),
         language_model=options.language_model.resolve() if options.language_model else None,
+        changes=tuple(options.set),
     )
     records = session.run(stages)
     return 1 if any(record["state"] in ("failed", "limit") for record in records) else 0
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """A path and a value of `path=value`, as JSON where it is."""
+    path, _, value = text.partition("=")
+    try:
+        return path, json.loads(value)
+    except ValueError:
+        return path, value
 
 
 def _stage(options: argparse.Namespace) -> int:
@@ -159,6 +174,7 @@ def _stage(options: argparse.Namespace) -> int:
         device=options.device,
         work=options.work,
         language_model=options.language_model,
+        changes=dict(_change(text) for text in options.set),
     )
     return run_stage(options.name, options.function, job, options.file, options.commit, options.limit)
 

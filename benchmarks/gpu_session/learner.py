@@ -25,7 +25,7 @@ from benchmarks.gpu_session.shapes import (
 )
 from benchmarks.gpu_session.stages import Job, Parts, Result
 from skyrl.batch import TrainingBatch
-from skyrl.config import compose
+from skyrl.config import TrainerConfig, compose
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.supervised import CrossEntropy
 from skyrl.learners.workers import PolicyWorker, SFTWorker
@@ -97,13 +97,17 @@ def _row(job: Job, tokens: int, kind: str, *, recompute: bool) -> Result:
 
 
 def _policy(job: Job, **more: Any) -> LearningWorker:
-    trainer = compose([], settings(job.shape, job.folder, job.work / "unused", job.device, **more)).config.trainer
+    trainer = _trainer(job, more)
     return PolicyWorker(trainer, policy_objective(trainer.algorithm), 100)
 
 
 def _sft(job: Job, **more: Any) -> LearningWorker:
-    trainer = compose([], settings(job.shape, job.folder, job.work / "unused", job.device, **more)).config.trainer
-    return SFTWorker(trainer, CrossEntropy(), 100)
+    return SFTWorker(_trainer(job, more), CrossEntropy(), 100)
+
+
+def _trainer(job: Job, more: Mapping[str, Any]) -> TrainerConfig:
+    changes = {**more, **job.changes}
+    return compose([], settings(job.shape, job.folder, job.work / "unused", job.device, **changes)).config.trainer
 
 
 def _measured(job: Job, worker: LearningWorker, batch: TrainingBatch, flops: float, *, repeats: int) -> Result:

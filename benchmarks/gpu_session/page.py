@@ -76,12 +76,17 @@ def _store(record: Record, results: Path) -> None:
     """Keeps a record of a GPU, unless it measured nothing or a newer one is there."""
     if record.get("device", "CPU") == "CPU" or not (record["parts"] or record.get("failed")):
         return
-    file = results / slug(record["device"]) / f"{title(record['stage'], record['shape'])}.json"
+    file = results / slug(record["device"]) / f"{name_of(record)}.json"
     if file.exists() and json.loads(file.read_text(encoding="utf-8"))["date"] > record["date"]:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in record.items() if name != "log"}
     write(file, json.loads(re.sub(r"(?<![\w.])(/[\w.-]+){2,}/", "", json.dumps(kept))))
+
+
+def name_of(record: Record) -> str:
+    """Name of a record's files."""
+    return title(record["stage"], record["shape"], record.get("changes", ()))
 
 
 def slug(name: str) -> str:
@@ -147,16 +152,16 @@ def _table(records: Sequence[Record]) -> Iterator[str]:
     rows = [(record, name, part) for record in records for name, part in record["parts"].items()]
     cells = {header: [cell(part) for _, _, part in rows] for header, cell in COLUMNS.items()}
     cells = {header: column for header, column in cells.items() if any(column)}
-    shapes = [record["shape"] for record, _, _ in rows]
+    shapes = [", ".join([record["shape"], *record.get("changes", [])]) for record, _, _ in rows]
     heads = [*(["shape"] if any(shapes) else []), "measurement", *cells]
     yield _row(heads)
     yield "|" + "---|" * len(heads)
-    for number, (record, name, _) in enumerate(rows):
-        first = [record["shape"]] if any(shapes) else []
+    for number, (_, name, _) in enumerate(rows):
+        first = [shapes[number]] if any(shapes) else []
         yield _row([*first, name, *(column[number] for column in cells.values())])
     for record in records:
         for name, part in record["parts"].items():
-            yield from _profile(record["shape"], name, part)
+            yield from _profile(name_of(record), name, part)
         yield from _remarks(record)
 
 
@@ -164,17 +169,17 @@ def _remarks(record: Record) -> Iterator[str]:
     """What the table does not show: notes, and what failed."""
     failed = [f"{name} failed: {why}" for name, why in record.get("failed", {}).items()]
     if record.get("state") == "limit":
-        failed.append(f"{title(record['stage'], record['shape'])} {record['error']}")
+        failed.append(f"{name_of(record)} {record['error']}")
     for text in [*record.get("notes", []), *failed]:
         yield ""
         yield from _wrapped(text if text.endswith(".") else f"{text}.")
 
 
-def _profile(shape: str, name: str, part: Record) -> Iterator[str]:
+def _profile(stage: str, name: str, part: Record) -> Iterator[str]:
     if part.get("profile"):
         yield from [
             "",
-            f"One update of {shape}, {name}, by operator:",
+            f"One update of `{stage}`, {name}, by operator:",
             "",
             "| operator | ms | calls |",
             "|---|---|---|",

@@ -13,6 +13,7 @@ import gc
 import importlib.metadata
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,6 +64,9 @@ class GpuSession:
 
     commit: str
     language_model: Path | None = None
+    changes: tuple[str, ...] = ()
+    """Fields of skyrl's configuration for all stages, as `path=value`."""
+
     wait: Callable[[subprocess.Popen[bytes], float], int] = subprocess.Popen[bytes].wait
     """Waits for a stage's process so many seconds. Returns its exit code, or raises `subprocess.TimeoutExpired`."""
 
@@ -78,7 +82,7 @@ class GpuSession:
         return records
 
     def _run(self, stage: GpuStage, shape: str, left: float) -> Record:
-        file = self.out / f"{title(stage.name, shape)}.json"
+        file = self.out / f"{title(stage.name, shape, self.changes)}.json"
         record = self._known(file)
         if record.get("state") == "done":
             return record
@@ -87,14 +91,16 @@ class GpuSession:
         why = stage.why_not(self.device, self.language_model) or (None if left >= 10 else "no time was left")
         if why is not None:
             if not record.get("parts"):
-                record = {"stage": stage.name, "shape": shape, "state": "left_out", "error": why, "parts": {}}
+                record = {"stage": stage.name, "shape": shape, "changes": list(self.changes), "parts": {}}
+                record |= {"state": "left_out", "error": why}
                 write(file, record)
             return record
         limit = min(stage.limit, left)
-        print(f"{title(stage.name, shape)}: at most {limit:.0f} s, {left:.0f} s are left", file=sys.stderr, flush=True)
+        print(f"{file.stem}: at most {limit:.0f} s, {left:.0f} s are left", file=sys.stderr, flush=True)
         state, seconds = self._in_a_process(stage, shape, file, limit)
         record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"parts": {}, "failed": {}}
-        record |= {"stage": stage.name, "shape": shape, "state": state, "seconds": round(seconds, 1)}
+        record |= {"stage": stage.name, "shape": shape, "changes": list(self.changes), "state": state}
+        record["seconds"] = round(seconds, 1)
         if state != "done":
             record["log"] = last_lines(file.with_suffix(".log"))
             complaint = next((text for text in reversed(record["log"]) if text.strip()), "the log is empty")
@@ -116,7 +122,8 @@ class GpuSession:
         command += ["--device", self.device, "--file", str(file), "--work", str(self.work), "--commit", self.commit]
         command += ["--limit", f"{limit:.1f}"]
         command += ["--language-model", str(self.language_model)] if self.language_model else []
-        mark = f"{os.getpid()}-{title(stage.name, shape)}"
+        command += ["--set", *self.changes] if self.changes else []
+        mark = f"{os.getpid()}-{file.stem}"
         begun = time.monotonic()
         with file.with_suffix(".log").open("w", encoding="utf-8") as log:
             process = subprocess.Popen(
@@ -140,9 +147,10 @@ class GpuSession:
         return state, time.monotonic() - begun
 
 
-def title(stage: str, shape: str) -> str:
-    """Name of a stage's files."""
-    return f"{stage}-{shape}" if shape else stage
+def title(stage: str, shape: str, changes: Sequence[str] = ()) -> str:
+    """Name of a stage's files: `learner-0.5b+use_torch_compile=true`."""
+    changed = (re.sub(r"[^\w.=-]", "_", change.rpartition(".")[2]) for change in changes)
+    return "+".join([f"{stage}-{shape}" if shape else stage, *changed])
 
 
 def line_of(record: Record) -> str:
@@ -151,7 +159,7 @@ def line_of(record: Record) -> str:
     failed = "; ".join(f"{name}: {why}" for name, why in record.get("failed", {}).items())
     words = [record["state"], f"{record['seconds']:.0f} s" if "seconds" in record else "", parts]
     words += [f"FAILED {failed}"] if failed else [record["error"]] if record.get("error") else []
-    return f"{title(record['stage'], record['shape'])}: " + " | ".join(filter(None, words))
+    return f"{title(record['stage'], record['shape'], record.get('changes', ()))}: " + " | ".join(filter(None, words))
 
 
 def brief(part: Record) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 if TYPE_CHECKING:
     from benchmarks.gpu_session.shapes import Shape
@@ -33,6 +33,9 @@ class Job:
 
     language_model: Path | None = None
     """Folder that `smollm2.write_folder` wrote. None: a model with random weights takes its place."""
+
+    changes: Mapping[str, Any] = field(factory=dict)
+    """Fields of skyrl's configuration that differ from those of the stage: dotted paths and values."""
 
     @property
     def shape(self) -> Shape:
