@@ -43,7 +43,7 @@ test-long: .venv/dev.stamp
 # Fewer or others: make gpu ARGS="--only learner long_rows"
 gpu: GPU_SESSION = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_session
 gpu:
-	$(GPU_SESSION) run --out runs/gpu $(ARGS); status=$$?; $(GPU_SESSION) merge runs/gpu && exit $$status
+	$(GPU_SESSION) run --out runs/gpu $(ARGS); status=$$?; [ $$status -gt 1 ] || $(GPU_SESSION) merge runs/gpu; exit $$status
 
 # Do the tests of a package notice when one of its lines is wrong? make mutants PACKAGES="algorithms tree"; it resumes.
 mutants: .venv/dev.stamp

@@ -135,6 +135,16 @@ def test_mistakes_in_the_command_are_named(
     assert ended.value.code == 2 and told in capsys.readouterr().err
 
 
+def test_a_model_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with zipfile.ZipFile(tmp_path / "empty.whl", "w"):
+        pass
+    for source, told in (("nowhere.gguf", "is neither a GGUF file nor a wheel"), ("empty.whl", "holds 0 GGUF files")):
+        with pytest.raises(SystemExit):
+            main(["model", str(tmp_path / source), "--into", str(tmp_path / "lm")])
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "lm").exists()
+
+
 def test_the_list_names_what_this_machine_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--list", "--device", "cpu", "--shape", "tiny", "--only", "facts", "tests_vllm"]) == 0
     facts, tests = capsys.readouterr().out.splitlines()

