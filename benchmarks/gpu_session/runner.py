@@ -49,6 +49,9 @@ PACKAGES = (
 """Packages whose versions are kept."""
 
 LOG_LINES = 30
+PATIENCE_ON_CPU = 3
+"""Factor of the limits in a rehearsal, whose cores may be shared."""
+
 Record = dict[str, Any]
 
 
@@ -95,7 +98,7 @@ class GpuSession:
                 record |= {"state": "left_out", "error": why}
                 write(file, record)
             return record
-        limit = min(stage.limit, left)
+        limit = min(stage.limit if self.device == "cuda" else stage.limit * PATIENCE_ON_CPU, left)
         print(f"{file.stem}: at most {limit:.0f} s, {left:.0f} s are left", file=sys.stderr, flush=True)
         state, seconds = self._in_a_process(stage, shape, file, limit)
         record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"parts": {}, "failed": {}}
