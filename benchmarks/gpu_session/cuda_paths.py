@@ -43,6 +43,19 @@ PATHS = (
         tests=("tests/algorithms/test_linear_logprobs.py::test_no_tensor_of_tokens_times_vocabulary_is_ever_made",),
     ),
     CudaPath(
+        name="fused kernels of Liger, in a whole update",
+        shown_by=lambda record: record["stage"] in ("learner", "long_rows") and "liger-kernel" in record["versions"],
+        tests=("tests/models/test_fused_layers.py::"
+               "test_modules_that_compute_the_same_are_fused_and_the_model_computes_as_before",),
+    ),
+    CudaPath(
+        name="compiled decoder layers (`trainer.policy.use_torch_compile`)",
+        shown_by=lambda record: (
+            bool(record["parts"]) and "trainer.policy.use_torch_compile=true" in record.get("changes", ())
+        ),
+        tests=("tests/models/test_compiled_layers.py::test_layers_of_one_kind_are_compiled_once_for_all_lengths",),
+    ),
+    CudaPath(
         name="flash-attn (`flash_attention_2`)",
         shown_by=_nowhere,
         tests=("tests/learners/test_waiting.py::"
