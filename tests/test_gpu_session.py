@@ -35,7 +35,6 @@ from tests.processes.clusters import lives
 
 
 def session(folder: Path, **changes: Any) -> GpuSession:
-    (folder / "work").mkdir(exist_ok=True)
     usual: dict[str, Any] = {"seconds": 600.0, "commit": "abc", "device": "cpu"}
     return GpuSession(out=folder / "out", work=folder / "work", **usual | changes)
 

@@ -206,6 +206,7 @@ def run_stage(name: str, function: str, job: Job, file: Path, commit: str, limit
     for told in ("error", "log"):
         record.pop(told, None)
     write(file, record)
+    job.work.mkdir(parents=True, exist_ok=True)
     for part, measure in parts_of(function, job):
         if part in record["parts"]:
             continue
