@@ -18,7 +18,7 @@ from skyrl.inference import stop_strings
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.draws import sample_seed, uniforms
 from skyrl.inference.engine import Completion, NewTokens
-from skyrl.inference.kv_cache import RowCache
+from skyrl.inference.kv_cache import PlacedPrompt
 from skyrl.inference.rows import Job, Row, RowTensors
 from skyrl.inference.sampling import choose, less_frequent, not_ending, penalised
 from skyrl.models.routers import restored_choices
@@ -34,7 +34,7 @@ class DecodeBatch:
         self.rows: list[Row] = []
         self._model, self._tokenizer, self._weight_version = model, tokenizer, weight_version
         self._eos_ids = tuple(eos_ids)
-        self._cache = RowCache(model.device)
+        self._cache = model.new_cache()
         self._describe_rows()
 
     @torch.inference_mode()
@@ -54,10 +54,13 @@ class DecodeBatch:
             done = self._retire()
         return done
 
+    @torch.inference_mode()
     def interrupt(self) -> None:
         """Returns every row's tokens so far to its job, and drops the rows."""
-        for place, row in enumerate(self.rows):
-            row.job.begun[row.index] = self._completion(place, eos=False, stopped=False)
+        places = list(range(len(self.rows)))
+        for place, drawn in zip(places, self._drawn(places), strict=True):
+            row = self.rows[place]
+            row.job.begun[row.index] = self._completion(place, drawn, eos=False, stopped=False)
         self._keep([])
 
     def weights_are(self, version: int) -> None:
@@ -71,15 +74,26 @@ class DecodeBatch:
         longest, ahead = max(len(ids) for _, ids, _ in starts), max(job.limit for job in jobs)
         prefixes = self._model.prefill([ids for _, ids, _ in starts])
         self._reserve(samples, before=longest, ahead=ahead)
-        for (job, ids, indices), prefix in zip(starts, prefixes, strict=True):
-            start = self._cache.place(ids, prefix.layers, len(indices), prefix.experts)
+        placed = [
+            PlacedPrompt(
+                ids=ids,
+                layers=prefix.layers,
+                copies=len(indices),
+                total=len(job.prompt_ids) + job.limit,
+                experts=prefix.experts,
+            )
+            for (job, ids, indices), prefix in zip(starts, prefixes, strict=True)
+        ]
+        for (job, _, indices), start in zip(starts, self._cache.place_all(placed), strict=True):
             self.rows += [
                 Row(job=job, index=i, seed=sample_seed(job.keys[i]), start=start, version=self._weight_version)
                 for i in indices
             ]
         self._remember_begun(joined)
         copies = torch.tensor([len(indices) for _, _, indices in starts], device=self._model.device)
-        logits = torch.stack([prefix.logits for prefix in prefixes]).repeat_interleave(copies, dim=0)
+        logits = torch.stack([prefix.logits for prefix in prefixes]).repeat_interleave(
+            copies, dim=0, output_size=samples
+        )
         self._sample(logits, joined, RowTensors.of(self.rows[joined:], self._model.device, self._eos_ids))
         self._describe_rows()
         self._report(joined)
@@ -156,23 +170,21 @@ class DecodeBatch:
         """Turns finished rows into completions and drops them; returns the jobs that are then done."""
         end = self._cache.window.end
         newest, logprobs = (stored[: len(self.rows), 0, end] for stored in (self._cache.tokens, self._cache.logprobs))
-        finite, ended, stopped = (
-            logprobs.isfinite(),
-            (newest.unsqueeze(1) == self._tensors.ends).any(1),
-            self._stopped(),
-        )
-        if not stopped and not bool((ended | ~finite | (self._tensors.lasts <= end)).any()):
+        ended, stopped = (newest.unsqueeze(1) == self._tensors.ends).any(1), self._stopped()
+        flags = torch.stack((~logprobs.isfinite(), ended, self._tensors.lasts <= end))
+        if not stopped and not bool(flags.any()):
             return []
-        self._refuse_non_finite(finite.tolist())
-        eos = {place for place, is_eos in enumerate(ended.tolist()) if is_eos}
-        at_limit = {place for place, last in enumerate(self._tensors.lasts.tolist()) if last <= end}
-        leaving = eos | stopped | at_limit
-        for place in sorted(leaving):
+        non_finite, eos, at_limit = ({place for place, is_set in enumerate(row) if is_set} for row in flags.tolist())
+        self._refuse_non_finite(non_finite)
+        leaving = sorted(eos | stopped | at_limit)
+        for place, drawn in zip(leaving, self._drawn(leaving), strict=True):
             row = self.rows[place]
             if self._model.kept.most_bytes and self._model.kept.keeps_answers and row.version == self._weight_version:
-                self._model.kept.keep(*self._cache.computed(place, row.start))
-            row.job.completions[row.index] = self._completion(place, eos=place in eos, stopped=place in stopped)
-        jobs = {self.rows[place].job: None for place in sorted(leaving)}
+                computed = self._cache.computed(place, row.start)
+                self._model.kept.keep(*computed, copied=self._cache.copies_computed)
+            completion = self._completion(place, drawn, eos=place in eos, stopped=place in stopped)
+            row.job.completions[row.index] = completion
+        jobs = {self.rows[place].job: None for place in leaving}
         self._keep([place for place in range(len(self.rows)) if place not in leaving])
         return [job for job in jobs if job.done]
 
@@ -193,10 +205,23 @@ class DecodeBatch:
                 found.add(place)
         return found
 
-    def _completion(self, place: int, *, eos: bool, stopped: bool) -> Completion:
-        row, cache = self.rows[place], self._cache
-        columns = slice(row.first, cache.window.end + 1)
-        ids = cache.tokens[place, 0, columns].tolist()
+    def _drawn(self, places: list[int]) -> list[tuple[list[int], list[float], list[int]]]:
+        """Tokens, log-probabilities and versions of weights that the rows at these places have drawn."""
+        rows, cache, end = [self.rows[place] for place in places], self._cache, self._cache.window.end + 1
+        begin = min((row.first for row in rows), default=end)
+        tokens, logprobs, versions = (
+            stored[places, 0, begin:end].tolist() for stored in (cache.tokens, cache.logprobs, cache.versions)
+        )
+        firsts = [row.first - begin for row in rows]
+        return [
+            (ids[first:], scores[first:], numbers[first:])
+            for first, ids, scores, numbers in zip(firsts, tokens, logprobs, versions, strict=True)
+        ]
+
+    def _completion(
+        self, place: int, drawn: tuple[list[int], list[float], list[int]], *, eos: bool, stopped: bool
+    ) -> Completion:
+        row, (ids, logprobs, versions) = self.rows[place], drawn
         return Completion(
             token_ids=tuple(ids),
             text=stop_strings.text_of(
@@ -205,8 +230,8 @@ class DecodeBatch:
                 (row.job.sampling.stop or ()) if stopped else (),
                 least=row.job.sampling.min_new_tokens,
             ),
-            logprobs=tuple(cache.logprobs[place, 0, columns].tolist()),
-            weight_versions=tuple(cache.versions[place, 0, columns].tolist()),
+            logprobs=tuple(logprobs),
+            weight_versions=tuple(versions),
             stop_reason="stop" if eos or stopped else "length",
             routed_experts=self._routed_experts(place),
         )
@@ -218,10 +243,10 @@ class DecodeBatch:
             return None
         return choices.packed(cache.experts[place, 0, self.rows[place].start : cache.window.end])
 
-    def _refuse_non_finite(self, finite: list[bool]) -> None:
-        if all(finite):
+    def _refuse_non_finite(self, places: Collection[int]) -> None:
+        if not places:
             return
-        row = self.rows[finite.index(False)]
+        row = self.rows[min(places)]
         key, drawn = row.job.keys[row.index], self._cache.window.end - row.first
         raise NonFiniteError(
             f"prompt {key.prompt_id!r}, sample {key.sample_index}: the model's logits after {drawn} sampled tokens are "
@@ -232,7 +257,7 @@ class DecodeBatch:
         order = self._cache.keep(places)
         self.rows = [self.rows[place] for place in order]
         if not self.rows:
-            self._cache = RowCache(self._model.device)
+            self._cache = self._model.new_cache()
         self._describe_rows(self._tensors.at(order))
 
     def _describe_rows(self, tensors: RowTensors | None = None) -> None:

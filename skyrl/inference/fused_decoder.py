@@ -12,7 +12,8 @@ one of a few sizes (`projections.filled`); keys, values and logits are those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from threading import Lock
 from typing import Any
 
@@ -27,11 +28,17 @@ from skyrl.inference.kept_prefixes import Kept, Layers
 from skyrl.inference.kv_cache import RowCache
 from skyrl.inference.projections import GateUp, Projection, filled
 from skyrl.inference.quantized import Quantized, QuantizedGateUp, refuse_without_kernels
+from skyrl.models import low_rank
+from skyrl.models.varlen_attention import LARGEST_HEAD, Sequences, has_varlen_kernels, varlen_attention
 
 _FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
 _CONSTANT_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Types of rotary embedding whose frequencies do not depend on the length of the sequence."""
+
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Attention of a layer, by its number: (T, heads, D) queries, (T, kv_heads, D) keys and values -> (T, heads * D)."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -95,6 +102,7 @@ class FusedDecoder:
         self._width = self._model.model.layers[0].self_attn.head_dim
         self._layers: list[_Layer] = []
         self._head: Projection | None = None
+        self._head_norms: dict[int, Tensor] = {}
 
     @staticmethod
     def supports(model: PreTrainedModel) -> bool:
@@ -111,6 +119,14 @@ class FusedDecoder:
         self._layers = []
         self._head = None
 
+    def addresses(self) -> tuple[int, ...]:
+        """Addresses of everything that the forward pass reads, on the device: its weights and low-rank updates."""
+        self._prepare()
+        linear = [module for module in self._model.modules() if isinstance(module, nn.Linear)]
+        updates = [part for update in low_rank.of_layers(linear) if update is not None for part in (update.a, update.b)]
+        read = (*self._model.parameters(), *self._model.buffers(), *self._head_norms.values(), *updates)
+        return tuple(tensor.data_ptr() for tensor in read)
+
     @torch.no_grad()
     def _prepare(self) -> Projection:
         """Prepares the model's current weights on its current device, unless that is done. Returns the head."""
@@ -119,14 +135,17 @@ class FusedDecoder:
                 inner, head = self._model.model, None if self._base is None else self._base._prepare()
                 self._embed = inner.embed_tokens
                 prepared = [None] * len(inner.layers) if self._base is None else self._base._layers
-                self._layers = [self._prepared(layer, base) for layer, base in zip(inner.layers, prepared, strict=True)]
+                self._layers = [
+                    self._prepared(number, layer, base)
+                    for number, (layer, base) in enumerate(zip(inner.layers, prepared, strict=True))
+                ]
                 self._norm = inner.norm.weight.detach()
                 self._head = projections.projection(self._model.lm_head, base=head)
             return self._head
 
     def prefill(self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None]) -> Iterator[Prefix]:
-        """Computes prompts independently of each other, in order, in one forward pass; adjacent ones of equal length
-        share a kernel.
+        """Computes prompts independently of each other, in order, in one forward pass. On CUDA in 16 bits all share a
+        kernel, elsewhere adjacent ones of equal length do.
 
         `kept` are prefixes of the prompts that are already computed.
         """
@@ -135,11 +154,14 @@ class FusedDecoder:
         new = [prompt[past:] for prompt, past in zip(prompts, pasts, strict=True)]
         lengths = [len(tokens) for tokens in new]
         ids = torch.tensor([[token for tokens in new for token in tokens]], device=device)
-        positions = torch.cat(
-            [torch.arange(past, past + length, device=device) for past, length in zip(pasts, lengths, strict=True)]
+        positions = torch.tensor(
+            [place for past, length in zip(pasts, lengths, strict=True) for place in range(past, past + length)],
+            device=device,
         )
         ends = torch.tensor(lengths, device=device).cumsum(0)
-        logits, layers = self._computed(ids, positions, list(_spans(lengths, kept)), ends - 1)
+        fits = self._norm.dtype.itemsize == 2 and self._width % 8 == 0 and self._width <= LARGEST_HEAD
+        attend = _together if fits and has_varlen_kernels(device) else _span_by_span
+        logits, layers = self._computed(ids, positions, attend(lengths, kept, device), ends - 1)
         split = [tuple(part.transpose(0, 1).split(lengths, dim=1) for part in layer) for layer in layers]
         for place, past in enumerate(kept):
             own = tuple((keys[place], values[place]) for keys, values in split)
@@ -152,26 +174,40 @@ class FusedDecoder:
         row.
         """
         self._prepare()
-        rows, x, rotation = len(ids), filled(self._embed(ids)[:, 0]), self._rotation(positions)
-        mask = None if mask is None else torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
+        kind, rows = self._norm.dtype, len(ids)
+        added = None if mask is None else torch.zeros_like(mask, dtype=kind).masked_fill_(~mask, -torch.inf)
         grouped = (rows, self._kv_heads, self._heads // self._kv_heads, self._width)
-        for layer, cached in zip(self._layers, cache.row_layers, strict=True):
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            kept = cache.row_layers[layer].update(keys.unsqueeze(2), values.unsqueeze(2))
+            return scaled_dot_product_attention(queries.reshape(grouped), *kept, attn_mask=added).reshape(rows, -1)
+
+        return self.next_logits(ids, positions, attend)
+
+    def next_logits(self, ids: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+        """Logits (R, V) after one more token per row, `ids` (R, 1) at `positions` (R,). `attend` gets the keys and
+        values of the new tokens, and knows those of the earlier ones.
+        """
+        self._prepare()
+        rows, x, rotation = len(ids), filled(self._embed(ids)[:, 0]), self._rotation(positions)
+        for number, layer in enumerate(self._layers):
             queries, keys, values = self._queries_keys_values(layer, x, rotation)
-            kept = cached.update(keys[:rows].unsqueeze(2), values[:rows].unsqueeze(2))
-            mixed = scaled_dot_product_attention(queries[:rows].reshape(grouped), *kept, attn_mask=mask)
-            x = self._rest(layer, filled(mixed.reshape(rows, -1)), x)
+            x = self._rest(layer, filled(attend(number, queries[:rows], keys[:rows], values[:rows])), x)
         return self._logits(x)[:rows]
 
     def _computed(
-        self, ids: Tensor, positions: Tensor, spans: Sequence[_Span], ends: Tensor
+        self, ids: Tensor, positions: Tensor, attend: Attention, ends: Tensor
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Logits at `ends`, and keys and values per layer, (T, kv_heads, D) each."""
         tokens, x, rotation = len(positions), filled(self._embed(ids)[0]), self._rotation(positions)
         layers: list[tuple[Tensor, Tensor]] = []
         for layer in self._layers:
             queries, keys, values = self._queries_keys_values(layer, x, rotation)
-            mixed = torch.cat([_attended(span, len(layers), queries, keys, values) for span in spans])
-            layers.append((keys[:tokens], values[:tokens]))
+            mixed = attend(len(layers), queries[:tokens], keys[:tokens], values[:tokens])
+            kept = keys[:tokens], values[:tokens]
+            if x.device.type == "cuda":  # views would hold the queries, too
+                kept = tuple(torch.stack(kept))
+            layers.append(kept)
             if len(layers) == len(self._layers):
                 mixed, x = mixed[ends], filled(x[ends])
             x = self._rest(layer, filled(mixed), x)
@@ -204,13 +240,11 @@ class FusedDecoder:
         first, second = (filled(part.to(self._norm.dtype).unsqueeze(1)) for part in both)
         return first, second
 
-    def _prepared(self, layer: Any, base: _Layer | None) -> _Layer:
+    def _prepared(self, number: int, layer: Any, base: _Layer | None) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         norms = None
         if hasattr(attention, "q_norm"):
-            norms = torch.cat(
-                [attention.q_norm.weight.expand(self._heads, -1), attention.k_norm.weight.expand(self._kv_heads, -1)]
-            )
+            norms = self._head_norm(number, attention.q_norm.weight, attention.k_norm.weight)
         queries_keys_values = (attention.q_proj, attention.k_proj, attention.v_proj)
         return _Layer(
             attention_norm=layer.input_layernorm.weight.detach(),
@@ -223,6 +257,16 @@ class FusedDecoder:
             gate_up=self._gate_up(mlp.gate_proj, mlp.up_proj, None if base is None else base.gate_up),
             down=self._projection((mlp.down_proj,), None if base is None else base.down),
         )
+
+    def _head_norm(self, number: int, query: Tensor, key: Tensor) -> Tensor:
+        """Weights of the norms of all heads, (heads + kv_heads, D), in the memory that held those of this layer before
+        if it is on the same device: CUDA graphs read it there.
+        """
+        current = torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
+        held = self._head_norms.setdefault(number, current)
+        if held.device != current.device or held.dtype != current.dtype:
+            held = self._head_norms[number] = current
+        return held.copy_(current)
 
     def _projection(self, layers: Sequence[nn.Linear], base: Projection | None) -> Projection:
         return Quantized(*layers) if self._int8 else projections.projection(*layers, base=base)
@@ -241,6 +285,47 @@ def _spans(lengths: Sequence[int], kept: Sequence[Kept | None]) -> Iterator[_Spa
             continue
         yield _Span(begin=begin, count=waiting, length=length, past=() if past is None else past.layers)
         begin, waiting = begin + waiting * length, 0
+
+
+def _span_by_span(lengths: Sequence[int], kept: Sequence[Kept | None], device: torch.device) -> Attention:
+    """Attention of sequences after their kept prefixes, with a call for each span."""
+    spans = list(_spans(lengths, kept))
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return torch.cat([_attended(span, layer, queries, keys, values) for span in spans])
+
+    return attend
+
+
+def _together(lengths: Sequence[int], kept: Sequence[Kept | None], device: torch.device) -> Attention:
+    """The same by one call of the kernel for sequences of different lengths."""
+    totals = [length + (0 if past is None else len(past.ids)) for length, past in zip(lengths, kept, strict=True)]
+    query_bounds, key_bounds = (
+        torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=device) for each in (lengths, totals)
+    )
+    sequences = Sequences(
+        keys=None,
+        query_bounds=query_bounds,
+        key_bounds=key_bounds,
+        longest_query=max(lengths),
+        longest_key=max(totals),
+    )
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if totals != list(lengths):
+            keys, values = (_after_kept(kept, layer, part, new, lengths) for part, new in enumerate((keys, values)))
+        query, key, value = (each.transpose(0, 1).unsqueeze(0) for each in (queries, keys, values))
+        return varlen_attention(sequences, query, key, value, None)[0].flatten(1)
+
+    return attend
+
+
+def _after_kept(kept: Sequence[Kept | None], layer: int, part: int, new: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Keys (`part` 0) or values (1) of a layer, (K, kv_heads, D): those of each kept prefix, then the new ones."""
+    pieces: list[Tensor] = []
+    for past, own in zip(kept, new.split(list(lengths)), strict=True):
+        pieces += [own] if past is None else [past.layers[layer][part].transpose(0, 1), own]
+    return torch.cat(pieces)
 
 
 def _continued(past: Layers, new: Layers) -> Layers:

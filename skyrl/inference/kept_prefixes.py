@@ -75,12 +75,15 @@ class KeptPrefixes:
                 return kept.shortened(length)
         return None
 
-    def keep(self, ids: Ids, layers: Layers) -> None:
-        """Keeps a copy of a sequence. The least recently used ones are dropped if the memory limit is exceeded."""
+    def keep(self, ids: Ids, layers: Layers, *, copied: bool = False) -> None:
+        """Keeps a copy of a sequence, or with `copied` these tensors themselves. The least recently used sequences are
+        dropped if the memory limit is exceeded.
+        """
         size = sum(tensor.nbytes for layer in layers for tensor in layer)
         if len(ids) < _BLOCK or size > self.most_bytes or ids in self._sequences:
             return
-        kept = Kept(ids=ids, layers=tuple((keys.clone(), values.clone()) for keys, values in layers))
+        layers = layers if copied else tuple((keys.clone(), values.clone()) for keys, values in layers)
+        kept = Kept(ids=ids, layers=layers)
         self._sequences[ids] = kept
         self.size += kept.size
         self._blocks.update(dict.fromkeys(_hashes(ids), ids))

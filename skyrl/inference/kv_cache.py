@@ -17,9 +17,28 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
-from attrs import define
+from attrs import define, frozen
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+@frozen(kw_only=True, eq=False)
+class PlacedPrompt:
+    """A computed prompt, and the rows that continue it."""
+
+    ids: Sequence[int]
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+    """Keys and values of each layer, (kv_heads, len(ids), head_dim) each."""
+
+    copies: int
+    """Number of rows."""
+
+    total: int
+    """Largest number of tokens of a row, prompt included."""
+
+    experts: Tensor | None = None
+    """Experts of each token, (len(ids), layers, K); None if they are not recorded."""
 
 
 @define
@@ -68,6 +87,9 @@ class RowLayer(CacheLayerMixin):
 class RowCache(Cache):
     """The cache of all rows in flight, as transformers' models read and write it."""
 
+    copies_computed = False
+    """Whether `computed` returns copies, and not views."""
+
     def __init__(self, device: torch.device | str) -> None:
         self._layers: list[RowLayer] = []
         super().__init__(layers=cast(Any, self._layers))  # the same list, so that transformers sees what is added
@@ -109,6 +131,10 @@ class RowCache(Cache):
             layer.keys, layer.values = (_moved(old, window, size, shift) for old in (layer.keys, layer.values))
         window.start, window.end = window.start + shift, before
         return shift
+
+    def place_all(self, prompts: Sequence[PlacedPrompt]) -> list[int]:
+        """Appends the rows of the prompts, in reserved space; returns the first column of each prompt."""
+        return [self.place(each.ids, each.layers, each.copies, each.experts) for each in prompts]
 
     def place(
         self,

@@ -187,7 +187,24 @@ def _fused(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
+    """The concatenated parameters, of which they become views. If they are, nothing is copied: CUDA graphs that read
+    the result stay valid after weights were replaced in place.
+    """
+    if (adjacent := _adjacent(parameters)) is not None:
+        return adjacent
     whole = torch.cat([parameter.data for parameter in parameters])
     for parameter, part in zip(parameters, whole.split([len(parameter) for parameter in parameters]), strict=True):
         parameter.data = part
     return whole
+
+
+def _adjacent(parameters: Sequence[Tensor]) -> Tensor | None:
+    """The tensor whose parts are these parameters, in order; None if there is none."""
+    first, end = parameters[0].data, parameters[0].data_ptr()
+    for parameter in parameters:
+        same = parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (same and parameter.is_contiguous() and parameter.data_ptr() == end):
+            return None
+        end += parameter.nbytes
+    size = (sum(map(len, parameters)), *first.shape[1:])
+    return first.as_strided(size, first.stride(), first.storage_offset())

@@ -84,6 +84,7 @@ class TorchEngine:
 
         Raises `ModelError` for a model that cannot be sampled from.
         """
+        self._max_model_len = max_model_len or _positions(model)
         self._model: CausalLM = CausalLM(
             model,
             kept_bytes=0 if deterministic else prefix_bytes,
@@ -91,12 +92,12 @@ class TorchEngine:
             int8=int8,
             records_experts=returns_experts,
             base=None if base is None else base._model,
+            paged=None if deterministic else (max_num_seqs, self._max_model_len),
         )
         self._device, self._int8 = model.device, int8
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
         self._eos_ids = _eos_ids(model, tokenizer)
         self._max_num_seqs = max_num_seqs
-        self._max_model_len = max_model_len or _positions(model)
         self._weight_version = 0
         self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
 
@@ -150,9 +151,11 @@ class TorchEngine:
         return EngineLoad(waiting=self._scheduler.waiting)
 
     async def sleep(self) -> bool:
-        """Moves the model to host memory, where the weights are kept."""
-        self._model.refresh()
+        """Moves the model to host memory, where the weights are kept. CUDA graphs and free pages are given up."""
+        self._model.release()
         await self._move(torch.device("cpu"))
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # other processes, and tensors outside of graphs, cannot use it otherwise
         return False
 
     async def wake(self) -> None:
@@ -163,6 +166,7 @@ class TorchEngine:
     async def close(self) -> None:
         """Finishes running requests; waiting and later ones raise `RunError`."""
         await self._scheduler.close()
+        self._model.release()
 
     async def _move(self, device: torch.device) -> None:
         if self._model.model.device != device:

@@ -31,14 +31,17 @@ class LowRank:
 
 
 def attach(model: nn.Module, updates: Mapping[str, LowRank]) -> None:
-    """Sets the update of each named linear layer, on the layer's device and in its type, and removes all others."""
+    """Sets the update of each named linear layer, on the layer's device and in its type, and removes all others.
+
+    An update of the size of the layer's last one is copied to its memory, where CUDA graphs read it.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             update, weight = updates.get(name), module.weight
             if update is not None and not hasattr(module, "low_rank"):
                 module.register_forward_hook(_added)
             if update is not None or hasattr(module, "low_rank"):
-                vars(module)["low_rank"] = update and _moved(update, weight)
+                vars(module)["low_rank"] = update and _in_place(_moved(update, weight), of_layers([module])[0])
 
 
 def of_layers(layers: Sequence[nn.Linear]) -> list[LowRank | None]:
@@ -49,6 +52,15 @@ def of_layers(layers: Sequence[nn.Linear]) -> list[LowRank | None]:
 
 def _moved(update: LowRank, weight: Tensor) -> LowRank:
     return LowRank(update.a.to(weight), update.b.to(weight))
+
+
+def _in_place(update: LowRank, last: LowRank | None) -> LowRank:
+    """`update` in the memory of `last`, if sizes, device and type are equal."""
+    if last is None or (last.a.shape, last.b.shape) != (update.a.shape, update.b.shape):
+        return update
+    last.a.copy_(update.a)
+    last.b.copy_(update.b)
+    return last
 
 
 def _added(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import asyncio
+from functools import wraps
 from typing import Any
 
 import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
-from skyrl.inference import projections
+from skyrl.inference import fused_decoder, projections
 from skyrl.inference.fused_decoder import FusedDecoder
+from skyrl.inference.kept_prefixes import Kept
 from skyrl.inference.torch_engine import TorchEngine
+from skyrl.models import varlen_attention
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
+from tests.models.test_varlen_attention import loop_of_new, loop_of_old
 
 
 @pytest.fixture
@@ -39,6 +44,50 @@ def test_fusing_keeps_every_weight_where_the_model_finds_it() -> None:
     attention = model.model.layers[0].self_attn
     storages = {layer.weight.untyped_storage().data_ptr() for layer in (attention.q_proj, attention.k_proj)}
     assert len(storages) == 1
+
+
+@pytest.mark.usefixtures("unpacked")
+def test_fused_weights_keep_their_memory_when_they_are_replaced() -> None:
+    model, other = nano_model("qwen3"), nano_model("qwen3", seed=1)
+    decoder = FusedDecoder(model)
+    with torch.inference_mode():
+        other.model.layers[0].self_attn.q_norm.weight.mul_(2.0)  # a new model has ones
+        before = decoder.addresses()
+        for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            ours.copy_(theirs)
+        decoder.refresh()
+        assert decoder.addresses() == before
+        [prefix] = decoder.prefill([[1, 2]], [None])
+        expected = other(torch.tensor([[1, 2]])).logits[0, -1]
+    torch.testing.assert_close(prefix.logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", [loop_of_old, loop_of_new])
+def test_prompts_of_all_lengths_share_a_kernel_where_it_takes_them(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [list(prompt) for prompt in prompts(5, 5, 1, 12, 30)]
+    decoder, calls = FusedDecoder(nano_model().bfloat16()), list[int]()
+
+    @wraps(kernel)
+    def counted(*tensors: Any, **options: Any) -> Any:
+        calls.append(len(tensors[3]) - 1)
+        return kernel(*tensors, **options)
+
+    with torch.inference_mode():
+        [whole] = decoder.prefill([listed[3]], [None])
+        kept = [None, None, None, Kept(ids=tuple(listed[3][:9]), layers=whole.layers).shortened(9), None]
+        expected = list(decoder.prefill(listed, kept))
+        monkeypatch.setattr(fused_decoder, "has_varlen_kernels", lambda device: True)
+        monkeypatch.setattr(varlen_attention, "_kernel", lambda: counted)
+        found = list(decoder.prefill(listed, kept))
+    assert calls == [5, 5]  # one call for each layer
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.logits, theirs.logits, atol=0.1, rtol=0.05)  # bfloat16
+        assert [part.shape for layer in ours.layers for part in layer] == [
+            p.shape for each in theirs.layers for p in each
+        ]
+        torch.testing.assert_close(ours.layers[0][0], theirs.layers[0][0])
 
 
 def test_weights_that_were_replaced_are_computed_with_after_a_refresh() -> None:
@@ -73,6 +122,14 @@ def test_only_models_with_exactly_this_forward_pass_are_supported() -> None:
     assert not FusedDecoder.supports(scaled)
     assert not FusedDecoder.supports(other("qwen2", hidden_act="gelu"))
     assert not FusedDecoder.supports(nano_model("qwen2, windows of 6"))
+
+
+async def test_flash_attention_is_replaced_by_the_forward_pass_of_the_engine() -> None:
+    model, asked = nano_model(), [request(prompt, count=2) for prompt in prompts(3, 9)]
+    model.config._attn_implementation = "flash_attention_2"  # whose package need not be there
+    engines = [TorchEngine(each, nano_tokenizer(), max_num_seqs=4) for each in (model, nano_model())]
+    found, expected = [await asyncio.gather(*map(engine.generate, asked)) for engine in engines]
+    assert found == expected
 
 
 async def test_an_engine_that_slept_samples_from_the_same_weights() -> None:
