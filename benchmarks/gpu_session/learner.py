@@ -43,16 +43,23 @@ PUBLISHED: Mapping[str, tuple[float, float]] = {
 }
 """Tokens per second and MFU that prime-rl publishes for Qwen3-0.6B on one H100."""
 
-LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+LAYOUTS: dict[str, Mapping[str, Any]] = {
     "shared prompts": {},
     "packed": {"trainer.share_group_prompts": False},
     "padded": {"trainer.use_sample_packing": False, "trainer.max_tokens_per_microbatch": -1},
 }
 
+_KEPT = {"trainer.recompute_activations": False, "trainer.max_tokens_per_microbatch": 32_768}
+FASTER: dict[str, Mapping[str, Any]] = {
+    "shared prompts, activations kept": _KEPT,
+    "shared prompts, activations kept, layers compiled": {**_KEPT, "trainer.policy.use_torch_compile": True},
+}
+"""Settings for a GPU with memory to spare. On a CPU they would compile something else."""
+
 
 def batches(job: Job) -> Parts:
     """One update over the batch of a GRPO step in each layout, and the same by a loop in transformers."""
-    for name, more in LAYOUTS.items():
+    for name, more in (LAYOUTS | (FASTER if job.device == "cuda" else {})).items():
         yield name, partial(_batch, job, name, more)
     yield "plain loop", partial(_plain_loop, job)
 
@@ -61,9 +68,11 @@ def _batch(job: Job, name: str, more: Mapping[str, Any]) -> Result:
     rows = {"trainer.micro_train_batch_size_per_gpu": job.shape.padded_rows} if name == "padded" else {}
     batch = rollouts(job.shape)
     worker = _policy(job, **more, **rows)
-    flops = training_flops(job.shape, batch, shared=name == "shared prompts")
+    flops = training_flops(job.shape, batch, shared=name.startswith("shared prompts"))
     found = _measured(job, worker, batch, flops, repeats=3)
-    return found | _profiled(job.device, lambda: asyncio.run(worker.update(batch)), operators=name == "shared prompts")
+    return found | _profiled(
+        job.device, lambda: asyncio.run(worker.update(batch)), operators=name.startswith("shared prompts")
+    )
 
 
 def long_rows(job: Job) -> Parts:

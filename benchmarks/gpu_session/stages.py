@@ -108,7 +108,7 @@ STAGES = (
     GpuStage(name="tests_vllm", function="checks:with_vllm", limit=180, packages=(*_PYTEST, *_VLLM), only_on_cuda=True),
     GpuStage(name="tests", function="checks:without_vllm", limit=180, packages=_PYTEST),
     GpuStage(name="long_rows", function="learner:long_rows", limit=240, shapes=("0.6b",)),
-    GpuStage(name="learner", function="learner:batches", limit=120, shapes=("0.5b",)),
+    GpuStage(name="learner", function="learner:batches", limit=180, shapes=("0.5b", "0.6b-groups")),
     GpuStage(name="step.vllm", function="steps:vllm", limit=240, shapes=("0.5b", "1.5b"), packages=_VLLM),
     GpuStage(name="step.embedded", function="steps:embedded", limit=150, shapes=("0.5b", "1.5b")),
     GpuStage(name="step.trl_vllm", function="trl_steps:with_vllm", limit=180, shapes=("0.5b", "1.5b"),
