@@ -1,0 +1,222 @@
+"""Times functions in every process of a run: Python imports this file at its start wherever this folder is in
+PYTHONPATH and RAY_PROBE names a folder.
+
+Each process appends lines of JSON to a file of its own there: a call as [name, began, ended], in seconds of the
+monotonic clock, which all processes of a machine share, and its CPU-seconds so far as ["cpu", now, seconds]. What a
+revision does not have is left out, so that one probe measures several.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.abc
+import inspect
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+TIMED = {
+    "skyrl.cli": {"run": ["main"]},
+    "skyrl.experiments.experiment": {"start: Ray": ["start_processes"]},
+    "skyrl.training.trainer": {"step": ["PPOTrainer.step"], "collate": ["collate"], "describe": ["describe"]},
+    "skyrl.processes.ray_processes": {"start: actors": ["RayProcesses._made"]},
+    "skyrl.runs.session": {"start: data and tokenizer": ["RunSession._find_start"]},
+    "skyrl.rollout.batches": {"rollouts": ["SampledRollouts.next_batch", "Rollouts.next_batch"]},
+    "skyrl.rollout.generator": {"rollouts": ["SkyRLGymGenerator.generate"]},
+    "skyrl.rollout.sampling_session": {"rollouts: requests": ["SamplingSession._first_turns"]},
+    "skyrl.tracking.jsonlines": {"files": ["JsonLines.append"]},
+    "skyrl.learners.group": {"update": ["LearnerGroup.update"], "score": ["ScorerGroup.score"]},
+    "skyrl.learners.workers": {"start: learner": ["PolicyWorker.__init__"]},
+    "skyrl.learners.learning_worker": {
+        "update": ["LearningWorker.update", "LearningWorker.update_share"],
+        "gather and send": ["LearningWorker.stream"],
+    },
+    "skyrl.learners.model_worker": {
+        "score": ["ModelWorker.score"],
+        "update: moves": ["ModelWorker.offload", "ModelWorker.onload"],
+    },
+    "skyrl.training.time_sharing": {
+        "turns: wake": ["TimeSharing._wake"],
+        "turns: sleep": ["TimeSharing._sleep"],
+        "turns: models": ["TimeSharing._only"],
+    },
+    "skyrl.weight_sync.publish": {"transfer": ["WeightSync._send"]},
+    "skyrl.weight_sync.canary": {"transfer: canary": ["Canary.compare"]},
+    "skyrl.weight_sync.transports": {
+        "transfer: send and load": ["BroadcastTransport.send", "NativeTransport.send"],
+    },
+    "skyrl.inference.client": {
+        "transfer: pause": ["InferenceEngineClient.pause"],
+        "transfer: resume": ["InferenceEngineClient.resume"],
+        "transfer: load": ["InferenceEngineClient.load_weights"],
+    },
+    "skyrl.weight_sync.senders": {"transfer: sender": ["BroadcastSender.__call__"], "transfer: digests": ["digest"]},
+    "skyrl.weight_sync.native": {
+        "transfer: sender": ["NativeSender.__call__"],
+        "transfer: digests": ["digest_word", "Digests.add", "Digests.in_hex"],
+    },
+    "skyrl.inference.vllm_requests": {"transfer: requests": ["Requests.ask"]},
+    "skyrl.inference.transfer_group": {
+        "transfer: waits": ["wait_for"],
+        "transfer: group": ["TransferGroup._make_group"],
+    },
+    "skyrl.inference.vllm_native": {
+        "transfer: digests": ["digest_word", "Digests.add", "Digests.in_hex"],
+    },
+    "skyrl.inference.incoming_weights": {"transfer: digests": ["digest"]},
+    "skyrl.inference.vllm_engine": {
+        "start: engine": ["VLLMEngine.__init__"],
+        "generate: a request": ["VLLMEngine._generate"],
+        "transfer: load": ["VLLMEngine._reload"],
+        "transfer: pause": ["VLLMEngine._pause"],
+        "transfer: resume": ["VLLMEngine._resume"],
+        "transfer: wake": ["VLLMEngine.wake"],
+        "transfer: sleep": ["VLLMEngine.sleep"],
+        "generate: completions": ["completion"],
+        "generate: arguments": ["sampling_arguments"],
+    },
+    "skyrl.inference.vllm_async": {"transfer: forget": ["AsyncBackend.forget"]},
+    "skyrl.inference.vllm_stepped": {"transfer: forget": ["SteppedBackend.forget"]},
+    "skyrl.inference.vllm_worker": {
+        "transfer: load in the worker": ["WeightReceiver.skyrl_load_weights"],
+        "transfer: heads": ["WeightReceiver._skyrl_renew_heads"],
+    },
+    "vllm.model_executor.model_loader.reload.layerwise": {
+        "transfer: reload begins": ["initialize_layerwise_reload"],
+        "transfer: reload ends": ["finalize_layerwise_reload"],
+    },
+    "vllm.v1.engine.async_llm": {
+        "start: vLLM": ["AsyncLLM.from_engine_args"],
+        "generate: submit": ["AsyncLLM.add_request"],
+    },
+    "vllm.v1.engine.llm_engine": {
+        "start: vLLM": ["LLMEngine.from_engine_args"],
+        "generate: submit": ["LLMEngine.add_request"],
+        "generate: steps": ["LLMEngine.step"],
+    },
+    "vllm.v1.engine.output_processor": {"generate: outputs": ["OutputProcessor.process_outputs"]},
+    "vllm.v1.engine.core": {
+        "start: engine core": ["EngineCore.__init__"],
+        "generate: core steps": ["EngineCore.step", "EngineCore.step_with_batch_queue"],
+    },
+    "vllm.v1.core.sched.scheduler": {
+        "generate: schedule": ["Scheduler.schedule"],
+        "generate: update": ["Scheduler.update_from_output"],
+    },
+    "vllm.v1.worker.gpu_model_runner": {
+        "generate: prepare": ["GPUModelRunner._prepare_inputs", "GPUModelRunner._update_states"],
+        "generate: model": ["GPUModelRunner.execute_model"],
+        "generate: sample": ["GPUModelRunner._sample"],
+        "generate: bookkeeping": ["GPUModelRunner._bookkeeping_sync"],
+        "start: warm-up": ["GPUModelRunner.profile_run", "GPUModelRunner.capture_model"],
+    },
+}
+"""Module -> what is measured -> the functions that are it."""
+
+_PERIOD = 0.25
+
+
+class Record:
+    """What this process has measured and not written yet."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, f"{os.getpid()}.jsonl")
+        self._lines: list[list[Any]] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def add(self, *line: Any) -> None:
+        """Keep a line for the next writing."""
+        if os.getpid() != self._pid:  # a child by fork
+            return
+        self._lines.append(list(line))
+
+    def begin(self) -> None:
+        """Write from a thread until the process ends, and at its end."""
+        self.add("process", time.monotonic(), sys.argv[:3])
+        threading.Thread(target=self._write_again, daemon=True, name="probe").start()
+        atexit.register(self._write)
+
+    def _write_again(self) -> None:
+        while True:
+            time.sleep(_PERIOD)
+            self._write()
+
+    def _write(self) -> None:
+        self.add("cpu", time.monotonic(), time.process_time())
+        with self._lock:
+            lines, self._lines = self._lines, []
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def timed(record: Record, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which records its calls; a coroutine's until it is done."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def waited(*args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return await function(*args, **kwargs)
+            finally:
+                record.add(name, began, time.monotonic())
+
+        return waited
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            record.add(name, began, time.monotonic())
+
+    return called
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of `TIMED` as others do, and wraps their functions once they are executed."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if name not in TIMED:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                execute = spec.loader.exec_module
+                setattr(spec.loader, "exec_module", functools.partial(self._execute, execute))  # noqa: B010 - typed slot
+                return spec
+        return None
+
+    def _execute(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        execute(module)
+        self._wrap(module)
+
+    def _wrap(self, module: ModuleType) -> None:
+        for what, functions in TIMED[module.__name__].items():
+            for path in functions:
+                *owners, last = path.split(".")
+                owner: Any = module
+                for each in owners:
+                    owner = getattr(owner, each, None)
+                held = vars(owner).get(last) if owner is not None else None
+                if isinstance(held, classmethod):
+                    setattr(owner, last, classmethod(timed(self._record, what, held.__func__)))
+                elif callable(held):
+                    setattr(owner, last, timed(self._record, what, held))
+
+
+if folder := os.environ.get("RAY_PROBE"):
+    _record = Record(folder)
+    _record.begin()
+    sys.meta_path.insert(0, Finder(_record))
