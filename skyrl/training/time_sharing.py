@@ -101,6 +101,7 @@ class TimeSharing:
     def engines_closed(self) -> None:
         """The engines have ended: they are neither put to sleep nor started again."""
         self._engines = self._make_engines = None
+        self._awake = self._paused = False
 
     async def _only(self, wanted: Mapping[str, Collection[Part]]) -> None:
         """Move models so that only the wanted parts are on the devices; parts leave before others come."""
