@@ -113,6 +113,8 @@ def load_tokenizer(path: str, *, use_fast: bool = True, table: str = "trainer") 
             f"set {trainer_field(table, 'disable_fast_tokenizer')} = false"
         )
     _require_what_chats_need(tokenizer, path)
+    if tokenizer.is_fast and type(tokenizer.backend_tokenizer.model).__name__ == "BPE":
+        tokenizer.clean_up_tokenization_spaces = False  # ignored for BPE, and warned about at the first decoding
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if stored_in is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from skyrl.chats.text import text_tokens
 from skyrl.data.prompts import load_prompts
@@ -94,3 +95,17 @@ def test_a_text_longer_than_the_model_reads_is_tokenized_without_a_warning(
     assert "longer than" not in caplog.text
     tokenizer.encode(long)
     assert "longer than the specified maximum" in caplog.text, "the test would notice nothing"
+
+
+def test_no_clean_up_that_transformers_ignores_is_asked_for(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stored = folder / "tokenizer_config.json"
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | {"clean_up_tokenization_spaces": True}))
+    transformers_logging.warning_once.cache_clear()
+    transformers_logger = logging.getLogger("transformers")
+    transformers_logger.addHandler(caplog.handler)
+    try:
+        tokenizer = load_tokenizer(str(folder))
+        text = tokenizer.decode(tokenizer.encode("it is n't , is it ?"))
+    finally:
+        transformers_logger.removeHandler(caplog.handler)
+    assert (text, caplog.text) == ("it is n't , is it ?", "")
