@@ -104,6 +104,7 @@ class BaseExp:
             processes = self.started_processes = self.get_processes()
         processes.progress = self.progress
         self.held.callback(processes.close)
+        self.prepare_processes(processes)
         return processes
 
     @cached_property
@@ -143,6 +144,9 @@ class BaseExp:
     def get_processes(self) -> Processes:
         """Processes of the models."""
         return start_processes(self.cfg, again=self.is_another_try)
+
+    def prepare_processes(self, processes: Processes) -> None:
+        """Does nothing. Override it to let processes that start later import their packages meanwhile."""
 
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines; none by default."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import starts_engines
-from skyrl.experiments.collaborators import parity_canary, weight_road
+from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, starts_engines
+from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.policy_sampling import PolicySampling
@@ -23,6 +23,8 @@ from skyrl.experiments.sampling import sampled_rollouts, steps_that_prompts_fill
 from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.model_worker import ModelWorker
+from skyrl.learners.workers import CriticWorker, RefWorker
+from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards
@@ -93,6 +95,18 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         if self.recorded:
             return self.recorded.total_steps(at_most=self.cfg.trainer.max_training_steps)
         return steps_that_prompts_fill(self.cfg, len(self.train_dataset))
+
+    def prepare_processes(self, processes: Processes) -> None:
+        """Let the engines and the models that start after the policy import their packages while it starts."""
+        models: tuple[tuple[Model, Callable[..., object], bool], ...] = (
+            ("ref", RefWorker, has_reference(self.cfg)),
+            ("critic", CriticWorker, has_critic(self.cfg)),
+        )
+        for role, worker, is_needed in models:
+            if is_needed:
+                processes.prepare(role, [worker] * grid_of(self.cfg, role).ranks)
+        if starts_engines(self.cfg) and not self.recorded:
+            processes.prepare("engine", engine_makers(self.cfg))
 
     def get_time_sharing(self) -> TimeSharing:
         """Time sharing of devices between models and engines."""

@@ -32,7 +32,7 @@ from skyrl.inference.incoming_weights import IncomingWeights, Shared, as_plain
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_async import AsyncBackend
 from skyrl.inference.vllm_backend import ADAPTER, Backend, adapter_request, first_line, refusals, reporter
-from skyrl.inference.vllm_environment import import_vllm, set_variables
+from skyrl.inference.vllm_environment import import_ahead, import_vllm, set_variables
 from skyrl.inference.vllm_model import expected_weights, model_facts, overridden, refuse_unfit
 from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments
 from skyrl.inference.vllm_stepped import SteppedBackend
@@ -114,6 +114,11 @@ class VLLMEngine:
         except BaseException:
             self._end()
             raise
+
+    @staticmethod
+    def prepare(config: InferenceEngineConfig, *, device: str, **_: object) -> None:
+        """Imports vLLM, as an engine with these arguments will need it, and takes no device memory."""
+        import_ahead(config, device)
 
     @property
     def weight_version(self) -> int:

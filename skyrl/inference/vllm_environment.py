@@ -14,6 +14,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,13 +61,27 @@ def set_variables(config: InferenceEngineConfig, device: str) -> Path | None:
         folder = Path(tempfile.mkdtemp(prefix=f"skyrl-vllm-{os.getpid()}-", dir=os.environ.get(PRIVATE)))
         os.environ |= {_HOST: str(os.getpid()), _FOLDER: str(folder)}
         wanted["VLLM_RPC_BASE_PATH"] = str(folder)
+    _set(wanted)
+    return folder
+
+
+def import_ahead(config: InferenceEngineConfig, device: str) -> None:
+    """Imports what an engine with these settings needs, before it is its turn to take memory."""
+    _set(variables(config, device))
+    import_vllm()
+    worker = "vllm.v1.worker.cpu_worker" if device == "cpu" else "vllm.v1.worker.gpu_worker"
+    for module in ("vllm.v1.engine.async_llm", "vllm.v1.engine.llm_engine", "vllm.v1.engine.core", worker):
+        importlib.import_module(module)
+
+
+def _set(wanted: Mapping[str, str]) -> None:
+    """Sets variables that the user has not set, and removes those that were set here and are not wanted any more."""
     for name in _SET_HERE - wanted.keys():
         os.environ.pop(name, None)
     for name, value in wanted.items():
         if name not in os.environ or name in _SET_HERE:
             os.environ[name] = value
             _SET_HERE.add(name)
-    return folder
 
 
 def variables(config: InferenceEngineConfig, device: str) -> dict[str, str]:

@@ -133,6 +133,12 @@ class Processes(Protocol):
     def remove(self, role: str, rank: int) -> None:
         """End one process that has a pool to itself, and release the pool."""
 
+    def prepare(self, role: str, makers: Sequence[Callable[[], object]]) -> None:
+        """Start the processes of a role before their turn: they import what their makers need while others start. A
+        maker of `functools.partial` whose function has an attribute `prepare` gets it called with the same arguments.
+        `start` waits for them, and reports what went wrong.
+        """
+
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
         """Start one process for each maker; `makers[i]()` makes the object of rank i inside its process. Returns when
         all are made.

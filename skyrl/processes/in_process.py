@@ -47,6 +47,9 @@ class InProcess:
     def __init__(self) -> None:
         self.progress = Progress()
 
+    def prepare(self, role: str, makers: Sequence[Callable[[], object]]) -> None:
+        """Does nothing: no process has to start."""
+
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
         (maker,) = makers  # check() refuses more ranks than one here
         with self.progress.waiting_for(f"the start of {role}-0"):

@@ -101,6 +101,15 @@ class Host:
         """Write the stacks of every thread into the log."""
         self._log.dump_stacks()
 
+    async def prepare(self, maker: Sequence[Any]) -> None:
+        """Import what a maker needs. What fails here fails again, and is reported, when the object is made."""
+        try:
+            found = await maker[0]
+            if prepare := getattr(getattr(found, "func", None), "prepare", None):
+                prepare(*found.args, **found.keywords)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
+            logging.getLogger(__name__).debug("preparing failed", exc_info=error)
+
     async def make(self, maker: Sequence[Any]) -> CallResult | CallFailure:
         """Make the object. The maker is a reference in a list, which Ray does not resolve: it is unpickled here, so
         that its imports happen after the environment and the log are set up.

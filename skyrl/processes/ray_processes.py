@@ -69,6 +69,7 @@ class RayProcesses:
         self._layout, self._deadlines, self._device = layout, deadlines, device
         self._logs, self._environment = logs.absolute(), dict(environment)
         self._members: list[Member] = []
+        self._prepared: dict[str, list[Member]] = {}
         self._closed = False
         self._placement: Placement | None = None
         if address is None:
@@ -97,17 +98,30 @@ class RayProcesses:
     def host(self) -> str:
         return self._cluster.host
 
+    def prepare(self, role: str, makers: Sequence[Callable[[], object]]) -> None:
+        members = self._prepared[role] = self._actors(role, makers)
+        for member, maker in zip(members, makers, strict=True):
+            member.actor.prepare.remote([ray.put(maker)])
+
     def start(self, role: str, makers: Sequence[Callable[[], T]]) -> Group[T]:
+        members = self._prepared.pop(role, None) or self._actors(role, makers)
+        return Group(self._made(members, makers))
+
+    def _actors(self, role: str, makers: Sequence[object]) -> list[Member]:
+        """The actors of a role, which start now."""
         assert len(makers) == len(self._layout.placements_of(role)), f"{len(makers)} makers for the seats of {role}"
         members = [self._start_actor(role, rank) for rank in range(len(makers))]
-        return Group(self._made(members, makers))
+        self._members += members
+        return members
 
     def restart(self, role: str, rank: int, maker: Callable[[], T]) -> RayHandle[T]:
         assert self._placement is not None, "there was such a process"
         self._end([member for member in self._members if (member.role, member.rank) == (role, rank)])
         if not self._placement.is_there(self.where[role, rank]):
             self.where[role, rank] = self._placement.moved(role, rank, self._deadlines.start)
-        [handle] = self._made([self._start_actor(role, rank)], [maker])
+        member = self._start_actor(role, rank)
+        self._members.append(member)
+        [handle] = self._made([member], [maker])
         return handle
 
     def add(self, seat: Layout, maker: Callable[[], T]) -> RayHandle[T]:
@@ -129,7 +143,6 @@ class RayProcesses:
     def _made(self, members: Sequence[Member], makers: Sequence[Callable[[], T]]) -> list[RayHandle[T]]:
         """Handles of the objects, once every process has started and made its object. On failure, all are ended."""
         deadline = time.monotonic() + self._deadlines.start
-        self._members += members
         try:
             with self.progress.waiting_for(f"the start of {', '.join(member.name for member in members)}"):
                 self._introduce(members, deadline)
