@@ -76,7 +76,9 @@ class InferenceEngineConfig(BaseConfig):
 
     async_engine: bool = True
     """vLLM's asynchronous engine, in a process of its own. False: its offline engine, stepped in the engine's process.
-    Requests join and leave a running batch in both. vllm."""
+    Requests join and leave a running batch in both. If not set, it is false for engines on Ray that compute on one GPU
+    which they share with the learner (`trainer.placement.colocate_all`): they start sooner, and tokens do not travel
+    between two processes. vllm."""
 
     vllm_v1_disable_multiproc: bool = True
     """Keep vLLM's scheduler and its worker in one process (VLLM_ENABLE_V1_MULTIPROCESSING=0): the engine's own where

@@ -223,6 +223,41 @@ def keys_and_values_that_outlive_new_weights_are_not_shared(run: SkyRLTrainConfi
 
 
 @rule(
+    writes="generator.inference_engine.async_engine",
+    reads=(
+        "trainer.placement.executor",
+        "trainer.placement.colocate_all",
+        "trainer.rollouts_from",
+        *_KIND_OF_ENGINE,
+        *(
+            f"generator.inference_engine.{name}"
+            for name in (
+                "tensor_parallel_size",
+                "pipeline_parallel_size",
+                "data_parallel_size",
+                "enable_ray_prometheus_stats",
+            )
+        ),
+    ),
+    unset=True,
+    placeholder=False,
+)
+def an_engine_of_one_shared_gpu_is_one_process(run: SkyRLTrainConfig) -> bool:
+    """An engine that takes turns with the learner has a process of its own on Ray: a second one for its scheduler would
+    only cost its start and the way of each token between the two.
+    """
+    engine, placement = run.generator.inference_engine, run.trainer.placement
+    parts = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    takes_turns = placement.executor != "in_process" and placement.colocate_all and starts_engines(run)
+    return not (
+        "async_engine" in backend_of(engine).fields
+        and takes_turns
+        and parts == 1
+        and not engine.enable_ray_prometheus_stats
+    )
+
+
+@rule(
     writes="generator.inference_engine.weight_sync_backend",
     reads=("trainer.device", *_KIND_OF_ENGINE),
     unset="nccl",
@@ -325,6 +360,7 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     the_engine_uses_the_trainers_rope_base,
     a_deterministic_run_samples_deterministically,
     keys_and_values_that_outlive_new_weights_are_not_shared,
+    an_engine_of_one_shared_gpu_is_one_process,
     precision_bounds_how_far_engine_and_learner_differ,
 )
 """Derivation rules in order: a rule comes after those that write what it reads."""

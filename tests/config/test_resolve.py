@@ -195,6 +195,16 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
         "generator.inference_engine.enable_prefix_caching",
         False,
     ),
+    *(
+        ({"generator.inference_engine.backend": "vllm", **more}, "generator.inference_engine.async_engine", found)
+        for more, found in (
+            ({}, False),
+            ({"trainer.placement.colocate_all": False}, True),
+            ({"trainer.placement.executor": "in_process"}, True),
+            ({"generator.inference_engine.tensor_parallel_size": 2}, True),
+            ({"generator.inference_engine.enable_ray_prometheus_stats": True}, True),
+        )
+    ),
     ({"trainer.device": "cuda"}, "generator.inference_engine.weight_sync_backend", "nccl"),
     ({"trainer.device": "cpu"}, "generator.inference_engine.weight_sync_backend", "gloo"),
     (
@@ -334,6 +344,7 @@ def test_the_defaults_of_the_seeds_hold_after_derivation_where_they_run(referenc
     others = {path: ours[path] for path in facts if json.dumps(ours[path]) != json.dumps(facts[path])}
     assert others == {
         "trainer.log_path": "runs/test_run/logs",  # each run's logs lie with what else it leaves
+        "generator.inference_engine.async_engine": False,  # it takes turns with the learner on one GPU
         "trainer.logger": "console",  # where W&B cannot be had
         "trainer.algorithm.cispo.cispo_eps_clip_low": 1.0,  # corrected by SkyRL itself
         "trainer.algorithm.cispo.cispo_eps_clip_high": 4.0,
