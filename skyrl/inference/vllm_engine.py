@@ -32,6 +32,7 @@ from skyrl.inference.incoming_weights import IncomingWeights, Shared, as_plain
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_async import AsyncBackend
 from skyrl.inference.vllm_backend import ADAPTER, Backend, adapter_request, first_line, refusals, reporter
+from skyrl.inference.vllm_draws import by_key
 from skyrl.inference.vllm_environment import import_ahead, import_vllm, set_variables
 from skyrl.inference.vllm_model import expected_weights, model_facts, overridden, refuse_unfit
 from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments
@@ -91,6 +92,7 @@ class VLLMEngine:
         self._gate, self._numbers, self._weight_version = Gate(), itertools.count(), 0
         self._paused, self._closed, self._broken = False, False, ""
         self._device = device
+        self._speculates = bool(config.engine_init_kwargs.get("speculative_config"))  # drafts need vLLM's generators
         self._sockets = set_variables(config, device)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
@@ -201,6 +203,8 @@ class VLLMEngine:
     async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
         key = request.keys[index]
         arguments = sampling_arguments(request.sampling, key, limit=limit, eos_ids=self._eos_ids)
+        if not self._speculates:
+            arguments = by_key(arguments)
         try:
             heard = None if request.on_tokens is None else reporter(request.on_tokens, index)
             adapter = None if request.adapter is None else self._adapters[request.adapter]

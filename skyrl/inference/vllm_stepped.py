@@ -60,13 +60,27 @@ class SteppedBackend:
 
     async def pause(self, in_flight: InFlight) -> None:
         self._in_flight, self._resting = in_flight, True  # the engine is paused when it is not stepped
+        while in_flight == "finish" and self._has_queued_steps:
+            self._call(self._engine.step)
 
     async def resume(self) -> None:
         self._resting = False
         self._step()
 
+    @property
+    def _core(self) -> Any:
+        """vLLM's engine core, if it is in this process; else None."""
+        return getattr(self._engine.engine_core, "engine_core", None)
+
+    @property
+    def _has_queued_steps(self) -> bool:
+        """Whether a step was begun ahead of time, for samples that have ended meanwhile: on CUDA, vLLM schedules one
+        while the last one computes.
+        """
+        return bool(getattr(self._core, "batch_queue", None))
+
     def load(self) -> EngineLoad | None:
-        core = getattr(self._engine.engine_core, "engine_core", None)  # exists only if the core is in this process
+        core = self._core
         if core is None or self._dead:
             return None
         _, waiting = core.scheduler.get_request_counts()

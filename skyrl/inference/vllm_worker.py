@@ -1,5 +1,5 @@
-"""The part of an engine that runs inside vLLM's workers: it receives weights, and makes the workers report the
-log-probabilities that the learner computes.
+"""The part of an engine that runs inside vLLM's workers: it receives weights, and makes the workers draw by the keys of
+samples and report the log-probabilities that the learner computes.
 
 vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`), so `self` is a worker there; this module is
 imported in vLLM's processes. Calls come by name through `collective_rpc`, with only plain data as arguments.
@@ -16,6 +16,7 @@ from torch import Tensor
 from skyrl.errors import WeightSyncError
 from skyrl.inference import vllm_native
 from skyrl.inference.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain
+from skyrl.inference.vllm_draws import draw_by_keys
 from skyrl.inference.vllm_environment import end_with_host
 from skyrl.models.expert_names import stored_names
 
@@ -38,12 +39,15 @@ class WeightReceiver:
     reload_weights: Any
 
     def skyrl_prepare(self) -> None:
-        """Makes the worker report log-probabilities of the tempered distribution, before top-k, top-p and min-p."""
+        """Makes the worker draw by the keys of samples, and report log-probabilities of the tempered distribution,
+        before top-k, top-p and min-p.
+        """
         sampler = self.model_runner.sampler
         if not hasattr(sampler, "topk_topp_sampler"):
             raise RuntimeError("skyrl needs vLLM's first model runner: leave VLLM_USE_V2_MODEL_RUNNER unset")
         if not getattr(sampler, "skyrl_prepared", False):  # every run that uses a server prepares it
             report_tempered_logprobs(sampler)
+            draw_by_keys(sampler, self.model_runner)
             know_names_of_the_text(self.model_runner.get_model())
             sampler.skyrl_prepared = True
 

@@ -107,7 +107,7 @@ class Host:
             found = await maker[0]
             if prepare := getattr(getattr(found, "func", None), "prepare", None):
                 prepare(*found.args, **found.keywords)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code
+        except (Exception, SystemExit) as error:
             logging.getLogger(__name__).debug("preparing failed", exc_info=error)
 
     async def make(self, maker: Sequence[Any]) -> CallResult | CallFailure:

@@ -12,7 +12,7 @@ from skyrl.errors import ProcessError
 from skyrl.inference.vllm_stepped import SteppedBackend
 
 
-def backend_of(engine: Mock, monkeypatch: pytest.MonkeyPatch) -> SteppedBackend:
+def backend_over(engine: Mock, monkeypatch: pytest.MonkeyPatch) -> SteppedBackend:
     vllm = Mock()
     vllm.LLMEngine.from_engine_args.return_value = engine
     monkeypatch.setattr("skyrl.inference.vllm_stepped.importlib", Mock(import_module=lambda name: vllm))
@@ -22,11 +22,22 @@ def backend_of(engine: Mock, monkeypatch: pytest.MonkeyPatch) -> SteppedBackend:
     return SteppedBackend({})
 
 
+async def test_a_pause_takes_the_step_that_was_begun_ahead_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Mock()
+    queue = engine.engine_core.engine_core.batch_queue = ["a step for samples that have ended"]
+    engine.step.side_effect = lambda: [queue.pop()] and []
+    backend = backend_over(engine, monkeypatch)
+    await backend.pause("keep")
+    assert len(queue) == 1, "samples in flight stand still"
+    await backend.pause("finish")
+    assert queue == []
+
+
 async def test_whoever_waits_in_an_engine_that_dies_while_it_rests_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is paused for new weights, which break it: no step will ever come that could fail."""
     engine = Mock()
     engine.collective_rpc.side_effect = RuntimeError("out of memory")
-    backend = backend_of(engine, monkeypatch)
+    backend = backend_over(engine, monkeypatch)
     await backend.pause("keep")
     waiting: list[asyncio.Task[Any]] = [asyncio.create_task(backend.generate(str(n), (1,), {})) for n in range(2)]
     await asyncio.sleep(0)
@@ -42,7 +53,7 @@ async def test_sleep_frees_weights_and_cache_and_keeps_or_ends_requests(
     in_flight: Any, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Mock()
-    backend = backend_of(engine, monkeypatch)
+    backend = backend_over(engine, monkeypatch)
     await backend.pause(in_flight)
     await backend.sleep()
     engine.sleep.assert_called_once_with(level=2, mode=mode)
