@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -29,6 +30,64 @@ def digest_word(tensor: Tensor) -> Tensor:
         mixed = torch.arange(start // 8 + 1, start // 8 + 1 + words.numel(), device=tensor.device)
         total += _mix(mixed.mul_(_GAMMA).add_(words)).sum()
     return total
+
+
+def digest_words(tensors: Sequence[Tensor]) -> Tensor:
+    """Digests of several tensors of one device as (N,) int64 there: those of `digest_word`, in one computation, because
+    a GPU takes as long to begin an operation as to hash a small tensor.
+    """
+    contents = [tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in tensors]
+    words = [_words(content) for content in contents]
+    lengths = torch.tensor([each.numel() for each in words])
+    ends, sizes = lengths.cumsum(0), torch.tensor([content.numel() for content in contents])
+    device, total = contents[0].device, int(ends[-1])
+    lengths, begins, ends, sizes = torch.stack((lengths, ends - lengths, ends, sizes)).to(device, non_blocking=True)
+    places = torch.arange(1, total + 1, device=device)
+    places -= torch.repeat_interleave(begins, lengths, output_size=total)
+    sums = torch.cat((begins.new_zeros(1), _mix(places.mul_(_GAMMA).add_(torch.cat(words))).cumsum(0)))
+    found: Tensor = sizes + sums[ends] - sums[begins]
+    return found
+
+
+class Digests:
+    """Digests of tensors by name, hashed many at a time, on the CUDA stream on which they were added."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, Tensor] = {}
+        self._bytes = 0
+        self._stream: torch.cuda.Stream | None = None
+        self._names: list[str] = []
+        self._words: list[Tensor] = []
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Hash a tensor of any shape soon. It must keep its content until `flush` or `in_hex`. Raises ValueError for a
+        name that is there already.
+        """
+        if name in self._pending or name in self._names:
+            raise ValueError(f"{name} is there already")
+        stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+        if stream != self._stream or self._bytes + tensor.nbytes > _CHUNK_BYTES:
+            self.flush()
+        self._stream = stream
+        self._pending[name] = tensor
+        self._bytes += tensor.nbytes
+
+    def flush(self) -> None:
+        """Hash what was added, without waiting for a GPU."""
+        pending, self._pending, self._bytes = self._pending, {}, 0
+        if not pending:
+            return
+        tensors = list(pending.values())
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            self._words.append(digest_words(tensors) if len(tensors) > 1 else digest_word(tensors[0]).view(1))
+        self._names += pending
+
+    def in_hex(self) -> dict[str, str]:
+        """Digests by name as 16 hexadecimal digits each, copied from their device in one transfer."""
+        self.flush()
+        if self._stream is not None:
+            torch.cuda.synchronize(self._stream.device)
+        return in_hex(dict(zip(self._names, torch.cat(self._words), strict=True))) if self._words else {}
 
 
 def in_hex(words: Mapping[str, Tensor]) -> dict[str, str]:

@@ -26,7 +26,9 @@ from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGro
 from skyrl.errors import WeightSyncError
 from skyrl.processes.addresses import connecting_seconds
 
-_POLL_SECONDS = 0.01
+_SHORTEST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.0002, 0.01
+"""Bounds of the time between two looks for a key. It grows with the wait, so that a step of a transfer that takes
+milliseconds is not delayed by as much again, and a long wait costs no computation."""
 
 _CONNECT_SECONDS = 30.0
 """Number of seconds for the members to connect after all have registered: the longest wait for a member that ended in
@@ -145,14 +147,15 @@ def wait_for(store: Store, keys: Sequence[str], timeout: float, absent: Callable
     """Returns when all keys exist. Raises `WeightSyncError` if a member aborts, or after `timeout` seconds, with the
     message that `absent` makes of the missing keys.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while not store.check(list(keys)):
         if store.check([_ABORTED]):
             raise WeightSyncError(f"the weights were not sent: {store.get(_ABORTED).decode()}")
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > timeout:
             missing = [key for key in keys if not store.check([key])]
             raise WeightSyncError(f"after {timeout:g} s, {absent(missing)}")
-        time.sleep(_POLL_SECONDS)
+        time.sleep(min(max(waited / 8, _SHORTEST_POLL_SECONDS), _LONGEST_POLL_SECONDS))
 
 
 class Channel:

@@ -21,7 +21,7 @@ from torch.storage import TypedStorage
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference import vllm_requests
-from skyrl.inference.checksums import digest_word, in_hex
+from skyrl.inference.checksums import Digests
 from skyrl.inference.incoming_weights import Native
 
 Weights = Iterator[tuple[str, Tensor]]
@@ -34,7 +34,7 @@ def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights
     if the sender or another worker gave up.
     """
     _equip(worker, incoming.backend)
-    received: dict[str, Tensor] = {}
+    received = Digests()
     group = incoming.group.moved(place)
     with group.rendezvous() as store:
         for kind, content in vllm_requests.requests(store, rank=group.rank, timeout=group.timeout):
@@ -49,7 +49,7 @@ def receive(worker: Any, place: int, incoming: Native, expand: Callable[[Weights
                     with _watched(worker.model_runner.get_model(), received, expand):
                         worker.update_weights(with_handles(content))
                 case "compare":
-                    refuse_changed(content["digests"], in_hex(received))
+                    refuse_changed(content["digests"], received.in_hex())
                 case "finish":
                     worker.finish_weight_update()
                 case vllm_requests.END:
@@ -75,16 +75,18 @@ def _equip(worker: Any, backend: str) -> None:
 
 
 @contextmanager
-def _watched(model: Any, received: dict[str, Tensor], expand: Callable[[Weights], Weights]) -> Iterator[None]:
+def _watched(model: Any, received: Digests, expand: Callable[[Weights], Weights]) -> Iterator[None]:
     """While the model loads weights, adds their digests to `received`, and passes tied ones under all their names."""
     load = model.load_weights
 
     def digested(weights: Weights) -> Weights:
         for name, tensor in weights:
-            if name in received:
-                raise WeightSyncError(f"{name} arrived twice")
-            received[name] = digest_word(tensor)
+            try:
+                received.add(name, tensor)
+            except ValueError:
+                raise WeightSyncError(f"{name} arrived twice") from None
             yield name, tensor
+        received.flush()  # the memory of the tensors is used again
 
     model.load_weights = lambda weights: load(expand(digested(weights)))
     try:

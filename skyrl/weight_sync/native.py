@@ -7,6 +7,7 @@ before the update is finished. Digests are computed on the GPU: the weights do n
 from __future__ import annotations
 
 import importlib
+import math
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from skyrl.inference.checksums import digest_word, in_hex
+from skyrl.inference.checksums import Digests
 from skyrl.inference.incoming_weights import WeightInfo
 from skyrl.inference.transfer_group import TransferGroup
 from skyrl.inference.vllm_native import plain_handle
@@ -64,7 +65,9 @@ class NativeSender:
     def _init_info(self, rank: int) -> object:
         if self.backend == "ipc":
             module = importlib.import_module(f"{_TRANSFER}.ipc_engine")
-            return module.IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=self.bucket_bytes)
+            whole = sum(math.prod(info.shape) * _dtype(info).itemsize for info in self.weights)
+            size = min(self.bucket_bytes, whole)
+            return module.IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=size)
         host, port = free_address(self.group.host)
         return INIT_INFOS[self.backend](rank=rank, master_address=host, master_port=port, world_size=self.group.size)
 
@@ -82,7 +85,7 @@ class _Workers:
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
-        self.digests: dict[str, Tensor] = {}
+        self.digests = Digests()
         """Digests of the tensors that were sent, still on their device."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -99,14 +102,14 @@ class _Workers:
         self._requests.ask("update", update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._requests.ask("compare", {"digests": in_hex(self.digests)})
+        self._requests.ask("compare", {"digests": self.digests.in_hex()})
         self._requests.ask("finish", {})
 
     def end(self) -> None:
         self._requests.ask(END, {})
 
 
-def _source(infos: Sequence[WeightInfo], weights: Weights, digests: dict[str, Tensor]) -> object:
+def _source(infos: Sequence[WeightInfo], weights: Weights, digests: Digests) -> object:
     """The weights as vLLM's `WeightSource`, rounded to the announced dtype; their digests are added to `digests`."""
     base = importlib.import_module(f"{_TRANSFER}.base")
 
@@ -117,7 +120,7 @@ def _source(infos: Sequence[WeightInfo], weights: Weights, digests: dict[str, Te
         def __iter__(self) -> Weights:
             for info, (name, tensor) in zip(infos, weights, strict=True):
                 rounded = tensor.detach().to(_dtype(info)).contiguous()
-                digests[name] = digest_word(rounded)
+                digests.add(name, rounded)
                 yield name, rounded
 
     return Source()

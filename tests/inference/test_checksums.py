@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from skyrl.inference import checksums
-from skyrl.inference.checksums import digest_word, in_hex
+from skyrl.inference.checksums import Digests, digest_word, in_hex
 
 WORD = 0x9E3779B97F4A7C15
 
@@ -67,3 +67,45 @@ def test_digests_are_read_together_and_nothing_is_looked_at_before() -> None:
     assert together == {name: device_digest(tensor) for name, tensor in tensors.items()}
     assert in_hex({}) == {}
     assert digest_word(torch.empty(100, device="meta")).shape == ()  # a tensor without values: looking would raise
+
+
+MANY = {
+    "whole words": torch.randn(6, 4),
+    "nothing": torch.empty(0),
+    "three bytes more": torch.arange(19, dtype=torch.uint8),
+    "the same again": torch.arange(19, dtype=torch.uint8),
+    "inside a word": torch.arange(64, dtype=torch.uint8)[3:19],
+    "transposed": torch.randn(5, 8, dtype=torch.bfloat16).T,
+}
+
+
+@pytest.mark.parametrize("chunk", [2**25, 96, 8])
+def test_tensors_that_are_hashed_together_have_the_digests_that_each_has_alone(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = {name: device_digest(tensor) for name, tensor in MANY.items()}
+    monkeypatch.setattr(checksums, "_CHUNK_BYTES", chunk)
+    digests = Digests()
+    for name, tensor in MANY.items():
+        digests.add(name, tensor)
+    assert digests.in_hex() == alone
+    assert Digests().in_hex() == {}
+
+
+def test_a_tensor_that_was_flushed_may_change() -> None:
+    digests, tensors = Digests(), [torch.zeros(9), torch.ones(3)]
+    for number, tensor in enumerate(tensors):
+        digests.add(str(number), tensor)
+    digests.flush()
+    for tensor in tensors:
+        tensor.fill_(5.0)
+    assert digests.in_hex() == {"0": device_digest(torch.zeros(9)), "1": device_digest(torch.ones(3))}
+
+
+@pytest.mark.gpu
+def test_a_gpu_hashes_tensors_of_several_streams_together() -> None:
+    digests, stream = Digests(), torch.cuda.Stream()
+    for number, (name, tensor) in enumerate(MANY.items()):
+        with torch.cuda.stream(stream if number % 2 else torch.cuda.current_stream()):
+            digests.add(name, tensor.cuda())
+    assert digests.in_hex() == {name: device_digest(tensor) for name, tensor in MANY.items()}

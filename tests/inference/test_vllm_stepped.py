@@ -25,7 +25,7 @@ def backend_over(engine: Mock, monkeypatch: pytest.MonkeyPatch) -> SteppedBacken
 async def test_a_pause_takes_the_step_that_was_begun_ahead_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Mock()
     queue = engine.engine_core.engine_core.batch_queue = ["a step for samples that have ended"]
-    engine.step.side_effect = lambda: [queue.pop()] and []
+    engine.step.side_effect = queue.clear
     backend = backend_over(engine, monkeypatch)
     await backend.pause("keep")
     assert len(queue) == 1, "samples in flight stand still"

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
+from skyrl.inference.checksums import Digests
 from skyrl.inference.incoming_weights import WeightInfo
 from skyrl.weight_sync import native
 from skyrl.weight_sync.native import NativeSender, _source, free_address
@@ -106,7 +107,12 @@ def test_of_two_senders_through_cuda_ipc_the_first_ends_the_requests(
     sender(transfer, "ipc", 2)(weights())
     assert transfer.calls[:2] == [f"rank {rank}", "receivers [2]"]
     assert transfer.calls[5:] == [*ends, "shutdown"]
-    assert transfer.init_info == {"engine": "ipc", "rank": rank, "packed": True, "packed_buffer_size_bytes": 64}
+    assert transfer.init_info == {
+        "engine": "ipc",
+        "rank": rank,
+        "packed": True,
+        "packed_buffer_size_bytes": 10,
+    }  # all bytes
 
 
 def test_a_sender_that_fails_is_shut_down_and_the_requests_are_not_ended(transfer: Transfer) -> None:
@@ -117,13 +123,13 @@ def test_a_sender_that_fails_is_shut_down_and_the_requests_are_not_ended(transfe
 
 
 def test_weights_are_rounded_to_the_announced_type_and_digested(transfer: Transfer) -> None:
-    digests: dict[str, Tensor] = {}
+    digests = Digests()
     source: Any = _source(INFOS, weights(), digests)
     assert [(name, tensor.dtype, tensor.tolist()) for name, tensor in source] == [
         ("a", torch.float32, [1.0, 2.0]),
         ("b", torch.bfloat16, [3.0]),
     ]
-    assert list(digests) == ["a", "b"]
+    assert list(digests.in_hex()) == ["a", "b"]
     assert [(each.name, each.dtype, each.shape) for each in source.metadata()] == [
         ("a", torch.float32, (2,)),
         ("b", torch.bfloat16, (1,)),
@@ -134,7 +140,7 @@ def test_weights_are_rounded_to_the_announced_type_and_digested(transfer: Transf
 def test_weights_that_are_more_or_fewer_than_announced_are_refused(
     transfer: Transfer, announced: tuple[WeightInfo, ...]
 ) -> None:
-    source: Any = _source(announced, weights(), {})
+    source: Any = _source(announced, weights(), Digests())
     with pytest.raises(ValueError, match="zip"):
         list(source)
 
