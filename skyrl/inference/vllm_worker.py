@@ -8,6 +8,7 @@ imported in vLLM's processes. Calls come by name through `collective_rpc`, with 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from skyrl.inference import vllm_native
 from skyrl.inference.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain
 from skyrl.inference.vllm_draws import draw_by_keys
 from skyrl.inference.vllm_environment import end_with_host
+from skyrl.inference.vllm_in_place import load_in_place, loads_in_place, without_reloading
 from skyrl.models.expert_names import stored_names
 
 _GREEDY = 1e-5
@@ -63,12 +65,22 @@ class WeightReceiver:
         """
         received = from_plain(incoming) if isinstance(incoming, Mapping) else incoming
         place = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
+        in_place = loads_in_place(self)
+        borrowed = not (in_place or isinstance(received, Shared))
+
+        def named(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+            return self._skyrl_named(weights, tied, copied=borrowed)
+
         try:
             if isinstance(received, Native):
-                vllm_native.receive(self, place, received, lambda weights: self._skyrl_named(weights, tied, received))
+                with without_reloading() if in_place else nullcontext():
+                    vllm_native.receive(self, place, received, named)
             else:
                 with for_worker(received, place).open() as weights:
-                    self.reload_weights(weights_iterator=self._skyrl_named(weights, tied, received))
+                    if in_place:
+                        load_in_place(self, named(weights))
+                    else:
+                        self.reload_weights(weights_iterator=named(weights))
         except WeightSyncError as error:
             return str(error)
         self._skyrl_renew_heads()
@@ -76,10 +88,10 @@ class WeightReceiver:
         return ""
 
     def _skyrl_named(
-        self, weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], incoming: IncomingWeights
+        self, weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], *, copied: bool
     ) -> Iterator[tuple[str, Tensor]]:
         """The weights under all names that vLLM reads in the files of this model."""
-        return stored_names(under_all_names(weights, tied, incoming), self.model_config.hf_text_config.model_type)
+        return stored_names(under_all_names(weights, tied, copied=copied), self.model_config.hf_text_config.model_type)
 
     def _skyrl_renew_heads(self) -> None:
         """Rebuilds the packed copy of the embedding with which a tied head computes on a CPU: reloading does not."""
@@ -109,19 +121,19 @@ def know_names_of_the_text(model: torch.nn.Module) -> None:
 
 
 def under_all_names(
-    weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], incoming: IncomingWeights
+    weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], *, copied: bool
 ) -> Iterator[tuple[str, Tensor]]:
     """Each weight with its whole shape, a tied one under its second names too: vLLM would not update a head that is not
     among them.
 
-    Tensors are copied, because vLLM holds those of a layer until all have arrived, longer than the incoming set does.
+    Tensors are `copied` where vLLM holds those of a layer until all have arrived, longer than the incoming set does.
     """
     names: dict[str, list[str]] = {}
     for second, first in tied.items():
         names.setdefault(first, [first]).append(second)
     first_of = {name: first for first, group in names.items() for name in group}
     for name, tensor in weights:
-        kept = tensor if isinstance(incoming, Shared) else tensor.clone()
+        kept = tensor.clone() if copied else tensor
         for each in names.get(first_of.get(name, name), [name]):
             yield each, kept
 

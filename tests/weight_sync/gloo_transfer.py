@@ -16,7 +16,7 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeight
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader import reload
 
 from skyrl.inference.incoming_weights import as_bytes
 from skyrl.weight_sync import native
@@ -44,10 +44,10 @@ class Receiver(WeightTransferEngine[NCCLWeightTransferInitInfo, NCCLWeightTransf
         self.model_update_group = join(*address, rank, init_info.world_size)
 
     def start_weight_update(self) -> None:
-        initialize_layerwise_reload(self.model)
+        reload.initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]  # vLLM is not annotated
+        reload.finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]  # vLLM is not annotated
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))

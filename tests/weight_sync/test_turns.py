@@ -13,6 +13,7 @@ import torch
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.adapters import Adapter
+from skyrl.inference.checksums import digest_word, in_hex
 from skyrl.inference.engine import Completion
 from skyrl.inference.incoming_weights import Folder
 from skyrl.weight_sync.adapter_transport import BroadcastAdapterTransport, FolderAdapterTransport
@@ -311,14 +312,15 @@ def test_workers_of_vllm_compare_digests_before_the_update_is_finished() -> None
 
     requests: Any = Requests()
     workers = _Workers(requests)
-    workers.digests["w"] = torch.tensor(0xABC)
+    workers.digests.add("w", torch.ones(3))
     workers.init_weight_transfer_engine({"rank": 1})
     workers.start_weight_update()
     workers.update_weights({"names": ["w"]})
     workers.finish_weight_update()
     workers.end()
     assert asked[:3] == [("init", {"rank": 1}), ("start", {}), ("update", {"names": ["w"]})]
-    assert asked[3:5] == [("compare", {"digests": {"w": "0000000000000abc"}}), ("finish", {})]
+    digests = in_hex({"w": digest_word(torch.ones(3))})
+    assert asked[3:5] == [("compare", {"digests": digests}), ("finish", {})]
     assert len(asked) == 6
 
 

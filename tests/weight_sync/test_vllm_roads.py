@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
@@ -113,6 +114,37 @@ def test_engines_agree_with_the_learner_after_every_update(
     assert all(0 < difference < 1e-4 for found in differences.values() for difference in found)
 
 
+def compute_with_plain_weights(patch: pytest.MonkeyPatch) -> None:
+    """Makes vLLM compute on the CPU as on a GPU, with the parameters that it loads. Its own way is to pack them."""
+
+    def plain(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    patch.setattr("vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm", plain)
+
+
+async def differences_in_place(folder: Path, family: str, tied: bool) -> tuple[dict[str, list[float]], bool]:
+    """As `largest_differences`, where vLLM computes with plain weights, and whether it rebuilt its layers."""
+    rebuilt = []
+    with pytest.MonkeyPatch.context() as patch:
+        compute_with_plain_weights(patch)
+        for module in ("reload.layerwise", "reload.inplace", "reload"):
+            name = f"vllm.model_executor.model_loader.{module}.initialize_layerwise_reload"
+            patch.setattr(name, lambda model: rebuilt.append(model))
+        return await largest_differences(folder, family, tied, 2), bool(rebuilt)
+
+
+@pytest.mark.parametrize(("family", "tied"), [("qwen2", True), ("llama", False)])
+def test_weights_that_nothing_processes_are_loaded_in_place(
+    host: Host, tmp_path: Path, family: str, tied: bool
+) -> None:
+    stored = saved(tmp_path / "model", small_model(family, tied=tied))
+    differences, rebuilt = host.run(differences_in_place, stored, family, tied)
+    assert {name: len(found) for name, found in differences.items()} == dict.fromkeys(TRANSPORTS, 2)
+    assert all(difference < 1e-4 for found in differences.values() for difference in found)
+    assert not rebuilt
+
+
 def without(name: str) -> Any:
     def damage(weights: Weights) -> Weights:
         return ((each, tensor) for each, tensor in weights if each != name)
@@ -130,7 +162,7 @@ async def refusal(folder: Path, tied: bool, name: str, fault: str) -> tuple[str,
         if fault == "flipped byte":
             flip_a_byte(patch)
         if fault == "head left out":
-            patch.setattr(vllm_worker, "under_all_names", lambda weights, tied, incoming: weights)
+            patch.setattr(vllm_worker, "under_all_names", lambda weights, tied, copied: weights)
             patch.setattr(vllm_worker.WeightReceiver, "_skyrl_renew_heads", lambda self: None)
         if fault == "cache not reset":
             patch.setattr(between.engine._backend, "forget", pretend_to_forget)

@@ -1,0 +1,74 @@
+"""Loading weights into the very parameters with which vLLM computes, where these are what was stored.
+
+vLLM's own reloading rebuilds each layer as it was before its weights were processed (quantized, packed, rearranged),
+loads it, processes it again and copies the result back: half a millisecond of Python for each weight, which is more
+than the transfer of a small model takes. Where nothing is processed, weights are copied to where they belong.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor, nn
+
+_PLAIN = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}
+"""Ways of vLLM to compute with a layer that leave its parameters as they were loaded, except on a CPU, which packs
+them."""
+
+_ATTENTION = "Attention"
+"""Class of vLLM's attention whose only processing is of scales that no weight sets, unlike that of latent attention."""
+
+_RELOAD = "vllm.model_executor.model_loader.reload"
+
+
+def loads_in_place(worker: Any) -> bool:
+    """Whether the model of a worker computes with its weights as they are stored, so that new ones can be copied into
+    its parameters: no quantization, experts, latent attention, adapters, or packed weights.
+    """
+    if worker.vllm_config.lora_config is not None:
+        return False
+    stored = importlib.import_module(f"{_RELOAD}.layerwise").get_layerwise_info
+    return all(_is_plain(module, stored(module)) for module in worker.model_runner.get_model().modules())
+
+
+def _is_plain(module: nn.Module, stored: Any) -> bool:
+    """Whether a module has its parameters as vLLM described them before they were loaded."""
+    method = getattr(module, "quant_method", None)
+    if method is not None and type(method).__name__ not in _PLAIN:
+        return False
+    if hasattr(module, "process_weights_after_loading") and type(module).__name__ != _ATTENTION:
+        return False
+    parameters, _ = stored.restore_metadata
+    now = {name: (each.shape, each.dtype) for name, each in module._parameters.items() if each is not None}
+    now.pop("bias", None)  # described before layers add theirs, which nothing processes
+    return now == {name: (each.shape, each.dtype) for name, each in parameters.items() if name != "bias"}
+
+
+@contextmanager
+def without_reloading() -> Iterator[None]:
+    """While vLLM's transfer engines work, they do not rebuild the layers: weights are loaded in place."""
+    with (
+        patch(f"{_RELOAD}.initialize_layerwise_reload", lambda model: None),
+        patch(f"{_RELOAD}.finalize_layerwise_reload", _process_attention),
+    ):
+        yield
+
+
+def load_in_place(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Load all weights, with whole shapes, into the parameters of a worker's model."""
+    config = importlib.import_module("vllm.config").set_current_vllm_config
+    model = worker.model_runner.get_model()
+    with config(worker.vllm_config):
+        model.load_weights(weights)
+        _process_attention(model, worker.model_config)
+
+
+def _process_attention(model: nn.Module, model_config: Any) -> None:
+    """As at the end of vLLM's own reloading."""
+    for module in model.modules():
+        if type(module).__name__ == _ATTENTION:
+            module.process_weights_after_loading(model_config.dtype)  # type: ignore[operator]
