@@ -8,7 +8,7 @@ that what surrounds the computation shows. It runs on the CPU unless the setting
 functions in all processes: a phase is the time in a step in which one of its functions ran, waiting included, so that
 phases of a process overlap and contain each other. `cpu` is the CPU time of a process in a step. With `--before`, the
 code of another checkout runs first. The first two steps do not count; the others' medians do. `start` lists when each
-part of the start began and ended, in seconds after the command.
+part of the start began and ended, in seconds after the command, `end` those of the end, after the last step.
 """
 
 from __future__ import annotations
@@ -157,7 +157,13 @@ def measure(root: Path, folder: Path, settings: Sequence[str]) -> dict[str, Any]
         ]
         for call in sorted(starts, key=lambda call: call.began)
     }
-    return {"step": phases, "start": start | {"first step": [0.0, round(steps[0][0] - began, 1)]}}
+    last = steps[-1][1]
+    end = {
+        f"{call.process} {call.what.removeprefix('end: ')}": [round(call.began - last, 1), round(call.ended - last, 1)]
+        for call in sorted(calls, key=lambda call: call.began)
+        if call.what.startswith("end") and call.began >= last
+    }
+    return {"step": phases, "start": start | {"first step": [0.0, round(steps[0][0] - began, 1)]}, "end": end}
 
 
 def read(records: Path) -> tuple[list[Call], dict[str, list[tuple[float, float]]]]:
@@ -212,9 +218,10 @@ def rows(measured: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, list[
         values = [side["step"].get(process, {}).get(what) for side in sides]
         if any(value is not None and value >= LEAST_MS for value in values):
             yield f"{process}: {what} (ms)", ["" if value is None else f"{value:.1f}" for value in values]
-    for name in dict.fromkeys(name for side in sides for name in side["start"]):
-        spans = [side["start"].get(name) for side in sides]
-        yield f"start, {name} (s)", ["" if span is None else f"{span[0]:.1f} to {span[1]:.1f}" for span in spans]
+    for part in ("start", "end"):
+        for name in dict.fromkeys(name for side in sides for name in side[part]):
+            spans = [side[part].get(name) for side in sides]
+            yield f"{part}, {name} (s)", ["" if span is None else f"{span[0]:.1f} to {span[1]:.1f}" for span in spans]
 
 
 def print_table(measured: Mapping[str, Mapping[str, Any]]) -> None:

@@ -25,7 +25,14 @@ TIMED = {
     "skyrl.cli": {"run": ["main"]},
     "skyrl.experiments.experiment": {"start: Ray": ["start_processes"]},
     "skyrl.training.trainer": {"step": ["PPOTrainer.step"], "collate": ["collate"], "describe": ["describe"]},
-    "skyrl.processes.ray_processes": {"start: actors": ["RayProcesses._made"]},
+    "skyrl.processes.ray_processes": {
+        "start: actors": ["RayProcesses._made"],
+        "end: processes": ["RayProcesses.close"],
+    },
+    "skyrl.processes.ray_cluster": {"end: Ray": ["Cluster.close"], "end: kill": ["kill_tagged"]},
+    "skyrl.processes.ray_watch": {"end: watch": ["Watch.close"]},
+    "skyrl.experiments.ppo": {"end: engines and files": ["BasePPOExp.close"], "end: model": ["BasePPOExp.finish"]},
+    "skyrl.training.loop": {"end: checkpoint": ["TrainingLoop._stop", "TrainingLoop._save"]},
     "skyrl.runs.session": {"start: data and tokenizer": ["RunSession._find_start"]},
     "skyrl.rollout.batches": {"rollouts": ["SampledRollouts.next_batch", "Rollouts.next_batch"]},
     "skyrl.rollout.generator": {"rollouts": ["SkyRLGymGenerator.generate"]},
@@ -55,6 +62,7 @@ TIMED = {
         "transfer: pause": ["InferenceEngineClient.pause"],
         "transfer: resume": ["InferenceEngineClient.resume"],
         "transfer: load": ["InferenceEngineClient.load_weights"],
+        "end: engines": ["InferenceEngineClient.close"],
     },
     "skyrl.weight_sync.senders": {"transfer: sender": ["BroadcastSender.__call__"], "transfer: digests": ["digest"]},
     "skyrl.weight_sync.native": {
@@ -72,6 +80,7 @@ TIMED = {
     "skyrl.inference.incoming_weights": {"transfer: digests": ["digest"]},
     "skyrl.inference.vllm_engine": {
         "start: engine": ["VLLMEngine.__init__"],
+        "end: engine": ["VLLMEngine.close"],
         "generate: a request": ["VLLMEngine._generate"],
         "transfer: load": ["VLLMEngine._reload"],
         "transfer: pause": ["VLLMEngine._pause"],

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, starts_engines
+from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, starts_engines
 from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
@@ -304,7 +304,8 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         await self.rollouts.close()
         await self.close_endpoint()
         if not self.recorded:
-            await self.client.close()
+            end_otherwise = self.shutdown.requested and on_ray(self.cfg) and starts_engines(self.cfg)
+            await self.client.close(engines_end_otherwise=end_otherwise)  # their processes are killed
             self.time_sharing.engines_closed()
         self.sample_sink.write_uncomputed()
 

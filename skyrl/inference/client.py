@@ -297,11 +297,15 @@ class InferenceEngineClient:
         """Let every engine allocate its memory again."""
         await self._everywhere(lambda engine: engine.wake())
 
-    async def close(self) -> None:
-        """Closes every engine, including lost ones. Raises the first error of one that was in service."""
+    async def close(self, *, engines_end_otherwise: bool = False) -> None:
+        """Closes every engine, including lost ones. Raises the first error of one that was in service. Engines that end
+        with their processes, whatever they are doing, need not be closed.
+        """
+        await self._admission.stop_asking()
+        if engines_end_otherwise:
+            return
         if self._restarts is not None:
             await self._restarts.close()
-        await self._admission.stop_asking()
         outcomes = await asyncio.gather(*(engine.close() for engine in self._all), return_exceptions=True)
         self._admission.open()
         serving = self.in_service

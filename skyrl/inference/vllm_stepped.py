@@ -11,6 +11,10 @@ from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.vllm_backend import ADAPTER, Heard, Output, adapter_request, first_line, request_maker
 
+_ENDED_ASLEEP: list[Any] = []
+"""Engines of this process that were closed asleep. They hold no device memory, and are kept because freeing what sleep
+has unmapped makes vLLM's allocator print an error for each piece."""
+
 
 class SteppedBackend:
     """vLLM stepped in this process, unless its configuration gives its scheduler a process of its own."""
@@ -28,7 +32,7 @@ class SteppedBackend:
         self._dead = ""
         self._adapter: Any = None
         self._in_flight: InFlight = "finish"
-        self._resting = False
+        self._resting = self._is_asleep = False
 
     async def generate(
         self,
@@ -110,12 +114,19 @@ class SteppedBackend:
 
     async def sleep(self) -> None:
         self._call(self._engine.sleep, level=2, mode="abort" if self._in_flight == "finish" else "keep")
+        self._is_asleep = True
 
     async def wake(self) -> None:
         self._call(self._engine.wake_up)
+        self._is_asleep = False
 
     def close(self) -> None:
-        self._engine.engine_core.shutdown()
+        client = self._engine.engine_core
+        if self._is_asleep and self._core is not None:
+            client._finalizer.detach()
+            _ENDED_ASLEEP.append(self._engine)
+        else:
+            client.shutdown(timeout=0.0 if self._is_asleep else None)
 
     def _step(self) -> None:
         """Makes sure that the engine is being stepped, unless it is paused or has nothing to do."""

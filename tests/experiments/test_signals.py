@@ -8,6 +8,7 @@ import re
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -152,3 +153,20 @@ def test_a_run_without_progress_says_what_it_waits_for(nano: Path, tmp_path: Pat
     stacks = (tmp_path / "run" / "stacks.txt").read_text(encoding="utf-8")
     assert " in phased\n" in stacks
     assert "in update_share" in stacks
+
+
+@pytest.mark.parametrize(
+    ("executor", "is_stopped", "left_to_their_processes"),
+    [("ray", True, True), ("ray", False, False), ("in_process", True, False)],
+)
+async def test_a_run_that_is_stopped_does_not_wait_for_engines_in_processes_that_it_kills(
+    nano: Path, tmp_path: Path, executor: str, is_stopped: bool, left_to_their_processes: bool
+) -> None:
+    experiment = BasePPOExp(config(nano, tmp_path, trainer__placement__executor=executor))
+    experiment.client = client = Mock(close=AsyncMock())
+    experiment.rollouts = Mock(close=AsyncMock())
+    experiment.time_sharing = Mock()
+    if is_stopped:
+        experiment.shutdown.request("Stopped by SIGTERM")
+    await experiment.close()
+    client.close.assert_awaited_once_with(engines_end_otherwise=left_to_their_processes)

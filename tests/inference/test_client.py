@@ -282,6 +282,12 @@ async def test_everything_else_goes_to_all_engines() -> None:
     assert door.weight_version == 3
 
 
+async def test_engines_that_end_with_their_processes_are_not_closed() -> None:
+    a, b = SlowEngine("a"), SlowEngine("b")
+    await client(a, b).close(engines_end_otherwise=True)
+    assert a.events == b.events == []
+
+
 async def test_requests_of_a_dead_engine_are_drawn_elsewhere_from_the_same_keys(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

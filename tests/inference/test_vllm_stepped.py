@@ -59,3 +59,21 @@ async def test_sleep_frees_weights_and_cache_and_keeps_or_ends_requests(
     engine.sleep.assert_called_once_with(level=2, mode=mode)
     await backend.wake()
     engine.wake_up.assert_called_once_with()
+
+
+async def test_an_engine_that_sleeps_is_left_alone_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Mock()
+    backend = backend_over(engine, monkeypatch)
+    await backend.sleep()
+    backend.close()
+    engine.engine_core._finalizer.detach.assert_called_once_with()
+    engine.engine_core.shutdown.assert_not_called()
+
+
+async def test_an_engine_that_was_woken_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Mock()
+    backend = backend_over(engine, monkeypatch)
+    await backend.sleep()
+    await backend.wake()
+    backend.close()
+    engine.engine_core.shutdown.assert_called_once_with(timeout=None)
