@@ -1,10 +1,10 @@
 """Milliseconds of a step on Ray with a vLLM engine, by process and phase, and of the start: a table and one JSON line.
 
     python benchmarks/ray_step.py [--before ROOT] [--steps 8] [--prompts 16] [--samples 8] [--tokens 24]
-                                  [--model FOLDER --data FILE] [path=value ...]
+                                  [--cuda] [--model FOLDER --data FILE --reward FILE:NAME] [path=value ...]
 
 A run with one learner and one engine, which share devices, draws many short answers with a small model of 30 layers, so
-that what surrounds the computation shows. It runs on the CPU unless the settings say otherwise. `ray_probe` times
+that what surrounds the computation shows. It runs on the CPU, or with `--cuda` on one GPU. `ray_probe` times
 functions in all processes: a phase is the time in a step in which one of its functions ran, waiting included, so that
 phases of a process overlap and contain each other. `cpu` is the CPU time of a process in a step. With `--before`, the
 code of another checkout runs first. The first two steps do not count; the others' medians do. `start` lists when each
@@ -45,8 +45,10 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--cuda", action="store_true", help="as the preset for CUDA says")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--reward", default=f"{ROOT / 'examples' / 'quickstart' / 'reward.py'}:sorted_exactly")
     parser.add_argument("--keep", type=Path, help="folder for runs and records, kept")
     parser.add_argument("settings", nargs="*", help="path=value of the run")
     given = parser.parse_args()
@@ -83,14 +85,14 @@ def made(folder: Path) -> tuple[Path, Path]:
 def settings_of(given: argparse.Namespace, model: Path, data: Path) -> list[str]:
     """The run, as arguments of `skyrl run`; its own folder is added for each checkout."""
     return [
+        *(["preset:cuda"] if given.cuda else []),
         f"data.train_data=[{json.dumps(str(data))}]",
-        f"environment.env_class={ROOT / 'examples' / 'quickstart' / 'reward.py'}:sorted_exactly",
+        f"environment.env_class={given.reward}",
         f"generator.n_samples_per_prompt={given.samples}",
         f"generator.sampling_params.max_generate_length={given.tokens}",
         "generator.inference_engine.backend=vllm",
-        "generator.inference_engine.model_dtype=float32",
         "generator.inference_engine.logprob_parity_bound=5",
-        "trainer.device=cpu",
+        *([] if given.cuda else ["trainer.device=cpu", "generator.inference_engine.model_dtype=float32"]),
         "trainer.placement.executor=ray",
         "trainer.placement.colocate_all=true",
         f"trainer.policy.model.path={model}",
