@@ -21,6 +21,7 @@ class SteppedBackend:
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         vllm = importlib.import_module("vllm")
+        _examine_models_here()
         self._engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
         self.shares_memory = hasattr(self._engine, "model_executor") and not hasattr(
             self._engine.model_executor, "workers"
@@ -163,3 +164,12 @@ class SteppedBackend:
                 if not future.done():
                     future.set_exception(ProcessError(self._dead))
             raise ProcessError(self._dead) from error
+
+
+def _examine_models_here() -> None:
+    """Makes vLLM examine a model's class in this process. By default, it imports the class in a process of its own, for
+    10 s and more at the first start on a machine, so that CUDA is not used before vLLM forks: here nothing is forked.
+    """
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+    if hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = lambda call: call()

@@ -276,3 +276,24 @@ def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
     facts = model_facts(str(saved(tmp_path / "model", small_model("qwen3"))))
     # two layers, keys and values, one head of 32 each
     assert (facts.head_dim, facts.kv_numbers_per_token, facts.positions, facts.eos_ids) == (32, 128, 256, (256,))
+
+
+async def started_on_a_new_machine(folder: Path, caches: Path) -> int:
+    """Number of tokens that an engine draws whose vLLM has examined no model before and may start no process for it."""
+    from vllm.model_executor.models import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CACHE_ROOT", str(caches))
+        patch.setattr(registry, "_SUBPROCESS_COMMAND", ["false"])
+        registry._try_inspect_model_cls.cache_clear()
+        engine = VLLMEngine(CONFIG, model_path=str(folder), device="cpu", tokenizer=nano_tokenizer())
+    (answer,) = await engine.generate(request((1, 2, 3)))
+    await engine.close()
+    return len(answer.token_ids)
+
+
+def test_an_engine_in_one_process_starts_no_other_one_to_examine_its_model(
+    host: Host, folder: Path, tmp_path: Path
+) -> None:
+    assert host.run(started_on_a_new_machine, folder, tmp_path) > 0
+    assert list(tmp_path.glob("modelinfos/*.json")), "the result is kept for the next start"
