@@ -8,7 +8,7 @@ from skyrl.errors import NonFiniteError, ProcessError
 from skyrl.processes.handles import Group, Processes
 from skyrl.processes.in_process import InProcess
 from tests.processes.conftest import SharedCluster
-from tests.processes.objects import Counter, Counts, total, unmakeable
+from tests.processes.objects import Counter, Counts, Prepared, total, unmakeable
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -70,6 +70,23 @@ async def test_a_handle_with_another_deadline_is_the_same_object(counters: Group
 def test_what_a_maker_raises_is_raised_by_start(processes: Processes) -> None:
     with pytest.raises(NonFiniteError, match=r"^no model here$"):
         processes.start("broken", [unmakeable])
+
+
+async def test_an_object_is_made_where_its_maker_was_prepared(processes: Processes) -> None:
+    processes.prepare("ahead", [partial(Prepared, 3, other=4)])
+    started = processes.start("ahead", [partial(Prepared, 3, other=4)])
+    assert await started.call(Prepared.look) == [None if isinstance(processes, InProcess) else (3, 4)]
+
+
+async def test_an_object_is_made_although_preparing_failed(processes: Processes) -> None:
+    processes.prepare("late", [partial(Prepared, 3, other=-1)])
+    assert await processes.start("late", [partial(Prepared, 3, other=-1)]).call(Prepared.look) == [None]
+
+
+def test_what_a_maker_raises_after_preparing_is_raised_by_start(processes: Processes) -> None:
+    processes.prepare("early", [unmakeable])
+    with pytest.raises(NonFiniteError, match=r"^no model here$"):
+        processes.start("early", [unmakeable])
 
 
 async def test_what_has_no_name_to_import_is_refused(counters: Group[Counter]) -> None:
