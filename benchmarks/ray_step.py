@@ -1,14 +1,15 @@
 """Milliseconds of a step on Ray with a vLLM engine, by process and phase, and of the start: a table and one JSON line.
 
-    python benchmarks/ray_step.py [--before ROOT] [--steps 8] [--prompts 16] [--samples 8] [--tokens 24]
-                                  [--cuda] [--model FOLDER --data FILE --reward FILE:NAME] [path=value ...]
+    python benchmarks/ray_step.py [--before ROOT] [--rounds 1] [--steps 8] [--prompts 16] [--samples 8]
+                                  [--tokens 24] [--cuda] [--model FOLDER --data FILE --reward FILE:NAME] [path=value ...]
 
 A run with one learner and one engine, which share devices, draws many short answers with a small model of 30 layers, so
 that what surrounds the computation shows. It runs on the CPU, or with `--cuda` on one GPU. `ray_probe` times
 functions in all processes: a phase is the time in a step in which one of its functions ran, waiting included, so that
-phases of a process overlap and contain each other. `cpu` is the CPU time of a process in a step. With `--before`, the
-code of another checkout runs first. The first two steps do not count; the others' medians do. `start` lists when each
-part of the start began and ended, in seconds after the command, `end` those of the end, after the last step.
+phases of a process overlap and contain each other. `cpu` is the CPU time of a process in a step. With `--before`,
+another checkout takes turns with this one. The first two steps of a run do not count; the medians of the others do.
+`start` lists when each part of the start began and ended, in seconds after the command, `end` those of the end, after
+the last step.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def main() -> None:
     """Measures each checkout and prints their table."""
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--before", type=Path, help="root of the checkout to compare with")
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each checkout, which take turns")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=8)
@@ -58,7 +60,12 @@ def main() -> None:
         model, data = given.model, given.data
         if model is None:
             model, data = made(folder / "inputs")
-        measured = {side: measure(root, folder / side, settings_of(given, model, data)) for side, root in roots.items()}
+        settings = settings_of(given, model, data)
+        rounds = [
+            {side: measure(root.absolute(), folder / f"{side}-{n}", settings) for side, root in roots.items()}
+            for n in range(given.rounds)
+        ]
+    measured = {side: merged([each[side] for each in rounds]) for side in roots}
     print_table(measured)
     print(json.dumps({"benchmark": "ray_step", "answers": given.prompts * given.samples, **measured}))
 
@@ -135,7 +142,7 @@ def measure(root: Path, folder: Path, settings: Sequence[str]) -> dict[str, Any]
     began = time.monotonic()
     command = [sys.executable, "-m", "skyrl.cli", "run", *settings, f"trainer.run_path={folder / 'run'}"]
     with open(folder / "output.txt", "w", encoding="utf-8") as output:
-        ended = subprocess.run(command, env=environment, stdout=output, stderr=output, cwd=ROOT, check=False)
+        ended = subprocess.run(command, env=environment, stdout=output, stderr=output, cwd=folder, check=False)
     calls, cpu = read(records)
     steps = sorted((call.began, call.ended) for call in calls if call.what == "step")
     counted = steps[WARM_UP:]
@@ -166,6 +173,16 @@ def measure(root: Path, folder: Path, settings: Sequence[str]) -> dict[str, Any]
         if call.what.startswith("end") and call.began >= last
     }
     return {"step": phases, "start": start | {"first step": [0.0, round(steps[0][0] - began, 1)]}, "end": end}
+
+
+def merged(results: Sequence[Any]) -> Any:
+    """The medians of the numbers that are in the same place in all results."""
+    if isinstance(results[0], dict):
+        names = [name for name in results[0] if all(name in each for each in results)]
+        return {name: merged([each[name] for each in results]) for name in names}
+    if isinstance(results[0], list):
+        return [merged(each) for each in zip(*results, strict=True)]
+    return round(median(results), 1)
 
 
 def read(records: Path) -> tuple[list[Call], dict[str, list[tuple[float, float]]]]:
