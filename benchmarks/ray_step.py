@@ -1,7 +1,7 @@
 """Milliseconds of a step on Ray with a vLLM engine, by process and phase, and of the start: a table and one JSON line.
 
     python benchmarks/ray_step.py [--before ROOT] [--rounds 1] [--steps 8] [--prompts 16] [--samples 8]
-                                  [--tokens 24] [--cuda] [--model FOLDER --data FILE --reward FILE:NAME] [path=value ...]
+                                  [--tokens 24] [--cuda] [--model FOLDER --data FILE --reward FILE:NAME] [PATH=VALUE]
 
 A run with one learner and one engine, which share devices, draws many short answers with a small model of 30 layers, so
 that what surrounds the computation shows. It runs on the CPU, or with `--cuda` on one GPU. `ray_probe` times
@@ -33,6 +33,13 @@ ROOT = Path(__file__).parents[1]
 PROBE = ROOT / "benchmarks" / "ray_probe"
 WARM_UP = 2
 """Steps that do not count."""
+
+ON_A_CPU = [
+    "trainer.device=cpu",
+    "generator.inference_engine.model_dtype=float32",
+    "generator.inference_engine.engine_init_kwargs.kv_cache_memory_bytes=1000000000",  # all samples run at once
+]
+"""Settings of a run without a GPU."""
 
 LEAST_MS = 0.5
 """Milliseconds a step below which a phase is left out of the table."""
@@ -99,7 +106,7 @@ def settings_of(given: argparse.Namespace, model: Path, data: Path) -> list[str]
         f"generator.sampling_params.max_generate_length={given.tokens}",
         "generator.inference_engine.backend=vllm",
         "generator.inference_engine.logprob_parity_bound=5",
-        *([] if given.cuda else ["trainer.device=cpu", "generator.inference_engine.model_dtype=float32"]),
+        *([] if given.cuda else ON_A_CPU),
         "trainer.placement.executor=ray",
         "trainer.placement.colocate_all=true",
         f"trainer.policy.model.path={model}",
