@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,10 +34,23 @@ def by_key(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return others | {"extra_args": {**(arguments.get("extra_args") or {}), SEED: arguments["seed"]}}
 
 
+class Runner(Protocol):
+    """The part of vLLM's model runner that is used here."""
+
+    input_batch: Any
+    requests: Any
+
+
+class Sampler(Protocol):
+    """The part of vLLM's sampler that is used here."""
+
+    topk_topp_sampler: Any
+
+
 class KeyedDraws:
     """Replaces the drawing of vLLM's sampler for rows whose requests have a key."""
 
-    def __init__(self, runner: Any, draw_by_vllm: Forward, cut: Cut) -> None:
+    def __init__(self, runner: Runner, draw_by_vllm: Forward, cut: Cut) -> None:
         """`runner` is vLLM's model runner; rows are in the order of its `input_batch`."""
         self._runner, self._draw_by_vllm, self._cut = runner, draw_by_vllm, cut
         self._batch: Any = None
@@ -75,7 +88,7 @@ class KeyedDraws:
         return torch.from_numpy(drawn.astype("int64")).to(device, non_blocking=True)
 
 
-def draw_by_keys(sampler: Any, runner: Any) -> None:
+def draw_by_keys(sampler: Sampler, runner: Runner) -> None:
     """Makes a sampler of vLLM draw the rows of `runner`, whose requests have keys, by these."""
     cut = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler").apply_top_k_top_p
     inner = sampler.topk_topp_sampler

@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
+import torch
 from torch import Tensor, nn
 
 _PLAIN = {"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}
@@ -25,7 +26,22 @@ _ATTENTION = "Attention"
 _RELOAD = "vllm.model_executor.model_loader.reload"
 
 
-def loads_in_place(worker: Any) -> bool:
+class Worker(Protocol):
+    """The part of a worker of vLLM that is used here."""
+
+    vllm_config: Any
+    model_config: Any
+    model_runner: Any
+
+
+class StoredLayer(Protocol):
+    """vLLM's description of a layer before its weights were loaded and processed."""
+
+    restore_metadata: tuple[dict[str, Tensor], dict[str, Tensor]]
+    """Parameters and buffers by name, without content."""
+
+
+def loads_in_place(worker: Worker) -> bool:
     """Whether the model of a worker computes with its weights as they are stored, so that new ones can be copied into
     its parameters: no quantization, experts, latent attention, adapters, or packed weights.
     """
@@ -35,7 +51,7 @@ def loads_in_place(worker: Any) -> bool:
     return all(_is_plain(module, stored(module)) for module in worker.model_runner.get_model().modules())
 
 
-def _is_plain(module: nn.Module, stored: Any) -> bool:
+def _is_plain(module: nn.Module, stored: StoredLayer) -> bool:
     """Whether a module has its parameters as vLLM described them before they were loaded."""
     method = getattr(module, "quant_method", None)
     if method is not None and type(method).__name__ not in _PLAIN:
@@ -58,7 +74,7 @@ def without_reloading() -> Iterator[None]:
         yield
 
 
-def load_in_place(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+def load_in_place(worker: Worker, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Load all weights, with whole shapes, into the parameters of a worker's model."""
     config = importlib.import_module("vllm.config").set_current_vllm_config
     model = worker.model_runner.get_model()
@@ -67,8 +83,15 @@ def load_in_place(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
         _process_attention(model, worker.model_config)
 
 
-def _process_attention(model: nn.Module, model_config: Any) -> None:
-    """As at the end of vLLM's own reloading."""
+class ModelConfig(Protocol):
+    """The part of vLLM's configuration of a model that is used here."""
+
+    dtype: torch.dtype
+
+
+def _process_attention(model: nn.Module, model_config: ModelConfig) -> None:
+    """Set the scales of attention, as vLLM does at the end of its own reloading."""
     for module in model.modules():
         if type(module).__name__ == _ATTENTION:
-            module.process_weights_after_loading(model_config.dtype)  # type: ignore[operator]
+            attention: Any = module
+            attention.process_weights_after_loading(model_config.dtype)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.vllm_backend import ADAPTER, Heard, Output, adapter_request, first_line, request_maker
+
+
+class Core(Protocol):
+    """The part of vLLM's engine core that is used here."""
+
+    scheduler: Any
+    batch_queue: Any
+
 
 _ENDED_ASLEEP: list[Any] = []
 """Engines of this process that were closed asleep. They hold no device memory, and are kept because freeing what sleep
@@ -73,9 +81,10 @@ class SteppedBackend:
         self._step()
 
     @property
-    def _core(self) -> Any:
+    def _core(self) -> Core | None:
         """vLLM's engine core, if it is in this process; else None."""
-        return getattr(self._engine.engine_core, "engine_core", None)
+        core: Core | None = getattr(self._engine.engine_core, "engine_core", None)
+        return core
 
     @property
     def _has_queued_steps(self) -> bool:

@@ -35,6 +35,7 @@ class WeightReceiver:
     """Methods that are added to vLLM's workers. Their names begin with `skyrl`, to avoid clashes."""
 
     model_config: Any
+    vllm_config: Any
     model_runner: Any
     parallel_config: Any
     rank: int
