@@ -103,7 +103,8 @@ def request_maker(vllm: ModuleType) -> Callable[[Sequence[int], Mapping[str, Any
 
     def make(prompt_ids: Sequence[int], sampling: Mapping[str, Any], streamed: bool) -> tuple[Any, Any]:
         kind = kinds.CUMULATIVE if streamed else kinds.FINAL_ONLY
-        return tokens_input(list(prompt_ids)), vllm.SamplingParams(output_kind=kind, **sampling)
+        # nobody else has these parameters, so that vLLM need not copy them in depth
+        return tokens_input(list(prompt_ids)), vllm.SamplingParams(output_kind=kind, skip_clone=True, **sampling)
 
     return make
 

@@ -45,6 +45,8 @@ class Sampler(Protocol):
     """The part of vLLM's sampler that is used here."""
 
     topk_topp_sampler: Any
+    sample: Any
+    gather_logprobs: Any
 
 
 class KeyedDraws:

@@ -7,6 +7,7 @@ imported in vLLM's processes. Calls come by name through `collective_rpc`, with 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from skyrl.errors import WeightSyncError
 from skyrl.inference import vllm_native
 from skyrl.inference.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain
-from skyrl.inference.vllm_draws import draw_by_keys
+from skyrl.inference.vllm_draws import Sampler, draw_by_keys
 from skyrl.inference.vllm_environment import end_with_host
 from skyrl.inference.vllm_in_place import load_in_place, loads_in_place, without_reloading
 from skyrl.models.expert_names import stored_names
@@ -50,6 +51,7 @@ class WeightReceiver:
             raise RuntimeError("skyrl needs vLLM's first model runner: leave VLLM_USE_V2_MODEL_RUNNER unset")
         if not getattr(sampler, "skyrl_prepared", False):  # every run that uses a server prepares it
             report_tempered_logprobs(sampler)
+            gather_without_ranks(sampler)
             draw_by_keys(sampler, self.model_runner)
             know_names_of_the_text(self.model_runner.get_model())
             sampler.skyrl_prepared = True
@@ -139,7 +141,7 @@ def under_all_names(
             yield each, kept
 
 
-def report_tempered_logprobs(sampler: Any) -> None:
+def report_tempered_logprobs(sampler: Sampler) -> None:
     """Makes a vLLM sampler return log softmax(logits / temperature), with penalties, before top-p, top-k and min-p.
 
     vLLM itself offers only logits before the temperature or after the cut. Greedy rows are reported at temperature 1.
@@ -155,6 +157,24 @@ def report_tempered_logprobs(sampler: Any) -> None:
         return tokens, processed if scores is None else scores
 
     sampler.sample = sample
+
+
+def gather_without_ranks(sampler: Sampler) -> None:
+    """Makes a vLLM sampler that is asked for log-probabilities of the drawn tokens alone not count how many tokens are
+    likelier: nothing reads these ranks, and vLLM compiles a function for them at its start.
+    """
+    gather = sampler.gather_logprobs
+    kind = importlib.import_module("vllm.v1.outputs").LogprobsTensors
+
+    def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> tuple[Tensor, ...]:
+        if num_logprobs:
+            found: tuple[Tensor, ...] = gather(logprobs, num_logprobs, token_ids)
+            return found
+        drawn = token_ids.unsqueeze(-1)
+        made: tuple[Tensor, ...] = kind(drawn.int(), logprobs.gather(-1, drawn), torch.zeros_like(token_ids))
+        return made
+
+    sampler.gather_logprobs = gather_logprobs
 
 
 def tempered_logprobs(logits: Tensor, temperature: Tensor | None) -> Tensor:

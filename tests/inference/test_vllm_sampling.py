@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from skyrl.config import SamplingParams
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.vllm_sampling import check_sampling, completion, sampling_arguments, versions_of_tokens
-from skyrl.inference.vllm_worker import report_tempered_logprobs
+from skyrl.inference.vllm_worker import gather_without_ranks, report_tempered_logprobs
 from skyrl.models.routers import restored_choices
 from skyrl.tree import evolve_at
 from tests.inference.nano import EOS, keys, nano_tokenizer
@@ -144,3 +145,13 @@ def test_a_sampler_reports_the_tempered_distribution_before_the_cut() -> None:
     torch.testing.assert_close(scores, expected)
     _, greedy = sampler.sample(logits.clone(), SimpleNamespace(max_num_logprobs=0, temperature=None))
     torch.testing.assert_close(greedy, logits.log_softmax(-1))
+
+
+def test_log_probabilities_of_drawn_tokens_come_without_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.v1.outputs", SimpleNamespace(LogprobsTensors=lambda *parts: parts))
+    sampler: Any = SimpleNamespace(gather_logprobs=lambda *asked: "vLLM's")
+    gather_without_ranks(sampler)
+    scores, drawn = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]), torch.tensor([2, 0])
+    tokens, logprobs, ranks = sampler.gather_logprobs(scores, 0, drawn)
+    assert (tokens.tolist(), logprobs.tolist(), ranks.tolist()) == ([[2], [0]], [[-3.0], [-4.0]], [0, 0])
+    assert sampler.gather_logprobs(scores, 5, drawn) == "vLLM's"
