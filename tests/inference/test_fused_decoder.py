@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import wraps
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from skyrl.inference.kept_prefixes import Kept
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.models import varlen_attention
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
-from tests.models.test_varlen_attention import loop_of_new, loop_of_old
+from tests.models.test_varlen_attention import loop
 
 
 @pytest.fixture
@@ -62,24 +61,20 @@ def test_fused_weights_keep_their_memory_when_they_are_replaced() -> None:
     torch.testing.assert_close(prefix.logits, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", [loop_of_old, loop_of_new])
-def test_prompts_of_all_lengths_share_a_kernel_where_it_takes_them(
-    kernel: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_of_all_lengths_share_a_kernel_where_it_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [list(prompt) for prompt in prompts(5, 5, 1, 12, 30)]
     decoder, calls = FusedDecoder(nano_model().bfloat16()), list[int]()
 
-    @wraps(kernel)
     def counted(*tensors: Any, **options: Any) -> Any:
         calls.append(len(tensors[3]) - 1)
-        return kernel(*tensors, **options)
+        return loop(*tensors, **options)
 
     with torch.inference_mode():
         [whole] = decoder.prefill([listed[3]], [None])
         kept = [None, None, None, Kept(ids=tuple(listed[3][:9]), layers=whole.layers).shortened(9), None]
         expected = list(decoder.prefill(listed, kept))
         monkeypatch.setattr(fused_decoder, "has_varlen_kernels", lambda device: True)
-        monkeypatch.setattr(varlen_attention, "_kernel", lambda: counted)
+        monkeypatch.setattr(varlen_attention, "_flash_attention", counted)
         found = list(decoder.prefill(listed, kept))
     assert calls == [5, 5]  # one call for each layer
     for ours, theirs in zip(found, expected, strict=True):

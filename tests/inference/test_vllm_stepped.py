@@ -53,6 +53,7 @@ async def test_sleep_frees_weights_and_cache_and_keeps_or_ends_requests(
     in_flight: Any, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Mock()
+    engine.engine_core.engine_core.batch_queue = []
     backend = backend_over(engine, monkeypatch)
     await backend.pause(in_flight)
     await backend.sleep()
