@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 2**25
-"""Number of bytes of a tensor hashed at a time: mixing needs a few times as much memory."""
+"""Number of bytes hashed at a time: mixing needs a few times as much memory."""
 
 _GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 """0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as signed numbers."""
@@ -60,8 +60,8 @@ class Digests:
         self._words: list[Tensor] = []
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Hash a tensor of any shape soon. It must keep its content until `flush` or `in_hex`. Raises ValueError for a
-        name that is there already.
+        """Hash a tensor of any shape: at once if it `is_hashed_at_once`, otherwise soon, together with others. It must
+        keep its content until then, or until `flush`. Raises ValueError for a name that is there already.
         """
         if name in self._pending or name in self._names:
             raise ValueError(f"{name} is there already")
@@ -71,6 +71,8 @@ class Digests:
         self._stream = stream
         self._pending[name] = tensor
         self._bytes += tensor.nbytes
+        if is_hashed_at_once(tensor.nbytes):
+            self.flush()
 
     def flush(self) -> None:
         """Hash what was added, without waiting for a GPU."""
@@ -88,6 +90,11 @@ class Digests:
         if self._stream is not None:
             torch.cuda.synchronize(self._stream.device)
         return in_hex(dict(zip(self._names, torch.cat(self._words), strict=True))) if self._words else {}
+
+
+def is_hashed_at_once(size: int) -> bool:
+    """Whether `Digests` hashes a tensor of `size` bytes when it is added, because it is large enough to be alone."""
+    return size >= _CHUNK_BYTES
 
 
 def in_hex(words: Mapping[str, Tensor]) -> dict[str, str]:

@@ -41,14 +41,16 @@ class StoredLayer(Protocol):
     """Parameters and buffers by name, without content."""
 
 
-def loads_in_place(worker: Worker) -> bool:
-    """Whether the model of a worker computes with its weights as they are stored, so that new ones can be copied into
-    its parameters: no quantization, experts, latent attention, adapters, or packed weights.
+def why_not_in_place(worker: Worker) -> str:
+    """An empty string if the model of a worker computes with its weights as they are stored, so that new ones can be
+    copied into its parameters; otherwise the reason: quantization, experts, latent attention, adapters, packed weights.
     """
     if worker.vllm_config.lora_config is not None:
-        return False
+        return "it serves adapters"
     stored = importlib.import_module(f"{_RELOAD}.layerwise").get_layerwise_info
-    return all(_is_plain(module, stored(module)) for module in worker.model_runner.get_model().modules())
+    modules = worker.model_runner.get_model().named_modules()
+    others = ((name, type(module).__name__) for name, module in modules if not _is_plain(module, stored(module)))
+    return next((f"{name} ({kind}) processes its weights" for name, kind in others), "")
 
 
 def _is_plain(module: nn.Module, stored: StoredLayer) -> bool:

@@ -8,6 +8,7 @@ imported in vLLM's processes. Calls come by name through `collective_rpc`, with 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -20,8 +21,10 @@ from skyrl.inference import vllm_native
 from skyrl.inference.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain
 from skyrl.inference.vllm_draws import Sampler, draw_by_keys
 from skyrl.inference.vllm_environment import end_with_host
-from skyrl.inference.vllm_in_place import load_in_place, loads_in_place, without_reloading
+from skyrl.inference.vllm_in_place import load_in_place, why_not_in_place, without_reloading
 from skyrl.models.expert_names import stored_names
+
+_log = logging.getLogger(__name__)
 
 _GREEDY = 1e-5
 """Temperature below which vLLM samples greedily."""
@@ -68,7 +71,11 @@ class WeightReceiver:
         """
         received = from_plain(incoming) if isinstance(incoming, Mapping) else incoming
         place = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
-        in_place = loads_in_place(self)
+        reason = why_not_in_place(self)
+        if reason and not getattr(self, "skyrl_told", False):
+            self.skyrl_told = True
+            _log.info("vLLM rebuilds its layers for new weights: %s", reason)
+        in_place = not reason
         borrowed = not (in_place or isinstance(received, Shared))
 
         def named(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

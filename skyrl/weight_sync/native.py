@@ -17,7 +17,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from skyrl.inference.checksums import Digests
+from skyrl.inference.checksums import Digests, is_hashed_at_once
 from skyrl.inference.incoming_weights import WeightInfo
 from skyrl.inference.transfer_group import TransferGroup
 from skyrl.inference.vllm_native import plain_handle
@@ -119,7 +119,8 @@ def _source(infos: Sequence[WeightInfo], weights: Weights, digests: Digests) -> 
 
         def __iter__(self) -> Weights:
             for info, (name, tensor) in zip(infos, weights, strict=True):
-                rounded = tensor.detach().to(_dtype(info)).contiguous()
+                later = not is_hashed_at_once(math.prod(info.shape) * _dtype(info).itemsize)
+                rounded = tensor.detach().to(_dtype(info), copy=later).contiguous()  # the next value may replace it
                 digests.add(name, rounded)
                 yield name, rounded
 

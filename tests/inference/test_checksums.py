@@ -109,3 +109,11 @@ def test_a_gpu_hashes_tensors_of_several_streams_together() -> None:
         with torch.cuda.stream(stream if number % 2 else torch.cuda.current_stream()):
             digests.add(name, tensor.cuda())
     assert digests.in_hex() == {name: device_digest(tensor) for name, tensor in MANY.items()}
+
+
+def test_a_large_tensor_is_hashed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksums, "_CHUNK_BYTES", 16)
+    digests, tensor = Digests(), torch.ones(4)
+    digests.add("large", tensor)
+    tensor.fill_(5.0)
+    assert digests.in_hex() == {"large": device_digest(torch.ones(4))}

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.checksums import Digests
+from skyrl.inference.checksums import Digests, digest_word, in_hex
 from skyrl.inference.incoming_weights import WeightInfo
 from skyrl.weight_sync import native
 from skyrl.weight_sync.native import NativeSender, _source, free_address
@@ -134,6 +134,20 @@ def test_weights_are_rounded_to_the_announced_type_and_digested(transfer: Transf
         ("a", torch.float32, (2,)),
         ("b", torch.bfloat16, (1,)),
     ]
+
+
+def test_a_weight_is_digested_as_it_was_although_the_next_one_is_gathered_into_its_memory(transfer: Transfer) -> None:
+    memory = torch.zeros(3)
+
+    def gathered() -> Iterator[tuple[str, Tensor]]:
+        for number in (1.0, 2.0):
+            yield f"{number}", memory.fill_(number)
+
+    infos = tuple(WeightInfo(name=f"{number}", shape=(3,), dtype="float32") for number in (1.0, 2.0))
+    digests = Digests()
+    source: Any = _source(infos, gathered(), digests)
+    assert [tensor.tolist() for _, tensor in source] == [[1.0] * 3, [2.0] * 3]
+    assert digests.in_hex() == in_hex({info.name: digest_word(torch.full((3,), float(info.name))) for info in infos})
 
 
 @pytest.mark.parametrize("announced", [INFOS[:1], (*INFOS, INFOS[0])])
