@@ -144,8 +144,10 @@ class RayProcesses:
         """Handles of the objects, once every process has started and made its object. On failure, all are ended."""
         deadline = time.monotonic() + self._deadlines.start
         try:
-            with self.progress.waiting_for(f"the start of {', '.join(member.name for member in members)}"):
+            names = ", ".join(member.name for member in members)
+            with self.progress.waiting_for(f"the start of {names}"):
                 self._introduce(members, deadline)
+            with self.progress.waiting_for(f"{names} to import packages and load what it needs"):
                 self._make(members, makers, deadline)
         except BaseException:
             self._end(members)

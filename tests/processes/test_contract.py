@@ -72,6 +72,14 @@ def test_what_a_maker_raises_is_raised_by_start(processes: Processes) -> None:
         processes.start("broken", [unmakeable])
 
 
+def test_a_start_says_what_it_waits_for(shared_cluster: SharedCluster) -> None:
+    processes, waits = shared_cluster.processes(), list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes.progress, "on_end", lambda span: waits.append(span.what))
+        processes.start("said", [Counter])
+    assert waits == ["the start of said-0", "said-0 to import packages and load what it needs"]
+
+
 async def test_an_object_is_made_where_its_maker_was_prepared(processes: Processes) -> None:
     processes.prepare("ahead", [partial(Prepared, 3, other=4)])
     started = processes.start("ahead", [partial(Prepared, 3, other=4)])
