@@ -100,6 +100,20 @@ TIMED = {
         "transfer: reload begins": ["initialize_layerwise_reload"],
         "transfer: reload ends": ["finalize_layerwise_reload"],
     },
+    "skyrl.inference.vllm_in_place": {"transfer: in place": ["load_in_place", "why_not_in_place"]},
+    "vllm.distributed.weight_transfer.ipc_engine": {
+        "transfer: CUDA IPC": [
+            "IPCWeightTransferEngine.receive_weights",
+            "IPCTrainerWeightTransferEngine.trainer_init",
+            "IPCTrainerWeightTransferEngine.send_weights",
+        ],
+    },
+    "vllm.device_allocator.cumem": {"turns: memory": ["CuMemAllocator.sleep", "CuMemAllocator.wake_up"]},
+    "vllm.v1.worker.gpu_worker": {
+        "start: weights": ["Worker.load_model"],
+        "start: memory": ["Worker.determine_available_memory"],
+        "start: graphs": ["Worker.compile_or_warm_up_model"],
+    },
     "vllm.v1.engine.async_llm": {
         "start: vLLM": ["AsyncLLM.from_engine_args"],
         "generate: submit": ["AsyncLLM.add_request"],
