@@ -28,8 +28,9 @@ class PlacementConfig(BaseConfig):
     """Nodes and GPUs of each model. On a machine without GPUs the counts are processes. They may change on resume."""
 
     colocate_all: bool = True
-    """Training and inference take turns on the same GPUs: policy and engines must then have the same number of GPUs.
-    False: engines have GPUs of their own."""
+    """Training and inference take turns on the same GPUs: policy and engines must then have the same number of GPUs. A
+    run in one process moves nothing where its GPU holds all of it in half of its memory. False: engines have GPUs of
+    their own."""
 
     colocate_policy_ref: bool = True
     """Let policy and reference (and critic) share GPUs without `colocate_all`, so that their counts must agree. False:

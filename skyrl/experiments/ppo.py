@@ -6,6 +6,7 @@ configuration with fields of your own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property, partial
 from typing import ParamSpec, TypeVar
@@ -52,7 +53,7 @@ from skyrl.training.position import RolloutPosition
 from skyrl.training.profiling import ProfiledSteps
 from skyrl.training.shaping import reward_shaping
 from skyrl.training.step_trace import Sink, StepTrace
-from skyrl.training.time_sharing import Movable, TimeSharing
+from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.weight_sync.publish import WeightSync
@@ -60,6 +61,8 @@ from skyrl.weight_sync.revival import Revival
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
 
 
 class BasePPOExp(PolicySampling, PolicyGradientModels):
@@ -114,6 +117,10 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         there = {"policy": self.policy, "ref": self.reference, "critic": self.critic}
         models: dict[str, Movable] = {name: model for name, model in there.items() if model is not None}
         share = placement.colocate_all or (placement.colocate_policy_ref and len(models) > 1)
+        alone = placement.executor == "in_process" and self.cfg.trainer.device == "cuda"
+        if share and alone and is_room_for_all():
+            _log.info("the GPU holds all models and the engine at once: nothing is moved between the steps' parts")
+            return TimeSharing({}, None)
         return TimeSharing(
             models if share else {},
             (lambda: self.client) if placement.colocate_all and starts_engines(self.cfg) else None,

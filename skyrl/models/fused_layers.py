@@ -144,8 +144,9 @@ class _Rotation:
 
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys: (B, heads, T, D) each, by `cos` and `sin` (B, T, D)."""
-        whole = cos.shape[-1] == q.shape[-1]  # not only a part of each head
-        if q.device.type == "cuda" and whole and not others and not torch.is_inference_mode_enabled():
+        whole = cos.shape[-1] == q.shape[-1] and not others  # not only a part of each head
+        learns = not torch.is_inference_mode_enabled() and not torch.compiler.is_compiling()
+        if q.device.type == "cuda" and whole and learns:
             return self.in_one_kernel(q, k, cos, sin)
         return self.plain(q, k, cos, sin, **others)
 

@@ -16,9 +16,26 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Literal, Protocol
 
+import torch
+
 Part = Literal["model", "optimizer"]
 
 _WEIGHTS: tuple[Part, ...] = ("model",)
+
+
+OF_THE_WEIGHTS = 6
+"""All that rests on the GPU of one process, as a multiple of its models' weights in float32: the weights, gradients and
+two moments of AdamW, and at most as much again for copies in 16 bits and for the engine's own weights."""
+
+
+def is_room_for_all() -> bool:
+    """Whether the models that this process has just loaded onto its GPU can stay there, together with their optimizers
+    and an engine, in half of its memory. The other half is for activations, logits, keys and values.
+    """
+    if not torch.cuda.is_available():
+        return False
+    _, memory = torch.cuda.mem_get_info()
+    return OF_THE_WEIGHTS * torch.cuda.memory_allocated() <= memory // 2
 
 
 class Movable(Protocol):

@@ -3,8 +3,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
+import torch
+
+from skyrl.config import SkyRLTrainConfig
+from skyrl.experiments.ppo import BasePPOExp
 from skyrl.training.middleware import layered, run_before
-from skyrl.training.time_sharing import TimeSharing
+from skyrl.training.time_sharing import TimeSharing, is_room_for_all
+from skyrl.tree import evolve_at
 
 
 class Device:
@@ -134,3 +140,36 @@ async def test_engines_that_are_closed_are_neither_put_to_sleep_nor_started_agai
     await turns.for_learning("policy")
     await turns.for_engines()
     assert device.events == ["+policy weights+optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "memory", "fits"), [(0.54, 141, True), (6, 80, True), (12, 80, False), (28, 141, False)]
+)
+def test_a_gpu_has_room_for_all_if_half_of_it_holds_six_times_the_weights(
+    weights: float, memory: float, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, int(memory * 1e9)))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: int(weights * 1e9))
+    assert is_room_for_all() is fits
+
+
+@pytest.mark.parametrize(
+    ("changes", "moves"),
+    [
+        ({}, False),
+        ({"trainer.placement.executor": "ray"}, True),
+        ({"trainer.device": "cpu"}, True),
+    ],
+)
+def test_one_process_moves_nothing_where_its_gpu_has_room_for_all(
+    changes: dict[str, str], moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"trainer.placement.executor": "in_process", "trainer.device": "cuda"} | changes
+    experiment: Any = BasePPOExp.__new__(BasePPOExp)
+    experiment.cfg = SkyRLTrainConfig()
+    for path, value in values.items():
+        experiment.cfg = evolve_at(experiment.cfg, path, value)
+    vars(experiment).update(policy=Model(Device(), "policy"), reference=None, critic=None)
+    monkeypatch.setattr("skyrl.experiments.ppo.is_room_for_all", lambda: True)
+    assert bool(experiment.get_time_sharing()._models) is moves
