@@ -90,8 +90,9 @@ def test_the_same_command_goes_on_with_what_is_missing(tmp_path: Path) -> None:
 def test_changed_settings_are_measured_beside_the_others(tmp_path: Path) -> None:
     words = ["run", "--device", "cpu", "--shape", "tiny", "--only", "facts", "--out", str(tmp_path)]
     assert main([*words, "--seconds", "0", "--set", "trainer.policy.use_torch_compile=true", "a.b=[1, 2]"]) == 0
-    record = json.loads((tmp_path / "facts+use_torch_compile=true+b=_1__2_.json").read_text())
+    record = json.loads((tmp_path / "facts.use_torch_compile-true.b-_1__2_.json").read_text())
     assert record["changes"] == ["trainer.policy.use_torch_compile=true", "a.b=[1, 2]"]
+    assert title("step", "0.5b", ["a.rate=1.5e+0"]) == "step-0.5b.rate-1.5e_0"
     job = Job(shape_name="tiny", device="cpu", work=tmp_path, changes={"a.b": [1, 2]})
     assert configuration(job, tmp_path, tmp_path, {}).endswith("a.b = [1, 2]\n")
 

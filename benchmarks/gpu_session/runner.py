@@ -151,9 +151,10 @@ class GpuSession:
 
 
 def title(stage: str, shape: str, changes: Sequence[str] = ()) -> str:
-    """Name of a stage's files: `learner-0.5b+use_torch_compile=true`."""
-    changed = (re.sub(r"[^\w.=-]", "_", change.rpartition(".")[2]) for change in changes)
-    return "+".join([f"{stage}-{shape}" if shape else stage, *changed])
+    """Name of a stage's files, of letters, digits and `._-`: `learner-0.5b.use_torch_compile-true`."""
+    pairs = (change.partition("=") for change in changes)
+    changed = (f"{path.rpartition('.')[2]}-{value}" for path, _, value in pairs)
+    return re.sub(r"[^A-Za-z0-9._-]", "_", ".".join([f"{stage}-{shape}" if shape else stage, *changed]))
 
 
 def line_of(record: Record) -> str:
