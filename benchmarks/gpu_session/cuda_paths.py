@@ -51,9 +51,27 @@ PATHS = (
     CudaPath(
         name="compiled decoder layers (`trainer.policy.use_torch_compile`)",
         shown_by=lambda record: (
-            bool(record["parts"]) and "trainer.policy.use_torch_compile=true" in record.get("changes", ())
+            any("layers compiled" in name for name in record["parts"])
+            or (bool(record["parts"]) and "trainer.policy.use_torch_compile=true" in record.get("changes", ()))
         ),
         tests=("tests/models/test_compiled_layers.py::test_layers_of_one_kind_are_compiled_once_for_all_lengths",),
+    ),
+    CudaPath(
+        name="cuDNN's attention over long rows",
+        shown_by=_part_of("long_rows", "tests"),
+        tests=("tests/models/test_varlen_attention.py::test_a_call_for_each_long_sequence_computes_the_same",),
+    ),
+    CudaPath(
+        name="memory-efficient attention in float32",
+        shown_by=_part_of("tests"),
+        tests=("tests/models/test_varlen_attention.py::"
+               "test_the_kernel_is_what_a_gpu_has_for_the_type_and_the_lengths",),
+    ),
+    CudaPath(
+        name="Triton kernels of log-probabilities and entropy",
+        shown_by=_part_of("learner", "long_rows", "tests"),
+        tests=("tests/algorithms/test_logprob_kernels.py::"
+               "test_interpreted_kernels_compute_what_the_whole_table_gives",),
     ),
     CudaPath(
         name="flash-attn (`flash_attention_2`)",
@@ -98,6 +116,12 @@ PATHS = (
                "test_fused_weights_without_packing_give_the_logprobs_of_a_full_forward_pass",),
     ),
     CudaPath(
+        name="CUDA graphs and pages of the embedded engine",
+        shown_by=_part_of("generation", having="embedded"),
+        tests=("tests/inference/test_paged_decoder.py::"
+               "test_weights_replaced_in_place_are_seen_without_another_recording",),
+    ),
+    CudaPath(
         name="vLLM on Ray, one GPU shared with the learner",
         shown_by=_part_of(*_VLLM_RUNS),
         tests=("tests/experiments/test_shared_models.py::test_engines_of_vllm_get_the_weights_of_every_layout",),
@@ -108,7 +132,7 @@ PATHS = (
         tests=("tests/inference/test_vllm_arguments.py::test_what_a_cpu_cannot_do_is_refused_there_only",),
     ),
     CudaPath(
-        name="sleep of level 2 and waking of vLLM",
+        name="sleep of level 2 and waking of vLLM, in one process (`async_engine = false`)",
         shown_by=_part_of(*_VLLM_RUNS),
         tests=("tests/inference/test_vllm_stepped.py::test_sleep_frees_weights_and_cache_and_keeps_or_ends_requests",),
     ),

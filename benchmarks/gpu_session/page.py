@@ -36,8 +36,9 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     ),
     "learner": (
         "Updates of short answers",
-        "Random weights; 16 prompts of 256 tokens with 8 answers each, of up to 256 tokens. `packed` repeats a prompt "
-        "for each answer, `padded` and the plain loop in transformers take 8 rows at a time.",
+        "Random weights; 16 prompts of 256 tokens with 8 answers each, of up to 256 tokens; activations recomputed "
+        "where they are not kept. `packed` repeats a prompt for each answer, `padded` and the plain loop in "
+        "transformers take 8 rows at a time.",
     ),
     "step": (
         "Steps of random models",
@@ -98,7 +99,15 @@ def stored(results: Path = RESULTS) -> list[Record]:
     """All records, in the order of the stages."""
     order = [stage.name for stage in STAGES]
     records = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.rglob("*.json"))]
-    return sorted(records, key=lambda record: (order.index(record["stage"]), record["shape"], record["device"]))
+    return sorted(
+        records,
+        key=lambda record: (
+            order.index(record["stage"]),
+            record["shape"],
+            record.get("changes", []),
+            record["device"],
+        ),
+    )
 
 
 def with_measurements(page: str, text: str) -> str:
