@@ -19,7 +19,11 @@ from skyrl.config.checks.schedule import DECAYING, OURS
 from skyrl.learners.cpu_adam import cpu_adamw
 from skyrl.learners.gradients import mesh_of
 from skyrl.learners.muon import Muon, hidden_matrices
-from skyrl.models.varlen_attention import LONG, attention_operators
+from skyrl.models.varlen_attention import attention_operators
+
+KEPT_FROM = 16_384
+"""Tokens of a sequence from which recomputation keeps the outputs of attention. Selecting what is kept takes a call in
+Python for each operator, which shorter sequences do not repay: 0.25 s for one of 8,192 tokens in a model of 28 layers."""
 
 MATRIX = 2
 """Least number of dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
@@ -173,7 +177,7 @@ def recompute_activations(model: Any, *, use_reentrant: bool, draws: bool) -> No
 def _keeping_attention(checkpointed: Callable[..., Any], layer: Any, *inputs: Any) -> Any:
     """Run a checkpointed layer. `layer` is its call with all keyword arguments."""
     segments = layer.keywords.get("segments")
-    if segments is None or max(segments.sizes) < LONG:
+    if segments is None or max(segments.sizes) < KEPT_FROM:
         return checkpointed(layer, *inputs)
     keep = partial(create_selective_checkpoint_contexts, attention_operators())
     return checkpointed(layer, *inputs, context_fn=keep)

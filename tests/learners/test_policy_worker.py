@@ -205,7 +205,7 @@ async def test_attention_over_long_rows_is_not_computed_again(
     await plain.update(batch())
     counts = []
     for long in (1, 10**6):
-        monkeypatch.setattr(schedule, "LONG", long)
+        monkeypatch.setattr(schedule, "KEPT_FROM", long)
         saving = worker(trainer, recompute_activations=True)
         executions.clear()
         await saving.update(batch())
