@@ -23,7 +23,7 @@ from skyrl.models.varlen_attention import attention_operators
 
 KEPT_FROM = 16_384
 """Tokens of a sequence from which recomputation keeps the outputs of attention. Selecting what is kept takes a call in
-Python for each operator, which shorter sequences do not repay: 0.25 s for one of 8,192 tokens in a model of 28 layers."""
+Python for each operator, which shorter sequences do not repay: 0.25 s for 8,192 tokens in a model of 28 layers."""
 
 MATRIX = 2
 """Least number of dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
