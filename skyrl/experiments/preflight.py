@@ -202,6 +202,8 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
     backend = backend_of(run.generator.inference_engine)
     if backend.package and samples(run):
         yield "generator.inference_engine.backend", backend.package, backend.extra
+    if run.trainer.use_liger_kernel and run.trainer.device == "cuda":
+        yield "trainer.use_liger_kernel", "liger_kernel", "liger"
     if run.trainer.strategy in ("deepspeed", "megatron"):
         yield "trainer.strategy", run.trainer.strategy, run.trainer.strategy
     agent = "environment.agent" if run.environment.agent.plays else None

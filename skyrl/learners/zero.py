@@ -128,12 +128,16 @@ class Zero(DataParallel):
         DeepSpeed averages gradients over ranks; the factor makes the average a sum.
         """
         _take_groups(self._unit)  # stage 0 looks for its ranks there
-        self._engine.set_gradient_accumulation_boundary(last)
+        # Stage 0 would sum the gradients of the module's parameters, which are copies until the pass has ended.
+        self._engine.set_gradient_accumulation_boundary(last and self._stage > 0)
         self._engine.backward(loss * self._replicas, scale_wrt_gas=False)
 
     def step(self) -> float:
         """Step, unless the gradient is not finite. The engine itself skips such a step, on all ranks, above stage 0."""
         if self._stage == 0:
+            _take_groups(self._unit)
+            self._engine.set_gradient_accumulation_boundary(True)
+            self._engine.allreduce_gradients()
             parameters = [parameter for parameter in self._module.parameters() if parameter.grad is not None]
             norm = self._norm(parameters)
             if not torch.isfinite(norm):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import logging
 import sys
 from collections import Counter
@@ -36,7 +37,7 @@ ROWS = 8
 
 
 _verdicts: dict[object, bool] = {}
-"""Whether a kernel computes what a module computes, by class, shapes of the weights, device and type."""
+"""Whether a kernel computes what a module computes, by class and settings, shapes of the weights, device and type."""
 
 
 def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype, *, field: str) -> Counter[str]:
@@ -52,7 +53,7 @@ def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype, *, f
     for module in model.modules():
         for kind, fits, forward in (("norms", _is_norm, _norm), ("feed-forward layers", _is_gated, _gated)):
             if fits(module):
-                key = (type(module), tuple(each.shape for each in module.parameters()), device, dtype)
+                key = (_settings(module), tuple(each.shape for each in module.parameters()), device, dtype)
                 if key not in _verdicts:
                     _verdicts[key] = _computes_the_same(module, forward, device, dtype)
                 if _verdicts[key]:
@@ -65,9 +66,24 @@ def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype, *, f
     return changed
 
 
+def _settings(module: nn.Module) -> tuple[object, ...]:
+    """Class of the module, its activation and the plain values of its attributes."""
+    plain = ((name, value) for name, value in vars(module).items() if isinstance(value, bool | int | float | str))
+    return type(module), repr(getattr(module, "act_fn", None)), *sorted(plain)
+
+
+def _takes(function: Callable[..., Any], *names: str) -> bool:
+    """Whether a function has parameters of these names first, or one of any name, and no others that need a value."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not names:
+        return len(parameters) == 1
+    needed = [each for each in parameters[len(names) :] if each.default is each.empty]
+    return [each.name for each in parameters[: len(names)]] == list(names) and not needed
+
+
 def _is_norm(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return "RMSNorm" in type(module).__name__ and isinstance(weight, Tensor) and hasattr(module, "variance_epsilon")
+    named = "RMSNorm" in type(module).__name__ and hasattr(module, "variance_epsilon")
+    return named and isinstance(getattr(module, "weight", None), Tensor) and _takes(module.forward)
 
 
 def _norm(module: Any, hidden: Tensor) -> Tensor:
@@ -80,7 +96,8 @@ def _norm(module: Any, hidden: Tensor) -> Tensor:
 
 
 def _is_gated(module: nn.Module) -> bool:
-    return all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn"))
+    linear = all(hasattr(getattr(module, name, None), "in_features") for name in ("gate_proj", "up_proj", "down_proj"))
+    return linear and hasattr(module, "act_fn") and _takes(module.forward)
 
 
 def _gated(module: Any, hidden: Tensor) -> Tensor:
@@ -95,19 +112,37 @@ def _computes_the_same(
 ) -> bool:
     """Whether `forward` gives the module's output and gradients, for random weights and numbers."""
     generator = torch.Generator(device).manual_seed(0)
-    plain: Any = copy.deepcopy(module).to_empty(device=device).to(dtype)
-    with torch.no_grad():
-        for parameter in plain.parameters():
-            parameter.normal_(std=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0, generator=generator)
-    width = plain.weight.shape[-1] if _is_norm(module) else plain.gate_proj.in_features
-    hidden = torch.randn(ROWS, width, device=device, generator=generator).to(dtype).requires_grad_()
-    wanted = [hidden, *(each for each in plain.parameters() if each.requires_grad)]
-    found = []
-    for compute in (plain, partial(forward, plain)):
-        output = compute(hidden)
-        slope = torch.linspace(-1, 1, output.shape[-1], device=device, dtype=dtype)
-        found.append([output, *torch.autograd.grad((output * slope).sum(), wanted, materialize_grads=True)])
-    return all(_close(*pair) for pair in zip(*found, strict=True))
+    try:
+        plain: Any = copy.deepcopy(module).to_empty(device=device).to(dtype)
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter.normal_(std=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0, generator=generator)
+        width = plain.weight.shape[-1] if _is_norm(module) else plain.gate_proj.in_features
+        numbers = torch.randn(ROWS, width, device=device, generator=generator)
+        learned = [each for each in plain.parameters() if each.requires_grad]
+        # large numbers, too: some layers clamp
+        return all(
+            _close(*pair)
+            for scale in (1.0, 100.0)
+            for pair in zip(
+                *(
+                    _results(compute, (numbers * scale).to(dtype).requires_grad_(), learned)
+                    for compute in (plain, partial(forward, plain))
+                ),
+                strict=True,
+            )
+        )
+    except Exception as error:  # noqa: BLE001 - whatever code of a model does, it then keeps its own
+        _log.info("%s keeps its own code, which cannot be compared: %s", type(module).__name__, error)
+        return False
+
+
+def _results(compute: Callable[[Tensor], Tensor], hidden: Tensor, learned: list[Tensor]) -> list[Tensor]:
+    """The output for `hidden`, and the gradients of a weighted sum of it."""
+    output = compute(hidden)
+    slope = torch.linspace(-1, 1, output.shape[-1], device=output.device, dtype=output.dtype)
+    gradients = torch.autograd.grad((output * slope).sum(), [hidden, *learned], materialize_grads=True)
+    return [output, *gradients]
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -120,20 +155,24 @@ def _fuse_rotation(code: ModuleType, head: int, device: torch.device, dtype: tor
     rotation is fused.
     """
     plain = getattr(code, ROTARY, None)
-    if plain is None or isinstance(plain, _Rotation):
-        return int(plain is not None)
+    if isinstance(plain, _Rotation):
+        return 1
+    if plain is None or not _takes(plain, "q", "k", "cos", "sin"):
+        return 0
     generator = torch.Generator(device).manual_seed(0)
     numbers = (torch.randn(1, 2, ROWS, head, device=device, generator=generator).to(dtype) for _ in range(2))
     angles = torch.randn(1, ROWS, head // 2, device=device, generator=generator).repeat(1, 1, 2)
     query, key, cosine, sine = *numbers, angles.cos().to(dtype), angles.sin().to(dtype)
     fused = _Rotation(plain)
-    results = zip(
-        plain(query, key, cosine, sine), fused.in_one_kernel(query.clone(), key.clone(), cosine, sine), strict=True
-    )
-    if all(_close(*pair) for pair in results):
+    try:
+        found = fused.in_one_kernel(query.clone(), key.clone(), cosine, sine)
+        same = all(_close(*pair) for pair in zip(plain(query, key, cosine, sine), found, strict=True))
+    except Exception as error:  # noqa: BLE001 - as above
+        _log.info("%s keeps its own rotation, which cannot be compared: %s", code.__name__, error)
+        return 0
+    if same:
         setattr(code, ROTARY, fused)
-        return 1
-    return 0
+    return int(same)
 
 
 @frozen

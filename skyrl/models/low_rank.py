@@ -55,9 +55,9 @@ def _moved(update: LowRank, weight: Tensor) -> LowRank:
 
 
 def _in_place(update: LowRank, last: LowRank | None) -> LowRank:
-    """`update` in the memory of `last`, if sizes, device and type are equal."""
+    """`update` in the memory of `last`, if sizes, device and type are equal, else in memory that nobody else holds."""
     if last is None or (last.a.shape, last.b.shape) != (update.a.shape, update.b.shape):
-        return update
+        return LowRank(update.a.clone(), update.b.clone())
     last.a.copy_(update.a)
     last.b.copy_(update.b)
     return last

@@ -183,6 +183,7 @@ ROUNDED = {**DEEPSPEED, "compute_dtype": "bfloat16"}
     [
         {FSDP + "mixed_precision": MixedPrecisionConfig(param_dtype="bf16", reduce_dtype="fp32")},
         pytest.param(ROUNDED, marks=pytest.mark.long),
+        {**ROUNDED, ZERO + "stage": 0},
         *(pytest.param({**ROUNDED, ZERO + "stage": stage, CUTTING: 2}, marks=pytest.mark.long) for stage in range(4)),
     ],
 )

@@ -150,6 +150,63 @@ def test_a_kernel_with_another_gradient_is_left_out(kernels: Kernels, monkeypatc
     assert "feed-forward layers" not in fuse(FAMILIES["llama"][0])
 
 
+class GatedRMSNorm(torch.nn.Module):
+    """A norm with an optional gate, which a kernel for norms knows nothing of."""
+
+    variance_epsilon = 1e-6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, hidden: Tensor, gate: Tensor | None = None) -> Tensor:
+        normalized = rms_norm(hidden, (8,), self.weight, self.variance_epsilon)
+        return normalized if gate is None else normalized * silu(gate)
+
+
+class Gated(torch.nn.Module):
+    """A gated feed-forward layer that clamps, or whose code fails."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(8, 12, bias=False) for _ in range(2))
+        self.down_proj, self.act_fn, self.limit = torch.nn.Linear(12, 8, bias=False), torch.nn.SiLU(), limit
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.limit == 0:
+            raise RuntimeError("this code needs more than numbers")
+        found: Tensor = self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden).clamp(max=self.limit))
+        return found
+
+
+def rotates_one(x: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
+    return x * cos.unsqueeze(unsqueeze_dim)
+
+
+def rotates_in_halves(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    half = cos.shape[-1]
+    return q[..., :half] * cos, k[..., half : 2 * half] * sin
+
+
+@pytest.mark.parametrize(
+    "module", [GatedRMSNorm(), Gated(limit=7.0), Gated(limit=0.0)], ids=["optional gate", "clamps", "fails"]
+)
+def test_a_module_that_computes_something_else_keeps_its_own_code(module: Any, kernels: Kernels) -> None:
+    assert fuse(torch.nn.Sequential(module)) == {}
+    assert "forward" not in vars(module)
+
+
+def test_layers_of_one_class_are_judged_by_their_settings(kernels: Kernels) -> None:
+    assert fuse(torch.nn.Sequential(Gated(limit=1e9), Gated(limit=7.0))) == {"feed-forward layers": 1}
+
+
+@pytest.mark.parametrize("rotation", [rotates_one, rotates_in_halves])
+def test_another_rotation_stays_as_it_is(rotation: Any, kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modeling_qwen3, "apply_rotary_pos_emb", rotation)
+    assert "rotations" not in fuse(FAMILIES["qwen3"][0])
+    assert modeling_qwen3.apply_rotary_pos_emb is rotation
+
+
 def test_a_missing_package_is_named_with_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
