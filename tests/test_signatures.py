@@ -40,7 +40,14 @@ def is_long(function: Function) -> bool:
     return (function.end_lineno or 0) - function.lineno + 1 > LONGEST
 
 
+def is_kernel(function: Function) -> bool:
+    """Triton compiles the body of a kernel; its parameters are pointers and numbers without a type in Python."""
+    return any(ast.unparse(each) == "triton.jit" for each in function.decorator_list)
+
+
 def is_unannotated(function: Function) -> bool:
+    if is_kernel(function):
+        return False
     bare = [each.arg for each in parameters(function) if each.annotation is None]
     return function.returns is None or bool(set(bare) - {"self", "cls"})
 

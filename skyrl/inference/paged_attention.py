@@ -105,7 +105,7 @@ def refusal(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int,
 
 @torch.inference_mode()
 def _fault(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head: int) -> str:
-    """What is wrong with the kernel's result for three rows of different lengths; empty if nothing is."""
+    """Describes what is wrong with the kernel's result for three rows of different lengths; empty if nothing is."""
     generator = torch.Generator().manual_seed(0)
     width = 2 if has_tables() else 1
     keys, values = torch.randn((2, 3 * width + 1, PAGE, kv_heads, head), generator=generator).to(device, dtype)

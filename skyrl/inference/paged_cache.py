@@ -168,7 +168,7 @@ class PagedCache(RowCache):
         """First column for which a row has no room."""
 
     def reserve(self, rows: int, *, before: int, ahead: int) -> int:
-        """As `RowCache.reserve`; also gives the rows pages for their next tokens."""
+        """Reserve storage as `RowCache.reserve` does, and give the rows pages for their next tokens."""
         shift = super().reserve(rows, before=before, ahead=ahead)
         if shift:
             for row in self._rows:

@@ -174,7 +174,7 @@ def recompute_activations(model: Any, *, use_reentrant: bool, draws: bool) -> No
                 layer._gradient_checkpointing_func = partial(_keeping_attention, layer._gradient_checkpointing_func)
 
 
-def _keeping_attention(checkpointed: Callable[..., Any], layer: Any, *inputs: Any) -> Any:
+def _keeping_attention(checkpointed: Callable[..., object], layer: partial[object], *inputs: object) -> object:
     """Run a checkpointed layer. `layer` is its call with all keyword arguments."""
     segments = layer.keywords.get("segments")
     if segments is None or max(segments.sizes) < KEPT_FROM:

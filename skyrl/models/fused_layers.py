@@ -86,7 +86,7 @@ def _is_norm(module: nn.Module) -> bool:
     return named and isinstance(getattr(module, "weight", None), Tensor) and _takes(module.forward)
 
 
-def _norm(module: Any, hidden: Tensor) -> Tensor:
+def _norm(module: nn.Module, hidden: Tensor) -> Tensor:
     from liger_kernel.ops import LigerRMSNormFunction
 
     normalized: Tensor = LigerRMSNormFunction.apply(
@@ -100,15 +100,16 @@ def _is_gated(module: nn.Module) -> bool:
     return linear and hasattr(module, "act_fn") and _takes(module.forward)
 
 
-def _gated(module: Any, hidden: Tensor) -> Tensor:
+def _gated(module: nn.Module, hidden: Tensor) -> Tensor:
     from liger_kernel.ops import LigerSiLUMulFunction
 
-    result: Tensor = module.down_proj(LigerSiLUMulFunction.apply(module.gate_proj(hidden), module.up_proj(hidden)))
+    layer: Any = module
+    result: Tensor = layer.down_proj(LigerSiLUMulFunction.apply(layer.gate_proj(hidden), layer.up_proj(hidden)))
     return result
 
 
 def _computes_the_same(
-    module: nn.Module, forward: Callable[[Any, Tensor], Tensor], device: torch.device, dtype: torch.dtype
+    module: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor], device: torch.device, dtype: torch.dtype
 ) -> bool:
     """Whether `forward` gives the module's output and gradients, for random weights and numbers."""
     generator = torch.Generator(device).manual_seed(0)
@@ -181,7 +182,7 @@ class _Rotation:
 
     plain: Callable[..., tuple[Tensor, Tensor]]
 
-    def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **others: object) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys: (B, heads, T, D) each, by `cos` and `sin` (B, T, D)."""
         whole = cos.shape[-1] == q.shape[-1] and not others  # not only a part of each head
         learns = not torch.is_inference_mode_enabled() and not torch.compiler.is_compiling()
