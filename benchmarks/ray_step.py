@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for runs and records, kept")
     parser.add_argument("settings", nargs="*", help="path=value of the run")
     given = parser.parse_args()
+    if given.before and not (given.before / "skyrl" / "cli").is_dir():
+        parser.error(f"--before: {given.before} is not the root of a checkout")  # or this code would run twice
     roots = ({"before": given.before} if given.before else {}) | {"after": ROOT}
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.keep or Path(scratch)

@@ -65,7 +65,7 @@ def flash_attention_needs_cuda_and_its_package(trainer: Trainer) -> str:
 
 
 @rule(writes="use_liger_kernel", reads=("device",), asks_machine=True)
-def fused_kernels_need_cuda_and_their_package(trainer: Trainer) -> bool:
+def liger_kernels_need_cuda(trainer: Trainer) -> bool:
     """Fused kernels are for GPUs, and come with a package of their own."""
     return trainer.device == "cuda" and has_liger_kernel()
 
@@ -97,7 +97,7 @@ EVERY_KIND_RULES: tuple[Rule[Any], ...] = (
     device_is_what_the_machine_has,
     bf16_is_for_accelerators,
     flash_attention_needs_cuda_and_its_package,
-    fused_kernels_need_cuda_and_their_package,
+    liger_kernels_need_cuda,
     checkpointing_saves_device_memory,
     a_run_has_a_folder_of_its_name,
     logs_lie_in_the_runs_folder,

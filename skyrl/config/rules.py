@@ -242,7 +242,7 @@ def keys_and_values_that_outlive_new_weights_are_not_shared(run: SkyRLTrainConfi
     unset=True,
     placeholder=False,
 )
-def an_engine_of_one_shared_gpu_is_one_process(run: SkyRLTrainConfig) -> bool:
+def one_shared_gpu_one_process(run: SkyRLTrainConfig) -> bool:
     """An engine that takes turns with the learner has a process of its own on Ray: a second one for its scheduler would
     only cost its start and the way of each token between the two.
     """
@@ -360,7 +360,7 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     the_engine_uses_the_trainers_rope_base,
     a_deterministic_run_samples_deterministically,
     keys_and_values_that_outlive_new_weights_are_not_shared,
-    an_engine_of_one_shared_gpu_is_one_process,
+    one_shared_gpu_one_process,
     precision_bounds_how_far_engine_and_learner_differ,
 )
 """Derivation rules in order: a rule comes after those that write what it reads."""

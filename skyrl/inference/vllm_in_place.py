@@ -11,7 +11,6 @@ import importlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -69,11 +68,13 @@ def _is_plain(module: nn.Module, stored: StoredLayer) -> bool:
 @contextmanager
 def without_reloading() -> Iterator[None]:
     """While vLLM's transfer engines work, they do not rebuild the layers: weights are loaded in place."""
-    with (
-        patch(f"{_RELOAD}.initialize_layerwise_reload", lambda model: None),
-        patch(f"{_RELOAD}.finalize_layerwise_reload", _process_attention),
-    ):
+    reload: Any = importlib.import_module(_RELOAD)
+    begin, end = reload.initialize_layerwise_reload, reload.finalize_layerwise_reload
+    reload.initialize_layerwise_reload, reload.finalize_layerwise_reload = lambda model: None, _process_attention
+    try:
         yield
+    finally:
+        reload.initialize_layerwise_reload, reload.finalize_layerwise_reload = begin, end
 
 
 def load_in_place(worker: Worker, weights: Iterable[tuple[str, Tensor]]) -> None:
