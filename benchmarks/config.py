@@ -1,6 +1,6 @@
 """The cost of answering about a configuration: one JSON line.
 
-    pip install 'skyrl[bench]'; python -m benchmarks.config [ROUNDS]
+    pip install -e '.[bench]'; python -m benchmarks.config [ROUNDS]
 
 Cold: CPU time of a whole process of `skyrl config check FILE`, of `skyrl --help` and of a completion, beside that of a
 process that only defines the same tree in plain attrs (no types checked, no file read) and takes its defaults; and of
@@ -28,7 +28,8 @@ from benchmarks.config_peers import classes, dataclass_tree, programs, pydantic_
 from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
 from skyrl.tree import evolve_at, thaw, to_dict
 from skyrl.tree.classes import fields_of
-from skyrl.tree.types import bare, config_class, is_union
+from skyrl.tree.secrets import Secret
+from skyrl.tree.types import bare, config_class, is_list, is_union
 
 RUN = """\
 [data]
@@ -160,13 +161,17 @@ def plain_attrs() -> str:
 
 
 def type_source(kind: Any) -> str:
-    """A type as one writes it; a number with a unit is a number."""
+    """A type as one writes it; a number with a unit is a number, the name of a secret is text."""
     kind = bare(kind)
     nested = config_class(kind)
     if nested is not None:
         return nested.__name__ if kind is nested else f"{nested.__name__} | None"
+    if kind is Secret:
+        return "str"
     if is_union(kind):
         return " | ".join(type_source(arm) for arm in get_args(kind))
+    if is_list(kind):
+        return f"tuple[{', '.join('...' if item is ... else type_source(item) for item in get_args(kind))}]"
     return kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else repr(kind)
 
 

@@ -14,7 +14,8 @@ import attrs
 from skyrl.config import SkyRLTrainConfig
 from skyrl.tree import thaw
 from skyrl.tree.classes import fields_of
-from skyrl.tree.types import bare, config_class, is_list, is_mapping, is_union
+from skyrl.tree.secrets import Secret
+from skyrl.tree.types import bare, config_class, is_list, is_mapping, is_union, item_kind
 
 OVERRIDES = (
     "trainer.device=cpu", "trainer.logger=console", "trainer.epochs=20", "trainer.train_batch_size=512",
@@ -92,7 +93,7 @@ def pydantic_tree() -> str:
 def classes(cls: type[Any]) -> Iterator[type[Any]]:
     """Those that a class is made of, before itself."""
     for attribute in fields_of(cls).values():
-        nested = config_class(attribute.type)
+        nested = config_class(attribute.type) or config_class(item_kind(attribute.type))
         if nested is not None:
             yield from classes(nested)
     yield cls
@@ -111,6 +112,8 @@ def simple(kind: Any) -> str:
         return inner if inner == "Any" or len(arms) == len(get_args(kind)) else f"Optional[{inner}]"
     if is_list(kind):
         return f"List[{simple(get_args(kind)[0])}]"
+    if kind is Secret:
+        return "str"
     return "Dict[str, Any]" if is_mapping(kind) else str(kind.__name__)
 
 
