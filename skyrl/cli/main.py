@@ -11,7 +11,6 @@ import functools
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn, TextIO, cast
@@ -20,40 +19,43 @@ import click
 
 from skyrl import __version__
 from skyrl.cli.arguments import ARGUMENTS, STRICT, compose_arguments, refuse_nothing
-from skyrl.cli.checkpoints import ckpt
-from skyrl.cli.config import config
-from skyrl.cli.data import data
-from skyrl.cli.engines import engines
-from skyrl.cli.evaluate import evaluate, generate
-from skyrl.cli.export import export
-from skyrl.cli.extras import missing_package
-from skyrl.cli.init import init
-from skyrl.cli.launch import launch
 from skyrl.cli.options import Commands
-from skyrl.cli.plan import plan
-from skyrl.cli.publish import publish
-from skyrl.cli.rehearse import rehearse
-from skyrl.cli.replay import bisect, replay
-from skyrl.cli.run_report import report
-from skyrl.cli.serve import serve
-from skyrl.cli.serve_code import serve_code
-from skyrl.cli.serve_retriever import serve_retriever
-from skyrl.cli.serve_reward import serve_reward
-from skyrl.cli.simulate import simulate
-from skyrl.cli.sweep import sweep
-from skyrl.cli.templates import templates
-from skyrl.cli.timeline import timeline
-from skyrl.cli.track import track
-from skyrl.cli.view import view
-from skyrl.cli.watch import watch
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
-from skyrl.processes.progress import Progress
 from skyrl.processes.redaction import RedactedStream
 from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, handled_signals
-from skyrl.processes.silence import Silence
+
+IMPORTED = {
+    "bisect": "skyrl.cli.replay:bisect",
+    "ckpt": "skyrl.cli.checkpoints:ckpt",
+    "config": "skyrl.cli.config:config",
+    "data": "skyrl.cli.data:data",
+    "engines": "skyrl.cli.engines:engines",
+    "eval": "skyrl.cli.evaluate:evaluate",
+    "export": "skyrl.cli.export:export",
+    "generate": "skyrl.cli.evaluate:generate",
+    "init": "skyrl.cli.init:init",
+    "launch": "skyrl.cli.launch:launch",
+    "plan": "skyrl.cli.plan:plan",
+    "publish": "skyrl.cli.publish:publish",
+    "rehearse": "skyrl.cli.rehearse:rehearse",
+    "replay": "skyrl.cli.replay:replay",
+    "report": "skyrl.cli.run_report:report",
+    "serve": "skyrl.cli.serve:serve",
+    "serve-code": "skyrl.cli.serve_code:serve_code",
+    "serve-retriever": "skyrl.cli.serve_retriever:serve_retriever",
+    "serve-reward": "skyrl.cli.serve_reward:serve_reward",
+    "simulate": "skyrl.cli.simulate:simulate",
+    "sweep": "skyrl.cli.sweep:sweep",
+    "templates": "skyrl.cli.templates:templates",
+    "timeline": "skyrl.cli.timeline:timeline",
+    "track": "skyrl.cli.track:track",
+    "view": "skyrl.cli.view:view",
+    "watch": "skyrl.cli.watch:watch",
+}
+"""Commands that are defined in other modules of this package: most uses of `skyrl` need one of them."""
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, imported=IMPORTED, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="skyrl")
 def cli() -> None:
     """Reinforcement-learning post-training of language models.
@@ -150,39 +152,12 @@ def completion(shell: str) -> None:
     click.echo(script(cli, shell))
 
 
-cli.add_command(init)
-cli.add_command(launch)
-cli.add_command(sweep)
-cli.add_command(ckpt)
-cli.add_command(plan)
-cli.add_command(rehearse)
-cli.add_command(view)
-cli.add_command(report)
-cli.add_command(serve)
-cli.add_command(publish)
-cli.add_command(serve_code)
-cli.add_command(serve_retriever)
-cli.add_command(simulate)
-cli.add_command(serve_reward)
-cli.add_command(templates)
-cli.add_command(data)
-cli.add_command(export)
-cli.add_command(evaluate)
-cli.add_command(generate)
-cli.add_command(watch)
-cli.add_command(engines)
-cli.add_command(timeline)
-cli.add_command(replay)
-cli.add_command(bisect)
-cli.add_command(track)
-
-
-cli.add_command(config)
-
-
 @contextlib.contextmanager
 def _said_if_long(what: str) -> Iterator[None]:
     """Context for a wait before the run starts: progress is shown if it takes long."""
+    from skyrl.processes.progress import Progress
+    from skyrl.processes.silence import Silence
+
     progress = Progress()
     with Silence(progress, functools.partial(click.echo, err=True)), progress.waiting_for(what):
         yield
@@ -262,14 +237,16 @@ def _errors_as_exit_codes() -> Iterator[None]:
         _explain(f"Stopped. {GOES_ON_FROM_THE_LAST}")
         sys.exit(EXIT_INTERRUPTED)
     except ModuleNotFoundError as error:
+        from skyrl.cli.extras import missing_package
+
         hint = missing_package(error)
-        _explain(hint or traceback.format_exc())
+        _explain(hint or _traceback())
         sys.exit(2 if hint else 1)
     except OSError as error:
-        _explain(_of_a_file(error) or traceback.format_exc())
+        _explain(_of_a_file(error) or _traceback())
         sys.exit(1)
     except Exception:  # noqa: BLE001 - a defect of skyrl: print the full traceback, without secrets
-        _explain(traceback.format_exc())
+        _explain(_traceback())
         sys.exit(1)
 
 
@@ -284,6 +261,13 @@ def _of_a_file(error: OSError) -> str | None:
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return error.strerror if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+
+
+def _traceback() -> str:
+    """The traceback of the exception that is being handled."""
+    import traceback
+
+    return traceback.format_exc()
 
 
 def _explain(why: str) -> None:

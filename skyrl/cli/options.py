@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
 import click
+
+from skyrl.cli import lasting_imports
 
 
 class FieldsCommand(click.Command):
@@ -21,10 +27,36 @@ class FieldsCommand(click.Command):
 
 
 class Commands(click.Group):
-    """A group of `FieldsCommand`s. For a command of another group, the error message gives its full name."""
+    """A group of `FieldsCommand`s. For a command of another group, the error message gives its full name.
+
+    `imported` maps the name of a command to `module:attribute`, which is imported when the command is used or listed.
+    """
 
     command_class = FieldsCommand
     group_class = type
+
+    def __init__(self, *args: Any, imported: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._imported = imported or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, sorted."""
+        return sorted({*self.commands, *self._imported})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, imported if it has not been; None if there is none."""
+        if cmd_name not in self.commands and cmd_name in self._imported:
+            module, _, attribute = self._imported[cmd_name].partition(":")
+            with lasting_imports():
+                self.add_command(getattr(import_module(module), attribute), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def each_command(self, ctx: click.Context) -> Iterator[tuple[str, click.Command]]:
+        """Every command with its name."""
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            assert command is not None  # it is listed
+            yield name, command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -32,19 +64,22 @@ class Commands(click.Group):
         """Resolve as click does; the message for a command of another group says where it is."""
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
             root = ctx.find_root()
-            if isinstance(root.command, click.Group) and (meant := _named(args[0], root.command, str(root.info_name))):
+            if isinstance(root.command, Commands) and (
+                meant := _named(args[0], root, root.command, str(root.info_name))
+            ):
                 raise click.UsageError(f"No such command {args[0]!r}; did you mean: {' or '.join(sorted(meant))}?", ctx)
         return super().resolve_command(ctx, args)
 
 
-def _named(name: str, group: click.Group, words: str) -> list[str]:
-    """Command lines for the commands of this name in the group and its subgroups."""
+def _named(name: str, root: click.Context, group: Commands, words: str = "") -> list[str]:
+    """Command lines for the commands of this name in the group and its subgroups; `words` lead to the group."""
     found = []
-    for each, command in group.commands.items():
+    words = words or str(root.info_name)
+    for each, command in group.each_command(root):
         if each == name and not command.hidden:
             found.append(f"{words} {each}")
-        elif isinstance(command, click.Group):
-            found += _named(name, command, f"{words} {each}")
+        elif isinstance(command, Commands):
+            found += _named(name, root, command, f"{words} {each}")
     return found
 
 

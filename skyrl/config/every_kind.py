@@ -7,7 +7,6 @@ one. `below("trainer")` lifts them into the first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,18 +28,21 @@ def has_flash_attention() -> bool:
     """Whether the package `flash-attn` is installed. No library is imported. FlashAttention 4 is a different
     distribution, whose kernels transformers does not use for `flash_attention_2`.
     """
-    try:
-        distribution("flash-attn")
-    except PackageNotFoundError:
-        return False
-    return True
+    return _is_installed("flash-attn")
 
 
 def has_liger_kernel() -> bool:
     """Whether the distribution liger-kernel is installed."""
+    return _is_installed("liger-kernel")
+
+
+def _is_installed(distribution: str) -> bool:
+    """Whether a distribution is installed. The import takes a tenth of `skyrl config check`: only CUDA runs need it."""
+    from importlib import metadata
+
     try:
-        distribution("liger-kernel")
-    except PackageNotFoundError:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
         return False
     return True
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -69,6 +68,8 @@ def _is_place(name: str, value: str) -> bool:
 
 def _spellings(value: str) -> Iterator[str]:
     """The secret as it is, and as it is written in Python, in JSON and in an address."""
+    import json
+
     yield from (value, repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
     yield from (quote(value, safe=""), unquote(value))
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sysconfig
-import traceback
+from functools import cache
 from types import CodeType
 from typing import Literal
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
@@ -19,11 +17,11 @@ def raised_at(error: BaseException) -> str:
     User code is everything outside this package, the standard library and installed packages. If there is none, the
     innermost frame of an installed package is used. For a syntax error it is the location in the source.
     """
+    from traceback import walk_tb
+
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_short(error.filename)}:{error.lineno}"
-    found = {
-        _owner(frame.f_code.co_filename): (frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)
-    }
+    found = {_owner(frame.f_code.co_filename): (frame.f_code, line) for frame, line in walk_tb(error.__traceback__)}
     code, line = found.get("user") or found.get("installed") or (None, 0)
     return f"{_short(code.co_filename)}:{line}, in {code.co_name}" if code else ""
 
@@ -46,7 +44,15 @@ def _owner(file: str) -> Literal["user", "installed", "standard", "ours"]:
         return "ours"
     if any(part in path for part in _INSTALLED):
         return "installed"
-    return "standard" if file.startswith("<") or path.startswith(_STANDARD) else "user"
+    return "standard" if file.startswith("<") or path.startswith(_standard()) else "user"
+
+
+@cache
+def _standard() -> tuple[str, ...]:
+    """The folders of the standard library, looked up on first use: `sysconfig` is slow to import."""
+    import sysconfig
+
+    return tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 
 
 def _short(file: str) -> str:

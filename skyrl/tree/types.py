@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
+from functools import cache, wraps
+from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin
 
 import attrs
 import cattrs
@@ -39,6 +40,8 @@ class ClassOf:
     find: Callable[[Any, bool], type[Any] | None]
     """Function of the field's value, and whether it may be imported, that returns the configuration class or None."""
 
+
+A = TypeVar("A")
 
 _LISTS = (tuple, list, Sequence)
 _MAPPINGS = (Mapping, dict, FrozenDict)
@@ -131,6 +134,23 @@ def describe(kind: Any) -> str:
     return f"a {getattr(kind, '__name__', kind)}"
 
 
+def _remembered(ask: Callable[[object], A]) -> Callable[[object], A]:
+    """The function with its answers kept: the same few types are asked about for every value of every file, and
+    `typing` takes its time. A type that cannot be hashed, such as `Annotated[int, []]`, is asked about each time.
+    """
+    known = cache(ask)
+
+    @wraps(ask)
+    def answer(kind: object) -> A:
+        try:
+            return known(kind)
+        except TypeError:
+            return ask(kind)
+
+    return answer
+
+
+@_remembered
 def bare(kind: object) -> Any:
     """The underlying type, without the wrappers `Annotated` and `NewType`."""
     while True:
@@ -142,16 +162,19 @@ def bare(kind: object) -> Any:
             return kind
 
 
+@_remembered
 def unit_of(kind: object) -> Unit | None:
     """Unit of numbers of this type, if it has one."""
     return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Unit)), None)
 
 
+@_remembered
 def class_of(kind: object) -> ClassOf | None:
     """Marker of a table whose class a sibling field names, if the type has one."""
     return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, ClassOf)), None)
 
 
+@_remembered
 def is_union(kind: object) -> bool:
     """Whether the type is `A | B`, `Optional[A]` or `Union[A, B]`."""
     return get_origin(kind) in (Union, types.UnionType)
@@ -162,6 +185,7 @@ def is_optional(kind: object) -> bool:
     return is_union(kind) and type(None) in get_args(kind)
 
 
+@_remembered
 def is_list(kind: object) -> bool:
     """Whether the type is `tuple[A, B]`, or `tuple[T, ...]`, `list[T]` or `Sequence[T]`, which are stored as tuples."""
     return (get_origin(kind) or kind) in _LISTS
@@ -183,6 +207,7 @@ def holds_secret(kind: object) -> bool:
     return Secret in (_arms(kind) if is_union(kind) else [bare(kind)])
 
 
+@_remembered
 def is_mapping(kind: object) -> bool:
     """Whether the type is a free-form table: `Mapping[str, T]`, alone or optional."""
     return _mapping_arm(kind) is not None

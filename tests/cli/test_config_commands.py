@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from click import Group
+from click import Context
 from click.testing import CliRunner, Result
 
 from skyrl.cli import main
 from skyrl.cli.arguments import paths_from, split_words
 from skyrl.cli.config import config
 from skyrl.cli.main import cli
+from skyrl.cli.options import Commands
 from skyrl.config import SkyRLTrainConfig, load
 from skyrl.config.cluster import load_cluster
 from skyrl.config.resolve import resolve_with_origins
@@ -235,6 +237,28 @@ def test_completion_answers_without_heavy_imports(shell: str, tmp_path: Path) ->
     assert done.stderr.strip() == ""
 
 
+NOT_NEEDED = {
+    "importlib.metadata": "which kernels are installed is asked of CUDA runs only",
+    "skyrl.planning.memory": "no kind of GPU is named, so no memory is estimated",
+    "skyrl.config.supervised.root": "the file describes a reinforcement-learning run",
+    "skyrl.cli.view": "another command",
+    "skyrl.interop.foreign": "nothing is converted",
+}
+"""Modules that checking a file for a CPU has no use for, and why."""
+
+
+def test_checking_a_file_imports_only_what_its_kind_of_run_needs(run_toml: Path) -> None:
+    program = (
+        "import sys\nfrom skyrl.cli.main import main\ntry:\n    main()\nfinally:\n"
+        f"    print(*sorted({set(NOT_NEEDED)} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-c", program, "config", "check", "run.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert all(map(find_spec, NOT_NEEDED))
+    assert done.stdout.startswith("The configuration is valid"), done.stderr
+    assert done.stderr.splitlines()[-1] == ""
+
+
 def test_the_tree_of_a_command_is_of_the_root_class(run_toml: Path) -> None:
     assert json.loads(said("show", "run.toml")).keys() == SkyRLTrainConfig.__annotations__.keys()
 
@@ -293,9 +317,24 @@ def test_a_command_of_another_group_is_named_in_full(words: list[str], meant: st
 
 
 def test_every_command_of_a_group_is_named_where_it_is_looked_for_at_the_top() -> None:
-    for group, commands in ((name, each.commands) for name, each in cli.commands.items() if isinstance(each, Group)):
-        for name in (name for name, each in commands.items() if name not in cli.commands and not each.hidden):
-            assert f"skyrl {group} {name}" in CliRunner().invoke(cli, [name], prog_name="skyrl").stderr
+    assert isinstance(cli, Commands)
+    context = Context(cli)
+    top = dict(cli.each_command(context))
+    names = [
+        (group, name)
+        for group, commands in top.items()
+        if isinstance(commands, Commands)
+        for name, command in commands.each_command(context)
+        if name not in top and not command.hidden
+    ]
+    assert ("config", "explain") in names
+    for group, name in names:
+        assert f"skyrl {group} {name}" in CliRunner().invoke(cli, [name], prog_name="skyrl").stderr
+
+
+def test_each_command_is_found_under_its_own_name() -> None:
+    assert isinstance(cli, Commands)
+    assert [(name, command.name) for name, command in cli.each_command(Context(cli)) if name != command.name] == []
 
 
 @pytest.mark.parametrize("name", ["run.toml", "elsewhere.yaml"])

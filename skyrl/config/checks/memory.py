@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.memory_fit import described, verdict_of, written
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check, itself
@@ -12,10 +11,13 @@ from skyrl.tree.rules import Check, itself
 
 def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The run fits its kind of GPU by an estimate that counts tensors; allocators differ, so it is only a warning."""
+    if (kind := run.trainer.placement.gpu_kind) is None:
+        return
+    from skyrl.config.memory_fit import described, verdict_of, written  # slow to import, and most runs name no kind
+
     verdict = verdict_of(itself(run))
     if verdict is None or verdict.fits:
         return
-    kind = run.trainer.placement.gpu_kind
     settings = verdict.over[0].settings if verdict.over else ("generator.inference_engine.gpu_memory_utilization",)
     hint = f"set {written(verdict.nearest)}" if verdict.nearest else "use a smaller model or shorter answers"
     yield Problem(
