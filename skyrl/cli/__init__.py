@@ -13,7 +13,7 @@ def start() -> NoReturn:
     with lasting_imports():
         from skyrl.cli.main import main
 
-    main()
+    main(is_process=True)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import NoReturn, TextIO, cast
 
 import click
@@ -20,9 +19,9 @@ import click
 from skyrl import __version__
 from skyrl.cli.arguments import ARGUMENTS, STRICT, compose_arguments, refuse_nothing
 from skyrl.cli.options import Commands
-from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, SkyRLError, Stopped
+from skyrl.errors import EXIT_INTERRUPTED, SkyRLError, Stopped
 from skyrl.processes.redaction import RedactedStream
-from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, handled_signals
+from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, handled_signals, stop_command
 
 IMPORTED = {
     "bisect": "skyrl.cli.replay:bisect",
@@ -164,28 +163,21 @@ def _said_if_long(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _terminated_in_words() -> Iterator[None]:
-    """Within the context, SIGTERM and SIGHUP raise `Stopped`. No effect in threads other than the main one, which
-    handles signals.
+def _signals_end_it(is_process: bool) -> Iterator[None]:
+    """Within the context, a signal ends the command with a sentence. What comes after it does not change the exit code:
+    if the command `is_process`, signals are ignored from here to the end of the interpreter, which takes a while.
+
+    No effect in threads other than the main one, which handles signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {
-        number: signal.signal(number, _stop_before_the_start)
-        for number in handled_signals()
-        if number != signal.SIGINT  # which Python itself turns into KeyboardInterrupt
-    }
+    before = {number: signal.signal(number, stop_command) for number in handled_signals()}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop_before_the_start(number: int, frame: FrameType | None) -> NoReturn:
-    """Signal handler before a run starts, when there is nothing to save; a run installs its own handlers."""
-    raise Stopped(f"Stopped by {signal.Signals(number).name}; nothing was saved.", EXIT_REQUEUE)
+            signal.signal(number, signal.SIG_IGN if is_process else handler)
 
 
 @contextlib.contextmanager
@@ -203,16 +195,18 @@ def _flushed(streams: Sequence[RedactedStream]) -> Iterator[None]:
                 stream.discard()
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command. Exit codes: 2 with a message for a user error, 1 for a failed run, 130 for Ctrl-C, and 75 for a
-    run stopped by SIGTERM, SIGHUP or its deadline.
+def main(arguments: Sequence[str] | None = None, *, is_process: bool = False) -> NoReturn:
+    """Run the command; `is_process` if the process ends with it.
+
+    Exit codes: 2 with a message for a user error, 1 for a failed run, 130 for Ctrl-C, and 75 for a run stopped by
+    SIGTERM, SIGHUP or its deadline.
     """
     out, err = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
     status: object = None
     with (
         contextlib.redirect_stdout(cast(TextIO, out)),
         contextlib.redirect_stderr(cast(TextIO, err)),
-        _terminated_in_words(),
+        _signals_end_it(is_process),
         _flushed((out, err)),
         _errors_as_exit_codes(),
     ):

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from attrs import frozen
 
+_LATE = 1.0
+"""Seconds by which a thread may wake too late without its process having been stopped."""
+
 
 @frozen
 class Wait:
@@ -66,6 +69,10 @@ class Progress:
         """Record progress: something has finished."""
         self._last = self._clock()
 
+    def now(self) -> float:
+        """Seconds by the clock of this object."""
+        return self._clock()
+
     @property
     def seconds_without(self) -> float:
         """Seconds since the last progress."""
@@ -82,7 +89,10 @@ class Progress:
 
 
 class Watchdog:
-    """A thread that reports once when there is no progress for longer than `seconds`, and again after new progress."""
+    """A thread that reports once when there is no progress for longer than `seconds`, and again after new progress.
+
+    Time in which the process itself was stopped (SIGSTOP, a suspended job) does not count.
+    """
 
     def __init__(
         self,
@@ -111,9 +121,13 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        told = False
-        while not self._ended.wait(min(5.0, self._seconds / 4)):
+        told, pause, seen = False, min(5.0, self._seconds / 4), self._progress.now()
+        while not self._ended.wait(pause):
             stalled = self._progress.seconds_without > self._seconds
+            before, seen = seen, self._progress.now()
+            if seen - before > 2 * pause + _LATE:  # this process was stopped, by a scheduler or a debugger
+                self._progress.note()
+                continue
             if stalled and not told:
                 self._on_stall(self._diagnosis())
             told = stalled

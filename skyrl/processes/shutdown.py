@@ -26,9 +26,11 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Stopped
-from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, STOPPED_BY, handled_signals
+from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, STOPPED_BY, handled_signals, stop_command
 
 _LONG = 3600.0
+_WAKES_EVERY = 1.0
+"""Longest wait, in seconds, in the grace period, which does not run while the process is stopped (SIGSTOP)."""
 _LAST_WORDS_SECONDS = 1.0
 
 
@@ -49,7 +51,7 @@ class ShutdownSignal:
     ) -> None:
         """`grace` is in seconds. `stop_before` is a deadline as in `trainer.faults.stop_before`; the run is asked to
         stop the grace period before it. `field` is the path of that field in messages. `clock` gives the seconds by
-        which the deadline and the length of steps are measured.
+        which the deadline, the grace period and the length of steps are measured.
         """
         self._grace, self._field, self.now = grace, field, clock
         self._deadline = float("inf") if stop_before is None else self.now() + seconds_until(stop_before) - grace
@@ -82,7 +84,8 @@ class ShutdownSignal:
         if self._before:
             signal.set_wakeup_fd(self._wakeup)
             for number, handler in self._before.items():
-                signal.signal(number, handler)
+                ends = self.requested and handler is stop_command
+                signal.signal(number, signal.SIG_IGN if ends else handler)
         self._wake()
         self._thread.join()
         self._read.close()
@@ -176,10 +179,13 @@ class ShutdownSignal:
         self.request(STOPPED_BY[signal.Signals(number)], code)
 
     def _watch(self) -> None:
-        heard, ends_at = 0, float("inf")
+        heard, ends_at, now = 0, float("inf"), self.now()
         while not self._ended.is_set():
-            wait = ends_at - time.monotonic() if self.requested else self.seconds_left
-            ready, _, _ = select.select([self._read], [], [], min(max(0.0, wait), _LONG))
+            wait = max(0.0, min(ends_at - now, _WAKES_EVERY) if self.requested else min(self.seconds_left, _LONG))
+            ready, _, _ = select.select([self._read], [], [], wait)
+            before, now = now, self.now()
+            if (late := now - before - wait) > _WAKES_EVERY:  # the process was stopped, by a scheduler or a debugger
+                ends_at += late
             for number in self._read.recv(64) if ready else b"":
                 if number in self._before:
                     heard += not (heard and number == signal.SIGHUP)  # a closed terminal sends it more than once
@@ -189,10 +195,10 @@ class ShutdownSignal:
             if not self.requested and self.seconds_left <= 0:
                 self.request_before_deadline()
             if self.requested and ends_at == float("inf"):
-                ends_at = time.monotonic() + self._grace
+                ends_at = now + self._grace
             if heard > 1:
                 self._end_at_once("Stopped immediately by a second signal.")
-            if time.monotonic() >= ends_at:
+            if now >= ends_at:
                 self._end_at_once(f"Stopped: saving did not finish within {self._grace:g} s.")
 
     def _end_at_once(self, why: str) -> None:

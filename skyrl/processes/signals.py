@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import signal
+from types import FrameType
+from typing import NoReturn
+
+from skyrl.errors import EXIT_REQUEUE, Stopped
 
 STOPPED_BY = {signal.SIGTERM: "Stopped by SIGTERM", signal.SIGHUP: "Stopped by SIGHUP", signal.SIGINT: "Stopped"}
 """Beginning of the run's last message, by signal."""
@@ -13,3 +17,12 @@ GOES_ON_FROM_THE_LAST = "The same command continues from the last checkpoint, or
 def handled_signals() -> tuple[signal.Signals, ...]:
     """The signals to install handlers for. SIGHUP is left out if it is ignored already, as under `nohup`."""
     return tuple(each for each in STOPPED_BY if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN)
+
+
+def stop_command(number: int, frame: FrameType | None) -> NoReturn:
+    """Signal handler of a command that has nothing to save; a run installs its own (`ShutdownSignal`), and once it has
+    been asked to stop, this one does not come back: the exit code of that request stays.
+    """
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise Stopped(f"Stopped by {signal.Signals(number).name}; nothing was saved.", EXIT_REQUEUE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ import tomli_w
 from attrs import frozen
 
 from skyrl.cli.main import main
+from skyrl.processes.shutdown import ShutdownSignal
+from skyrl.processes.signals import stop_command
 from skyrl.tree import to_dict
 from tests.nano_run import config, overrides
 
@@ -35,6 +38,35 @@ def in_a_process(*arguments: str, cwd: Path) -> Ended:
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=240)
     assert "Traceback" not in done.stderr, done.stderr
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+SIGNALLED_AT_ITS_END = """
+import atexit, os, signal
+atexit.register(lambda: [os.kill(os.getpid(), number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)])
+from skyrl.cli import start
+start()
+"""
+
+
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["config", "check", "nothing.toml"], 2)])
+def test_signals_at_the_very_end_do_not_change_the_exit_code(words: list[str], code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SIGNALLED_AT_ITS_END, *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
+@pytest.mark.parametrize("reason", ["", "Stopped by SIGTERM"])
+def test_a_command_does_not_stop_twice(reason: str) -> None:
+    before = {number: signal.signal(number, stop_command) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with ShutdownSignal(grace=30.0) as shutdown:
+            if reason:
+                shutdown.request(reason)
+        left = {signal.getsignal(number) for number in before}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert left == ({signal.SIG_IGN} if reason else {stop_command})
 
 
 Command = Callable[..., Ended]

@@ -52,6 +52,25 @@ def test_a_watchdog_names_what_is_waited_for_and_speaks_once_for_each_stall(tmp_
     assert "wait_for_looks" in (tmp_path / "stacks.txt").read_text(encoding="utf-8")
 
 
+def test_time_in_which_the_process_was_stopped_is_no_stall(tmp_path: Path) -> None:
+    stopped, looked = [0.0], threading.Semaphore(0)
+
+    class Clocked(Progress):
+        def note(self) -> None:
+            super().note()
+            looked.release()
+
+    told = list[str]()
+    progress = Clocked(lambda: stopped[0])
+    watchdog = Watchdog(progress, 0.2, stacks=tmp_path / "s", dump_others=tuple, on_stall=told.append)
+    assert looked.acquire(timeout=60)  # as it begins
+    for _ in range(2):
+        stopped[0] += 3_000.0
+        assert looked.acquire(timeout=60), "it counted on while the process was stopped"
+    watchdog.close()
+    assert told == []
+
+
 def test_what_ended_is_not_waited_for() -> None:
     progress = Progress()
     with progress.waiting_for("save"):
@@ -78,6 +97,27 @@ def test_a_run_is_told_when_its_deadline_is_as_near_as_the_grace_period() -> Non
             time.sleep(0.01)
         with pytest.raises(Stopped, match="Stopped before the deadline of trainer.faults.stop_before"):
             shutdown.check()
+
+
+def test_the_grace_period_does_not_run_while_the_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, looked = [0.0], threading.Semaphore(0)
+
+    def clock() -> float:
+        looked.release()
+        return seconds[0]
+
+    ended = list[str]()
+    monkeypatch.setattr("skyrl.processes.shutdown._WAKES_EVERY", 0.02)
+    monkeypatch.setattr(ShutdownSignal, "_end_at_once", lambda self, why: ended.append(why))
+    with ShutdownSignal(grace=30.0, clock=clock) as shutdown:
+        shutdown.request("Stopped by a test")
+        for stopped in (0.0, 1_000.0):
+            seconds[0] += stopped
+            while looked.acquire(blocking=False):
+                pass
+            for _ in range(8):
+                assert looked.acquire(timeout=60)
+    assert ended == []
 
 
 def test_only_the_first_reason_to_stop_counts() -> None:
