@@ -20,6 +20,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -36,8 +37,8 @@ PAGES: Mapping[str, str] = {
     "search for a common word": "/?" + urlencode({"words": WORDS[0]}),
     "search for a phrase": "/?" + urlencode({"words": f'"{WORDS[0]} {WORDS[1]}"'}),
     "filter by reward and length": "/?" + urlencode({"least_reward": 0.5, "least_length": 90, "order": "longest"}),
-    "sample": "/sample/50000",
-    "group": "/group/50000",
+    "sample": "/sample/{middle}",
+    "group": "/group/{middle}",
     "prompt over the steps": "/prompt?id=0:7",
 }
 
@@ -52,7 +53,7 @@ def main() -> None:
         run = Path(name)
         write_run(run, options.trajectories, options.tokens)
         size = (run / "trajectories.jsonl").stat().st_size
-        without, indexed = measure(run), measure(run)
+        without, indexed = (measure(run, middle=options.trajectories // 2) for _ in range(2))
         index = (run / "trajectories.index").stat().st_size
     sizes = {"trajectories": options.trajectories, "samples_mb": round(size / 1e6), "index_mb": round(index / 1e6)}
     print(json.dumps({**sizes, "without_index": without, "indexed": indexed}))
@@ -85,11 +86,12 @@ def sample(number: int, text: str, draw: random.Random) -> dict[str, Any]:
     }
 
 
-def measure(run: Path) -> dict[str, float]:
-    """Seconds of each page, and the command's largest memory in MB."""
+def measure(run: Path, middle: int) -> dict[str, float]:
+    """Seconds of each page, and the command's largest memory in MB; `middle` is the number of a sample."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "skyrl.cli", "view", str(run), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, ExitStack() as ending:
+        ending.callback(process.terminate)  # unlike an interrupt, it ends one that was started in the background
         assert process.stdout is not None
         opened = process.stdout.readline().split(" at ")[1].split()[0]
         address = opened.partition("/?")[0]
@@ -99,10 +101,10 @@ def measure(run: Path) -> dict[str, float]:
             time.sleep(0.2)
         found["all_indexed"] = time.perf_counter() - began
         for name, path in PAGES.items():
-            found[name] = statistics.median(seconds(browser, address + path, time.perf_counter()) for _ in range(5))
+            page = address + path.format(middle=middle)
+            found[name] = statistics.median(seconds(browser, page, time.perf_counter()) for _ in range(5))
         status = Path(f"/proc/{process.pid}/status").read_text()
         found["memory_mb"] = int(status.split("VmHWM:")[1].split()[0]) / 1024
-        process.terminate()  # unlike an interrupt, it ends one that was started in the background, too
     return {name: round(value, 3) for name, value in found.items()}
 
 
