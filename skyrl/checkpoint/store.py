@@ -28,7 +28,8 @@ from skyrl.checkpoint.names import STEP_FOLDER, name_of
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.errors import ResumeError, RunError
-from skyrl.storage.disk import Storage, digest_of
+from skyrl.storage.disk import Disk, Storage, digest_of
+from skyrl.storage.failures import remedy
 from skyrl.storage.places import storage_at
 
 STATE = "state.json"
@@ -302,6 +303,8 @@ def could_not_write(storage: Storage, where: str, error: Exception, need: int) -
         with suppress(OSError):
             room = storage.room()
             message += f"; it needs {readable(need)}" + (f", and {readable(room)} are free" if room is not None else "")
+    if isinstance(storage, Disk) and isinstance(error, OSError) and error.errno:
+        message += f"; {remedy(error.errno, storage.path)}"
     return f"{message}. The checkpoints before it are intact"
 
 

@@ -6,7 +6,6 @@ Each part is made by its `get_...` method when it is first needed, and then kept
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -30,6 +29,7 @@ from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
 from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
+from skyrl.runs.held import HeldResources
 from skyrl.runs.inputs import notice
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun, field_path
@@ -81,7 +81,7 @@ class BaseExp:
         self.places: Mapping[str, str] = {}
         """Dotted path -> place that gave its value, such as `run.toml:14`, kept in the run's folder for reports."""
         self.last = LastMetrics()
-        self.held = ExitStack()
+        self.held = HeldResources()
         self.started_processes: Processes | None = None
 
     def run(self) -> bool:

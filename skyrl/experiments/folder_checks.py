@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from skyrl.checkpoint.store import readable
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.code_digests import changed_code, code_digests, stored_digests
 from skyrl.config.intervals import read_interval
@@ -15,6 +16,7 @@ from skyrl.errors import Problem
 from skyrl.experiments.model_checks import readable_files
 from skyrl.runs.run_owner import in_use, is_locked
 from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.storage.failures import nearest
 
 BYTES_OF_A_WEIGHT = 12
 """Bytes in a checkpoint for each trained weight: the weight and Adam's two moments, each as a 32-bit float."""
@@ -68,7 +70,7 @@ def the_disk_holds_the_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if size is None or "://" in trainer.ckpt_path or not read_interval(trainer.ckpt_interval).ever:
         return
     try:
-        disk = shutil.disk_usage(_nearest(Path(trainer.ckpt_path).expanduser().absolute()))
+        disk = shutil.disk_usage(nearest(Path(trainer.ckpt_path).expanduser().absolute()))
     except (OSError, RuntimeError, ValueError):  # another check reports it
         return
     if disk.total == 0:  # no disk at all, such as /proc
@@ -76,13 +78,13 @@ def the_disk_holds_the_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
     free = disk.free
     kept = 2 if trainer.max_ckpts_to_keep < 1 else trainer.max_ckpts_to_keep + 1  # a new one exists before one goes
     if free < size:
-        message = f"a checkpoint of this model takes about {_gb(size)}, but {trainer.ckpt_path} has {_gb(free)} free"
+        message = f"a checkpoint of this model takes about {readable(size)}, but {readable(free)} are free there"
         yield Problem(path="trainer.ckpt_path", message=message, hint="choose a folder on another disk")
     elif free < kept * size:
         yield Problem(
             path="trainer.ckpt_path",
-            message=f"{kept} checkpoints of about {_gb(size)} each exist at the same time, but {trainer.ckpt_path} "
-            f"has {_gb(free)} free",
+            message=f"{kept} checkpoints of about {readable(size)} each exist at the same time, but {readable(free)} "
+            "are free there",
             hint="choose a folder on another disk, or keep fewer (trainer.max_ckpts_to_keep)",
             severity="warning",
         )
@@ -99,13 +101,8 @@ def _folders(run: AnyRun) -> Mapping[str, str]:
 
 def _try(folder: Path) -> None:
     """Write a nameless file into the folder, or into the one in which it would be made. Raises OSError."""
-    with tempfile.TemporaryFile(dir=_nearest(folder)):
+    with tempfile.TemporaryFile(dir=nearest(folder)):
         pass
-
-
-def _nearest(folder: Path) -> Path:
-    """The folder itself, or the first above it that exists."""
-    return next(each for each in (folder, *folder.parents) if each.exists())
 
 
 def _checkpoint_bytes(run: SkyRLTrainConfig) -> int | None:
@@ -119,7 +116,3 @@ def _checkpoint_bytes(run: SkyRLTrainConfig) -> int | None:
 def _parameters(path: str | None) -> int | None:
     files = readable_files(path)
     return files.parameters if files else None
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.1f} GB"

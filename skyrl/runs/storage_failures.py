@@ -11,21 +11,29 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from skyrl.checkpoint.store import readable
 from skyrl.errors import StorageError
+from skyrl.storage.failures import FULL, OPEN_FILES, nearest, remedy
 
-_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
+_OF_A_DISK = FULL | OPEN_FILES | {errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT}
+"""Errors that no mistake in a program causes, whichever file they are about."""
 
 
 def storage_error(error: OSError | SafetensorError, folders: Sequence[Path]) -> StorageError | None:
-    """The exception to raise; None if no disk is at fault. `folders` are those that the run writes into."""
+    """The exception to raise; None if no disk is at fault. `folders` are those that the run writes into.
+
+    Any error about a file in one of the folders counts: their content is the run's own.
+    """
     number, name = _number(error), getattr(error, "filename", None)
-    if number not in _STORAGE:
+    folder = next((each for each in folders if name and Path(os.fsdecode(name)).is_relative_to(each)), None)
+    if number not in _OF_A_DISK and folder is None:
         return None
-    where = f"{name}: " if name else ""
-    free = ", ".join(f"{_free(folder):,} bytes are free in {folder}" for folder in dict.fromkeys(folders))
+    where = f"{os.fsdecode(name)}: " if name else ""
+    free = ", ".join(f"{readable(_free(folder))} are free in {folder}" for folder in dict.fromkeys(folders))
+    advice = remedy(number, folder or next(iter(folders), None))
     return StorageError(
-        f"A file of the run cannot be written: {where}{os.strerror(number)}; {free}. What was saved before is whole: "
-        "free some space, and the same command continues from the last checkpoint"
+        f"A file of the run cannot be read or written: {where}{os.strerror(number or 0)}; {free}. What was saved "
+        f"before is whole: {advice}, and the same command continues from the last checkpoint"
     )
 
 
@@ -38,5 +46,4 @@ def _number(error: OSError | SafetensorError) -> int | None:
 
 
 def _free(folder: Path) -> int:
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(nearest(folder)).free

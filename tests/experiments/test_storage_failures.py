@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
-from skyrl.checkpoint.store import CheckpointStore
-from skyrl.errors import RunError, StorageError, UserError
+from skyrl.checkpoint.store import CheckpointStore, could_not_write
+from skyrl.errors import ResumeError, RunError, StorageError, UserError
 from skyrl.runs.run_lock import RunLock
+from skyrl.runs.storage_failures import storage_error
+from skyrl.storage.disk import Disk
+from skyrl.training.trainer import PPOTrainer
 from tests.experiments.forked import TINY
 from tests.experiments.phases import command
 from tests.experiments.sameness import assert_same
@@ -74,10 +77,88 @@ def test_a_record_that_cannot_be_written_says_what_is_full(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", full)
-        with pytest.raises(StorageError, match=r"No space left on device; [\d,]+ bytes are free in .*run, ") as caught:
+        with pytest.raises(
+            StorageError, match=r"No space left on device; [\d.]+ [kMGT]B are free in .*run, "
+        ) as caught:
             train(nano, tmp_path)
     assert "free some space, and the same command continues from the last checkpoint" in str(caught.value)
     assert train(nano, tmp_path).folder.model.exists()
+
+
+ENDINGS = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "ulimit -f",
+    errno.EMFILE: "ulimit -n",
+    errno.ENFILE: "ulimit -n",
+    errno.ENOENT: "removed, renamed or unmounted",
+    errno.ENOTDIR: "removed, renamed or unmounted",
+    errno.ESTALE: "removed, renamed or unmounted",
+    errno.EACCES: "make the folder writable again",
+    errno.EPERM: "make the folder writable again",
+    errno.EROFS: "make the folder writable again",
+    errno.EIO: "see whether the disk",
+    errno.ENOTCONN: "see whether the disk",
+    errno.ETIMEDOUT: "see whether the disk",
+    errno.EBUSY: "see whether the disk",
+}
+
+
+@pytest.mark.parametrize("number", ENDINGS, ids=errno.errorcode.get)
+def test_any_error_about_a_file_of_the_run_says_what_to_do(number: int, tmp_path: Path) -> None:
+    error = OSError(number, os.strerror(number), str(tmp_path / "metrics.jsonl"))
+    said = str(storage_error(error, [tmp_path]))
+    assert f"metrics.jsonl: {os.strerror(number)}; " in said
+    assert ENDINGS[number] in said
+    assert "the same command continues from the last checkpoint" in said
+
+
+def test_a_missing_file_of_the_user_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
+    assert storage_error(FileNotFoundError(errno.ENOENT, "No such file", "/elsewhere/rows.json"), [tmp_path]) is None
+    assert storage_error(FileNotFoundError(errno.ENOENT, "No such file"), [tmp_path]) is None
+
+
+def test_inodes_that_have_run_out_are_told_from_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = os.statvfs(tmp_path)
+    without = os.statvfs_result([*disk[:5], 26, 0, 0, *disk[8:]])  # files, free ones, free ones for users
+    monkeypatch.setattr(os, "statvfs", lambda path: without)
+    for said in (
+        str(storage_error(OSError(errno.ENOSPC, "No space left on device"), [tmp_path])),
+        could_not_write(Disk(tmp_path), "step 2", OSError(errno.ENOSPC, "No space left on device"), need=1),
+    ):
+        assert "the disk has no inodes left: delete files" in said
+        assert "free some space" not in said
+
+
+def test_what_fails_while_cleaning_up_does_not_replace_the_error_of_the_run(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def out_of_descriptors(self: CheckpointStore) -> list[int]:
+        raise ResumeError("the content of checkpoints cannot be listed: Too many open files")
+
+    async def fails(*arguments: object) -> None:
+        monkeypatch.setattr(CheckpointStore, "steps", out_of_descriptors)
+        raise RunError("the first error")
+
+    monkeypatch.setattr("skyrl.training.loop.TrainingLoop.run", fails)
+    with pytest.raises(RunError, match="the first error"):
+        train(nano, tmp_path)
+    assert "Cleaning up failed, too: ResumeError: the content of checkpoints" in capsys.readouterr().err
+
+
+def test_a_run_whose_folder_is_removed_ends_with_a_sentence(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = PPOTrainer.step
+
+    async def removing(self: PPOTrainer, *arguments: Any) -> Any:
+        done = await step(self, *arguments)
+        shutil.rmtree(tmp_path / "run")
+        return done
+
+    monkeypatch.setattr(PPOTrainer, "step", removing)
+    with pytest.raises(StorageError, match="removed, renamed or unmounted while the run used it: bring it back"):
+        train(nano, tmp_path)
 
 
 def on_a_small_disk(words: list[str], environment: dict[str, str], folder: Path) -> None:
