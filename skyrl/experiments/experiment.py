@@ -6,6 +6,7 @@ Each part is made by its `get_...` method when it is first needed, and then kept
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -81,7 +82,7 @@ class BaseExp:
         self.places: Mapping[str, str] = {}
         """Dotted path -> place that gave its value, such as `run.toml:14`, kept in the run's folder for reports."""
         self.last = LastMetrics()
-        self.held = HeldResources()
+        self.held: ExitStack[bool | None] = HeldResources()
         self.started_processes: Processes | None = None
 
     def run(self) -> bool:
@@ -194,6 +195,12 @@ class BaseExp:
 
     async def close(self) -> None:
         """Does nothing: training holds no resources of its own."""
+
+    @property
+    def products(self) -> tuple[Path, ...]:
+        """What the folder of a finished run contains: the trained model, and its adapter if it has one."""
+        lora = self.cfg.trainer.policy.model.lora
+        return (self.folder.model, self.folder.adapter) if lora.rank else (self.folder.model,)
 
     async def finish(self) -> None:
         """Write the trained model into the run's folder."""

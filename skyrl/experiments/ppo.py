@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from torch import Tensor
@@ -315,6 +316,11 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
             await self.client.close(engines_end_otherwise=end_otherwise)  # their processes are killed
             self.time_sharing.engines_closed()
         self.sample_sink.write_uncomputed()
+
+    @property
+    def products(self) -> tuple[Path, ...]:
+        """The trained model, its adapter and the reward curve; nothing for made-up samples."""
+        return () if self.cfg.trainer.num_dummy_steps else (*super().products, self.folder.curve)
 
     async def finish(self) -> None:
         """Write the trained model and draw the reward curve; for made-up samples, report that they fit."""

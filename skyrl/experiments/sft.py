@@ -194,6 +194,11 @@ class SupervisedExp(BaseExp):
         """A token that ends the turns that are learned, and at which the model's generation does not stop yet."""
         return new_turn_end(self.cfg, self.tokenizer)
 
+    @property
+    def products(self) -> tuple[Path, ...]:
+        """The trained model and its adapter; nothing for made-up rows."""
+        return () if self.cfg.num_dummy_steps else super().products
+
     async def finish(self) -> None:
         """Write the trained model; for made-up rows, report that they fit."""
         if self.cfg.num_dummy_steps:

@@ -124,4 +124,7 @@ class CheckpointManager:
         with self._store.saving(checkpoint.step, need):
             for model in self._models.values():
                 files += await model.write_staged(self._store.storage, folder)
+            await asyncio.to_thread(
+                self._folder.flush
+            )  # a power failure must not take what the checkpoint goes on from
         await asyncio.to_thread(self._store.finish, checkpoint, files, need)

@@ -29,7 +29,7 @@ class Experiment(Protocol):
     last: LastMetrics
     """Metrics of the last step that was recorded."""
 
-    held: ExitStack
+    held: ExitStack[bool | None]
     """Resources that the run holds until it ends: processes, locks, sockets."""
 
     places: Mapping[str, str]
@@ -49,6 +49,10 @@ class Experiment(Protocol):
     @property
     def total_steps(self) -> int:
         """Steps of the whole run, those of earlier sessions included."""
+
+    @property
+    def products(self) -> tuple[Path, ...]:
+        """What the folder of a finished run contains; `finish` makes what is missing."""
 
     @property
     def processes(self) -> Processes:

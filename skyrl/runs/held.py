@@ -8,7 +8,7 @@ from types import TracebackType
 from skyrl.runs.inputs import notice
 
 
-class HeldResources(ExitStack):
+class HeldResources(ExitStack[bool | None]):
     """An `ExitStack` whose callbacks do not replace the error that ends the run: theirs is reported before it.
 
     Cleaning up often fails for the same cause, such as a lack of file descriptors, with a message that says less.

@@ -23,9 +23,12 @@ A record of a step is written before the step's checkpoint, so that a run that r
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from skyrl.storage.disk import flush
 from skyrl.tracking.curve import draw_reward_curve
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tracking.recording import FOLDER, Recording
@@ -33,6 +36,9 @@ from skyrl.tracking.sample_files import SampleFiles
 from skyrl.tracking.timeline import FILE as TIMELINE
 from skyrl.tracking.token_file import FOLDER as TOKENS
 from skyrl.tracking.token_file import TokenFiles
+
+_WRITTEN = (TOKENS, FOLDER, "trackers")
+"""Folders whose files are made durable with each checkpoint, beside the files of the run's folder itself."""
 
 
 class RunFolder:
@@ -45,8 +51,10 @@ class RunFolder:
         self.alarms = JsonLines(path / "alarms.jsonl")
         self.samples = SampleFiles(JsonLines(path / "trajectories.jsonl"), TokenFiles(path / TOKENS))
         self.profile = path / "profile"
+        self.curve = path / "reward_curve.png"
         self.model = path / "model"
         self.adapter = path / "adapter"
+        self._flushed: dict[Path, tuple[int, int]] = {}
 
     def recording(self, *, compress: bool = False) -> Recording:
         """The recording, which may not exist; `compress` applies to what is written."""
@@ -61,10 +69,33 @@ class RunFolder:
         self.samples.forget_after(step)
         self.recording().forget_after(step)
 
+    def lacking_steps(self, step: int) -> list[int]:
+        """Steps up to `step` whose metrics were lost, as after a power failure, or damaged.
+
+        The metrics of a run begin with the step after the checkpoint that it started from.
+        """
+        if not (self.path / "metrics.jsonl").exists():
+            return []
+        found = {record["step"] for record in self.metrics.read()}
+        return [each for each in range(max(min(found, default=1), 1), step + 1) if each not in found]
+
+    def flush(self) -> None:
+        """Make durable what was written since the last call. Raises `OSError`."""
+        folders = [self.path, *(folder for folder in map(self.path.joinpath, _WRITTEN) if folder.is_dir())]
+        for folder in folders:
+            for file in folder.iterdir():
+                with suppress(FileNotFoundError):  # a scratch file that has got its final name meanwhile
+                    status = file.stat()
+                    state = status.st_mtime_ns, status.st_size
+                    if stat.S_ISREG(status.st_mode) and self._flushed.get(file) != state:
+                        flush(file)
+                        self._flushed[file] = state
+            flush(folder)
+
     def record_sandbox(self, in_force: Mapping[str, object]) -> None:
         """Write `sandbox.json`, the sandbox that isolated the policy's programs."""
         (self.path / "sandbox.json").write_text(json.dumps(in_force, indent=2) + "\n", encoding="utf-8")
 
     def draw_curve(self, title: str) -> None:
         """Draw `reward_curve.png` from the metrics."""
-        draw_reward_curve(self.metrics.read(), self.path / "reward_curve.png", title)
+        draw_reward_curve(self.metrics.read(), self.curve, title)

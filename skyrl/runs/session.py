@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +45,8 @@ class RunSession:
         with self._shutdown, self._causes_named(), Silence(self._experiment.progress, notice), self._experiment.held:
             checkpoint = self._find_start()
             finished = checkpoint is not None and self._is_last(checkpoint)
-            if not finished or not self._folder.model.exists():  # the latter: stopped just before the end
+            is_whole = all(product.exists() for product in self._experiment.products)
+            if not finished or not is_whole:  # the latter: stopped just before the end
                 self._show_progress(checkpoint)
                 self._watch_progress()
                 with self._shutdown.in_loop(), event_loop() as run:
@@ -124,6 +124,7 @@ class RunSession:
                 loop.tracker.close()
                 await experiment.close()
         await experiment.finish()
+        self._folder.flush()
 
     async def _make_loop(self, checkpoint: Checkpoint | None) -> TrainingLoop:
         """The loop in its state at the checkpoint. Files that it will write again are deleted."""
@@ -135,7 +136,8 @@ class RunSession:
             if checkpoint is not None:
                 self._report(checkpoint)
                 loop.load_state(dict(checkpoint.state["trainer"]))
-        shutil.rmtree(self._folder.model, ignore_errors=True)  # of a run that is now extended
+        for product in experiment.products:  # of a run that is now extended
+            Disk(product.parent).remove(product.name)
         self._forget_what_comes_again(checkpoint)
         experiment.begin_recording()
         return loop
@@ -152,6 +154,9 @@ class RunSession:
         else:
             recorded = checkpoint.state["trainer"].get("unrecorded") is None
             self._folder.forget_after(checkpoint.step, recorded=recorded)
+            if lacking := self._folder.lacking_steps(checkpoint.step if recorded else checkpoint.step - 1):
+                file = self._folder.path / "metrics.jsonl"
+                notice(f"{file} lacks {len(lacking)} steps (the first is {lacking[0]}): they were lost or damaged")
 
     def _show_progress(self, checkpoint: Checkpoint | None) -> None:
         """Keep `progress.json` in the run's folder up to date until the run ends."""

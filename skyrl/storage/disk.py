@@ -126,15 +126,20 @@ class Disk:
             path.unlink(missing_ok=True)
 
     def flush(self, folder: str) -> None:
-        descriptor = os.open(self.path / folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        flush(self.path / folder)
 
     def room(self) -> int | None:
         there = next(path for path in (self.path, *self.path.parents) if path.exists())
         return shutil.disk_usage(there).free
+
+
+def flush(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def digest_of(content: Iterable[Bytes]) -> str:

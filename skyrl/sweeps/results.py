@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from skyrl.storage.json_files import records_of
 from skyrl.sweeps.trials import Trial, spelled
 from skyrl.tracking.metric_table import METRICS, unknown
 from skyrl.tree.names import nearest
@@ -89,26 +89,11 @@ def _result(point: str, group: Sequence[Trial], metric: str, goal: Literal["max"
 
 
 def _best(file: Path, metric: str, goal: Literal["max", "min"]) -> float | None:
-    values = [float(record[metric]) for record in _records(file) if isinstance(record.get(metric), int | float)]
+    values = [float(record[metric]) for record in records_of(file) if isinstance(record.get(metric), int | float)]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
     return max(finite) if goal == "max" else min(finite)
-
-
-def _records(file: Path) -> Iterator[dict[str, Any]]:
-    """Records of the complete lines of a file; a running run may be writing the last one."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
 
 
 def _row(result: Result) -> str:

@@ -27,4 +27,6 @@ def draw_reward_curve(records: Iterable[Mapping[str, Any]], path: Path, title: s
     if axes.has_data():
         axes.legend()
     figure.tight_layout()
-    figure.savefig(path, format="png")
+    scratch = path.with_suffix(".tmp")
+    figure.savefig(scratch, format="png")
+    scratch.replace(path)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.processes.redaction import redacted_tree
+from skyrl.storage.json_files import lines_with_records, records_of
 from skyrl.trajectory import Trajectory, TrajectoryGroup
 
 _LINE_ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
@@ -41,21 +42,16 @@ class JsonLines:
                 lines.write(json_line(redacted_tree(record)))
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Every complete line; a line cut short by a kill is left out."""
-        if not self._path.is_file():
-            return
-        with self._path.open("rb") as lines:
-            for line in lines:
-                if line.endswith(b"\n"):
-                    yield json.loads(line)
+        """Every complete line; one that is damaged or was cut short by a kill is left out."""
+        return records_of(self._path)
 
     def forget_after(self, step: int) -> None:
         """Drop the records of later steps, which a run that resumes from `step` will write again."""
         if not self._path.exists():
             return
-        kept = [record for record in self.read() if record["step"] <= step]
+        kept = [line for line, record in lines_with_records(self._path) if record["step"] <= step]
         scratch = self._path.with_suffix(".tmp")
-        scratch.write_text("".join(map(json_line, kept)), encoding="utf-8")
+        scratch.write_bytes(b"".join(kept))
         scratch.replace(self._path)
 
 
@@ -110,6 +106,23 @@ def sample_record(
         **({"failures": [each.reason for each in trajectory.failures]} if trajectory.failures else {}),
         **({"skipped": trajectory.skipped} if trajectory.skipped else {}),
     }
+
+
+_LISTS: Mapping[str, type] = {"prompt": dict, "earlier": dict, "response_ids": object, "failures": object}
+"""Lists of a sample's record, and the type of their items."""
+
+
+def is_sample(record: Mapping[str, Any]) -> bool:
+    """Whether a record that was read has the form of a sample's, so far as a damaged file is told by it."""
+    if any(type(record.get(name, 0)) is not int or abs(record.get(name, 0)) >= 2**53 for name in ("group", "sample")):
+        return False
+    earlier = record.get("earlier", [])
+    rows = [record, *(earlier if isinstance(earlier, list) else ())]
+    return all(
+        isinstance(items, list) and all(isinstance(item, kind) for item in items)
+        for name, kind in _LISTS.items()
+        for items in (row.get(name, []) for row in rows if isinstance(row, dict))
+    )
 
 
 def _number(value: float) -> float | str:

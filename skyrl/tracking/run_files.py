@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from skyrl.storage.json_files import complete_lines, record_of
+from skyrl.tracking.jsonlines import is_sample
 from skyrl.tracking.service import Table
 
 COLUMNS = ("step", "prompt_id", "sample", "reward", "stop_reason", "prompt", "response")
@@ -20,12 +22,13 @@ LONGEST = 4_000
 
 
 class GrowingLines:
-    """A file of JSON lines that another process appends to. Each complete line is returned once. After the file is
-    replaced, as when a run returns to a checkpoint, all lines are returned again.
+    """A file of JSON lines that another process appends to. Each complete line that is not damaged is returned once.
+    After the file is replaced, as when a run returns to a checkpoint, all lines are returned again.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, of_steps: bool = True) -> None:
+        """`of_steps`: each record has the number of its `step`."""
+        self._path, self._of_steps = path, of_steps
         self._offset, self._inode = 0, 0
 
     @property
@@ -41,11 +44,11 @@ class GrowingLines:
             inode = os.fstat(lines.fileno()).st_ino
             self._offset, self._inode = self._offset if inode == self._inode else 0, inode
             lines.seek(self._offset)
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    return
+            for line in complete_lines(lines):
                 self._offset += len(line)
-                yield json.loads(line)
+                record = record_of(line, of_steps=self._of_steps)
+                if record is not None:
+                    yield record
 
 
 class SampleTables:
@@ -61,7 +64,7 @@ class SampleTables:
         the file is replaced, they are returned again.
         """
         tables: dict[int, list[Sequence[Any]]] = {}
-        for record in self._records_before(step) if self._size else ():
+        for record in filter(is_sample, self._records_before(step)) if self._size else ():
             rows = tables.setdefault(int(record["step"]), [])
             if len(rows) < self._size:
                 rows.append(_row(record))
@@ -83,7 +86,8 @@ def evaluation_tables(folder: Path, step: int, rows: int) -> Iterator[Table]:
     for file in sorted((folder / f"global_step_{step}_evals").glob("*.jsonl")) if rows else ():
         if file.stem == "aggregated_results":
             continue
-        records = [record for record, _ in zip(GrowingLines(file).new(), range(rows), strict=False)]
+        samples = filter(is_sample, GrowingLines(file, of_steps=False).new())
+        records = list(islice(samples, rows))
         yield Table(
             name=f"evaluation/{unquote(file.stem)}", step=step, columns=COLUMNS, rows=[_row(each) for each in records]
         )

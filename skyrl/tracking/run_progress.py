@@ -16,6 +16,8 @@ from typing import Any
 
 import attrs
 
+from skyrl.storage.json_files import complete_lines, record_of
+
 FILE = "progress.json"
 """Name of the file in the run's folder."""
 
@@ -128,26 +130,30 @@ class RunProgress:
                     self._forget()
                     self._inode = inode
                 lines.seek(self._place)
-                for line in lines:
-                    if not line.endswith(b"\n"):
-                        break
+                for line in complete_lines(lines):
                     self._place += len(line)
-                    self._saw(json.loads(line))
-        except (OSError, ValueError):
+                    record = record_of(line)
+                    if record is not None:
+                        self._saw(record)
+        except OSError:
             return
 
     def _saw(self, record: Mapping[str, Any]) -> None:
-        self.last = dict(record)
-        reward = record.get("reward/avg_raw_reward", record.get("train/loss"))
+        self.last = {name: value for name, value in record.items() if _is_number(value)}
+        reward = self.last.get("reward/avg_raw_reward", self.last.get("train/loss"))
         if reward is not None:
             self.rewards.append(float(reward))
         for name in ("eval/all/avg_score", "eval/all/loss"):
-            if name in record:
-                self.evaluation = int(record["step"]), float(record[name])
-        if _WHOLE in record:
-            seconds = sum(float(record.get(name, 0.0)) for name in (_WHOLE, *_BESIDE))
-            self._seconds.append((int(record["step"]), seconds))
+            if name in self.last:
+                self.evaluation = self.step, float(self.last[name])
+        if _WHOLE in self.last:
+            seconds = sum(float(self.last.get(name, 0.0)) for name in (_WHOLE, *_BESIDE))
+            self._seconds.append((self.step, seconds))
         self.on_step()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def clock(seconds: float) -> str:

@@ -53,7 +53,7 @@ def chrome_trace(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     offset, tracks = 0.0, _Tracks()
     for record in records:
-        spans = sorted(record["spans"], key=lambda span: (span[1], -span[2]))
+        spans = sorted(_spans(record), key=lambda span: (span[1], -span[2]))
         for what, began, ended in spans:
             track, name = _track_of(what)
             lane = tracks.lane(track, offset + began, offset + ended)
@@ -70,6 +70,14 @@ def chrome_trace(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             )
         offset += max((ended for _, _, ended in spans), default=0.0)
     return {"traceEvents": [*tracks.names(), *events], "displayTimeUnit": "ms"}
+
+
+def _spans(record: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """The spans of a record: what, begin and end; malformed ones, of a damaged file, are left out."""
+    try:
+        return [(str(what), float(began), float(ended)) for what, began, ended in record["spans"]]
+    except (KeyError, TypeError, ValueError):
+        return []
 
 
 def _track_of(what: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from skyrl.errors import UserError
+from skyrl.storage.json_files import record_of
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.viewer.conversation import Message, prompt_messages
 from skyrl.viewer.curves import Records, charts
@@ -94,8 +95,9 @@ def _spread(file: Path, most: int) -> Iterator[dict[str, Any]]:
         wanted = {round(number * (total - 1) / max(count - 1, 1)) for number in range(count)}
         lines.seek(0)
         for number, line in enumerate(lines):
-            if number in wanted and line.endswith(b"\n"):
-                yield json.loads(line)
+            record = record_of(line) if number in wanted and line.endswith(b"\n") else None
+            if record is not None:
+                yield record
 
 
 def _numbers(records: Records) -> list[tuple[str, float, float, float, float]]:

@@ -6,17 +6,19 @@ sorting, and an FTS5 index of the words. Texts stay in the JSON lines. The file 
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from hashlib import blake2b
-from math import isfinite
+from itertools import islice
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from skyrl.errors import DataError
+from skyrl.storage.json_files import complete_lines, record_of
+from skyrl.tracking.jsonlines import is_sample
 from skyrl.viewer.sample_filter import SampleFilter
 
 VERSION = 1
@@ -116,11 +118,11 @@ class SampleIndex:
         with self.samples.open("rb") as lines:
             lines.seek(row["offset"])
             line = lines.read(row["size"])
-        try:
-            record: dict[str, Any] = json.loads(line)
-        except ValueError:
+        record = _parsed(line)
+        if record is None:
             return None
-        return record if record.get("step") == row["step"] and record.get("prompt_id") == row["prompt_id"] else None
+        own = _columns(record)
+        return record if all(own[name] == row[name] for name in ("step", "prompt_id")) else None
 
     def _prepare(self) -> None:
         """Rebuild the index if it has another version or is damaged."""
@@ -167,13 +169,10 @@ def _was_replaced(lines: Any, inode: int, position: int, last_offset: int, last_
     return status.st_ino != inode or _digest(lines.read(position - last_offset)) != last_digest
 
 
-def _complete_lines(lines: Any, position: int, most: int) -> Iterator[tuple[int, bytes]]:
+def _complete_lines(lines: BinaryIO, position: int, most: int) -> Iterator[tuple[int, bytes]]:
     """Offset and bytes of the next lines; one that is still being written is left for later."""
     lines.seek(position)
-    for _ in range(most):
-        line = lines.readline()
-        if not line.endswith(b"\n"):
-            return
+    for line in islice(complete_lines(lines), most):
         yield position, line
         position += len(line)
 
@@ -183,34 +182,45 @@ def _digest(line: bytes) -> bytes:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    """The record of a sample; None for a line that is damaged or not one."""
+    record = record_of(line)
+    return record if record is not None and is_sample(record) else None
 
 
 def _columns(record: Mapping[str, Any]) -> dict[str, Any]:
     """Columns of a line; earlier releases wrote no `group` and no `source`."""
-    reward = record.get("reward")
-    known = isinstance(reward, (int, float)) and isfinite(reward)
     rows = [*record.get("earlier", ()), record]
     return {
         "step": record["step"],
         "grp": record.get("group", -1),
-        "prompt_id": str(record.get("prompt_id")),
+        "prompt_id": _storable(str(record.get("prompt_id"))),
         "sample": record.get("sample", 0),
-        "source": str(record.get("source", "default")),
-        "reward": reward if known else None,
+        "source": _storable(str(record.get("source", "default"))),
+        "reward": _finite(record.get("reward")),
         "length": sum(len(row.get("response_ids", ())) for row in rows),
-        "stop_reason": str(record.get("stop_reason", "")),
+        "stop_reason": _storable(str(record.get("stop_reason", ""))),
         "failed": int(bool(record.get("failures") or record.get("skipped"))),
-        "excerpt": " ".join(str(record.get("response", ""))[: 2 * _EXCERPT].split())[:_EXCERPT],
+        "excerpt": _storable(" ".join(str(record.get("response", ""))[: 2 * _EXCERPT].split())[:_EXCERPT]),
     }
+
+
+def _storable(text: str) -> str:
+    """The text without lone surrogates, which the database does not take."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _finite(value: object) -> float | None:
+    """A reward; None for one that is not a finite number."""
+    try:
+        number = float(value) if isinstance(value, int | float) else nan
+    except OverflowError:
+        return None
+    return number if isfinite(number) else None
 
 
 def _text(record: Mapping[str, Any]) -> str:
     """All text of a sample that a user may search for."""
     messages = [str(message.get("content", "")) for message in record.get("prompt", ())]
     answers = [str(row.get("response", "")) for row in (*record.get("earlier", ()), record)]
-    return "\n".join((*messages, *answers, *map(str, record.get("failures", ())), str(record.get("skipped", ""))))
+    why = *map(str, record.get("failures", ())), str(record.get("skipped", ""))
+    return _storable("\n".join((*messages, *answers, *why)))
