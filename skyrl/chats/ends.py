@@ -12,11 +12,11 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.chats.text import Message, chat_text
+from skyrl.chats.text import Message, chat_text, placeholder
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 
-ANSWER = "skyrl-answer-5e0f"
+ANSWER = placeholder("answer")
 """Placeholder for an answer, used to see what a template writes around it."""
 
 ASKED: Message = {"role": "user", "content": "?"}

@@ -99,3 +99,19 @@ def test_a_chat_without_an_answer_and_a_template_that_hides_it_are_refused() -> 
     hiding = chat_tokenizer("{% for m in messages %}{{ m['content']|length }}{% endfor %}")
     with pytest.raises(DataError, match="does not show where an answer is"):
         ChatMasks(hiding)(CHAT)
+
+
+@pytest.mark.parametrize("text", ["skyrl-answer-5e0f", "a skyrl-answer-5e0f b", "skyrl-text-5e0f-0-"])
+def test_a_question_that_spells_a_placeholder_is_read_like_any_other(text: str) -> None:
+    """A placeholder finds an answer that does not follow the generation prompt."""
+    taken = []
+    for name in sorted(FAMILIES):
+        tokenizer = family_tokenizer(name)
+        chat = [{"role": "user", "content": text}, {"role": "assistant", "content": "one"}]
+        for said in ("?", text):
+            chat[0]["content"] = said
+            try:
+                taken.append(learned(tokenizer, *ChatMasks(tokenizer)(chat)))
+            except DataError as error:
+                taken.append([str(error).replace(text, "?")])
+    assert taken[::2] == taken[1::2]
