@@ -55,6 +55,7 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         rewards=torch.from_numpy(rewards),
         groups=torch.from_numpy(numbers),
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
+        trajectory_lengths=torch.tensor([trajectory.length for trajectory in trajectories])[torch.from_numpy(per_row)],
         baselines=_baselines(groups, numbers),
         routed_experts=joined_choices([row.routed_experts for row in rows], shape[1]),
         **_steps(trajectories, per_row),
