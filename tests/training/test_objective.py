@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from skyrl.algorithms.clipped_losses import RegularLoss
+from skyrl.algorithms.kl import KLEstimator, kl_estimate
 from skyrl.algorithms.losses import LossInputs
 from skyrl.algorithms.off_policy import Bounds, OffPolicyCorrection
 from skyrl.batch import TrainingBatch
@@ -37,6 +40,34 @@ def test_the_loss_is_that_of_the_policy_with_the_divergence_and_less_the_entropy
         {"policy_loss": 2.5, "policy_kl": 0.5, "final_loss": 2.5 + 0.05 - 0.1}
     )
     assert loss.item() == pytest.approx(2.45)
+
+
+SLOPES: dict[KLEstimator, Callable[[Tensor], Tensor]] = {
+    "k1": torch.ones_like,
+    "k2": lambda distance: distance,
+    "k3": lambda distance: 1 - torch.exp(-distance),
+    "abs": torch.sign,
+}
+"""d KL / d log pi as a function of log pi - log pi_ref."""
+
+
+@pytest.mark.parametrize("one_answer", [False, True])
+@pytest.mark.parametrize("estimator", SLOPES)
+def test_the_divergence_pulls_each_answer_alike_towards_the_reference(estimator: KLEstimator, one_answer: bool) -> None:
+    """The gradient is that of the current policy, not of the old one, and of answers, however long."""
+    batch = evolve(batch_of(), loss_mask=torch.tensor([[0, 1, 1], [0, 0, 1]]).bool(), advantages=torch.zeros(2, 3))
+    batch = (steps_of(batch) if one_answer else batch).given(old_logprobs=NEW - 0.7, ref_logprobs=NEW.cos() - 2.0)
+    objective = PolicyObjective(
+        policy_loss=RegularLoss(clip_low=0.2, clip_high=0.2), kl_loss_coef=0.3, kl_estimator=estimator
+    )
+    logprobs = NEW.clone().requires_grad_()
+    loss, parts, _ = objective(logprobs, objective.weigh(batch))
+    loss.backward()
+    weights = torch.tensor([[0, 1 / 3, 1 / 3], [0, 0, 1 / 3]] if one_answer else [[0, 1 / 4, 1 / 4], [0, 0, 1 / 2]])
+    assert batch.ref_logprobs is not None and logprobs.grad is not None
+    torch.testing.assert_close(logprobs.grad, 0.3 * weights * SLOPES[estimator](NEW - batch.ref_logprobs))
+    mean = (kl_estimate(NEW, batch.ref_logprobs, estimator) * weights).sum()
+    assert (parts["policy_kl"].item(), loss.item()) == pytest.approx((mean.item(), 0.3 * mean.item()))
 
 
 def test_without_divergence_and_entropy_nobody_needs_a_reference() -> None:
