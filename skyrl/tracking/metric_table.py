@@ -98,7 +98,12 @@ _REWARDS = (
     MetricSpec("loss/avg_final_rewards", "reward", "Mean reward of an answer as it is trained on, after shaping."),
     MetricSpec("loss/avg_raw_advantages", "1", "Mean advantage over trained tokens."),
     MetricSpec("loss/avg_raw_advantages_abs", "1", "Mean absolute advantage over trained tokens."),
-    MetricSpec("loss/rows_without_advantage", "share", "Rows whose advantages are all 0: they teach nothing."),
+    MetricSpec(
+        "loss/rows_without_advantage",
+        "share",
+        "Rows whose advantages are all 0: they teach nothing. Without KL loss and entropy bonus most losses skip them; "
+        "in metrics of tokens a sample of them, one for 32 rows that are learned and at least one, counts for all.",
+    ),
     MetricSpec("loss/avg_kl", "nats per token", "KL penalty in the reward: mean over answers of the mean over tokens."),
     MetricSpec("loss/avg_kl_max", "nats", "KL penalty in the reward: mean over answers of the largest token."),
     MetricSpec("loss/kl_loss_coef", "1", "Weight of the KL penalty in the reward, which an adaptive controller moves."),

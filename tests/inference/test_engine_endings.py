@@ -66,11 +66,11 @@ async def test_the_token_after_the_minimum_is_the_first_that_may_end(ends: str, 
     """The model wants to end at once. Rows with another minimum are in the same batch."""
     wanted = {"end token": EOS, "stop text": B, "stop token": B}[ends]
     model = always({wanted: 9.0, A: 5.0})
-    stop = {"stop text": {"stop": ("b",)}, "stop token": {"stop_token_ids": (B,)}}.get(ends, {})
+    stops: dict[str, dict[str, Any]] = {"stop text": {"stop": ("b",)}, "stop token": {"stop_token_ids": (B,)}}
     engine = engine_for(model)
     said = await asyncio.gather(
         *(
-            engine.generate(request((1, 2, 3), name=str(n), min_new_tokens=n, temperature=0.0, **stop))
+            engine.generate(request((1, 2, 3), name=str(n), min_new_tokens=n, temperature=0.0, **stops.get(ends, {})))
             for n in (0, least, 3)
         )
     )
@@ -101,7 +101,7 @@ def by_hand(prompt: tuple[int, ...], count: int, *, frequency: float, repetition
 async def test_penalties_count_what_they_are_defined_by(
     frequency: float, repetition: float, prompt: tuple[int, ...]
 ) -> None:
-    settings = {"frequency_penalty": frequency, "repetition_penalty": repetition, "temperature": 0.0}
+    settings: dict[str, Any] = {"frequency_penalty": frequency, "repetition_penalty": repetition, "temperature": 0.0}
     asked = request(prompt, max_generate_length=10, **settings)
     (said,) = await engine_for(always({A: 2.0, B: 1.0})).generate(asked)
     assert said.token_ids == by_hand(prompt, 10, frequency=frequency, repetition=repetition)

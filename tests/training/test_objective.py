@@ -98,6 +98,47 @@ def test_rows_that_have_no_part_in_the_loss_are_left_out(
     assert (weighed.kl_weights is not None, weighed.entropy_weights is not None) == (divergence > 0, entropy > 0)
 
 
+@pytest.mark.parametrize(
+    ("learned", "left_out", "sample"),
+    [
+        (1, 0, []),
+        (1, 1, [0]),
+        (1, 5, [2]),
+        (32, 3, [1]),
+        (33, 3, [0, 2]),
+        (64, 8, [2, 6]),
+        (96, 3, [0, 1, 2]),
+        (0, 4, []),
+    ],
+)
+def test_one_row_without_an_advantage_is_watched_for_thirty_two_that_are_learned(
+    learned: int, left_out: int, sample: list[int]
+) -> None:
+    count = learned + left_out
+    one = torch.arange(count) < learned
+    lengths = 2 + torch.arange(count) % 3
+    batch = TrainingBatch(
+        input_ids=torch.arange(count).unsqueeze(1).expand(count, 4),
+        lengths=lengths,
+        loss_mask=(torch.arange(4) >= 1) & (torch.arange(4) < lengths.unsqueeze(1)),
+        rollout_logprobs=None,
+        rewards=torch.zeros(count, 4),
+        groups=torch.zeros(count, dtype=torch.long),
+        advantages=one.float().unsqueeze(1).expand(count, 4),
+    )
+    objective = PolicyObjective(policy_loss=likelihood, vanishes_without_advantage=True)
+    watched = objective.watched(batch)
+    if not sample:
+        assert watched is None
+    else:
+        assert watched is not None
+        rows, times = watched
+        assert [row - learned for row in rows.input_ids[:, 0].tolist()] == sample
+        assert times * rows.loss_mask.sum() == pytest.approx(batch.loss_mask[learned:].sum().item())
+        assert rows.loss_weights is not None and not rows.loss_weights.any()
+    assert evolve(objective, kl_loss_coef=0.1).watched(batch) is None  # then every row is learned
+
+
 def test_a_row_without_a_token_is_left_out_unless_there_is_no_other() -> None:
     objective, batch = PolicyObjective(policy_loss=likelihood), batch_of()
     assert len(objective.weigh(evolve(batch, loss_mask=batch.loss_mask * torch.tensor([[True], [False]])))) == 1
