@@ -104,7 +104,6 @@ AXES: dict[str, list[dict[str, Any]]] = {
         {G + "sampling_params__frequency_penalty": 0.3, G + "sampling_params__min_new_tokens": 2},
         {G + "sampling_params__stop": ["a"], G + "sampling_params__repetition_penalty": 1.2},
         {G + "zero_reward_on_non_stop": True},
-        {G + "apply_overlong_filtering": True},
     ],
     "kept": [
         {},
