@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import attrs
 import torch
@@ -47,7 +47,10 @@ class TrainingBatch:
     """(B,) int64: rows with the same number answer the same prompt."""
 
     answer_lengths: Tensor | None = None
-    """(B,) int64: number of tokens in each answer, including the observations of later turns."""
+    """(B,) int64: number of tokens of each row after its prompt, including the observations of later turns."""
+
+    trajectory_lengths: Tensor | None = None
+    """(B,) int64: `Trajectory.length` of the row's trajectory, the same in all of its rows."""
 
     baselines: Tensor | None = None
     """(B,) float32: raw reward of the greedy answer to the same prompt."""
@@ -126,14 +129,19 @@ class TrainingBatch:
         """(B,) float32: the return of each row, the sum of its rewards."""
         return self.rewards.sum(dim=1)
 
-    def over_trajectories(self, values: Tensor) -> Tensor:
-        """(B,) to (B,): sum of `values` over all rows of each row's trajectory; `values` unchanged if every row is a
-        whole trajectory.
+    def over_trajectories(self, values: Tensor, how: Literal["sum", "amax"] = "sum") -> Tensor:
+        """(B,) to (B,): sum or maximum of `values` over all rows of each row's trajectory; `values` unchanged if every
+        row is a whole trajectory.
         """
         if self.trajectories is None:
             return values
-        sums = torch.zeros(int(self.trajectories.max()) + 1, dtype=values.dtype, device=values.device)
-        return sums.index_add_(0, self.trajectories, values)[self.trajectories]
+        found = torch.zeros(int(self.trajectories.max()) + 1, dtype=values.dtype, device=values.device)
+        return found.scatter_reduce(0, self.trajectories, values, how, include_self=False)[self.trajectories]
+
+    @property
+    def ends(self) -> Tensor:
+        """(B,) bool: one row of each trajectory, its last."""
+        return torch.ones_like(self.lengths, dtype=torch.bool) if self.last_step is None else self.last_step
 
     def with_selected(self) -> Self:
         """A copy with `selected` filled in; call it while the batch is on the host."""
@@ -208,6 +216,7 @@ PER_ROW = frozenset(
         "lengths",
         "groups",
         "answer_lengths",
+        "trajectory_lengths",
         "baselines",
         "trajectories",
         "last_step",

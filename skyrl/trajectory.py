@@ -204,6 +204,21 @@ class Trajectory:
         return float(before + sum(turn.reward for turn in self.rewards))
 
     @property
+    def positive_reward(self) -> float:
+        """Sum over turns of the positive part of each turn's reward."""
+        return float(sum(max(turn.reward, 0.0) for step in self.steps for turn in step.rewards))
+
+    @property
+    def length(self) -> int:
+        """Number of tokens after the first prompt, observations included: one number for one conversation, whether it
+        is one row or several. What the prompt of a row has beyond the row before it was shown, not sampled.
+        """
+        steps = self.steps
+        before = [len(step.prompt_ids) + len(step.response_ids) for step in steps]
+        shown = sum(max(0, len(step.prompt_ids) - known) for step, known in zip(steps[1:], before, strict=False))
+        return shown + sum(len(step.response_ids) for step in steps)
+
+    @property
     def missing(self) -> bool:
         """Whether the sample has no reward: it failed or was skipped, and was not filled."""
         return (self.failed or bool(self.skipped)) and not self.filled

@@ -96,10 +96,9 @@ def _statistics(logits, targets, logprobs, spread, norms, stride, vocabulary, sc
         highest = newest
     target = tl.load(targets + row)
     chosen = tl.load(start + target).to(tl.float32) * scale
-    norm = highest + tl.log(total)
-    tl.store(logprobs + row, chosen - norm)
+    tl.store(logprobs + row, chosen - highest - tl.log(total))
     tl.store(spread + row, tl.log(total) - weighted / total)
-    tl.store(norms + row, norm)
+    tl.store(norms + row, highest + tl.log(total))
 
 
 @triton.jit

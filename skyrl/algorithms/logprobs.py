@@ -6,13 +6,16 @@ import torch
 from torch import Tensor
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float) -> Tensor:
+def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float | Tensor) -> Tensor:
     """log softmax(logits / temperature) at the given tokens, in nats, computed in float32.
 
-    Shapes: `logits` (N, V), `token_ids` (N,) int64, the result (N,) float32. `temperature` must be above 0.
+    Shapes: `logits` (N, V), `token_ids` (N,) int64, the result (N,) float32. `temperature`, one for all or (N, 1), must
+    be above 0. The largest logit is subtracted first, so that the size of the logits costs no precision.
     """
-    tempered = logits.float() / temperature
-    return tempered.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) - tempered.logsumexp(-1)
+    shifted = logits.float() - logits.detach().amax(-1, keepdim=True).float()
+    if isinstance(temperature, Tensor) or temperature != 1.0:
+        shifted = shifted.div_(temperature)  # in place: a table of logits is large
+    return shifted.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) - shifted.exp().sum(-1).log()
 
 
 def entropy(logits: Tensor, *, temperature: float) -> Tensor:

@@ -12,11 +12,11 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.chats.text import Message, chat_text
+from skyrl.chats.text import Message, chat_text, placeholder
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 
-ANSWER = "skyrl-answer-5e0f"
+ANSWER = placeholder("answer")
 """Placeholder for an answer, used to see what a template writes around it."""
 
 ASKED: Message = {"role": "user", "content": "?"}
@@ -73,6 +73,10 @@ class TurnEnds:
     foreign: str
     """The rest of `tail`, which belongs to the whole conversation, such as an end-of-text token."""
 
+    question: str
+    """The added token that a question begins with after an answer, which ends the answer's turn if nothing else does;
+    empty if there is none."""
+
     added: AddedTokens
 
     @classmethod
@@ -90,7 +94,7 @@ class TurnEnds:
         common = tail if longer.startswith(tail.rstrip()) else added.common(tail, longer)
         if not common.strip():  # the last turn ends differently from earlier ones
             common = tail
-        return cls(tail, common.rstrip(), tail.removeprefix(common), added)
+        return cls(tail, common.rstrip(), tail.removeprefix(common), added.first(longer), added)
 
     def place(self, text: str) -> tuple[int, bool]:
         """Position of the end of the last assistant turn in a text, and whether the template ends it."""

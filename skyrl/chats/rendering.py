@@ -13,14 +13,14 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from skyrl.chats.text import CONTEXT, chat_text, continued_tokens, text_tokens
+from skyrl.chats.text import CONTEXT, chat_text, continued_tokens, placeholder, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
 
 Message = Mapping[str, Any]
 
-_MARK, _MARKED = "skyrl-text-5e0f-{}-", re.compile(r"skyrl-text-5e0f-(\d+)-", re.IGNORECASE)
-"""Placeholder of a spelled special token while the template renders the conversation."""
+_MARK = placeholder("text") + "-{}-"
+"""Placeholder of a spelled special token, by its index, while the template renders the conversation."""
 
 
 @frozen
@@ -30,6 +30,10 @@ class Spelled:
     tokenizer: Any
     texts: tuple[str, ...]
     pattern: re.Pattern[str]
+    """Matches each of the texts."""
+
+    marks: re.Pattern[str]
+    """Matches the mark of each of the texts, also if the template has changed its case, and no other number."""
 
     @classmethod
     def by(cls, tokenizer: ChatTokenizer) -> Spelled:
@@ -37,7 +41,9 @@ class Spelled:
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         texts = {str(token) for token in added if token.special} | set(getattr(tokenizer, "all_special_tokens", ()))
         ordered = tuple(sorted(filter(None, texts), key=lambda text: (-len(text), text)))
-        return cls(tokenizer, ordered, re.compile("|".join(map(re.escape, ordered)) or r"(?!)"))
+        numbers = "|".join(map(str, range(len(ordered)))) or "(?!)"
+        marks = re.compile(_MARK.format(f"({numbers})"), re.IGNORECASE)
+        return cls(tokenizer, ordered, re.compile("|".join(map(re.escape, ordered)) or r"(?!)"), marks)
 
     def marked(self, message: Message) -> Message:
         """The message, with a mark in place of each spelled special token, in nested values too."""
@@ -56,7 +62,7 @@ class Spelled:
     def ids(self, text: str, before: str = "") -> tuple[int, ...]:
         """Tokens of a text that follows another one; each mark in it becomes the characters that it stands for."""
         ids: list[int] = []
-        for place, part in enumerate(_MARKED.split(text)):
+        for place, part in enumerate(self.marks.split(text)):
             shown = self.texts[int(part)] if place % 2 else part
             options = {"split_special_tokens": True} if place % 2 else {}
             ids += continued_tokens(self.tokenizer, before, shown, **options)

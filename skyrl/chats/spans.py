@@ -108,7 +108,7 @@ class Layouts:
             if place in learned:
                 if not stays:
                     raise _rewritten(place, turn, whole)
-                yield Span(place, turn.start, self._end_between(place, turn.stop, turn.ended, whole))
+                yield Span(place, turn.start, self._end_between(messages, place, turn, whole))
             before = (place, turn.stop) if stays else None
 
     def _turn(self, messages: Sequence[Message]) -> _Turn:
@@ -152,15 +152,20 @@ class Layouts:
             return None
         return _Turn(whole, turn.start - end + at, turn.stop - end + at, turn.ended)
 
-    def _end_between(self, place: int, stop: int, ended: bool, whole: str) -> int:
-        """End of the turn. If the template writes nothing else there, the header of the next turn is included."""
-        header = "" if ended else self.ends.added.first(whole[stop : stop + 200])
-        if not ended and not header:
+    def _end_between(self, messages: Sequence[Message], place: int, turn: _Turn, whole: str) -> int:
+        """End of the turn. If the template writes nothing else there, the header of the next turn is included, unless
+        it asks for another answer, which is given to the model and never sampled.
+        """
+        if turn.ended:
+            return turn.stop
+        header = self.ends.added.first(whole[turn.stop : turn.stop + 200])
+        if not header:
             raise DataError(
                 f"the chat template writes nothing that ends message {place}, so it would be learned without an "
                 "end: train only on the last message (train_on_what), or use another chat_template"
             )
-        return stop + len(header)
+        asks = messages[place + 1].get("role") == "assistant" and header != self.ends.question
+        return turn.stop if asks else turn.stop + len(header)
 
 
 def _has_thoughts(message: Message) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -28,6 +29,13 @@ def chat_text(tokenizer: ChatTokenizer, messages: Sequence[Message], *, ask: boo
         roles = ", ".join(str(message.get("role")) for message in messages)
         raise DataError(f"the chat template refuses a conversation of {roles}: {error}") from error
     return text
+
+
+def placeholder(name: str) -> str:
+    """A text that stands for something while a template renders a conversation, such as "skyrl-3f...-answer". It is
+    drawn for each process, so no page, tool or policy can write it.
+    """
+    return f"skyrl-{os.urandom(8).hex()}-{name}"
 
 
 def template_name(tokenizer: ChatTokenizer) -> str:

@@ -18,6 +18,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from skyrl.algorithms.logprobs import token_logprobs
 from skyrl.config import SamplingParams
 from skyrl.inference.engine import temperature_of
 
@@ -37,6 +38,11 @@ class RowSettings:
     any_cut: bool
     any_penalised: bool
     """Whether either penalty changes any row."""
+
+    @property
+    def divisor(self) -> Tensor:
+        """(R, 1): what logits are divided by; 1 for greedy rows."""
+        return torch.where(self.temperature == 0.0, 1.0, self.temperature).unsqueeze(1)
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device | str) -> RowSettings:
@@ -70,8 +76,7 @@ def choose(logits: Tensor, settings: RowSettings, uniform: Tensor) -> tuple[Tens
     tokens = draw(cut(scores, settings) if settings.any_cut else scores, uniform)
     if settings.any_greedy:
         tokens = torch.where(settings.temperature == 0.0, logits.argmax(-1), tokens)
-    chosen = scores.gather(1, tokens.unsqueeze(1)).squeeze(1)
-    return tokens, chosen - scores.logsumexp(-1)
+    return tokens, token_logprobs(logits, tokens, temperature=settings.divisor if settings.any_tempered else 1.0)
 
 
 def penalised(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
@@ -105,11 +110,7 @@ def not_ending(logits: Tensor, ends: Tensor, early: Tensor) -> Tensor:
 
 def tempered(logits: Tensor, settings: RowSettings) -> Tensor:
     """Logits over temperature in float32, (R, V); greedy rows keep temperature 1."""
-    scores = logits.float()
-    if not settings.any_tempered:
-        return scores
-    temperature = settings.temperature
-    return scores / torch.where(temperature == 0.0, 1.0, temperature).unsqueeze(1)
+    return logits.float() / settings.divisor if settings.any_tempered else logits.float()
 
 
 def cut(scores: Tensor, settings: RowSettings) -> Tensor:

@@ -66,6 +66,9 @@ class ForwardOptions:
     replays: bool = False
     """Whether routers replay the choices of the engine."""
 
+    measures: bool = False
+    """Whether passes without gradient, too, compute the numbers that an update logs."""
+
     def layout(self, batch: TrainingBatch) -> RowLayout:
         """The layout of the rows in the model's input."""
         if not self.pack:
@@ -121,7 +124,8 @@ def compute_logprobs(
     False leaves out entropy and distance, for tokens that were not sampled. `compile_it` runs what follows the logits
     through `torch.compile`.
     """
-    batch, layout, learns = micro.rows, micro.layout, torch.is_grad_enabled() and measured
+    batch, layout = micro.rows, micro.layout
+    learns = measured and (options.measures or torch.is_grad_enabled())
     targets = layout.own(batch.pick(batch.input_ids))
     if options.plain_head:
         read = partial(

@@ -120,10 +120,16 @@ class LearnerGroup(ScorerGroup[L_co]):
         self._shapes_of: dict[bool, list[tuple[str, tuple[int, ...]]]] = {}
 
     async def update(self, batch: TrainingBatch) -> Metrics:
-        """One optimizer step over the mini-batch. Returns the metrics over all its tokens."""
+        """One optimizer step over the mini-batch. Returns the metrics over all its tokens; of rows that are left out,
+        over a sample.
+        """
         shares = self._shares(weighed(self.objective, batch))
-        results = await self.ranks.deal(LearningWorker.update_share, shares)
-        return merged(self._reported(results)).metrics()
+        watched = self.objective.watched(batch)
+        if watched is None:
+            return merged(self._reported(await self.ranks.deal(LearningWorker.update_share, shares))).metrics()
+        seen = await self.ranks.deal(LearningWorker.measure_share, self._shares(watched[0]))
+        learned = merged(self._reported(await self.ranks.deal(LearningWorker.update_share, shares)))
+        return learned.beside(self._reported(seen), watched[1]).metrics()
 
     async def profile(self, folder: Path | None) -> None:
         """Every rank traces its updates into `folder` from now on; None: no rank does."""

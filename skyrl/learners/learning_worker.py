@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorSource
@@ -48,6 +49,11 @@ class Objective(Protocol):
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
         """The whole mini-batch, with the share of each of its tokens in the loss."""
+
+    def watched(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
+        """A sample of the rows that `weigh` leaves out, which is only measured, and the number of left-out tokens that
+        each of its tokens stands for. None: every row is measured, or those left out do not matter.
+        """
 
     def __call__(
         self, outputs: Tensor, batch: TrainingBatch, entropy: Tensor | None, /
@@ -125,7 +131,10 @@ class LearningWorker(ModelWorker):
         unchanged, if the learning rate is not finite before the step, and if a weight is not finite after it.
         """
         [share] = self._budget.plan([weighed(self.objective, batch)])
-        return (await self.update_share(share)).metrics()
+        watched = self.objective.watched(batch)
+        seen = [] if watched is None else [await self.measure_share(self._budget.plan([watched[0]])[0])]
+        learned = await self.update_share(share)
+        return (learned if watched is None else learned.beside(seen, watched[1])).metrics()
 
     async def update_share(self, batch: TrainingBatch) -> RankMetrics:
         """One optimizer step together with the other ranks; `batch` is the share of this rank's replica in a weighed
@@ -142,6 +151,20 @@ class LearningWorker(ModelWorker):
         _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if left_out else "")
         shared["skipped_updates"] = float(left_out)
         return RankMetrics(sums=sums, moments=seen, loads=loads, shared=shared)
+
+    async def measure_share(self, batch: TrainingBatch) -> dict[str, Moments]:
+        """What an update would measure of these rows, from a pass without gradient together with the other ranks;
+        `batch` is the share of this rank's replica.
+        """
+        measured, options = Measurements(), attrs.evolve(self._options, measures=True)
+
+        def read(model: nn.Module, micro: MicroBatch) -> None:
+            outputs = self._read(model, micro, options)
+            _, _, numbers = self.objective(outputs.values, micro.rows, outputs.entropy)
+            measured.add({}, outputs.numbers | numbers)
+
+        self.strategy.forward([options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)], read)
+        return measured.read()[1]
 
     def _dropout_seed(self) -> int:
         """A seed for each optimizer step and rank, equal on tensor-parallel ranks, which compute on the same tokens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import attrs
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -21,7 +22,7 @@ SPREAD = frozenset({"rollout_train_logprobs_abs_diff", "critic_values", "is_rati
 class Moments:
     """Count, mean, sum of squared deviations and extremes of numbers, in double precision."""
 
-    count: int = 0
+    count: float = 0
     mean: float = 0.0
     deviation: float = 0.0
     """Sum of squared distances from the mean."""
@@ -53,6 +54,10 @@ class Moments:
             smallest=min(self.smallest, other.smallest),
         )
 
+    def times(self, factor: float) -> Moments:
+        """Moments of numbers of which each counts `factor` times."""
+        return attrs.evolve(self, count=self.count * factor, deviation=self.deviation * factor)
+
     def spread(self) -> dict[str, float]:
         """Mean, extremes and standard deviation, by name; all 0 if there are no numbers."""
         least, most = (self.smallest, self.largest) if self.count else (0.0, 0.0)
@@ -79,6 +84,13 @@ class RankMetrics:
 
     shared: Metrics
     """Metrics that are the same on every rank: gradient norm, learning rate."""
+
+    def beside(self, watched: Sequence[Mapping[str, Moments]], factor: float) -> RankMetrics:
+        """These metrics with the moments of rows that were only measured, each of which counts `factor` times."""
+        moments = dict(self.moments)
+        for part in watched:
+            moments |= {name: moments.get(name, Moments()) + each.times(factor) for name, each in part.items()}
+        return attrs.evolve(self, moments=moments)
 
     def metrics(self) -> Metrics:
         """Metrics by the names they are logged under."""

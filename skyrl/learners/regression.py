@@ -22,6 +22,9 @@ class ReturnRegression:
         """Every token of the mini-batch counts the same."""
         return batch.given(loss_weights=token_mean(batch.loss_mask))
 
+    def watched(self, batch: TrainingBatch) -> None:
+        """None: no row is left out."""
+
     def __call__(
         self, values: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:

@@ -22,6 +22,9 @@ class CrossEntropy:
             return batch.given(loss_weights=batch.token_weights / batch.token_weights.sum())
         return batch.given(loss_weights=token_mean(batch.loss_mask))
 
+    def watched(self, batch: TrainingBatch) -> None:
+        """None: no row is left out."""
+
     def __call__(
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
@@ -48,6 +51,9 @@ class BradleyTerry:
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
         """The share of each row's pair in the loss of the batch, at the row's selected token."""
         return batch.given(loss_weights=batch.loss_mask.float() * (2 / len(batch)))
+
+    def watched(self, batch: TrainingBatch) -> None:
+        """None: no row is left out."""
 
     def __call__(
         self, values: Tensor, batch: TrainingBatch, entropy: Tensor | None = None

@@ -116,12 +116,11 @@ class Episode:
             said=self._said,
             tools=self._tools,
         )
-        before, end = self._transcript, len(self._transcript.response_ids)
+        before, as_sampled = self._transcript, self._transcript.copy()
         with self._readable("answering in"):
             self._transcript = self._context.chat().go_on(before, turn)
         if self.too_long:
-            before.withdraw(len(before.response_ids) - end)
-            self._transcript = before
+            self._transcript = as_sampled
             return False
         if self._transcript is not before:
             self._earlier.append(before.step())

@@ -25,7 +25,7 @@ def measure(groups: Sequence[TrajectoryGroup]) -> Metrics:
 
 def _lengths(rows: Sequence[Trajectory]) -> Metrics:
     steps = [row.steps for row in rows]
-    counts = [sum(len(step.response_ids) for step in own) for own in steps]
+    counts = [row.length for row in rows]
     sampled = [sum(sum(step.loss_mask) for step in own) for own in steps]
     rewards = [row.reward for row in rows]
     good = [place for place, reward in enumerate(rewards) if reward != 0]
@@ -49,7 +49,8 @@ _LOOKED_AT, _LAST, _RUN = 64, 1024, 4
 
 def _repeated(row: Trajectory) -> float:
     """Share of the runs of four sampled tokens that repeat an earlier run of the answer; 0 if it has no run."""
-    sampled = [token for token, mine in zip(row.response_ids, row.loss_mask, strict=True) if mine][-_LAST:]
+    steps = [zip(step.response_ids, step.loss_mask, strict=True) for step in row.steps]
+    sampled = [token for step in steps for token, mine in step if mine][-_LAST:]
     runs = [tuple(sampled[start : start + _RUN]) for start in range(len(sampled) - _RUN + 1)]
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 

@@ -24,6 +24,13 @@ class Transcript:
         self.rewards: list[TurnReward] = []
         self.routed_experts: RoutedExperts | None = None
 
+    def copy(self) -> Transcript:
+        """The transcript as it is now, which later turns of this one do not change."""
+        made = self.restarted(self.prompt_ids)
+        made.response_ids, made.sampled, made.logprobs = [*self.response_ids], [*self.sampled], [*self.logprobs]
+        made.versions, made.rewards, made.routed_experts = [*self.versions], [*self.rewards], self.routed_experts
+        return made
+
     def restarted(self, prompt_ids: tuple[int, ...]) -> Transcript:
         """An empty transcript for another prompt, with log-probabilities if this one has them."""
         return Transcript(prompt_ids, with_logprobs=self._with_logprobs)

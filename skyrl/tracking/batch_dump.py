@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from skyrl.errors import RunError
-from skyrl.tracking.recording import Computed, Sampled
+from skyrl.tracking.recording import Computed, Sampled, write_tensors
 
 
 class BatchDump:
@@ -28,8 +27,6 @@ class BatchDump:
         path = self._folder / f"global_step_{computed.step}.safetensors"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_suffix(".tmp")
-            save_file({name: tensor.contiguous() for name, tensor in computed.tensors.items()}, scratch)
-            scratch.replace(path)
+            write_tensors(path, computed.tensors)
         except (OSError, SafetensorError) as error:
             raise RunError(f"the batch of step {computed.step} cannot be written to {path}: {error}") from error

@@ -80,7 +80,11 @@ def _updates(prefix: str, rate: str, loss: Iterable[MetricSpec]) -> Iterator[Met
 
 _REWARDS = (
     MetricSpec("reward/avg_raw_reward", "reward", "Mean reward of the sampled answers, as environments gave it."),
-    MetricSpec("reward/mean_positive_reward", "reward", "Mean over all answers of the positive part of the reward."),
+    MetricSpec(
+        "reward/mean_positive_reward",
+        "reward",
+        "Sum of the positive rewards of an answer's turns, mean over all answers.",
+    ),
     MetricSpec("reward/avg_pass_at_<n>", "share", "Prompts with at least one positive reward among their n answers."),
     MetricSpec("reward/zero_variance_groups", "share", "Prompts whose answers all have the same reward."),
     MetricSpec(
@@ -94,7 +98,12 @@ _REWARDS = (
     MetricSpec("loss/avg_final_rewards", "reward", "Mean reward of an answer as it is trained on, after shaping."),
     MetricSpec("loss/avg_raw_advantages", "1", "Mean advantage over trained tokens."),
     MetricSpec("loss/avg_raw_advantages_abs", "1", "Mean absolute advantage over trained tokens."),
-    MetricSpec("loss/rows_without_advantage", "share", "Rows whose advantages are all 0: they teach nothing."),
+    MetricSpec(
+        "loss/rows_without_advantage",
+        "share",
+        "Rows whose advantages are all 0: they teach nothing. Without KL loss and entropy bonus most losses skip them; "
+        "in metrics of tokens a sample of them, one for 32 rows that are learned and at least one, counts for all.",
+    ),
     MetricSpec("loss/avg_kl", "nats per token", "KL penalty in the reward: mean over answers of the mean over tokens."),
     MetricSpec("loss/avg_kl_max", "nats", "KL penalty in the reward: mean over answers of the largest token."),
     MetricSpec("loss/kl_loss_coef", "1", "Weight of the KL penalty in the reward, which an adaptive controller moves."),
@@ -219,7 +228,11 @@ _ASYNC = (
 _EVALUATION = (
     MetricSpec("eval/<set>/avg_score", "reward", "Mean reward of a sample. `<set>` is a data source, or `all`."),
     MetricSpec("eval/<set>/avg_score_stderr", "reward", "Its standard error, clustered by prompt."),
-    MetricSpec("eval/<set>/mean_positive_reward", "reward", "Mean over samples of the positive part of the reward."),
+    MetricSpec(
+        "eval/<set>/mean_positive_reward",
+        "reward",
+        "Sum of the positive rewards of a sample's turns, mean over samples.",
+    ),
     MetricSpec("eval/<set>/accuracy", "share", "Samples with reward 1; for preferences, pairs in the right order."),
     MetricSpec("eval/<set>/accuracy_stderr", "share", "Its standard error, clustered by prompt."),
     MetricSpec("eval/<set>/best_at_<n>", "reward", "Best reward of the n samples of a prompt, mean."),

@@ -19,6 +19,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import torch
 from attrs import field, frozen
 from cattrs import BaseValidationError
 from safetensors import SafetensorError
@@ -130,9 +131,7 @@ class Recording:
             "weights": computed.weights,
         }
         try:
-            scratch = path.with_suffix(".tmp")
-            save_file({name: tensor.contiguous() for name, tensor in computed.tensors.items()}, scratch)
-            scratch.replace(path)
+            write_tensors(path, computed.tensors)
             _replace(self._path(computed.step, _LAST), (json.dumps(record, allow_nan=False) + "\n").encode())
         except (OSError, SafetensorError) as error:
             raise RunError(f"the recording {self.folder} cannot be written: {error}") from error
@@ -190,6 +189,18 @@ class Recording:
     def _expect(self, step: int) -> None:
         if not self._path(step, _LAST).is_file():
             raise DataError(f"step {step} is not in the recording {self.folder} ({_named(self.steps())})")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write named tensors of any shape to a safetensors file. Tensors that share memory, such as `old_logprobs` and
+    `rollout_logprobs` with `algorithm.old_logprobs = "engine"`, are stored once under each name.
+
+    Raises `OSError` or `SafetensorError` if the file cannot be written.
+    """
+    scratch = path.with_suffix(".tmp")
+    # safetensors refuses tensors of one memory, and those that are views with gaps
+    save_file({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}, scratch)
+    scratch.replace(path)
 
 
 def _rows(path: Path) -> Iterator[Any]:

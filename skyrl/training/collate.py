@@ -17,10 +17,11 @@ from skyrl.models.routers import joined_choices
 from skyrl.trajectory import TokenRow, Trajectory, TrajectoryGroup
 
 
-def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
+def collate(groups: Sequence[TrajectoryGroup], *, equal_rewards_are_silent: bool = False) -> TrainingBatch:
     """One row for each step of each sample, in the order of the groups: prompt, response, padding on the right.
 
-    Raises `RunError` if every answer was cut off and none may be trained on.
+    Raises `RunError` if every answer was cut off and none may be trained on. With `equal_rewards_are_silent`
+    (`algorithm.zero_variance_filter`), that is no error if the rewards of each group are equal.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     steps = [trajectory.steps for trajectory in trajectories]
@@ -41,8 +42,9 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         if len(row.rollout_logprobs):
             logprobs[index, prompt:length] = _array(row.rollout_logprobs, "f")
         _credit(rewards[index], row)
-    cut_off = [trajectory.stop_reason != "stop" for trajectory in trajectories]
-    if not loss_mask.any() and all(cut_off):
+    cut_off = all(trajectory.stop_reason != "stop" for trajectory in trajectories)
+    filtered = equal_rewards_are_silent and all(len(set(group.rewards)) == 1 for group in groups)
+    if not loss_mask.any() and cut_off and not filtered:
         raise RunError(
             "no answer of this batch is complete, and generator.apply_overlong_filtering leaves out incomplete ones: "
             "raise generator.sampling_params.max_generate_length"
@@ -55,6 +57,7 @@ def collate(groups: Sequence[TrajectoryGroup]) -> TrainingBatch:
         rewards=torch.from_numpy(rewards),
         groups=torch.from_numpy(numbers),
         answer_lengths=torch.tensor([len(row.response_ids) for row in rows]),
+        trajectory_lengths=torch.tensor([trajectory.length for trajectory in trajectories])[torch.from_numpy(per_row)],
         baselines=_baselines(groups, numbers),
         routed_experts=joined_choices([row.routed_experts for row in rows], shape[1]),
         **_steps(trajectories, per_row),

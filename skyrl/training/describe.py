@@ -10,7 +10,7 @@ import torch
 
 from skyrl.batch import TrainingBatch
 from skyrl.rollout.measures import measure
-from skyrl.trajectory import TrajectoryGroup
+from skyrl.trajectory import Trajectory, TrajectoryGroup
 
 Metrics = dict[str, float]
 
@@ -25,7 +25,7 @@ def describe(groups: Sequence[TrajectoryGroup]) -> Metrics:
     samples = max(len(group.trajectories) for group in counted)
     return {
         "reward/avg_raw_reward": fmean(rewards),
-        "reward/mean_positive_reward": mean_positive(rewards),
+        "reward/mean_positive_reward": mean_positive([row for group in counted for row in group.trajectories]),
         f"reward/avg_pass_at_{samples}": pass_rate(counted),
         "reward/zero_variance_groups": fmean(len(set(own)) == 1 for own in of_groups),
         **measure(groups),
@@ -51,9 +51,9 @@ def pass_rate(groups: Sequence[TrajectoryGroup]) -> float:
     return fmean(any(reward > 0 for reward in group.rewards) for group in groups)
 
 
-def mean_positive(rewards: Sequence[float]) -> float:
-    """Mean over all answers of the positive part of the reward."""
-    return fmean(max(reward, 0.0) for reward in rewards)
+def mean_positive(answers: Sequence[Trajectory]) -> float:
+    """Mean over answers of the sum over turns of the positive part of each turn's reward, as SkyRL defines it."""
+    return fmean(answer.positive_reward for answer in answers)
 
 
 def average(updates: Sequence[Mapping[str, float]]) -> Metrics:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import comb
 from statistics import fmean
 
+from skyrl.training.describe import mean_positive
 from skyrl.training.intervals import clustered_error, mean_interval, share_interval
 from skyrl.trajectory import Trajectory, TrajectoryGroup
 
@@ -27,7 +28,7 @@ def scores(groups: Sequence[TrajectoryGroup], samples: int) -> Metrics:
     """
     rewards = _rewards(groups)
     found = {
-        "mean_positive_reward": fmean(max(reward, 0.0) for own in rewards for reward in own),
+        "mean_positive_reward": mean_positive([row for own in _counted(groups) for row in own]),
         f"best_at_{samples}": fmean(max(own) for own in rewards),
     }
     for name, clusters in {"avg_score": rewards, **shares(groups, samples)}.items():

@@ -26,6 +26,9 @@ from skyrl.config.facts import loss_facts
 from skyrl.training.policy_losses import policy_loss
 from skyrl.tree import required
 
+LEARNED_PER_WATCHED = 32
+"""Number of rows that are learned for each row without an advantage that is measured, for metrics and alarms."""
+
 
 @attrs.frozen(kw_only=True)
 class Reduction:
@@ -96,18 +99,36 @@ class PolicyObjective:
         """The mini-batch with the weight of each token filled in, without rows that do not contribute: rows without a
         trained token, or without an advantage if the gradient depends on advantages alone.
         """
-        mask = batch.loss_mask
         weighed = batch.given(
             loss_weights=self.reduction(batch),
             kl_weights=answer_mean(batch) if self.kl_loss_coef else None,
-            entropy_weights=token_mean(mask) if self.wants_entropy else None,
+            entropy_weights=token_mean(batch.loss_mask) if self.wants_entropy else None,
         )
-        used = mask
+        rows = self._contributing(batch).nonzero().squeeze(1)
+        return weighed if len(rows) in (0, len(batch)) else weighed.select(rows)
+
+    def watched(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
+        """A sample of the rows that `weigh` leaves out for want of an advantage, weighed, and the number of left-out
+        tokens that each of its tokens stands for in metrics. None if there is no such row, or if none contributes.
+
+        They take a pass without gradient: with one for `LEARNED_PER_WATCHED` rows, about 1 % of the update.
+        """
+        used = self._contributing(batch)
+        left_out = (batch.loss_mask.any(1) & ~used).nonzero().squeeze(1)
+        count = min(len(left_out), -(-int(used.sum()) // LEARNED_PER_WATCHED))
+        if not count:
+            return None
+        rows = left_out[(torch.arange(count) * len(left_out) + len(left_out) // 2) // count]  # evenly spaced
+        sample = batch.given(loss_weights=torch.zeros(batch.loss_mask.shape)).select(rows)
+        return sample, batch.loss_mask[left_out].sum().item() / sample.loss_mask.sum().item()
+
+    def _contributing(self, batch: TrainingBatch) -> Tensor:
+        """(B,) bool: rows that the loss and its gradient depend on."""
+        used = batch.loss_mask
         if not self.kl_loss_coef and not self.wants_entropy and self.vanishes_without_advantage:
             assert batch.advantages is not None
-            used = mask & (batch.advantages != 0)
-        rows = used.any(1).nonzero().squeeze(1)
-        return weighed if len(rows) in (0, len(batch)) else weighed.select(rows)
+            used = used & (batch.advantages != 0)
+        return used.any(1)
 
     def __call__(
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None

@@ -28,7 +28,7 @@ class RolloutPosition:
         """Add a batch that was sampled for training."""
         answers = [trajectory for group in groups for trajectory in group.trajectories]
         self.samples_seen += len(answers)
-        self.tokens_seen += sum(len(answer.response_ids) for answer in answers)
+        self.tokens_seen += sum(answer.length for answer in answers)
 
     def metrics(self) -> Metrics:
         """Epochs, samples and tokens, under the names that they are logged with."""

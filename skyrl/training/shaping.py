@@ -9,7 +9,6 @@ from torch import Tensor
 
 from skyrl.algorithms.kl import KLEstimator, kl_estimate
 from skyrl.algorithms.kl_control import AdaptiveKLController, FixedKLController, KLController
-from skyrl.algorithms.masked import masked_mean
 from skyrl.algorithms.rewards import added_at, less_the_divergence, overlong_penalty, scaled
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig, RewardShapingConfig
@@ -43,22 +42,21 @@ class RewardShaping:
         config = self._config
         totals = batch.over_trajectories(batch.scores)
         if config.overlong.buffer_len is not None:
-            assert batch.answer_lengths is not None
+            assert batch.trajectory_lengths is not None
             totals = totals + overlong_penalty(
-                batch.over_trajectories(batch.answer_lengths),
+                batch.trajectory_lengths,
                 longest=required(config.overlong.max_len, "trainer.algorithm.reward_shaping.overlong.max_len"),
                 buffer=config.overlong.buffer_len,
                 factor=config.overlong.penalty_factor,
                 floor=config.overlong.floor,
             )
         totals = scaled(totals, bias=config.bias, scale=config.scale, clip=config.clip)
-        ends = torch.ones_like(batch.lengths, dtype=torch.bool) if batch.last_step is None else batch.last_step
         if config.norm != NormConfig():  # statistics exclude answers that are not trained on
             trained = batch.over_trajectories(batch.loss_mask.sum(1)) > 0
-            totals = by_config(config.norm, totals, batch.groups, ends & trained)
+            totals = by_config(config.norm, totals, batch.groups, batch.ends & trained)
         rewards = batch.rewards * config.scale
         missing = totals - batch.over_trajectories(rewards.sum(1))
-        return added_at(rewards, torch.where(ends, missing, 0.0), _last_selected(batch))
+        return added_at(rewards, torch.where(batch.ends, missing, 0.0), _last_selected(batch))
 
     def state(self) -> dict[str, Any]:
         """State of the shaping, as a checkpoint stores it."""
@@ -83,11 +81,12 @@ class KLPenalty:
         divergence = torch.where(batch.loss_mask, divergence, 0.0)
         weight = self.controller.value
         rewards = less_the_divergence(batch.rewards, divergence, batch.loss_mask, weight=weight)
-        mean = masked_mean(divergence, batch.loss_mask, dim=1).mean().item()
-        self.controller.update(mean, len(batch))
+        tokens = batch.over_trajectories(batch.loss_mask.sum(1)).clamp(min=1)
+        mean = (batch.over_trajectories(divergence.sum(1)) / tokens)[batch.ends].mean().item()
+        self.controller.update(mean, batch.answers)
         return rewards, {
             "loss/avg_kl": mean,
-            "loss/avg_kl_max": divergence.amax(1).mean().item(),
+            "loss/avg_kl_max": batch.over_trajectories(divergence.amax(1), "amax")[batch.ends].mean().item(),
             "loss/kl_loss_coef": weight,
         }
 

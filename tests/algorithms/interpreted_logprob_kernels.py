@@ -72,3 +72,12 @@ def test_no_selected_token_gives_gradients_of_zero() -> None:
     assert hidden.grad is not None
     assert not weight.grad.any()
     assert not hidden.grad.any()
+
+
+@pytest.mark.parametrize("size", [70.0, -7e3, 3e4, 1e6])
+def test_large_logits_cost_no_precision(size: float) -> None:
+    logits = size + torch.randn(6, VOCABULARY, generator=torch.Generator().manual_seed(3))
+    targets = torch.arange(6) * 3
+    wanted = torch.log_softmax(logits.double(), -1).gather(1, targets.unsqueeze(1)).squeeze(1)
+    found, _, _ = logprob_kernels.statistics(logits, targets, 1.0)
+    torch.testing.assert_close(found.double(), wanted, atol=3e-6, rtol=1e-6)

@@ -147,7 +147,9 @@ def metrics_of_rewards(case: Case, _: Any) -> Result:
     return {
         "avg_score": sum(totals) / len(totals),
         "pass_at_n": sum(solved.values()) / len(solved),
-        "mean_positive_reward": mean_positive(totals),
+        "mean_positive_reward": mean_positive(
+            [answer([1] * len(each), each) if isinstance(each, list) else answer([1], [each]) for each in rewards]
+        ),
     }
 
 

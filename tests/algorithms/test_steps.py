@@ -102,8 +102,8 @@ def test_shaping_changes_a_trajectory_once_at_its_last_turn() -> None:
         scale=2.0,
         norm=NormConfig(mean_level="group"),
     )
-    lengths = torch.tensor([2, 2, 1, 1, 1])  # trajectory 0 has 3 tokens, which costs 1
-    batch = attrs.evolve(turns(), answer_lengths=lengths)
+    lengths = torch.tensor([2, 3, 2, 3, 2])  # trajectory 0 has 3 tokens, which costs 1
+    batch = attrs.evolve(turns(), trajectory_lengths=lengths)
     rewards, _ = reward_shaping(AlgorithmConfig(reward_shaping=shaping))(batch)
     # 3 - 1, 1 and 2 become (r + 1) 2 = 6, 4 and 6, less the means of their groups 1, -1 and 0
     torch.testing.assert_close(batch.over_trajectories(rewards.sum(1)), torch.tensor([-1.0, 1.0, 0.0, 1.0, 0.0]))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
+from skyrl.chats.ends import AddedTokens
 from skyrl.chats.masks import ChatMasks
+from skyrl.chats.text import chat_text
 from skyrl.errors import DataError
+from tests.chats.corpus import NAMES, tokenizer_of
 from tests.rollout.chats import chat_tokenizer
 from tests.rollout.families import FAMILIES
 
@@ -99,3 +103,40 @@ def test_a_chat_without_an_answer_and_a_template_that_hides_it_are_refused() -> 
     hiding = chat_tokenizer("{% for m in messages %}{{ m['content']|length }}{% endfor %}")
     with pytest.raises(DataError, match="does not show where an answer is"):
         ChatMasks(hiding)(CHAT)
+
+
+@pytest.mark.parametrize("text", ["skyrl-answer-5e0f", "a skyrl-answer-5e0f b", "skyrl-text-5e0f-0-"])
+def test_a_question_that_spells_a_placeholder_is_read_like_any_other(text: str) -> None:
+    """A placeholder finds an answer that does not follow the generation prompt."""
+    taken = []
+    for name in sorted(FAMILIES):
+        tokenizer = family_tokenizer(name)
+        chat = [{"role": "user", "content": text}, {"role": "assistant", "content": "one"}]
+        for said in ("?", text):
+            chat[0]["content"] = said
+            try:
+                taken.append(learned(tokenizer, *ChatMasks(tokenizer)(chat)))
+            except DataError as error:
+                taken.append([str(error).replace(text, "?")])
+    assert taken[::2] == taken[1::2]
+
+
+@pytest.mark.parametrize("name", dict.fromkeys([*FAMILIES, *NAMES]))
+def test_the_header_that_asks_for_an_answer_is_never_learned(name: str) -> None:
+    tokenizer = family_tokenizer(name) if name in FAMILIES else tokenizer_of(name)
+    names = {"s": "system", "u": "user", "a": "assistant"}
+    added = AddedTokens.of(tokenizer)
+    for roles in ("uau", "uaa", "uaaua", "uaaa", "uauaa", "suaaua"):
+        chat = [{"role": names[role], "content": f"word{place}"} for place, role in enumerate(roles)]
+        if roles == "uau":
+            asked, given = (chat_text(tokenizer, chat[:1], ask=ask) for ask in (True, False))
+            header = added.first(asked.removeprefix(given).strip())
+            question = added.first(chat_text(tokenizer, chat, ask=False).partition("word1")[2])
+            continue
+        try:
+            found = learned(tokenizer, *ChatMasks(tokenizer, all_messages=True)(chat))
+        except DataError:
+            continue  # a template may refuse two answers in a row
+        assert header in ("", question) or header not in "".join(found)
+        contents = [f"word{place}" for place, role in enumerate(roles) if role == "a"]
+        assert re.findall(r"word\d", "".join(found)) == contents

@@ -49,6 +49,7 @@ def small_batch() -> TrainingBatch:
         rewards=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),
         groups=groups,
         answer_lengths=lengths - 1,
+        trajectory_lengths=lengths - 1,
         baselines=torch.randn(8, generator=numbers),
         advantages=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),
         values=torch.where(mask, torch.randn(mask.shape, generator=numbers), 0.0),

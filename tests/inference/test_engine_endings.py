@@ -43,6 +43,70 @@ async def say(text: str, *stop: str, **sampling: Any) -> Completion:
     return completion
 
 
+def always(scores: dict[int, float]) -> Any:
+    """A model whose logits are these at every position, and -50 at the other tokens."""
+    model = nano_model("qwen2, eager")
+
+    def set_logits(module: Any, args: Any, output: Any) -> Any:
+        output.logits.fill_(-50.0)
+        for token, score in scores.items():
+            output.logits[..., token] = score
+        return output
+
+    model.register_forward_hook(set_logits)
+    return model
+
+
+A, B = ids("ab")
+
+
+@pytest.mark.parametrize("least", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize("ends", ["end token", "stop text", "stop token"])
+async def test_the_token_after_the_minimum_is_the_first_that_may_end(ends: str, least: int) -> None:
+    """The model wants to end at once. Rows with another minimum are in the same batch."""
+    wanted = {"end token": EOS, "stop text": B, "stop token": B}[ends]
+    model = always({wanted: 9.0, A: 5.0})
+    stops: dict[str, dict[str, Any]] = {"stop text": {"stop": ("b",)}, "stop token": {"stop_token_ids": (B,)}}
+    engine = engine_for(model)
+    said = await asyncio.gather(
+        *(
+            engine.generate(request((1, 2, 3), name=str(n), min_new_tokens=n, temperature=0.0, **stops.get(ends, {})))
+            for n in (0, least, 3)
+        )
+    )
+    for (completion,), n in zip(said, (0, least, 3), strict=True):
+        before = B if ends == "stop text" else A  # letters may be drawn, but complete no stop text
+        assert completion.token_ids == (before,) * n + (wanted,)
+        assert completion.stop_reason == "stop"
+
+
+def by_hand(prompt: tuple[int, ...], count: int, *, frequency: float, repetition: float) -> tuple[int, ...]:
+    """The likeliest of A at 2 and B at 1: the repetition penalty counts prompt and answer, the frequency penalty the
+    answer alone, once for each time.
+    """
+    drawn: list[int] = []
+    for _ in range(count):
+        scores = {}
+        for token, score in {A: 2.0, B: 1.0}.items():
+            repeated = score / repetition if token in (*prompt, *drawn) else score
+            scores[token] = repeated - frequency * drawn.count(token)
+        drawn.append(max(scores, key=lambda token: scores[token]))
+    return tuple(drawn)
+
+
+@pytest.mark.parametrize("prompt", [(A,) * 6, (B,) * 6, (A, B, A), (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("frequency", "repetition"), [(0.3, 1.0), (0.7, 1.0), (-0.3, 1.0), (0.0, 2.5), (0.3, 2.5), (1.3, 1.5)]
+)
+async def test_penalties_count_what_they_are_defined_by(
+    frequency: float, repetition: float, prompt: tuple[int, ...]
+) -> None:
+    settings: dict[str, Any] = {"frequency_penalty": frequency, "repetition_penalty": repetition, "temperature": 0.0}
+    asked = request(prompt, max_generate_length=10, **settings)
+    (said,) = await engine_for(always({A: 2.0, B: 1.0})).generate(asked)
+    assert said.token_ids == by_hand(prompt, 10, frequency=frequency, repetition=repetition)
+
+
 async def test_the_end_of_sequence_token_is_kept_with_its_logprob_and_left_out_of_the_text() -> None:
     said = await say("done")
     assert said.token_ids == (*ids("done"), EOS)

@@ -27,7 +27,8 @@ from skyrl.learners.workers import PolicyWorker, RefWorker
 from skyrl.models import segment_attention
 from skyrl.models.output_head import has_plain_head
 from skyrl.storage.disk import Disk
-from skyrl.training.objective import policy_objective
+from skyrl.training import objective
+from skyrl.training.objective import PolicyObjective, policy_objective
 from skyrl.tree import evolve_at
 from tests.nano_run import config
 
@@ -109,6 +110,54 @@ async def test_temperature_divides_the_logits(trainer: TrainerConfig) -> None:
         logprobs = (hot.model(input_ids=ids).logits[0] / 2.0).log_softmax(-1)
     expected = logprobs[:-1].gather(-1, ids[0, 1:].unsqueeze(-1)).squeeze(-1)[rows.loss_mask[0, 1:]]
     torch.testing.assert_close((await hot.score(rows))[rows.loss_mask], expected, atol=1e-5, rtol=1e-5)
+
+
+LOSSES: list[dict[str, Any]] = [
+    *({"policy_loss_type": name} for name in ("regular", "dual_clip", "gspo", "gmpo", "cispo", "sapo", "decoupled")),
+    *({"policy_loss_type": name} for name in ("rollout_is", "dppo", "importance_sampling")),
+    {"off_policy_correction": {"tis_ratio_type": "token", "token_mask_is_threshold_high": 1.5}},
+    {"off_policy_correction": {"sequence_mask_metric": "product", "product_mask_high": 1.2, "product_mask_low": 0.8}},
+]
+
+
+@pytest.mark.parametrize("algorithm", LOSSES, ids=lambda settings: "".join(map(str, settings.values()))[:40])
+async def test_metrics_cover_the_rows_that_are_not_learned(
+    algorithm: dict[str, Any], nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows without an advantage take no part in the update. Measured in full, they count as if they did."""
+    monkeypatch.setattr(objective, "LEARNED_PER_WATCHED", 1)
+    trainer = config(
+        nano, tmp_path, **{f"trainer__algorithm__{name}": value for name, value in algorithm.items()}
+    ).trainer
+    rows = batch()
+    assert rows.advantages is not None
+    numbers = torch.Generator().manual_seed(1)
+    rows = rows.given(
+        old_logprobs=-5 + torch.randn(rows.input_ids.shape, generator=numbers),
+        rollout_logprobs=-5 + torch.randn(rows.input_ids.shape, generator=numbers),
+        advantages=rows.advantages * (torch.arange(6) % 2).unsqueeze(1),
+    )
+    skipping, whole = worker(trainer), worker(trainer)
+    assert isinstance(whole.objective, PolicyObjective) and whole.objective.vanishes_without_advantage
+    whole.objective = evolve(whole.objective, vanishes_without_advantage=False)
+    assert len(skipping.objective.weigh(rows)) == 3
+    one, two = await skipping.update(rows), await whole.update(rows)
+    assert one == pytest.approx(two, abs=1e-5, rel=1e-5)
+    torch.testing.assert_close(gradients(skipping), gradients(whole), atol=1e-6, rtol=1e-5)
+
+
+async def test_a_difference_in_rows_that_are_not_learned_shows_in_the_mean(trainer: TrainerConfig) -> None:
+    """The case of a run whose prompts are nearly all solved: the alarm on the difference looks at its mean."""
+    policy = worker(trainer)
+    rows = batch(8)
+    assert rows.advantages is not None
+    own = await policy.score(rows)
+    is_learned = torch.tensor([1, 0, 0, 0, 0, 1, 0, 0]).unsqueeze(1).bool()
+    rows = rows.given(rollout_logprobs=torch.where(is_learned, own, own - 5.0), advantages=rows.advantages * is_learned)
+    said = await policy.update(rows)
+    of_others = (rows.loss_mask & ~is_learned).sum() / rows.loss_mask.sum()
+    assert said["rollout_train_logprobs_abs_diff_mean"] == pytest.approx(5.0 * of_others.item(), abs=1e-4)
+    assert said["rollout_train_logprobs_abs_diff_max"] == pytest.approx(5.0, abs=1e-4)
 
 
 async def test_an_update_without_old_scores_is_the_one_with_the_current_ones(trainer: TrainerConfig) -> None:

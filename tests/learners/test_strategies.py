@@ -163,6 +163,22 @@ async def test_rows_that_do_not_divide_and_ranks_without_a_token_change_nothing(
     assert_same_weights(await weights_of(one), await weights_of(other))
 
 
+@pytest.mark.parametrize("name", long_except(WAYS, "FSDP2 on 2 ranks"))
+@pytest.mark.parametrize("rows", long_except([3, 7], 7))
+async def test_rows_that_are_only_measured_count_alike_on_any_number_of_ranks(
+    rows: int, name: str, spread: Spread
+) -> None:
+    without = {"algorithm.use_kl_loss": False}
+    changes, ranks = WAYS[name]
+    one, other = spread.policy(without, 1), spread.policy(changes | without, ranks)
+    batch = mini_batch(0, rows=rows)
+    assert batch.advantages is not None
+    some = batch.given(advantages=batch.advantages * (torch.arange(rows) < 2).unsqueeze(1))
+    for _ in range(2):
+        assert_same_numbers(await one.update(some), await other.update(some))
+    assert_same_weights(await weights_of(one), await weights_of(other))
+
+
 @pytest.mark.parametrize(
     "name",
     long_except(["FSDP2 on 2 ranks", "ZeRO-3 on 2 ranks", "ZeRO-2, 2 ranks cut matrices"], "FSDP2 on 2 ranks"),

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from skyrl.config import SkyRLGymConfig
+from skyrl.config import ChatTemplateConfig, SkyRLGymConfig
 from skyrl.envs import Env, EnvStep, register
 from skyrl.envs.reward_functions import RewardFunctionEnv
 from skyrl.errors import RewardError, RunError, SkipSample
 from skyrl.inference.engine import Completion
 from skyrl.rollout.measures import measure
 from skyrl.rollout.threads import KeptThreads
+from skyrl.training.position import RolloutPosition
 from skyrl.trajectory import Trajectory
 from tests.rollout.chats import Counts, Says, chat_tokenizer, generator, play, prompt
 
@@ -136,6 +137,72 @@ async def test_a_conversation_that_became_too_long_ends_before_its_next_turn() -
     assert (TOKENIZER.decode(row.response_ids), row.stop_reason) == ("a<|im_end|>", "length")
     assert row.metrics == {"steps": 1.0}
     assert len(engine.requests) == 1
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "messages": {},
+    "left open": {"append_eos_token_after_stop_str_in_multi_turn": False},
+    "one answer": {"use_conversation_multi_turn": False},
+    "step-wise": {"step_wise_trajectories": True},
+    "merged": {"step_wise_trajectories": True, "merge_stepwise_output": True},
+    "history": {"chat_template": ChatTemplateConfig(name_or_path="qwen3_without_thinking")},
+}
+
+
+class Goes(Env):
+    """Says what its row tells it to, and never ends."""
+
+    def step(self, action: str) -> EnvStep:
+        return EnvStep(reward=1.0, done=False, observations=({"role": "user", "content": self.extras["said"]},))
+
+
+register("tests-goes", Goes)
+
+
+@pytest.mark.parametrize("said", ["", "x", "saw all of it"])
+@pytest.mark.parametrize("end", ["<|im_end|>", "</s>", ""], ids=["token", "text", "nothing"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_at_the_limit_a_conversation_ends_with_the_tokens_that_were_sampled(
+    mode: str, end: str, said: str
+) -> None:
+    asked = prompt(TOKENIZER, "tests-goes", said=said)
+    lengths = set()
+    for limit in range(len(asked.token_ids), len(asked.token_ids) + 60, 3):
+        turns = [f"{turn}{end}" for turn in ("four", "b", "ccc", "d")]
+        engine = Says(TOKENIZER, turns, stop_reason="stop" if end else "length")
+        (group,) = await play(generator(engine, TOKENIZER, max_turns=4, max_input_length=limit, **MODES[mode]), asked)
+        (row,) = group.trajectories
+        played = len(engine.requests)
+        drawn = engine.completion(turns[played - 1]).token_ids
+        if played == 4:
+            continue
+        lengths.add(played)
+        assert row.stop_reason == "length"
+        assert row.prompt_ids + row.response_ids == engine.requests[-1].prompt_ids + drawn
+        assert row.loss_mask[-len(drawn) :] == (1,) * len(drawn)
+        assert row.rollout_logprobs[-len(drawn) :] == engine.completion(turns[played - 1]).logprobs
+        assert row.rewards[-1].token == len(row.response_ids) - 1
+        assert len(row.loss_mask) == len(row.weight_versions) == len(row.response_ids)
+    assert 1 in lengths
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "one answer"])
+async def test_a_conversation_measures_the_same_however_it_is_cut_into_rows(mode: str) -> None:
+    turns = ["abcdabcd<|im_end|>", "abcd" * 3 + "<|im_end|>", "c<|im_end|>"]
+    measured = []
+    for settings in ({}, MODES[mode]):
+        asked = prompt(TOKENIZER, "tests-counts")
+        groups = await play(generator(Says(TOKENIZER, turns), TOKENIZER, **settings), asked)
+        counted: Any = RolloutPosition(None, None)  # type: ignore[arg-type]  # both are for its other methods
+        counted.count(groups, 0)
+        numbers = {name: value for name, value in measure(groups).items() if not name.endswith(("_rows", "env_run"))}
+        assert numbers["generate/repeated_ratio"] > 0
+        timed = {name for name in numbers if "_time_" in name}
+        measured.append((counted.tokens_seen, numbers.keys() - timed, numbers))
+        for name in timed:
+            del numbers[name]
+    assert measured[0] == measured[1]
+    assert measured[0][0] == measured[0][2]["generate/num_tokens"]
 
 
 async def test_a_trajectory_that_did_not_stop_by_itself_can_lose_all_its_rewards_and_its_tokens() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from attrs import evolve
 
+from skyrl.chats import rendering
+from skyrl.chats.rendering import Spelled
 from skyrl.config import ChatTemplateConfig, SkyRLGymConfig
 from skyrl.envs import Env, EnvStep, register
 from skyrl.trajectory import Trajectory
@@ -61,6 +66,49 @@ async def test_a_page_that_spells_special_tokens_is_read_as_its_letters(way: str
     assert [special(TOKENIZER, ids) for ids in whole] == [
         special(TOKENIZER, step.prompt_ids + step.response_ids) for step in harmless.steps
     ]
+
+
+OLD_MARKS = [
+    "skyrl-text-5e0f-99-",  # of earlier versions, which took the number of a special token from it
+    "skyrl-text-5e0f-0-",
+    "SKYRL-TEXT-5E0F-1-",
+    "skyrl-answer-5e0f",
+    "skyrl-text-5e0f-9999999999999999999999-",
+    "skyrl-text-5e0f-\u0661-",
+]
+
+
+@pytest.mark.parametrize("page", OLD_MARKS)
+@pytest.mark.parametrize("way", WAYS)
+async def test_no_text_is_taken_for_a_placeholder(way: str, page: str) -> None:
+    row, engine = await read(page, TOKENIZER, [f"{page}<|im_end|>", "done<|im_end|>"], **WAYS[way])
+    assert row.failures == ()
+    assert TOKENIZER.decode(engine.requests[-1].prompt_ids).count(page) == 2  # as it was sampled and as it was shown
+
+
+@pytest.mark.parametrize("number", [2, 10, 99, 10**30])
+def test_the_mark_of_no_special_token_stays_text(number: int) -> None:
+    spelled = Spelled.by(TOKENIZER)
+    mark = str(spelled.marked({"content": "<|im_end|>"})["content"])
+    unknown = re.sub(r"\d+-$", f"{number}-", mark)
+    known, one_more = spelled.ids(f"a{mark.upper()}b"), spelled.ids(f"a{unknown}b{mark}")
+    assert (TOKENIZER.decode(known), TOKENIZER.decode(one_more)) == ("a<|im_end|>b", f"a{unknown}b<|im_end|>")
+    assert special(TOKENIZER, known + one_more) == []
+
+
+def test_every_process_has_placeholders_of_its_own() -> None:
+    program = "from skyrl.chats import ends, rendering; print(ends.ANSWER, rendering._MARK)"
+    words = [subprocess.check_output([sys.executable, "-c", program], text=True).split() for _ in range(2)]
+    assert len({*words[0], *words[1]}) == 4
+
+
+def test_no_token_depends_on_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = set()
+    for mark in ("skyrl-0f0f-text-{}-", "skyrl-1111-text-{}-", "skyrl-a9-text-{}-"):
+        monkeypatch.setattr(rendering, "_MARK", mark)
+        spelled = Spelled.by(TOKENIZER)
+        ids.add(spelled.ids(str(spelled.marked({"content": f"a{ATTACK}b"})["content"])))
+    assert len(ids) == 1
 
 
 @pytest.mark.parametrize("name", FAMILIES)

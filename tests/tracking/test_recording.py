@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from safetensors.torch import load_file
 
 from skyrl.data.group_lines import as_object, group_of
 from skyrl.errors import DataError, RunError
+from skyrl.tracking.batch_dump import BatchDump
 from skyrl.tracking.recording import Computed, Recording, Sampled, Update
 from skyrl.trajectory import Failure, Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 
@@ -105,6 +107,32 @@ def test_a_step_comes_back_as_it_was(compress: bool, tmp_path: Path) -> None:
     assert again.updates[0].metrics["policy_loss"] == 0.1
     assert again.updates[0].metrics["grad_norm"] != again.updates[0].metrics["grad_norm"]  # NaN
     assert again.weights == {"policy": {"w": "00ff"}}
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [
+        lambda one: one,
+        lambda one: one[:, :],
+        lambda one: one[:2, 1:],
+        lambda one: one[1:],
+        lambda one: one.t().reshape(3, 4)[:, :4],
+        lambda one: one[:1].expand(3, 4),
+        lambda one: one.detach(),
+    ],
+    ids=["itself", "view", "block", "rows", "order", "repeated", "detached"],
+)
+def test_tensors_that_share_memory_are_stored_under_each_name(alias: Any, tmp_path: Path) -> None:
+    one = torch.arange(12.0).reshape(3, 4)
+    tensors = {"rollout_logprobs": one, "old_logprobs": alias(one)}
+    made = recording(tmp_path, steps=0)
+    made.write_sampled(1, Sampled(groups=(GROUP,)))
+    made.write_computed(evolve(computed(1), tensors=tensors))
+    BatchDump(tmp_path / "dumped").write_computed(evolve(computed(1), tensors=tensors))
+    dumped = load_file(tmp_path / "dumped" / "global_step_1.safetensors")
+    for found in (made.computed(1).tensors, dumped):
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
 def test_a_compressed_file_has_the_lines_of_a_plain_one(tmp_path: Path) -> None:

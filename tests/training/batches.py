@@ -18,5 +18,6 @@ def batch_of() -> TrainingBatch:
         rewards=torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]),
         groups=torch.tensor([7, 7]),
         answer_lengths=torch.tensor([2, 2]),
+        trajectory_lengths=torch.tensor([2, 2]),
         advantages=torch.tensor([[0.0, 1.0, 1.0], [0.0, -1.0, -1.0]]),
     )

@@ -59,6 +59,21 @@ def test_a_batch_with_nothing_to_learn_from_says_why() -> None:
         collate([group(evolve(trajectory((5,), (7,), 0.0, mask=0), stop_reason="length"))])
 
 
+@pytest.mark.parametrize(("second", "is_filtered"), [(0.0, True), (1.0, False)])
+def test_answers_that_are_cut_off_are_no_error_if_the_filter_of_equal_rewards_left_them_out(
+    second: float, is_filtered: bool
+) -> None:
+    rows = [
+        evolve(trajectory((5,), (7,), reward, place, mask=0), stop_reason="length")
+        for place, reward in enumerate((0.0, second))
+    ]
+    if is_filtered:
+        assert not collate([group(*rows)], equal_rewards_are_silent=True).loss_mask.any()
+    else:
+        with pytest.raises(RunError, match="apply_overlong_filtering"):
+            collate([group(*rows)], equal_rewards_are_silent=True)
+
+
 def test_a_batch_whose_groups_were_all_filtered_is_still_a_batch() -> None:
     assert not collate([group(trajectory((5,), (7,), 0.0, mask=0))]).loss_mask.any()
 

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from skyrl.rollout.measures import measure
 from skyrl.training.describe import describe, describe_advantages
+from skyrl.training.eval_scores import scores
 from skyrl.trajectory import Failure, Prompt, TokenRow, Trajectory, TrajectoryGroup, TurnReward
 from tests.training.batches import batch_of
 
@@ -163,3 +164,25 @@ def test_advantages_are_described_as_by_hand() -> None:
 def test_advantages_of_a_batch_without_a_token_to_train_on_are_zero() -> None:
     batch = evolve(batch_of(), loss_mask=torch.zeros(2, 3, dtype=torch.bool))
     assert describe_advantages(batch)["loss/avg_raw_advantages"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "positive"),
+    [
+        ((1.0, -3.0), 1.0),
+        ((-1.0, 3.0), 3.0),
+        ((2.0, 3.0), 5.0),
+        ((-1.0, -2.0), 0.0),
+        ((0.5, -0.5, 1.0), 1.5),
+        ((), 0.0),
+    ],
+)
+def test_the_positive_reward_is_that_of_each_turn(rewards: tuple[float, ...], positive: float) -> None:
+    """SkyRL takes the positive part of each token's reward, then the sum: not of the answer's total."""
+    row = answer("1" * 8)
+    together = evolve(row, rewards=tuple(TurnReward(token=token, reward=each) for token, each in enumerate(rewards)))
+    apart = evolve(together, earlier=(evolve(EARLIER, rewards=together.rewards[:1]),), rewards=together.rewards[1:])
+    for one in (together, apart):
+        groups = [group(one, row)]
+        assert describe(groups)["reward/mean_positive_reward"] == positive / 2
+        assert scores(groups, 2)["mean_positive_reward"] == positive / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from skyrl.algorithms.clipped_losses import RegularLoss
+from skyrl.algorithms.kl import KLEstimator, kl_estimate
 from skyrl.algorithms.losses import LossInputs
 from skyrl.algorithms.off_policy import Bounds, OffPolicyCorrection
 from skyrl.batch import TrainingBatch
@@ -39,6 +42,34 @@ def test_the_loss_is_that_of_the_policy_with_the_divergence_and_less_the_entropy
     assert loss.item() == pytest.approx(2.45)
 
 
+SLOPES: dict[KLEstimator, Callable[[Tensor], Tensor]] = {
+    "k1": torch.ones_like,
+    "k2": lambda distance: distance,
+    "k3": lambda distance: 1 - torch.exp(-distance),
+    "abs": torch.sign,
+}
+"""d KL / d log pi as a function of log pi - log pi_ref."""
+
+
+@pytest.mark.parametrize("one_answer", [False, True])
+@pytest.mark.parametrize("estimator", SLOPES)
+def test_the_divergence_pulls_each_answer_alike_towards_the_reference(estimator: KLEstimator, one_answer: bool) -> None:
+    """The gradient is that of the current policy, not of the old one, and of answers, however long."""
+    batch = evolve(batch_of(), loss_mask=torch.tensor([[0, 1, 1], [0, 0, 1]]).bool(), advantages=torch.zeros(2, 3))
+    batch = (steps_of(batch) if one_answer else batch).given(old_logprobs=NEW - 0.7, ref_logprobs=NEW.cos() - 2.0)
+    objective = PolicyObjective(
+        policy_loss=RegularLoss(clip_low=0.2, clip_high=0.2), kl_loss_coef=0.3, kl_estimator=estimator
+    )
+    logprobs = NEW.clone().requires_grad_()
+    loss, parts, _ = objective(logprobs, objective.weigh(batch))
+    loss.backward()
+    weights = torch.tensor([[0, 1 / 3, 1 / 3], [0, 0, 1 / 3]] if one_answer else [[0, 1 / 4, 1 / 4], [0, 0, 1 / 2]])
+    assert batch.ref_logprobs is not None and logprobs.grad is not None
+    torch.testing.assert_close(logprobs.grad, 0.3 * weights * SLOPES[estimator](NEW - batch.ref_logprobs))
+    mean = (kl_estimate(NEW, batch.ref_logprobs, estimator) * weights).sum()
+    assert (parts["policy_kl"].item(), loss.item()) == pytest.approx((mean.item(), 0.3 * mean.item()))
+
+
 def test_without_divergence_and_entropy_nobody_needs_a_reference() -> None:
     objective = PolicyObjective(policy_loss=likelihood)
     batch = objective.weigh(batch_of())
@@ -65,6 +96,47 @@ def test_rows_that_have_no_part_in_the_loss_are_left_out(
     assert weighed.advantages is not None and weighed.advantages[0].tolist() == [0.0, 1.0, 1.0]  # the right one stays
     assert weighed.loss_weights is not None and weighed.loss_weights[0].tolist() == [0.0, 0.25, 0.25]  # of all four
     assert (weighed.kl_weights is not None, weighed.entropy_weights is not None) == (divergence > 0, entropy > 0)
+
+
+@pytest.mark.parametrize(
+    ("learned", "left_out", "sample"),
+    [
+        (1, 0, []),
+        (1, 1, [0]),
+        (1, 5, [2]),
+        (32, 3, [1]),
+        (33, 3, [0, 2]),
+        (64, 8, [2, 6]),
+        (96, 3, [0, 1, 2]),
+        (0, 4, []),
+    ],
+)
+def test_one_row_without_an_advantage_is_watched_for_thirty_two_that_are_learned(
+    learned: int, left_out: int, sample: list[int]
+) -> None:
+    count = learned + left_out
+    one = torch.arange(count) < learned
+    lengths = 2 + torch.arange(count) % 3
+    batch = TrainingBatch(
+        input_ids=torch.arange(count).unsqueeze(1).expand(count, 4),
+        lengths=lengths,
+        loss_mask=(torch.arange(4) >= 1) & (torch.arange(4) < lengths.unsqueeze(1)),
+        rollout_logprobs=None,
+        rewards=torch.zeros(count, 4),
+        groups=torch.zeros(count, dtype=torch.long),
+        advantages=one.float().unsqueeze(1).expand(count, 4),
+    )
+    objective = PolicyObjective(policy_loss=likelihood, vanishes_without_advantage=True)
+    watched = objective.watched(batch)
+    if not sample:
+        assert watched is None
+    else:
+        assert watched is not None
+        rows, times = watched
+        assert [row - learned for row in rows.input_ids[:, 0].tolist()] == sample
+        assert times * rows.loss_mask.sum() == pytest.approx(batch.loss_mask[learned:].sum().item())
+        assert rows.loss_weights is not None and not rows.loss_weights.any()
+    assert evolve(objective, kl_loss_coef=0.1).watched(batch) is None  # then every row is learned
 
 
 def test_a_row_without_a_token_is_left_out_unless_there_is_no_other() -> None:
