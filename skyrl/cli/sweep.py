@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skyrl.cli.launch import cluster_options, launcher_of, read_cluster
+from skyrl.installation import install_command
 
 if TYPE_CHECKING:
     from skyrl.config.sweep import SweepConfig
@@ -95,7 +96,7 @@ def _compare(asked: SweepConfig, trials: Trials) -> None:
 def _curves(folder: Path, runs: list[Path]) -> list[Path]:
     """Write the report of `skyrl report` if its dependencies are installed."""
     if any(importlib.util.find_spec(name) is None for name in ("plotly", "jinja2", "numpy")):
-        click.echo("no curves were drawn; to draw them: pip install 'skyrl[report]'", err=True)
+        click.echo(f"no curves were drawn; to draw them: {install_command('report')}", err=True)
         return []
     from skyrl.viewer.report import report
 

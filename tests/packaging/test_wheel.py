@@ -29,7 +29,7 @@ def run(*command: str | Path, folder: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT, folder=folder)
-    [made] = folder.glob("skyrl-*.whl")
+    [made] = folder.glob("skyrl_attrs-*.whl")
     return made
 
 
