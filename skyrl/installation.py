@@ -74,7 +74,7 @@ def _installer(found: Distribution | None) -> str:
 
 
 def _requirement(found: Distribution | None, extras: str) -> str:
-    """What the command installs, quoted for the shell."""
+    """The requirement that the command installs, quoted for the shell."""
     from urllib.parse import unquote, urlsplit
 
     extras = f"[{extras}]" if extras else ""
