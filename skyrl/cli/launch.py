@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,11 +91,16 @@ def _start(
     if dry_run:
         click.echo(prepared.shown(name, after, cluster.python or sys.executable), nl=False)
         return
-    folder = new_folder(Path(cluster.folder), name)
+    parent = Path(cluster.folder).absolute()
+    made = [each for each in (parent, *parent.parents) if not each.exists()]
+    folder = new_folder(parent, name)
     try:
         started = launcher_of(target, prepared.cluster).start(prepared.job(name, folder, after))
     except SkyRLError:  # nothing was submitted, or no reply came: such a job ends because its folder is missing
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # where another launch is in it by now
+            for each in made:
+                each.rmdir()
         raise
     shown = _shortest(started.folder)
     click.echo(f"{started.name} was started: {target} {started.id}, in {shown}")

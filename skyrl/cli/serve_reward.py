@@ -17,7 +17,7 @@ from skyrl.cli.services import HOST, name_options, port_option, published
 )
 @name_options
 def serve_reward(model: str, host: str, port: int, device: str, name: str | None, names: str | None) -> None:
-    """Score chats with MODEL, a folder or hub name: a sequence classifier with one label.
+    """Score chats with MODEL, a sequence classifier with one label: a folder, a hub name, or a run of reward models.
 
     Set environment.skyrl_gym.reward_model.url of a run to the address that is printed. An address that other machines
     can reach is served only with a token, in the variable SKYRL_REWARD_TOKEN, which the run needs, too.
@@ -28,10 +28,12 @@ def serve_reward(model: str, host: str, port: int, device: str, name: str | None
     from skyrl.models.reward_model import RewardModel
     from skyrl.processes.credentials import api_key
     from skyrl.processes.service import listen, serve
+    from skyrl.tools.sampling_target import scoring_model
 
+    folder = scoring_model(model)
     token = api_key(TOKEN_VARIABLE)
     with listen(host, port, token, TOKEN_VARIABLE) as bound:
-        scorer = RewardModel(model, device)
+        scorer = RewardModel(folder, device)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{bound.getsockname()[1]}/score"
         click.echo(f"{model} at {url}")

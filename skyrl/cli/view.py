@@ -30,6 +30,9 @@ def view(run: Path, port: int, index: Path | None) -> None:
     require_packages("view", "view", "starlette", "uvicorn", "jinja2", "pyarrow")
     samples = run / "trajectories.jsonl"
     if not samples.is_file():
+        from skyrl.runs.stored_runs import refuse_supervised
+
+        refuse_supervised(run, f"skyrl report {run} shows its curves")
         raise UserError(f"{run} has no trajectories.jsonl: runs that sample write it in their first step")
     from skyrl.processes.service import listen, serve
     from skyrl.tracking.token_file import FOLDER, TokenFiles
