@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,10 +75,9 @@ def _start(
 ) -> None:
     refuse_nothing(arguments, "launch")
     import os
-    import shutil
 
     from skyrl.errors import SkyRLError
-    from skyrl.launchers.job import new_folder
+    from skyrl.launchers.job import absent, new_folder, withdraw
     from skyrl.launchers.prepared import Prepared
 
     files, overrides = split_words(arguments)
@@ -92,15 +90,12 @@ def _start(
         click.echo(prepared.shown(name, after, cluster.python or sys.executable), nl=False)
         return
     parent = Path(cluster.folder).absolute()
-    made = [each for each in (parent, *parent.parents) if not each.exists()]
+    made = absent(parent)
     folder = new_folder(parent, name)
     try:
         started = launcher_of(target, prepared.cluster).start(prepared.job(name, folder, after))
     except SkyRLError:  # nothing was submitted, or no reply came: such a job ends because its folder is missing
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # where another launch is in it by now
-            for each in made:
-                each.rmdir()
+        withdraw(folder, made)
         raise
     shown = _shortest(started.folder)
     click.echo(f"{started.name} was started: {target} {started.id}, in {shown}")

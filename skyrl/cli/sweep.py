@@ -43,6 +43,8 @@ def sweep(
     import os
 
     from skyrl.config.sweep import load_sweep
+    from skyrl.errors import SkyRLError
+    from skyrl.launchers.job import RECORD, absent, withdraw
     from skyrl.sweeps.results import unmeasured
     from skyrl.sweeps.trials import spelled, trials_of, waiting
 
@@ -56,9 +58,17 @@ def sweep(
         return
     chosen = list(waiting(trials, retry=retry))
     if not only_report and chosen:
+        made = absent(trials.folder)
         trials.write()
-        if not _train(target, asked, trials, chosen, at_once or asked.at_once, read_cluster(cluster_file, settings)):
-            return
+        try:
+            if not _train(
+                target, asked, trials, chosen, at_once or asked.at_once, read_cluster(cluster_file, settings)
+            ):
+                return
+        except SkyRLError:
+            if made and not any(trials.folder.rglob(RECORD)):
+                withdraw(trials.folder, made[1:])
+            raise
     _compare(asked, trials)
 
 
