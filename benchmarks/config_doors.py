@@ -1,6 +1,6 @@
 """The slowest input of a configuration: one JSON line.
 
-    pip install 'skyrl[dev]'; python -m benchmarks.config_doors [INPUTS]
+    pip install -e '.[dev]'; python -m benchmarks.config_doors [INPUTS]
 
 CPU seconds of the slowest of INPUTS (2,000) generated inputs, each given to one of the doors that the property tests
 know, and of inputs made to be slow, each as large as the bounds of files, arguments, values and overrides allow.

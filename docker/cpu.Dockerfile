@@ -1,4 +1,4 @@
-# skyrl without a GPU: the quick start, `skyrl check` and `skyrl plan`, small trainings. Not tried yet.
+# skyrl without a GPU: the quick start, `skyrl config check` and `skyrl plan`, small trainings. Not tried yet.
 #
 #     docker build -f docker/cpu.Dockerfile -t skyrl:cpu .
 #     docker run --rm -it -v "$PWD/runs:/work/runs" skyrl:cpu init runs/mine

@@ -2,7 +2,7 @@
 
     python examples/gsm8k/make_data.py [--train SOURCE] [--test SOURCE] [--out FOLDER]
 
-A source is a name on Hugging Face's hub (`pip install 'skyrl[data]'`), or a file of the same form: rows with the texts
+A source is a name on Hugging Face's hub (`pip install -e '.[data]'`), or a file of the same form: rows with the texts
 `question` and `answer`, of which the number stands behind `####`.
 """
 

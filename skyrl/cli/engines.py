@@ -26,7 +26,9 @@ def engines(run: Path, action: str, numbers: tuple[int, ...], count: int | None)
     from skyrl.errors import UserError
     from skyrl.runs.engine_changes import Engines, ask, unanswered
     from skyrl.runs.run_owner import is_locked
+    from skyrl.runs.stored_runs import refuse_supervised
 
+    refuse_supervised(run, "it has no engines")
     found = Engines.read(run)
     if action != "drain" and numbers:
         raise UserError(

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from importlib.metadata import PackageNotFoundError, requires
+
+from skyrl.errors import UserError
+from skyrl.installation import install_command, installed
 
 _REQUIREMENT = re.compile(r"""([\w.-]+).*?;.*extra\s*==\s*["']([\w-]+)["']""")
 _FOR_DEVELOPERS = ("dev", "bench")
+
+
+def require_packages(command: str, extra: str, *modules: str) -> None:
+    """Raise `UserError` if a command lacks modules that an extra installs."""
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        raise UserError(f"{command} needs {', '.join(missing)}: {install_command(extra)}")
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
@@ -16,17 +25,14 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
     if not extras:
         return None
     extra = "train" if "train" in extras else extras[0]
-    return f"This needs the package {package}, which is not installed: pip install 'skyrl[{extra}]'"
+    return f"This needs the package {package}, which is not installed: {install_command(extra)}"
 
 
 def _extras() -> dict[str, list[str]]:
     """Module name -> the extras that install it."""
     found: dict[str, list[str]] = {}
-    try:
-        lines = requires("skyrl") or ()
-    except PackageNotFoundError:
-        return {}
-    for line in lines:
+    distribution = installed()
+    for line in (distribution and distribution.requires) or ():
         if (match := _REQUIREMENT.match(line)) and match[2] not in _FOR_DEVELOPERS:
             found.setdefault(match[1].lower().replace("-", "_"), []).append(match[2])
     return found

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from skyrl.errors import Stopped, UserError
+from skyrl.installation import install_command
 from skyrl.starter.stopping import how_it_was_stopped
 from skyrl.starter.template_files import TEMPLATES, write_template
 
@@ -34,7 +35,7 @@ def init(name: Path, template: str, no_model: bool) -> None:
     missing = [extra for extra, packages in _needed(template).items() if not all(map(_is_installed, packages))]
     steps = [f"cd {shlex.quote(str(name))}"]
     if missing:
-        steps += [f"pip install 'skyrl[{','.join(missing)}]'"]
+        steps += [install_command(*missing)]
     if no_model:
         steps += ["python prepare.py        # creates a small model and data; or set your own in run.toml"]
     elif "train" in missing:

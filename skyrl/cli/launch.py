@@ -75,10 +75,9 @@ def _start(
 ) -> None:
     refuse_nothing(arguments, "launch")
     import os
-    import shutil
 
     from skyrl.errors import SkyRLError
-    from skyrl.launchers.job import new_folder
+    from skyrl.launchers.job import absent, new_folder, withdraw
     from skyrl.launchers.prepared import Prepared
 
     files, overrides = split_words(arguments)
@@ -90,11 +89,13 @@ def _start(
     if dry_run:
         click.echo(prepared.shown(name, after, cluster.python or sys.executable), nl=False)
         return
-    folder = new_folder(Path(cluster.folder), name)
+    parent = Path(cluster.folder).absolute()
+    made = absent(parent)
+    folder = new_folder(parent, name)
     try:
         started = launcher_of(target, prepared.cluster).start(prepared.job(name, folder, after))
     except SkyRLError:  # nothing was submitted, or no reply came: such a job ends because its folder is missing
-        shutil.rmtree(folder, ignore_errors=True)
+        withdraw(folder, made)
         raise
     shown = _shortest(started.folder)
     click.echo(f"{started.name} was started: {target} {started.id}, in {shown}")

@@ -20,6 +20,7 @@ from skyrl import __version__
 from skyrl.cli.arguments import ARGUMENTS, STRICT, compose_arguments, refuse_nothing
 from skyrl.cli.options import Commands
 from skyrl.errors import EXIT_INTERRUPTED, SkyRLError, Stopped
+from skyrl.installation import conflict
 from skyrl.processes.redaction import RedactedStream
 from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, handled_signals, stop_command
 
@@ -62,6 +63,8 @@ def cli() -> None:
     A run is described by files (TOML, YAML, JSON) and PATH=VALUE arguments, such as trainer.epochs=2; what comes
     later wins.
     """
+    if warning := conflict():
+        click.echo(warning, err=True)
 
 
 @cli.command()

@@ -82,7 +82,7 @@ def bisect(run_a: Path, run_b: Path) -> None:
         click.echo(f"configuration: {path} = {json.dumps(one)} in A, {json.dumps(other)} in B")
     for path, (one, other) in parting.code.items():
         click.echo(f"code: {path} is {one or 'absent'} in A, {other or 'absent'} in B")
-    kind = "recordings" if parting.recorded else "metrics (one of the runs has no recording: trainer.recording)"
+    kind = "recordings" if parting.recorded else "metrics (one of the runs has no recording)"
     if parting.found:
         equal = [step for step in parting.compared if step != parting.compared[-1]]
         click.echo(f"{kind} are equal in {_count(equal)}")

@@ -16,7 +16,7 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
     from skyrl.tree import get_at
 
     kind = kind_of(run)
-    trainer: Any = get_at(run, kind.trainer) if kind.trainer else run
+    trainer: Any = get_at(run, kind.trainer)
     sources = len(get_at(run, kind.data))
     model = get_at(run, f"{kind.model}.path")
     ranks = kind.sizes(run).policy

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import click
 
+from skyrl.cli.extras import require_packages
 from skyrl.errors import SkyRLError, UserError
 
 
@@ -30,9 +30,7 @@ def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> N
     RUNS are folders of runs, finished or not. Several runs are drawn into the same charts, and their configurations are
     compared.
     """
-    missing = [name for name in ("plotly", "jinja2", "numpy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"report needs {', '.join(missing)}: pip install 'skyrl[report]'")
+    require_packages("report", "report", "plotly", "jinja2", "numpy")
     if output.exists() and not force:
         raise UserError(f"{output} already exists: choose another --output, or pass --force")
     from skyrl.viewer.report import report as html_of

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from skyrl.cli.arguments import CHANGES, STEP, TARGET, split_words, warn
+from skyrl.cli.extras import require_packages
 from skyrl.cli.services import HOST, port_option
 from skyrl.errors import UserError
 from skyrl.processes.torch_environment import set_torch_environment
@@ -47,9 +47,7 @@ def serve(
     their model are answered by it, and all others by MODEL, whose weights are in memory once.
     """
     adapters = _adapters(named)
-    missing = [name for name in ("starlette", "uvicorn", "torch") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"serve needs {', '.join(missing)}: pip install 'skyrl[serve]'")
+    require_packages("serve", "serve", "starlette", "uvicorn", "torch")
     set_torch_environment()
     from skyrl.endpoint.doors import TOKEN_VARIABLE, Address, Doors
     from skyrl.processes.credentials import api_key

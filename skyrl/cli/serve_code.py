@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
 import click
 
+from skyrl.cli.extras import require_packages
 from skyrl.cli.services import HOST, name_options, port_option, published
-from skyrl.errors import UserError
 
 
 @click.command("serve-code")
@@ -31,9 +30,7 @@ def serve_code(host: str, port: int, at_once: int | None, tier: str, name: str |
     Set environment.skyrl_gym.code_url of a run to the address that is printed. An address that other machines can reach
     is served only with a token, in the variable SKYRL_CODE_TOKEN, which the run needs, too.
     """
-    missing = [each for each in ("starlette", "uvicorn") if importlib.util.find_spec(each) is None]
-    if missing:
-        raise UserError(f"serve-code needs {', '.join(missing)}: pip install 'skyrl[code]'")
+    require_packages("serve-code", "code", "starlette", "uvicorn")
     from typing import cast
 
     from skyrl.envs.code_service import code_app

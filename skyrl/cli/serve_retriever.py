@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import click
 
+from skyrl.cli.extras import require_packages
 from skyrl.cli.services import HOST, name_options, port_option, published
-from skyrl.errors import UserError
 
 
 @click.command("serve-retriever")
@@ -22,9 +21,7 @@ def serve_retriever(corpus: Path, host: str, port: int, name: str | None, names:
     Set environment.skyrl_gym.search.search_url of a run to the address that is printed. An address that other machines
     can reach is served only with a token, in the variable SKYRL_RETRIEVER_TOKEN, which the run needs, too.
     """
-    missing = [name for name in ("bm25s", "starlette", "uvicorn") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"serve-retriever needs {', '.join(missing)}: pip install 'skyrl[search]'")
+    require_packages("serve-retriever", "search", "bm25s", "starlette", "uvicorn")
     from skyrl.envs.corpus import SearchIndex, read_corpus
     from skyrl.envs.retriever import retriever_app
     from skyrl.envs.search import TOKEN_VARIABLE

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import click
 
+from skyrl.cli.extras import require_packages
 from skyrl.cli.services import HOST, name_options, port_option, published
-from skyrl.errors import UserError
 
 
 @click.command("serve-reward")
@@ -19,23 +17,23 @@ from skyrl.errors import UserError
 )
 @name_options
 def serve_reward(model: str, host: str, port: int, device: str, name: str | None, names: str | None) -> None:
-    """Score chats with MODEL, a folder or hub name: a sequence classifier with one label.
+    """Score chats with MODEL, a sequence classifier with one label: a folder, a hub name, or a run of reward models.
 
     Set environment.skyrl_gym.reward_model.url of a run to the address that is printed. An address that other machines
     can reach is served only with a token, in the variable SKYRL_REWARD_TOKEN, which the run needs, too.
     """
-    missing = [name for name in ("starlette", "uvicorn", "torch") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"serve-reward needs {', '.join(missing)}: pip install 'skyrl[reward]'")
+    require_packages("serve-reward", "reward", "starlette", "uvicorn", "torch")
     from skyrl.envs.reward_model import TOKEN_VARIABLE
     from skyrl.envs.reward_service import reward_app
     from skyrl.models.reward_model import RewardModel
     from skyrl.processes.credentials import api_key
     from skyrl.processes.service import listen, serve
+    from skyrl.tools.sampling_target import scoring_model
 
+    folder = scoring_model(model)
     token = api_key(TOKEN_VARIABLE)
     with listen(host, port, token, TOKEN_VARIABLE) as bound:
-        scorer = RewardModel(model, device)
+        scorer = RewardModel(folder, device)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{bound.getsockname()[1]}/score"
         click.echo(f"{model} at {url}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skyrl.cli.launch import cluster_options, launcher_of, read_cluster
+from skyrl.installation import install_command
 
 if TYPE_CHECKING:
     from skyrl.config.sweep import SweepConfig
@@ -42,6 +43,8 @@ def sweep(
     import os
 
     from skyrl.config.sweep import load_sweep
+    from skyrl.errors import SkyRLError
+    from skyrl.launchers.job import RECORD, absent, withdraw
     from skyrl.sweeps.results import unmeasured
     from skyrl.sweeps.trials import spelled, trials_of, waiting
 
@@ -55,9 +58,17 @@ def sweep(
         return
     chosen = list(waiting(trials, retry=retry))
     if not only_report and chosen:
+        made = absent(trials.folder)
         trials.write()
-        if not _train(target, asked, trials, chosen, at_once or asked.at_once, read_cluster(cluster_file, settings)):
-            return
+        try:
+            if not _train(
+                target, asked, trials, chosen, at_once or asked.at_once, read_cluster(cluster_file, settings)
+            ):
+                return
+        except SkyRLError:
+            if made and not any(trials.folder.rglob(RECORD)):
+                withdraw(trials.folder, made[1:])
+            raise
     _compare(asked, trials)
 
 
@@ -95,7 +106,7 @@ def _compare(asked: SweepConfig, trials: Trials) -> None:
 def _curves(folder: Path, runs: list[Path]) -> list[Path]:
     """Write the report of `skyrl report` if its dependencies are installed."""
     if any(importlib.util.find_spec(name) is None for name in ("plotly", "jinja2", "numpy")):
-        click.echo("no curves were drawn; to draw them: pip install 'skyrl[report]'", err=True)
+        click.echo(f"no curves were drawn; to draw them: {install_command('report')}", err=True)
         return []
     from skyrl.viewer.report import report
 

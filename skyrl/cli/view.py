@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from skyrl.cli.extras import require_packages
 from skyrl.cli.services import port_option
 from skyrl.errors import UserError
 
@@ -27,11 +27,12 @@ def view(run: Path, port: int, index: Path | None) -> None:
     RUN is the folder of a run. The page is read-only and is served only to this machine, to users with the key in the
     printed address. An index of the samples is kept in RUN/trajectories.index, and may be deleted.
     """
-    missing = [name for name in ("starlette", "uvicorn", "jinja2", "pyarrow") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"view needs {', '.join(missing)}: pip install 'skyrl[view]'")
+    require_packages("view", "view", "starlette", "uvicorn", "jinja2", "pyarrow")
     samples = run / "trajectories.jsonl"
     if not samples.is_file():
+        from skyrl.runs.stored_runs import refuse_supervised
+
+        refuse_supervised(run, f"skyrl report {run} shows its curves")
         raise UserError(f"{run} has no trajectories.jsonl: runs that sample write it in their first step")
     from skyrl.processes.service import listen, serve
     from skyrl.tracking.token_file import FOLDER, TokenFiles

@@ -60,7 +60,7 @@ from skyrl.config.registry import (
 )
 from skyrl.config.resolve import resolve
 from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.root import SkyRLConfig, SkyRLTrainConfig
 from skyrl.config.tracker_settings import TrackersConfig
 from skyrl.config.trainer import TrainerConfig
 from skyrl.errors import ConfigError
@@ -118,6 +118,7 @@ __all__ = [
     "SFTPlacementConfig",
     "SamplingParams",
     "SearchEnvConfig",
+    "SkyRLConfig",
     "SkyRLGymConfig",
     "SkyRLLoraConfig",
     "SkyRLTrainConfig",

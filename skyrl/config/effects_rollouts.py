@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from skyrl.config.engine_backends import BACKENDS, backend_of, backends_that, kind_of_engine
+from skyrl.config.engine_backends import BACKENDS, backend_of, backends_that, kind_of_engine, reads_remote_urls
 from skyrl.config.environment import (
     COMPARED_ENVIRONMENTS,
     PROGRAM_ENVIRONMENTS,
@@ -218,6 +218,17 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
         "generator.inference_engine.served_model_name",
         "the policy is served over HTTP (generator.inference_engine.enable_http_endpoint), or the engines run already",
         lambda run: run.generator.inference_engine.enable_http_endpoint or not starts_engines(run),
+    ),
+    Effect(
+        "generator.inference_engine.run_engines_locally",
+        "the engine is not http, and external_server_urls and external_proxy_url are not given",
+        lambda run: starts_engines(run) or not run.generator.inference_engine.run_engines_locally,
+    ),
+    Effect(
+        "generator.inference_engine.remote_urls",
+        "the engines run already (run_engines_locally = false, external_proxy_url, or the engine is http), and "
+        "external_server_urls does not name them",
+        lambda run: reads_remote_urls(run.generator.inference_engine),
     ),
     Effect(
         "generator.inference_engine.external_token",

@@ -204,13 +204,21 @@ def kind_of_engine(engine: InferenceEngineConfig) -> str:
 
 
 def _run_already(engine: InferenceEngineConfig) -> bool:
-    return bool(engine.external_proxy_url or server_urls(engine)) or not engine.run_engines_locally
+    return bool(engine.external_proxy_url or engine.external_server_urls) or not engine.run_engines_locally
 
 
 def server_urls(engine: InferenceEngineConfig) -> tuple[str, ...]:
-    """Addresses of engines that run already; those of `remote_urls` get a scheme."""
-    old = (url if "://" in url else f"http://{url}" for url in engine.remote_urls)
-    return engine.external_server_urls or tuple(old)
+    """Addresses of engines that run already, empty if the run starts them; those of `remote_urls` get a scheme."""
+    if engine.external_server_urls or not reads_remote_urls(engine):
+        return engine.external_server_urls or ()
+    return tuple(url if "://" in url else f"http://{url}" for url in engine.remote_urls)
+
+
+def reads_remote_urls(engine: InferenceEngineConfig) -> bool:
+    """Whether `remote_urls` names the engines. It never makes them engines that run already: SkyRL's files write
+    addresses beside `run_engines_locally = true`, which then counts.
+    """
+    return not engine.external_server_urls and (_run_already(engine) or not backend_of(engine).is_started_by_the_run)
 
 
 def backends_that(suit: Callable[[EngineBackend], bool], join: str = "and") -> str:

@@ -35,7 +35,8 @@ class InferenceEngineConfig(BaseConfig):
     than bfloat16 for 70 million parameters, slower for 3 million. None: `trainer.compute_dtype`. torch."""
 
     run_engines_locally: bool = True
-    """The run starts the engines. False: they run already, at the external addresses."""
+    """The run starts the engines. False: they run already, at `external_server_urls` or `remote_urls`. An address in
+    `external_server_urls` or `external_proxy_url` makes it false; one in `remote_urls` does not."""
 
     num_engines: int = field(default=1, validator=positive, metadata=FREE)
     """Replicas; prompts are spread over them. May change on resume: a sample uses the same random numbers on every
@@ -158,7 +159,8 @@ class InferenceEngineConfig(BaseConfig):
     """Shard adapters over tensor-parallel GPUs wholly, not by half: faster for high ranks and long sequences. vllm."""
 
     remote_urls: tuple[str, ...] = field(default=(), metadata=FREE)
-    """Old form of `external_server_urls`: `host:port` of engines that run already."""
+    """Old form of `external_server_urls`: `host:port` of engines that run already. Read only if
+    `run_engines_locally` is false or the engine is http, since SkyRL's files write it beside `true`."""
 
     external_proxy_url: str | None = field(default=None, metadata=FREE)
     """Address of a router in front of engines that run already: requests for samples go there, each with the header

@@ -12,6 +12,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import field, frozen, to_dict
 from skyrl.tree.builder import structure
 from skyrl.tree.classes import is_config
+from skyrl.tree.dump import stored_value
 
 T = TypeVar("T")
 
@@ -122,12 +123,17 @@ def reads_overrides(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
 
 
 def get_config_as_dict(config: object) -> dict[str, Any]:
-    """Every field as plain data that JSON can represent."""
+    """Every field as plain data that JSON can represent. A mapping is copied: tables become dicts, tuples become lists,
+    configurations in it plain data, and interpolations of a `DictConfig` are resolved.
+    """
+    if isinstance(config, Mapping):
+        plain: dict[str, Any] = stored_value(plain_tables(config))
+        return plain
     return to_dict(config)
 
 
 def get_config_as_yaml_str(config: object) -> str:
-    """The tree as YAML, which `load` reads back. Needs PyYAML."""
+    """The same as YAML, which `load` reads back. Needs PyYAML."""
     from skyrl.tree.yaml_file import yaml_text
 
-    return yaml_text(to_dict(config))
+    return yaml_text(get_config_as_dict(config))

@@ -134,7 +134,7 @@ class SkyRLGymConfig(BaseConfig):
 
     math_equivalence: bool = False
     """`gsm8k` and `aime` also accept an answer in `\\boxed{}` that math-verify finds equal to the ground truth. Needs
-    skyrl[math]; it runs in a sandbox."""
+    the extra `math`; it runs in a sandbox."""
 
     text2sql: Text2SQLEnvConfig = Text2SQLEnvConfig()
     """Settings of the environment `text2sql`."""

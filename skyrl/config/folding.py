@@ -54,6 +54,8 @@ def folded(run: SkyRLTrainConfig) -> Mapping[str, Any]:
         f"{_ENGINE}max_num_seqs": PROMPTS * SAMPLES,
         f"{_ENGINE}enable_http_endpoint": False,
         f"{_ENGINE}remote_urls": (),
+        f"{_ENGINE}external_proxy_url": None,
+        f"{_ENGINE}external_server_urls": None,
         f"{_ENGINE}engine_init_kwargs": {},
     }
     if has_critic(run):

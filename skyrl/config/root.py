@@ -29,3 +29,7 @@ class SkyRLTrainConfig(RunConfig):
     kind: Literal["rl"] = field(default="rl", metadata=IDENTITY)
     """Kind of run, which decides the tree that a file is read into: this one, or `sft` or `reward_model` (docs/sft.md).
     """
+
+
+SkyRLConfig = SkyRLTrainConfig
+"""The same class under the name that it has in the design of SkyRL's configuration."""

@@ -23,7 +23,7 @@ from skyrl.tree.rules import Rule, rule
 
 _KIND_OF_ENGINE = tuple(
     f"generator.inference_engine.{name}"
-    for name in ("backend", "run_engines_locally", "remote_urls", "external_proxy_url", "external_server_urls")
+    for name in ("backend", "run_engines_locally", "external_proxy_url", "external_server_urls")
 )
 """Paths that decide which engines the run samples from."""
 

@@ -97,7 +97,7 @@ class TrackersConfig(BaseConfig):
 
     python: str | None = field(default=None, metadata=FREE)
     """Python interpreter that trackers run in, for a package that does not install beside the others: one with
-    `skyrl[mlflow]`, for example. None: that of the run."""
+    `skyrl-attrs[mlflow]`, for example. None: that of the run."""
 
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""

@@ -10,6 +10,8 @@ from typing import Literal
 
 import attrs
 
+from skyrl.installation import install_command
+
 Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
 """Names of trackers."""
 
@@ -70,7 +72,7 @@ def lacks_of(
     """
     facts = TRACKERS[name]
     if facts.package and not elsewhere and not is_installed(facts.package):
-        yield f"the package {facts.package} is not installed", f"pip install 'skyrl[{facts.extra}]'"
+        yield f"the package {facts.package} is not installed", install_command(facts.extra)
     mode = mode or environ.get(f"{name.upper()}_MODE") or "online"
     if facts.key and mode not in ("offline", "local", "disabled") and not _has_key(facts, environ):
         yield f"{name} needs a key, but none is set", f"set the variable {facts.key}, or run `{name} login`"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyrl.errors import DataError
 from skyrl.hub import HUB_NAME, beside, hub_failure
+from skyrl.installation import install_command
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -59,7 +60,8 @@ def _dataset(source: str) -> Dataset:
     try:
         import datasets
     except ImportError:
-        raise DataError(f"{source} is a dataset of Hugging Face: reading it needs `pip install skyrl[data]`") from None
+        how = install_command("data")
+        raise DataError(f"{source} is a dataset of Hugging Face: reading it needs `{how}`") from None
     try:
         if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
             rows = _slice(datasets.load_from_disk(str(folder)), split)

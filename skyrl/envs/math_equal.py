@@ -12,6 +12,7 @@ from threading import BoundedSemaphore, Lock
 from typing import Literal
 
 from skyrl.errors import TaskError, WorkerEnded
+from skyrl.installation import install_command
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 from skyrl.sandbox.tiers import Tier
 from skyrl.sandbox.worker import Worker
@@ -33,7 +34,7 @@ class MathEqual:
 
     def __init__(self, tier: Tier | Literal["auto"] = "auto") -> None:
         if find_spec("math_verify") is None:
-            raise TaskError("environment.skyrl_gym.math_equivalence needs math-verify: pip install 'skyrl[math]'")
+            raise TaskError(f"environment.skyrl_gym.math_equivalence needs math-verify: {install_command('math')}")
         self._sandbox = Sandbox(tier, modules=(_HOST,))
         self._limits = ResourceLimits(cpu_seconds=24 * 3600, memory_bytes=2 << 30, open_files=256)
         self._turns = BoundedSemaphore(os.cpu_count() or 1)

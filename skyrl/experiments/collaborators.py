@@ -35,6 +35,7 @@ from skyrl.inference.restarts import EngineRestarts
 from skyrl.inference.sglang_engine import SGLangEngine
 from skyrl.inference.torch_engine import load_torch_engine
 from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.installation import install_command
 from skyrl.learners.model_worker import required_device
 from skyrl.learners.ranks import Rendezvous
 from skyrl.models.loading import max_positions
@@ -84,7 +85,7 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = F
         from skyrl.processes.ray_processes import RayProcesses
     except ModuleNotFoundError as error:
         field = field_path(run, "placement.executor")
-        raise UserError(f"{field} = ray needs {error.name}: pip install 'skyrl[ray]'") from error
+        raise UserError(f"{field} = ray needs {error.name}: {install_command('ray')}") from error
 
     return RayProcesses(
         seats or layout(kind_of(run).sizes(run)),

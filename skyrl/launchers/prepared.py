@@ -97,8 +97,7 @@ class Prepared:
 
     def _resumes(self) -> bool:
         """Whether the same command resumes from the last checkpoint."""
-        mode = self._at("resume_mode") if hasattr(get_at(self.run, self._table), "resume_mode") else "latest"
-        return mode == "latest"
+        return bool(self.run.trainer.resume_mode == "latest")
 
     def _refuse_what_cannot_be_saved(self) -> None:
         grace, before = float(self._at("faults.grace_period_seconds")), self._cluster.slurm.signal_before
@@ -108,10 +107,6 @@ class Prepared:
                 f"{grace:g} s: Slurm's signal may come {_SAVING_SECONDS:g} s late, so set it to "
                 f"{grace + _SAVING_SECONDS:g} or more"
             )
-
-    @property
-    def _table(self) -> str:
-        return kind_of(self.run).trainer
 
     def _path(self, field: str) -> str:
         return kind_of(self.run).path(field)

@@ -12,6 +12,7 @@ from attrs import frozen
 
 from skyrl.config import MegatronConfig
 from skyrl.errors import ModelError, UserError
+from skyrl.installation import install_command
 
 
 def import_megatron(module: str, field: str = "trainer.strategy") -> ModuleType:
@@ -26,7 +27,7 @@ def import_megatron(module: str, field: str = "trainer.strategy") -> ModuleType:
         if not (error.name or "").startswith("megatron"):
             raise
         raise UserError(
-            f'{field} = "megatron" needs Megatron-core, which is not installed: pip install "skyrl[megatron]", or set '
+            f'{field} = "megatron" needs Megatron-core, which is not installed: {install_command("megatron")}, or set '
             f'{field} = "fsdp2"'
         ) from error
 

@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
+from skyrl.installation import install_command
 from skyrl.learners.compute_copies import computing_in
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.moving import HOST
@@ -238,7 +239,7 @@ def import_deepspeed(device: torch.device, field: str = "trainer.strategy") -> M
             importlib.import_module("deepspeed.utils")
     except ImportError as error:
         raise UserError(
-            f'{field} = "deepspeed" needs DeepSpeed, which is not installed: pip install "skyrl[deepspeed]", '
+            f'{field} = "deepspeed" needs DeepSpeed, which is not installed: {install_command("deepspeed")}, '
             f'or set {field} = "fsdp2"'
         ) from error
     operators: dict[str, bool] = importlib.import_module("deepspeed.ops").__compatible_ops__

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from skyrl.errors import ModelError, UserError
+from skyrl.installation import package_command
 from skyrl.models.output_head import PlainHead
 from skyrl.models.tensor_parallel import COLUMNS, EMBEDDINGS, HEAD, PARTIAL, ROWS, gathered_logits, module_styles
 
@@ -111,7 +112,7 @@ def _layers(field: str) -> ModuleType:
     """The module with AutoTP's layers, set to training. Raises `UserError`, naming `field`, for an old DeepSpeed."""
     layers = importlib.import_module("deepspeed.module_inject.layers")
     if not hasattr(layers, "VocabParallelEmbedding"):
-        raise UserError(f"{field} above 1 needs a newer DeepSpeed: pip install -U deepspeed, or set it to 1")
+        raise UserError(f"{field} above 1 needs a newer DeepSpeed: {package_command('-U deepspeed')}, or set it to 1")
     importlib.import_module("deepspeed").init_distributed(verbose=False)  # DeepSpeed's collectives use torch's group
     layers.set_autotp_mode(training=True)
     return layers

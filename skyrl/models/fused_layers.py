@@ -23,6 +23,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from skyrl.errors import UserError
+from skyrl.installation import install_command
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,9 @@ def fuse_layers(model: nn.Module, device: torch.device, dtype: torch.dtype, *, f
     all its models use them where they learn on a GPU. Raises `UserError`, which names `field`, without the package.
     """
     if importlib.util.find_spec("liger_kernel") is None:
-        raise UserError(f"{field} = true needs the package liger-kernel: pip install liger-kernel, or set it to false")
+        raise UserError(
+            f"{field} = true needs the package liger-kernel: {install_command('liger')}, or set it to false"
+        )
     changed: Counter[str] = Counter()
     for module in model.modules():
         for kind, fits, forward in (("norms", _is_norm, _norm), ("feed-forward layers", _is_gated, _gated)):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from skyrl.config import SkyRLLoraConfig
 from skyrl.config.supervised.root import SCORE
 from skyrl.errors import ModelError, UserError
+from skyrl.installation import install_command
 from skyrl.models.expert_names import EXPERT_MATRICES, is_experts
 from skyrl.models.naming import tied_names
 from skyrl.models.stored_adapter import read_adapter
@@ -216,6 +217,6 @@ def import_peft() -> ModuleType:
         import peft
     except ImportError as error:
         raise UserError(
-            "model.lora.rank above 0 needs PEFT, which is not installed: pip install 'skyrl[train]', or set it to 0"
+            f"model.lora.rank above 0 needs PEFT, which is not installed: {install_command('train')}, or set it to 0"
         ) from error
     return peft

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from attrs import frozen
 
-PACKAGES = ("skyrl", "torch", "ray", "transformers", "vllm", "deepspeed")
-"""Packages whose versions have to agree."""
+from skyrl import __version__
+
+PACKAGES = ("torch", "ray", "transformers", "vllm", "deepspeed")
+"""Packages whose versions have to agree, beside skyrl's own."""
 
 _QUERY = ("index", "name", "memory.total", "memory.used", "ecc.errors.uncorrected.volatile.total")
 _SECONDS = 20.0
@@ -40,7 +42,7 @@ class MachineFacts:
 
     host: str
     versions: Mapping[str, str]
-    """Version of Python, of each of `PACKAGES` that is installed, and a digest of skyrl's code, by name."""
+    """Version of Python, of skyrl, of each of `PACKAGES` that is installed, and a digest of skyrl's code, by name."""
 
     memory: int
     """Bytes of available memory."""
@@ -76,7 +78,7 @@ def facts_here(readable: Sequence[str], writable: Sequence[str]) -> MachineFacts
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "skyrl": __version__}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)

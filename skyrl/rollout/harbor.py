@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from skyrl.errors import RewardError, UserError
+from skyrl.installation import package_command
 from skyrl.tree import thaw
 
 TASK = "harbor_task"
@@ -101,7 +102,9 @@ async def _trial(settings: Mapping[str, Any]) -> Trial:
         from harbor.models.trial.config import TrialConfig
         from harbor.trial import trial
     except ImportError as error:
-        raise UserError(f"Harbor's tasks need its package, and Python 3.12: pip install harbor ({error})") from error
+        raise UserError(
+            f"Harbor's tasks need its package, and Python 3.12: {package_command('harbor')} ({error})"
+        ) from error
     try:
         config = TrialConfig.model_validate(settings)
     except ValueError as error:

@@ -40,6 +40,12 @@ def run_of(stored: object, where: str) -> Run:
     return found
 
 
+def refuse_supervised(folder: Path, instead: str) -> None:
+    """Raise `UserError` for the folder of a supervised run, which samples nothing; `instead` says what to do."""
+    if (folder / _FILE).is_file() and (kind := stored_run(folder).kind) != "rl":
+        raise UserError(f"{folder} is a run of kind = {kind}, which samples nothing: {instead}")
+
+
 def place_of(path: str, folder: Path, run: Run) -> str:
     """Current location of a path of the run whose folder is now `folder`; the folder's contents have moved with it."""
     if "://" in path:

@@ -40,7 +40,8 @@ def _losses(folder: RunFolder) -> Iterator[str]:
         found = [(record["step"], record[name]) for record in folder.metrics.read() if name in record]
         if found:
             (first, before), (last, after) = found[0], found[-1]
-            yield f"{name} {before:.3f} at step {first}, {after:.3f} at step {last}"
+            start = f"{before:.3f} at step {first}, " if first < last else ""
+            yield f"{name} {start}{after:.3f} at step {last}"
 
 
 def _scores(folder: RunFolder) -> Iterator[str]:

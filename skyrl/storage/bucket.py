@@ -19,6 +19,7 @@ from attrs import frozen
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from skyrl.errors import UserError
+from skyrl.installation import install_command
 from skyrl.storage.disk import CHUNK, Bytes
 
 T = TypeVar("T")
@@ -110,7 +111,7 @@ class Bucket:
                 register(kind)
             return fsspec.filesystem(kind)
         except ImportError as error:
-            hint = "pip install 'skyrl[s3]'" if kind in _BY_OBSTORE else "install it"
+            hint = install_command("s3") if kind in _BY_OBSTORE else "install it"
             raise UserError(f"{self.address} needs {error.name or error}: {hint}") from error
         except ValueError as error:
             raise UserError(f"{self.address}: {error}") from error

@@ -137,7 +137,7 @@ def _trial(
     before = load(sweep.run, thaw(dict(values)), environ=environ).config
     kind = kind_of(before)
     places = {"run_path": "run", "ckpt_path": "checkpoints", "export_path": "exports"}
-    table = get_at(before, kind.trainer) if kind.trainer else before
+    table = get_at(before, kind.trainer)
     there = {name: str(own / inside) for name, inside in places.items() if name in fields_of(type(table))}
     there["run_name"] = f"{sweep.name}-{number}"
     if device and get_at(before, kind.path("device")) == "auto":

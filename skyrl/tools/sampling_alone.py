@@ -41,7 +41,8 @@ def prepared(
     as a model while they are needed. Raises `ConfigError`, `UserError`, `ResumeError`, and `RunError` if the folder
     cannot be created.
     """
-    files = files or stored_configuration(target)
+    own = stored_configuration(target)
+    files = files or own
     if not (files or overrides):
         needed = "a configuration with data and an environment, such as run.toml"
         raise UserError(_without_configuration(target.name, needed if rewarded else "prompts, with --prompts FILE"))

@@ -86,11 +86,7 @@ def _of_run(name: str, folder: Path, step: int | None) -> Target:
 
 
 def _checkpoint(name: str, folder: Path) -> Target:
-    try:
-        stored = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["config"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ResumeError(f"{folder / MANIFEST} cannot be read: {error}") from error
-    run: Run = run_of(stored, str(folder / MANIFEST))
+    run = _run_in(folder)
     model = required(run.trainer.policy.model.path, "the path of the model")
     return Target(name=name, step=step_of(folder.absolute().name) or 0, model=model, checkpoint=folder)
 
@@ -122,11 +118,42 @@ def _exported_after(folder: Path) -> int:
 
 
 def stored_configuration(target: Target) -> list[str]:
-    """The file layers to use if the user named no configuration: the run's own, if there is one.
+    """The file layers to use if the user named no configuration: those of the run, if there is one that samples. The
+    model of a run of SFT is a model like any other.
 
-    Raises `UserError` for a run of another kind.
+    Raises `UserError` for a reward model.
     """
-    run = stored_run(target.run) if target.run else None
-    if run is not None and run.kind != "rl":
-        raise UserError(f"{target.name} is a run of kind = {run.kind}: pass a reinforcement-learning configuration")
-    return [] if target.stored is None else [target.stored]
+    if target.stored is None:
+        return []
+    run = _run_in(Path(target.stored))
+    if run.kind == "reward_model":
+        raise UserError(f"{target.name} is a run of kind = reward_model, which scores chats: use skyrl serve-reward")
+    return [target.stored] if run.kind == "rl" else []
+
+
+def scoring_model(name: str) -> str:
+    """The folder or hub name of the reward model that `name` refers to: itself, or the trained model of a run.
+
+    Raises `UserError` for a run of another kind, and for a checkpoint, which is no model.
+    """
+    target = find_target(name)
+    if target.stored is None:
+        return target.model
+    run = _run_in(Path(target.stored))
+    if run.kind != "reward_model":
+        raise UserError(f"{name} is a run of kind = {run.kind}, whose model scores nothing: name a reward model")
+    if target.checkpoint is not None:
+        raise UserError(f"{name} has no trained model: skyrl export {name} --to FOLDER writes one from a checkpoint")
+    return target.model
+
+
+def _run_in(folder: Path) -> Run:
+    """The configuration in the folder of a run, or of a checkpoint."""
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        return stored_run(folder)
+    try:
+        stored = json.loads(manifest.read_text(encoding="utf-8"))["config"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ResumeError(f"{manifest} cannot be read: {error}") from error
+    return run_of(stored, str(manifest))

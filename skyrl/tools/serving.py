@@ -51,7 +51,8 @@ def serve(
         raise UserError(
             "--takes-weights lets a run replace the weights that the adapters are for: pass only one of the two"
         )
-    files, overrides = files or stored_configuration(target), (*overrides, *WITHOUT_ENVIRONMENT)
+    own = stored_configuration(target)
+    files, overrides = files or own, (*overrides, *WITHOUT_ENVIRONMENT)
     if target.checkpoint is not None:  # report errors before weights are written
         _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     with TemporaryDirectory(prefix="skyrl-serve-") as scratch:

@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def get_at(config: object, path: str) -> Any:
-    """The value at a dotted path; None where a table on the way is None, or a free table has no such entry. Raises
-    AttributeError for an unknown name.
+    """The value at a dotted path; None where a table on the way is None, or a free table has no such entry. The empty
+    path is that of the tree. Raises AttributeError for an unknown name.
     """
-    for name in path.split("."):
+    for name in path.split(".") if path else ():
         if config is None:
             return None
         config = config.get(name) if isinstance(config, Mapping) else getattr(config, name)

@@ -38,7 +38,8 @@ FREE = {"role": "free"}
 def frozen(cls: type[C]) -> type[C]:
     """Make `cls` an immutable configuration class (see the module's docstring).
 
-    Every field needs a default, since files are patches of the default instance. Raises TypeError if one has none.
+    Every field needs a default, since files are patches of the default instance; that of a table is its class's, if it
+    gives none. Raises TypeError for another field without one.
     """
     if "__configuration__" in vars(cls):  # its base class has already decorated it
         return cls
@@ -152,7 +153,13 @@ _FACTORY: Any = attrs.Factory
 
 
 def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
-    """The fields as attrs sees them: their converters are moved to the metadata, where `fit_field` finds them."""
+    """The fields as attrs sees them: their converters are moved to the metadata, where `fit_field` finds them, and a
+    table without a default gets that of its class.
+    """
+    attributes = [
+        each.evolve(default=attrs.Factory(table)) if (table := _table_without_default(cls, each)) else each
+        for each in attributes
+    ]
     for attribute in attributes:
         if attribute.default is attrs.NOTHING:
             hint = f"write {attribute.name}: {_type_name(attribute)} = <default>, such as an instance of its class"
@@ -167,6 +174,14 @@ def _checked_fields(cls: type[Any], attributes: list[attrs.Attribute[Any]]) -> l
         each.evolve(converter=None, metadata={**each.metadata, "converter": each.converter}) if each.converter else each
         for each in attributes
     ]
+
+
+def _table_without_default(cls: type[Any], attribute: attrs.Attribute[Any]) -> type[Any] | None:
+    """The class of a table that has no default, as in `trainer: MyTrainerConfig`."""
+    if attribute.default is not attrs.NOTHING:
+        return None
+    kind = _types_of(cls)[attribute.name] if isinstance(attribute.type, str) else attribute.type
+    return kind if is_config(kind) else None
 
 
 def _type_name(attribute: attrs.Attribute[Any]) -> str:

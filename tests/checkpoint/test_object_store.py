@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ import pytest
 
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.errors import ResumeError, RunError, UserError
+from skyrl.installation import install_command
 from skyrl.storage.bucket import may_pass, patiently
 from tests.checkpoint.faulty import checkpoint, is_the_checkpoint_of
 from tests.checkpoint.object_store import BUCKET, ObjectStore
@@ -135,7 +137,7 @@ def test_an_address_of_no_known_kind_is_a_message() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "remedy"),
-    [("s3", "pip install 'skyrl\\[s3\\]'"), ("gs", "pip install 'skyrl\\[s3\\]'"), ("sftp", "install it")],
+    [("s3", install_command("s3")), ("gs", install_command("s3")), ("sftp", "install it")],
 )
 def test_an_address_whose_library_is_missing_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, kind: str, remedy: str
@@ -145,5 +147,5 @@ def test_an_address_whose_library_is_missing_says_what_to_install(
 
     monkeypatch.setattr("obstore.fsspec.register", missing)
     monkeypatch.setattr("fsspec.filesystem", missing)
-    with pytest.raises(UserError, match=f"^{kind}://bucket/run needs its library: {remedy}$"):
+    with pytest.raises(UserError, match=re.escape(f"{kind}://bucket/run needs its library: {remedy}") + "$"):
         CheckpointStore(f"{kind}://bucket/run").steps()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
 import json
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import attrs
@@ -265,10 +268,75 @@ def test_a_root_as_the_design_writes_it_takes_overrides() -> None:
         newfield1: str = "newvalue1"
 
     assert MySkyRLConfig.from_cli_overrides(["newfield1=other"]).newfield1 == "other"
-    with pytest.raises(TypeError, match=r"WithoutDefault\.trainer needs a default: write trainer: TrainerConfig = "):
 
-        class WithoutDefault(SkyRLTrainConfig):
-            trainer: TrainerConfig
+
+FORMS = """
+class MyTrainerConfig(TrainerConfig):
+	newfield1: str = "newvalue1"
+
+class MySkyRLConfig(SkyRLConfig):
+	trainer: MyTrainerConfig
+
+class MyAlgorithm(AlgorithmConfig):
+    bonus: float = 0.5
+
+class Deeper(TrainerConfig):
+    algorithm: MyAlgorithm
+
+class Several(SkyRLConfig):
+    trainer: Deeper
+    data: DataConfig
+
+@frozen
+class Table(BaseConfig):
+    sampling: SamplingParams
+
+class Supervised(SFTConfig):
+    optimizer_config: OptimizerConfig
+"""
+"""Tables without defaults. The first two classes are those of the design of SkyRL's configuration, word for word."""
+
+
+@pytest.fixture(params=["", "from __future__ import annotations\n"], ids=["evaluated", "postponed"])
+def forms(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of these classes."""
+    name = f"forms_{len(request.param)}"
+    (tmp_path / f"{name}.py").write_text(
+        f"{request.param}from skyrl.config import *\nfrom skyrl.tree import frozen\n{FORMS}"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    return importlib.import_module(name)
+
+
+def test_a_root_in_the_second_form_of_the_design_takes_overrides(forms: Any) -> None:
+    root = forms.MySkyRLConfig
+    assert root().trainer == forms.MyTrainerConfig()
+    run = root.from_cli_overrides(["trainer.newfield1=other", "trainer.epochs=3"])
+    assert (run.trainer.newfield1, run.trainer.epochs) == ("other", 3)
+    assert cattrs.structure(cattrs.unstructure(run), root) == run == pickle.loads(pickle.dumps(run))
+    assert cattrs.structure({}, root) == root()
+
+
+def test_a_table_without_a_default_takes_that_of_its_class(forms: Any) -> None:
+    assert forms.Several().trainer.algorithm == forms.MyAlgorithm()
+    assert load([], {"trainer.algorithm.bonus": 2}, forms.Several).config.trainer.algorithm.bonus == 2.0
+    assert forms.Several().data == DataConfig()
+    assert forms.Table().sampling == SamplingParams()
+    assert forms.Table(sampling=SamplingParams(top_k=3)).sampling.top_k == 3
+    assert inspect.signature(forms.Table).parameters["sampling"].default == SamplingParams()
+    assert forms.Supervised().optimizer_config == OptimizerConfig()
+
+
+def test_what_is_no_table_or_may_be_none_needs_a_default() -> None:
+    with pytest.raises(TypeError, match=r"Leaf\.epochs needs a default: write epochs: int = "):
+
+        class Leaf(TrainerConfig):
+            epochs: int
+
+    with pytest.raises(TypeError, match=r"Optional\.eval_sampling_params needs a default"):
+
+        class Optional(GeneratorConfig):
+            eval_sampling_params: SamplingParams | None
 
 
 @pytest.mark.parametrize(

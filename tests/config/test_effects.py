@@ -27,6 +27,7 @@ RECORDED = {"trainer.rollouts_from": "runs/other"}
 SINGLE = {"generator.max_turns": 2}  # of gsm8k, which takes one
 EVALUATION = "generator.eval_sampling_params."
 ENGINE = "generator.inference_engine."
+SERVERS: dict[str, Any] = {ENGINE + "backend": "http", ENGINE + "external_server_urls": ["http://10.0.0.1:8000"]}
 
 OFF: dict[str, dict[str, Any]] = {
     # effect: what switches it off, where the run of RUNNABLE does not
@@ -57,6 +58,7 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.attention": {"trainer.strategy": "megatron", ENGINE + "backend": "vllm"},
     "trainer.recompute_activations": {"trainer.strategy": "megatron"},
     ENGINE + "enable_prefix_caching": {ENGINE + "backend": "http"},
+    ENGINE + "run_engines_locally": SERVERS | {ENGINE + "run_engines_locally": True},  # false agrees with servers
     ENGINE + "rollout_dtype": {ENGINE + "backend": "vllm"},
     ENGINE + "enable_return_routed_experts": {ENGINE + "backend": "sglang"},
     EVALUATION + "temperature": {EVALUATION + "greedy": True},
@@ -67,7 +69,6 @@ OFF: dict[str, dict[str, Any]] = {
 }
 
 CUDA = {"trainer.device": "cuda"}
-SERVERS: dict[str, Any] = {ENGINE + "backend": "http", ENGINE + "external_server_urls": ["http://10.0.0.1:8000"]}
 ELSEWHERE = tuple(f"trainer.{model}." for model in ("policy", "critic", "ref"))
 """Tables whose conditions `test_effects_of_models.py` tests."""
 
@@ -95,14 +96,15 @@ def told(path: str, values: dict[str, Any]) -> list[Problem]:
 @each(TESTED)
 def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
     leaf = leaf_in(effect.path)
-    [problem] = told(effect.path, OFF.get(effect.path, {}) | {leaf: OTHERS[leaf]})
+    [problem] = told(effect.path, {leaf: OTHERS[leaf]} | OFF.get(effect.path, {}))
     assert (problem.severity, problem.place.rpartition(":")[0]) == ("warning", __file__)
     assert problem.message == f"has no effect in this run: it acts only when {effect.when}"
 
 
 @each(effect for effect in TESTED if not any(path.startswith(f"{effect.path}.") for path in RUNNABLE))
 def test_a_value_that_was_not_written_is_not_told(effect: Effect) -> None:
-    assert told(effect.path, OFF.get(effect.path, {})) == []
+    off = OFF.get(effect.path, {})
+    assert told(effect.path, {path: value for path, value in off.items() if path != effect.path}) == []
 
 
 def test_who_shares_the_gpu_of_one_process_is_not_told() -> None:

@@ -10,10 +10,12 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from skyrl.config import InferenceEngineConfig
-from skyrl.config.engine_backends import BACKENDS, backends_that, weight_dtype
+from skyrl.config import InferenceEngineConfig, SkyRLTrainConfig, compose
+from skyrl.config.engine_backends import BACKENDS, backends_that, server_urls, weight_dtype
+from skyrl.config.sizes import has_reference, on_ray, starts_engines
 from skyrl.tree.classes import fields_of
 from skyrl.tree.docs import docs_of
+from tests.config.leaves import RUNNABLE
 
 ROOT = Path(__file__).parents[2]
 MAKES_ENGINES = {"skyrl/experiments/collaborators.py"}
@@ -88,3 +90,104 @@ def test_no_module_compares_the_name_of_a_backend() -> None:
         if isinstance(node, ast.Compare) and ast.unparse(node.left).endswith("engine.backend")
     ]
     assert found == []
+
+
+E = "generator.inference_engine."
+OLD, NEW = ["127.0.0.1:8001"], ["http://10.0.0.1:8000"]
+WITH_SCHEME = ("http://127.0.0.1:8001",)
+
+
+def run_of(**engine: Any) -> tuple[SkyRLTrainConfig, set[str]]:
+    """A run with these engines, and the paths that have no effect in it."""
+    values = {f"{E}{name}": value for name, value in engine.items()}
+    composed = compose([], RUNNABLE | {"trainer.placement.colocate_all": False} | values)
+    return composed.config, {each.path for each in composed.warnings if "has no effect" in each.message}
+
+
+@pytest.mark.parametrize(
+    ("engine", "starts", "urls", "idle"),
+    [
+        # the defaults of SkyRL's design and of its Hydra era, word for word: addresses that are not applicable
+        ({"backend": "vllm", "run_engines_locally": True, "remote_urls": OLD}, True, (), {"remote_urls"}),
+        ({"backend": "vllm", "remote_urls": OLD}, True, (), {"remote_urls"}),
+        ({"backend": "sglang", "run_engines_locally": True, "remote_urls": OLD}, True, (), {"remote_urls"}),
+        ({"backend": "torch", "run_engines_locally": True, "remote_urls": OLD}, True, (), {"remote_urls"}),
+        ({"backend": "vllm", "run_engines_locally": False, "remote_urls": OLD}, False, WITH_SCHEME, ()),
+        (
+            {"backend": "sglang", "run_engines_locally": False, "remote_urls": OLD},
+            False,
+            WITH_SCHEME,
+            (),
+        ),
+        ({"backend": "http", "remote_urls": OLD}, False, WITH_SCHEME, ()),
+        ({"backend": "vllm", "external_server_urls": NEW}, False, tuple(NEW), ()),
+        ({"backend": "vllm", "external_server_urls": NEW, "remote_urls": OLD}, False, tuple(NEW), {"remote_urls"}),
+        ({"backend": "vllm", "external_proxy_url": NEW[0], "remote_urls": OLD}, False, WITH_SCHEME, ()),
+        # contradictions: these addresses are those of engines that run already
+        (
+            {"backend": "vllm", "run_engines_locally": True, "external_server_urls": NEW},
+            False,
+            tuple(NEW),
+            {"run_engines_locally"},
+        ),
+        (
+            {"backend": "sglang", "run_engines_locally": True, "external_proxy_url": NEW[0]},
+            False,
+            (),
+            {"run_engines_locally"},
+        ),
+        (
+            {"backend": "http", "run_engines_locally": True, "external_server_urls": NEW},
+            False,
+            tuple(NEW),
+            {"run_engines_locally"},
+        ),
+        ({"backend": "vllm", "run_engines_locally": False, "external_server_urls": NEW}, False, tuple(NEW), ()),
+    ],
+)
+def test_addresses_that_skyrl_writes_beside_engines_of_the_run_do_not_replace_them(
+    engine: dict[str, Any], starts: bool, urls: tuple[str, ...], idle: set[str]
+) -> None:
+    run, without_effect = run_of(**engine)
+    assert (starts_engines(run), server_urls(run.generator.inference_engine)) == (starts, urls)
+    assert without_effect & {f"{E}run_engines_locally", f"{E}remote_urls"} == {E + name for name in idle}
+
+
+@pytest.mark.parametrize(
+    ("off", "beside", "is_off"),
+    [
+        ({f"{E}run_engines_locally": True}, {f"{E}remote_urls": OLD}, starts_engines),
+        (
+            {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False},
+            {"trainer.algorithm.kl_loss_coef": 0.1},
+            lambda run: not has_reference(run),
+        ),
+        (
+            {"trainer.fully_async.enabled": False},
+            {"trainer.fully_async.max_staleness_steps": 3},
+            lambda run: not run.trainer.fully_async.enabled,
+        ),
+        (
+            {"trainer.policy.model.lora.rank": 0},
+            {"trainer.policy.model.lora.alpha": 32},
+            lambda run: run.trainer.policy.model.lora.rank == 0,
+        ),
+        (
+            {f"{E}enable_http_endpoint": False},
+            {f"{E}http_endpoint_port": 9000},
+            lambda run: not run.generator.inference_engine.enable_http_endpoint,
+        ),
+        (
+            {"trainer.placement.executor": "in_process"},
+            {"trainer.placement.ray_address": "auto"},
+            lambda run: not on_ray(run),
+        ),
+    ],
+)
+def test_a_switch_that_is_written_off_stays_off_whatever_stands_beside_it(
+    off: dict[str, Any], beside: dict[str, Any], is_off: Any
+) -> None:
+    composed = compose([], RUNNABLE | off | beside)
+    assert is_off(composed.config)
+    said = {each.path for each in composed.warnings if "has no effect" in each.message}
+    assert said & {*beside, *(path.rpartition(".")[0] for path in beside)}

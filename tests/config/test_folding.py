@@ -27,6 +27,13 @@ LARGE: Mapping[str, Any] = {
     f"{ENGINE}tensor_parallel_size": 2,
 }
 
+ELSEWHERE: Mapping[str, Any] = {
+    f"{PLACEMENT}colocate_all": False,
+    f"{ENGINE}num_engines": 1,
+    f"{ENGINE}backend": "http",
+}
+"""Engines that run already."""
+
 
 def both(changes: Mapping[str, Any]) -> tuple[SkyRLTrainConfig, SkyRLTrainConfig]:
     """A large run, and the folded one."""
@@ -47,6 +54,10 @@ def both(changes: Mapping[str, Any]) -> tuple[SkyRLTrainConfig, SkyRLTrainConfig
         {"trainer.policy.model.lora.rank": 32},
         {f"{ENGINE}enforce_eager": False, f"{ENGINE}rollout_dtype": "bfloat16"},
         {"generator.max_turns": 8, "generator.max_input_length": 4096},
+        ELSEWHERE | {f"{ENGINE}external_server_urls": ["http://host:1"]},
+        ELSEWHERE | {f"{ENGINE}external_proxy_url": "http://host:1", f"{ENGINE}backend": "vllm"},
+        ELSEWHERE
+        | {f"{ENGINE}remote_urls": ["host:1"], f"{ENGINE}run_engines_locally": False, f"{ENGINE}backend": "vllm"},
     ],
 )
 def test_a_folded_run_passes_the_check_in_one_process(changes: Mapping[str, Any]) -> None:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import tomli_w
+import yaml
+from omegaconf import OmegaConf
 
 from skyrl.config import (
     AlgorithmConfig,
     BaseConfig,
     ConfigError,
+    SamplingParams,
     SkyRLTrainConfig,
     compose,
     get_config_as_dict,
@@ -24,7 +27,7 @@ from skyrl.config import (
 from skyrl.config.presets import PRESETS
 from skyrl.config.resolve import derived, resolve_with_origins
 from skyrl.config.stored import stored_form
-from skyrl.tree import evolve_at, fingerprint, frozen, get_at, to_dict
+from skyrl.tree import FrozenDict, evolve_at, fingerprint, frozen, get_at, to_dict
 from skyrl.tree.sparse import as_toml_has_it, sparse
 from tests.config.leaves import OTHERS, RUNNABLE, each
 
@@ -126,6 +129,24 @@ def test_the_tree_as_a_dictionary_and_as_yaml(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(get_config_as_yaml_str(run))
     assert load([file]).config == run
+
+
+@pytest.mark.parametrize(
+    ("mapping", "plain"),
+    [
+        ({}, {}),
+        ({"a": 1, "b": {"c": [1, None]}}, {"a": 1, "b": {"c": [1, None]}}),
+        ({"a": (1, (2,))}, {"a": [1, [2]]}),
+        (FrozenDict({"a": {"b": (1,)}}), {"a": {"b": [1]}}),
+        ({"table": SamplingParams(top_k=3)}, {"table": to_dict(SamplingParams(top_k=3))}),
+        (OmegaConf.create({"lr": 1e-5, "same": "${lr}", "list": [1]}), {"lr": 1e-5, "same": 1e-5, "list": [1]}),
+    ],
+)
+def test_a_mapping_is_a_dictionary_already(mapping: Any, plain: dict[str, Any]) -> None:
+    copied = get_config_as_dict(mapping)
+    assert (type(copied), copied, json.loads(json.dumps(copied))) == (dict, plain, plain)
+    assert copied is not mapping
+    assert yaml.safe_load(get_config_as_yaml_str(mapping)) == plain
 
 
 @frozen

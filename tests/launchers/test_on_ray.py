@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.nano_run import as_words, overrides
+from tests.supervised_run import settings, toml_file
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray_jobs")]
 
@@ -113,6 +114,15 @@ def test_a_job_of_ray_trains_to_its_end_and_its_output_is_followed(place: Place,
     assert "3/3" in followed or "step 3" in followed, followed
     assert place.launch("logs", "launches/mine").strip().endswith(followed.strip()[-200:])
     assert place.steps()[-1] == 3
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_a_supervised_run_trains_as_a_job_of_ray(kind: str, place: Place, nano: Path) -> None:
+    values = settings(nano, place.folder, kind, num_steps=2, run_name="mine")
+    place.launch("ray", toml_file(place.folder / "run.toml", values))
+    followed = place.launch("logs", "-f", "launches/mine")
+    assert "finished" in place.launch("status"), followed
+    assert place.steps()[-1] == 2
 
 
 def test_a_job_of_ray_that_is_stopped_says_so(place: Place, nano: Path) -> None:

@@ -5,6 +5,7 @@ On a CPU a stand-in for Liger Kernel computes with torch what its kernels comput
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -34,6 +35,7 @@ from transformers import (
 from transformers.models.qwen3 import modeling_qwen3
 
 from skyrl.errors import UserError
+from skyrl.installation import install_command
 from skyrl.models import fused_layers
 from skyrl.models.fused_layers import fuse_layers
 
@@ -209,9 +211,8 @@ def test_another_rotation_stays_as_it_is(rotation: Any, kernels: Kernels, monkey
 
 def test_a_missing_package_is_named_with_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"trainer\.use_liger_kernel = true needs the package liger-kernel: pip install"
-    ):
+    said = f"trainer.use_liger_kernel = true needs the package liger-kernel: {install_command('liger')}"
+    with pytest.raises(UserError, match=re.escape(said)):
         fuse(FAMILIES["llama"][0])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import site
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def run(*command: str | Path, folder: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT, folder=folder)
-    [made] = folder.glob("skyrl-*.whl")
+    [made] = folder.glob("skyrl_attrs-*.whl")
     return made
 
 
@@ -67,6 +68,16 @@ def test_a_new_task_of_the_installed_wheel_learns(install: tuple[str, ...], whee
     said = run(skyrl, "run", "run.toml", folder=tmp_path / "demo").splitlines()[-1]
     before, after = map(float, re.findall(r"\d\.\d+", said))
     assert before < 0.5 and after > 0.8
+
+
+@pytest.mark.parametrize("source", ["-e {root}", "{root}", "{wheel}"], ids=["editable", "folder", "wheel"])
+def test_a_missing_package_is_installed_from_where_skyrl_came_from(source: str, wheel: Path, tmp_path: Path) -> None:
+    source = source.format(root=ROOT, wheel=wheel)
+    python = environment(tmp_path, ("{python}", "-m", "pip", "install", "--quiet", "--no-deps", *source.split()), wheel)
+    program = "from skyrl.installation import install_command; print(install_command('view'))"
+    command = shlex.split(run(python, "-c", program, folder=tmp_path))
+    assert command == ["pip", "install", *f"{source}[view]".split()]
+    run(python, "-m", *command, "--no-deps", "--dry-run", "--quiet", folder=tmp_path)
 
 
 def test_schemas_presets_and_templates_come_with_the_wheel(wheel: Path, tmp_path: Path) -> None:

@@ -33,7 +33,10 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "engines_of_others_share_no_gpus": [
         ({**VLLM, ENGINE + "run_engines_locally": False}, PLACEMENT + "colocate_all"),
         ({**VLLM, ENGINE + "external_proxy_url": "http://router"}, PLACEMENT + "colocate_all"),
-        ({**VLLM, ENGINE + "remote_urls": ["host:1"]}, PLACEMENT + "colocate_all"),
+        (
+            {**VLLM, ENGINE + "run_engines_locally": False, ENGINE + "remote_urls": ["host:1"]},
+            PLACEMENT + "colocate_all",
+        ),
         ({**RAY, ENGINE + "backend": "http"}, PLACEMENT + "colocate_all"),
     ],
     "engines_take_turns_with_learners": [
@@ -61,7 +64,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "an_engine_without_a_server_is_started": [
         ({ENGINE + "run_engines_locally": False}, ENGINE + "backend"),
-        ({ENGINE + "remote_urls": ["host:1"]}, ENGINE + "backend"),
+        ({ENGINE + "external_proxy_url": "http://host:1"}, ENGINE + "backend"),
     ],
     "experts_take_every_gpu_of_an_engine": [
         ({**VLLM, ENGINE + "expert_parallel_size": 2}, ENGINE + "expert_parallel_size"),
