@@ -41,9 +41,7 @@ def kept_text(written: RunConfig, origins: Origins) -> str:
     return tomli_w.dumps(as_toml_has_it(tables, type(written)))
 
 
-def kept_tables(
-    written: RunConfig, origins: Origins, leaf: Callable[[object], Any] = public_value
-) -> dict[str, Any]:
+def kept_tables(written: RunConfig, origins: Origins, leaf: Callable[[object], Any] = public_value) -> dict[str, Any]:
     """The content of a file that reproduces the tree as written; `leaf` gives the form of a value."""
     tables: dict[str, Any] = header_of(type(written)) | sparse(written, leaf=leaf)
     for rule in kind_of(written).rules:  # a table that was given as one instance is not filled

@@ -189,7 +189,7 @@ class TreeBuilder(Generic[T]):
             value = table.changes[attribute.name] = None
         elif isinstance(value, nested):
             given = coerce_exact(value, nested)
-            is_whole = self._reach.is_open and is_optional(attribute.type)
+            is_whole = self._reach.remembers and is_optional(attribute.type)
             table.changes[attribute.name] = with_written(given, fields_of(type(given))) if is_whole else given
         else:
             return False
@@ -334,7 +334,7 @@ class TreeBuilder(Generic[T]):
         }
         try:
             built = with_changes(table.base, changes) if changes else table.base
-            if self._reach.is_open and (changes or table.was_absent or not path):
+            if self._reach.remembers and (changes or table.was_absent or not path):
                 leaves = (name for name, change in table.changes.items() if not isinstance(change, Table))
                 built = with_written(built, leaves)
             return self._with_named_classes(built, table.base, path) if changes else built
@@ -382,7 +382,7 @@ def structure(value: object, cls: type[T]) -> T:
 
     Raises `ConfigError` with every problem.
     """
-    builder = TreeBuilder(cls())
+    builder = TreeBuilder(cls(), ReadContext(remembers=True))
     builder.assign(Assignment(path=(), value=value, origin=Origin(kind="python")))
     built = builder.build()
     if builder.problems:

@@ -138,6 +138,11 @@ def with_written(config: C, names: Iterable[str]) -> C:
     return assembled(config, {_WRITTEN: (written_fields(config) or frozenset()).union(names)})
 
 
+def without_written(config: C, name: str) -> C:
+    """A copy of the table that no longer says that this field was written."""
+    return assembled(config, {_WRITTEN: (written_fields(config) or frozenset()) - {name}})
+
+
 def is_written(config: object, path: str) -> bool:
     """Did somebody write the value at a dotted path of a tree that `load` returned?"""
     *tables, name = path.split(".")

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.access import evolve_at, get_at
+from skyrl.tree.access import evolve_at, get_at, with_derived
 from skyrl.tree.classes import fields_of, is_written, written_fields
 from skyrl.tree.origins import DEFAULT, Origin, Origins, place_of, written_paths
 
@@ -142,12 +142,10 @@ def derive(
     for step in rules:
         if step.table in whole or not step.applies(config, written):
             continue
-        if step.given and not (
-            step.given in written
-            or is_written(config, step.given)
-            or (not origins and _differs(config, step.given, rules))
-        ):
-            continue
+        if step.given:  # written, and not in a way that asks for derivation
+            is_written_there = step.given in written and grown.get(step.given, (DEFAULT,))[-1].kind != "rule"
+            if not (is_written_there if origins else _stands_out(config, step.given, rules)):
+                continue
         if touches([*step.reads, step.writes], out_of_use):
             out_of_use.add(step.writes)
             continue
@@ -160,10 +158,12 @@ def derive(
     return config, grown, frozenset(out_of_use)
 
 
-def _differs(config: T, path: str, rules: Iterable[Rule[T]]) -> bool:
-    """Does the path have a value that no rule would derive?"""
+def _stands_out(config: T, path: str, rules: Iterable[Rule[T]]) -> bool:
+    """Does the path have a value that was written, or that no rule would derive?"""
     value = get_at(config, path)
-    return all(not step.leaves_unset(value) and value != step.compute(config) for step in rules if step.writes == path)
+    return is_written(config, path) or all(
+        not step.leaves_unset(value) and value != step.compute(config) for step in rules if step.writes == path
+    )
 
 
 def taken_as_written(rules: Iterable[Rule[Any]], derived: Collection[str]) -> Origins:
@@ -188,6 +188,8 @@ def is_whole(table: object) -> bool:
 
 
 def _written(config: T, step: Rule[T], value: object) -> T:
+    if is_written(config, step.writes):  # what was written there asks for derivation
+        config = with_derived(config, step.writes)
     try:
         return evolve_at(config, step.writes, value)
     except ConfigError as error:  # the values that it follows from are each allowed, but absurd in combination

@@ -10,6 +10,7 @@ from typing import Any
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.classes import class_name, fields_of, known_class, table_class, written_fields
 from skyrl.tree.dump import same, stored_value
+from skyrl.tree.table import with_class
 from skyrl.tree.types import class_of, config_class, is_optional, lists_none
 
 
@@ -61,7 +62,8 @@ def _sparse(
             start = nested()
             is_other = type(value) is not (type(before) if before is not None else type(start))
             named = {"class": class_name(type(value))} if is_other else {}
-            inner = _sparse(value, type(value)() if is_other else start, path + ".", left_out, leaf)
+            start = with_class(start if before is None else before, type(value)) if is_other else start
+            inner = _sparse(value, start, path + ".", left_out, leaf)
             data[name] = named | inner
     return data
 
@@ -112,5 +114,7 @@ def _nulls(value: object, path: str) -> Iterable[str]:
 
 def _no_null(path: str) -> Problem:
     return Problem(
-        path=path, message="is null, which TOML cannot express here", hint="use YAML or JSON, which have null"
+        path=path,
+        message="is null, which TOML cannot express here",
+        hint="leave the entry out; only YAML and JSON files have null",
     )
