@@ -1,7 +1,7 @@
 """Random configurations of every kind of run, and every door that writes one for a later reader.
 
-What a door writes, read again, is the same run: `resolve(load(text_of(load(x)))) == resolve(load(x))`. Every second leaf
-of a tree has its class's default, since a value that a rule would replace can only be lost there.
+What a door writes, read again, is the same run: `resolve(load(text_of(load(x)))) == resolve(load(x))`. Every second
+leaf of a tree has its class's default, since a value that a rule would replace can only be lost there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import pickle
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from property_tests.trees import SIMPLE, as_arguments, as_tables
 from skyrl.checkpoint.manifest import Manifest
 from skyrl.cli.config import config
 from skyrl.config import AlgorithmConfig, BaseConfig, OptimizerConfig, load, resolve
-from skyrl.config.cluster import ClusterConfig
+from skyrl.config.cluster import ClusterConfig, SlurmConfig
 from skyrl.config.kept import kept_text
 from skyrl.config.kinds import KINDS, kind_of, root_of
 from skyrl.config.resolve import derived
@@ -35,14 +35,13 @@ from skyrl.config.stored import stored_tree
 from skyrl.config.sweep import SweepConfig
 from skyrl.errors import ConfigError, UserError
 from skyrl.launchers.prepared import Prepared
-from skyrl.processes.redaction import redacted_tree
+from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_lock import RunLock
 from skyrl.sweeps.trials import trials_of
-from skyrl.tools.rehearsal import Rehearsal
 from skyrl.tree import FrozenDict, Secret, differences, field, fingerprint, thaw
 from skyrl.tree.access import default_at
 from skyrl.tree.classes import fields_of, fit_field, is_config, leaf_paths
-from skyrl.tree.dump import stored_value
+from skyrl.tree.dump import flatten, stored_value
 from skyrl.tree.types import bare, is_list, is_mapping, is_union
 
 MOSTLY = 0.5
@@ -71,12 +70,31 @@ OWN: Mapping[str, type[BaseConfig]] = {
 }
 """Tables of a tree, each with a class that a file may name in its place."""
 
-TEXTS = ("a", "a.b:C", "1e5", "007", "true", "none", "", "x = 1", '"', "'''", "\\", "***", "hf_data", "é", "a\nb", "env")
+TEXTS = (
+    "a",
+    "a.b:C",
+    "1e5",
+    "007",
+    "true",
+    "none",
+    "",
+    "x = 1",
+    '"',
+    "'''",
+    "\\",
+    "***",
+    "hf_data",
+    "é",
+    "a\nb",
+    "env",
+)
 FREE: tuple[Any, ...] = (
-    {}, {"a": 1}, {"a.b": {"c": [1, {"d": "e"}]}, "f": "1e5"}, {"answer_key": "x", "think_end_token": "</t>"}, {"a": {}},
+    {}, {"a": 1}, {"a.b": {"c": [1, {"d": "e"}]}, "f": "1e5"}, {"answer_key": "x", "think_end_token": "</t>"},
+    {"a": {}},
     {"max_token": "many", "secretary": "Ann", "b": [[], {}]},
 )  # fmt: skip
 ALLOCATIONS = ("vllm:d2t2p3+fsdp:d8t2c3e2", "vllm:d24+megatron:(attn:d2p2t2c3|ffn:p2t3e2)", "vllm:d1|fsdp:d1")
+PATIENT = ClusterConfig(slurm=SlurmConfig(signal_before=1e9))
 FOLDERS = ("~/ckpts/", "runs/mine", "/here/", "s3://bucket/run")
 
 
@@ -110,18 +128,18 @@ class Given:
         return [self.file, *self.words]
 
 
-def hand_on(count: int, seed: int, folder: Path) -> Handed:
+def hand_on(count: int, seed: int, folder: Path, doors: Sequence[Mapping[str, Door]]) -> Handed:
     """Draw trees until `count` of them are runs, and give each to a door of each group."""
     chance, handed = random.Random(seed), Handed()
     with mock.patch("skyrl.config.load.check", return_value=[]):  # a tree that no check refuses is rare
         while handed.trees.total() < count:
             given = drawn(chance, folder)
             with mock.patch.dict(os.environ, given.environ):
-                _hand_on(given, folder, chance, handed)
+                _hand_on(given, folder, dict(chance.choice([*group.items()]) for group in doors), handed)
     return handed
 
 
-def _hand_on(given: Given, folder: Path, chance: random.Random, handed: Handed) -> None:
+def _hand_on(given: Given, folder: Path, doors: Mapping[str, Door], handed: Handed) -> None:
     try:
         loaded = load([given.file], given.words, environ=given.environ)
         run: Any = resolve(loaded)
@@ -129,8 +147,8 @@ def _hand_on(given: Given, folder: Path, chance: random.Random, handed: Handed) 
         handed.unusable += 1
         return
     handed.trees[given.kind] += 1
-    for group in DOORS:
-        name, door = chance.choice([*group.items()])
+    plain = _plain(run)
+    for name, door in doors.items():
         try:
             before, again = door(given, loaded, run, folder)
         except (ConfigError, UserError) as error:
@@ -142,11 +160,16 @@ def _hand_on(given: Given, folder: Path, chance: random.Random, handed: Handed) 
         except Exception as error:
             error.add_note(f"door {name}: {_source(given)}")
             raise
-        found = differences(before, again)
-        if found or before != again or fingerprint(before) != fingerprint(again):
-            handed.different.append(f"{name}, {given.kind}: {found}\n{_source(given)}")
-        else:
+        same = before == again and (plain if before is run else _plain(before)) == _plain(again)
+        if same:
             handed.same[name] += 1
+        else:
+            handed.different.append(f"{name}, {given.kind}: {differences(before, again)}\n{_source(given)}")
+
+
+def _plain(run: Any) -> str:
+    """Every leaf, where 1, 1.0 and true are three values."""
+    return json.dumps(flatten(run))
 
 
 def _source(given: Given) -> str:
@@ -319,7 +342,11 @@ def by_checkpoint(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     """The manifest of a checkpoint."""
     (folder / "checkpoint").mkdir(exist_ok=True)
     manifest = Manifest(
-        step=1, files=(), config=redacted_tree(stored_tree(run)), fingerprint=fingerprint(run), derived=derived(run)
+        step=1,
+        files=(),
+        config=redacted_configuration(stored_tree(run)),
+        fingerprint=fingerprint(run),
+        derived=derived(run),
     )
     (folder / "checkpoint" / "manifest.json").write_bytes(manifest.content())
     return run, _read(folder / "checkpoint", given.environ)
@@ -328,15 +355,14 @@ def by_checkpoint(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
 def by_launch(target: Literal["local", "slurm", "ray"]) -> Door:
     def by_prepared_launch(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
         with mock.patch("skyrl.launchers.prepared.machines_of"):  # sizes are absurd
-            launch = Prepared(target, [given.file], given.words, ClusterConfig(), environ=given.environ)
+            launch = Prepared(target, [given.file], given.words, PATIENT, environ=given.environ)
         return launch.run, _written(launch.text, "toml", folder, given)
 
     return by_prepared_launch
 
 
 def by_sweep(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
-    (file := folder / "words.json").write_text("{}")
-    assert file
+    """One training of a sweep of one. A sweep has no arguments, and reads files alone."""
     sweep = SweepConfig(run=(given.file,), folder=str(folder / "sweep"), seeds=(run_seed(run),))
     [trial] = trials_of(sweep, given.environ).trials
     return trial.run, _written(trial.text, "toml", folder, given)
@@ -349,6 +375,8 @@ def run_seed(run: Any) -> int:
 
 def by_rehearsal(given: Given, loaded: Any, run: Any, folder: Path) -> Pair:
     """The file of a rehearsal without changes to the run, of reinforcement learning only."""
+    from skyrl.tools.rehearsal import Rehearsal  # which imports torch
+
     if given.kind != "rl":
         return run, run
     file, _ = Rehearsal(files=[given.file], words=given.words, run=run, folder=folder)._folded_file({})
@@ -369,6 +397,8 @@ DOORS: tuple[dict[str, Door], ...] = (
     {"checkpoint": by_checkpoint},
     {"launch local": by_launch("local"), "launch slurm": by_launch("slurm"), "launch ray": by_launch("ray")},
     {"sweep": by_sweep},
-    {"rehearse": by_rehearsal},
 )
 """Each tree is given to one door of each group."""
+
+WITH_TORCH: tuple[dict[str, Door], ...] = ({"rehearse": by_rehearsal},)
+"""Doors whose import takes seconds."""

@@ -45,7 +45,7 @@ def as_it_was_written(run: RunConfig, language: str) -> str:
         *tables, name = rule.writes.split(".")
         table = reduce(lambda inner, each: inner[each] or {}, tables, data)
         is_given = rule.table and table and is_whole(get_at(run, rule.table))
-        if name in table and not is_given and rule.applies(run, ()):
+        if name in table and not rule.placeholder and not is_given and rule.applies(run, ()):
             del table[name]
     return dump(data, language, type(run))
 

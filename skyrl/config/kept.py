@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from skyrl.config.entry import RunConfig
@@ -47,14 +47,29 @@ def kept_tables(written: RunConfig, origins: Origins, leaf: Callable[[object], A
     for rule in kind_of(written).rules:  # a table that was given as one instance is not filled
         if rule.table and get_at(written, rule.table) is not None and is_whole(get_at(written, rule.table)):
             put(tables, rule.writes.split("."), leaf(get_at(written, rule.writes)))
-    for path, chain in origins.items():
-        if chain and chain[-1].kind == "environment" and not chain[-1].path:  # the variable holds the value itself
-            put(tables, split_path(path), f"env:{chain[-1].where}")
+    for names, variable in _variables(origins):
+        put(tables, names, f"env:{variable}")
     references: dict[str, Any] = _with_references(tables)
     return references
 
 
-def put(tables: dict[str, Any], names: list[str] | tuple[str, ...], value: object) -> None:
+def _variables(origins: Origins) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Paths whose values come from environment variables, each with the variable: a leaf, or a table of which no other
+    place gave a part.
+    """
+    given: dict[tuple[str, ...], str] = {}
+    others: set[tuple[str, ...]] = set()
+    for path, chain in origins.items():
+        names, origin = split_path(path), chain[-1]
+        if origin.kind == "environment":
+            names = names[: len(names) - len(origin.path)]  # the variable has a table with the names after these
+            if given.setdefault(names, origin.where) != origin.where:
+                others.add(names)
+        others |= {names[:depth] for depth in range(1, len(names))}
+    yield from ((names, variable) for names, variable in given.items() if names not in others)
+
+
+def put(tables: dict[str, Any], names: Sequence[str], value: object) -> None:
     """Sets a value in nested tables; not inside a list, which is written as a whole."""
     for name in names[:-1]:
         inner = tables.setdefault(name, {})

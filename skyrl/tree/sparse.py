@@ -79,7 +79,7 @@ def _without_null(data: Mapping[str, Any], default: object, prefix: str, problem
         before = getattr(default, name, None)
         if isinstance(value, Mapping) and nested is not None:
             converted[name] = _without_null(value, nested() if before is None else before, path + ".", problems)
-        elif attribute and class_of(attribute.type):  # its class reads `none` as null where a field may be null
+        elif attribute and _is_of_a_class(attribute.type, data, default):  # which reads `none` where null is allowed
             converted[name] = _word_for_null(value)
         elif value is None and attribute and is_optional(attribute.type) and not _has_word_none(attribute.type):
             converted[name] = "none"
@@ -87,6 +87,13 @@ def _without_null(data: Mapping[str, Any], default: object, prefix: str, problem
             problems += [_no_null(each) for each in _nulls(value, path)]
             converted[name] = value
     return converted
+
+
+def _is_of_a_class(kind: object, data: Mapping[str, Any], default: object) -> bool:
+    """Is it a table whose class another field names, and is that class known?"""
+    naming = class_of(kind)
+    named = data.get(naming.field, getattr(default, naming.field, None)) if naming else None
+    return naming is not None and naming.find(named, False) is not None
 
 
 def _word_for_null(value: object) -> object:
