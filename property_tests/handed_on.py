@@ -169,7 +169,7 @@ def _hand_on(given: Given, folder: Path, doors: Mapping[str, Door], handed: Hand
 
 def _plain(run: Any) -> str:
     """Every leaf, where 1, 1.0 and true are three values."""
-    return json.dumps(flatten(run))
+    return json.dumps(flatten(run), sort_keys=True)
 
 
 def _source(given: Given) -> str:

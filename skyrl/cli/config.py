@@ -86,7 +86,7 @@ def show(
     warn(loaded.warnings)
     run, origins = loaded.config, loaded.origins
     if sparse:
-        click.echo(forms.dump(kept_tables(run, origins), language, type(run)))
+        click.echo(forms.dump(kept_tables(run, origins), language, run))
         return
     if not written:
         run, origins, _ = resolve_with_origins(run, origins)

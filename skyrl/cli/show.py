@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from skyrl.tree.origins import Origins
 
 
-def dump(data: Mapping[str, Any], language: str, root: type[Any]) -> str:
-    """Nested data as text, without a final newline. Raises `ConfigError` for a null that TOML cannot express."""
+def dump(data: Mapping[str, Any], language: str, of: object) -> str:
+    """Nested data of a tree, or of a class where there is no tree, as text without a final newline. Raises
+    `ConfigError` for a null that TOML cannot express.
+    """
     if language == "json":
         return json.dumps(data, indent=2, ensure_ascii=False)
     if language == "yaml":
@@ -27,12 +29,12 @@ def dump(data: Mapping[str, Any], language: str, root: type[Any]) -> str:
 
     from skyrl.tree.sparse import as_toml_has_it
 
-    return tomli_w.dumps(as_toml_has_it(data, root)).rstrip("\n")
+    return tomli_w.dumps(as_toml_has_it(data, of)).rstrip("\n")
 
 
 def whole(run: RunConfig, language: str) -> str:
     """Every field as text, without secrets."""
-    return dump(public_dict(run), language, type(run))
+    return dump(public_dict(run), language, run)
 
 
 def as_it_was_written(run: RunConfig, language: str) -> str:
@@ -47,7 +49,7 @@ def as_it_was_written(run: RunConfig, language: str) -> str:
         is_given = rule.table and table and is_whole(get_at(run, rule.table))
         if name in table and not rule.placeholder and not is_given and rule.applies(run, ()):
             del table[name]
-    return dump(data, language, type(run))
+    return dump(data, language, run)
 
 
 def lines_with_origins(run: RunConfig, origins: Origins) -> str:

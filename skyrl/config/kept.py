@@ -38,7 +38,7 @@ def kept_text(written: RunConfig, origins: Origins) -> str:
     ]
     if problems:
         raise ConfigError(problems, title="This run cannot be handed on")
-    return tomli_w.dumps(as_toml_has_it(tables, type(written)))
+    return tomli_w.dumps(as_toml_has_it(tables, written))
 
 
 def kept_tables(written: RunConfig, origins: Origins, leaf: Callable[[object], Any] = public_value) -> dict[str, Any]:

@@ -29,13 +29,16 @@ def sparse(
     return _sparse(config, type(config)() if default is None else default, "", frozenset(leave_out), leaf)
 
 
-def as_toml_has_it(data: Mapping[str, Any], cls: type[Any]) -> dict[str, Any]:
-    """Nested data with the text `none` for null where the field may be null. Where TOML cannot express null, one that
-    is the field's default is left out. Raises `ConfigError` for any other: inside free-form tables, and where `none` is
-    a value of the field itself.
+def as_toml_has_it(data: Mapping[str, Any], of: object) -> dict[str, Any]:
+    """Nested data with the text `none` for null where the field may be null; `of` is the tree that the data is of, or
+    its class where there is no tree.
+
+    Where TOML cannot express null, one that is the field's default is left out. Raises `ConfigError` for any other:
+    inside free-form tables, and where `none` is a value of the field itself.
     """
     problems: list[Problem] = []
-    converted = _without_null(data, cls(), "", problems)
+    default, tree = (of(), None) if isinstance(of, type) else (type(of)(), of)
+    converted = _without_null(data, default, tree, "", problems)
     if problems:
         raise ConfigError(problems, title="TOML has no null")
     return converted
@@ -68,18 +71,21 @@ def _sparse(
     return data
 
 
-def _without_null(data: Mapping[str, Any], default: object, prefix: str, problems: list[Problem]) -> dict[str, Any]:
+def _without_null(
+    data: Mapping[str, Any], default: object, tree: object, prefix: str, problems: list[Problem]
+) -> dict[str, Any]:
     named = known_class(str(data.get("class")))
     default = default if named is None or isinstance(default, named) else named()
     fields = fields_of(type(default))
     converted: dict[str, Any] = {}
     for name, value in data.items():
         attribute, path = fields.get(name), prefix + name
-        nested = config_class(attribute.type) if attribute else None
-        before = getattr(default, name, None)
+        before, held = getattr(default, name, None), getattr(tree, name, None)
+        nested = table_class(attribute, held) if attribute else None
         if isinstance(value, Mapping) and nested is not None:
-            converted[name] = _without_null(value, nested() if before is None else before, path + ".", problems)
-        elif attribute and _is_of_a_class(attribute.type, data, default):  # which reads `none` where null is allowed
+            start = before if isinstance(before, nested) else nested()
+            converted[name] = _without_null(value, start, held, path + ".", problems)
+        elif attribute and class_of(attribute.type) and tree is None:  # its class, if any, reads `none` as null
             converted[name] = _word_for_null(value)
         elif value is None and attribute and is_optional(attribute.type) and not _has_word_none(attribute.type):
             converted[name] = "none"
@@ -87,13 +93,6 @@ def _without_null(data: Mapping[str, Any], default: object, prefix: str, problem
             problems += [_no_null(each) for each in _nulls(value, path)]
             converted[name] = value
     return converted
-
-
-def _is_of_a_class(kind: object, data: Mapping[str, Any], default: object) -> bool:
-    """Is it a table whose class another field names, and is that class known?"""
-    naming = class_of(kind)
-    named = data.get(naming.field, getattr(default, naming.field, None)) if naming else None
-    return naming is not None and naming.find(named, False) is not None
 
 
 def _word_for_null(value: object) -> object:
