@@ -79,16 +79,14 @@ def show(
 ) -> None:
     """Print a configuration: complete, with all derived values, unless an option says otherwise."""
     from skyrl.cli import show as forms
-    from skyrl.config.kinds import header_of
+    from skyrl.config.kept import kept_tables
     from skyrl.config.resolve import resolve_with_origins
-    from skyrl.tree.masking import masked
-    from skyrl.tree.sparse import sparse as only_differences
 
     loaded = load_words(arguments)
     warn(loaded.warnings)
     run, origins = loaded.config, loaded.origins
     if sparse:
-        click.echo(forms.dump(header_of(type(run)) | masked(only_differences(run)), language, type(run)))
+        click.echo(forms.dump(kept_tables(run, origins), language, run))
         return
     if not written:
         run, origins, _ = resolve_with_origins(run, origins)
@@ -97,7 +95,7 @@ def show(
     elif with_origins:
         click.echo(forms.lines_with_origins(run, origins))
     else:
-        click.echo(forms.whole(run, language))
+        click.echo(forms.as_it_was_written(run, language) if written else forms.whole(run, language))
 
 
 @config.command()
@@ -138,16 +136,16 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 
     from skyrl.config.code_digests import changed_code, stored_digests
     from skyrl.config.resolve import resolve_with_origins
-    from skyrl.tree import differences
-    from skyrl.tree.masking import masked
+    from skyrl.tree.dump import differences, flatten, public_value
 
     one, other = (load_words([name]) for name in (before, after))
     trees = [one.config, other.config]
     if not written:
         trees = [resolve_with_origins(each.config, each.origins)[0] for each in (one, other)]
     kinds = (trees[0].kind, trees[1].kind)
-    found = differences(trees[0], trees[1]) if len(set(kinds)) == 1 else {"kind": kinds}  # kinds have different fields
-    found = {path: (masked(old, path), masked(new, path)) for path, (old, new) in found.items()}
+    shown = [flatten(tree, leaf=public_value) for tree in trees]
+    differing = differences(trees[0], trees[1]) if len(set(kinds)) == 1 else ("kind",)  # kinds have different fields
+    found = {path: (shown[0].get(path), shown[1].get(path)) for path in differing}
     found |= changed_code(stored_digests(before), stored_digests(after))
     if machine:
         rows = [{"path": path, "before": old, "after": new} for path, (old, new) in found.items()]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from skyrl.tree.dump import flatten, to_dict
-from skyrl.tree.masking import masked
+from skyrl.tree.access import get_at
+from skyrl.tree.dump import flatten, public_dict, public_value
 
 if TYPE_CHECKING:
     from skyrl.config.entry import RunConfig
     from skyrl.tree.origins import Origins
 
 
-def dump(data: Mapping[str, Any], language: str, root: type[Any]) -> str:
-    """Nested data as text, without a final newline. Raises `ConfigError` for a null that TOML cannot express."""
+def dump(data: Mapping[str, Any], language: str, of: object) -> str:
+    """Nested data of a tree, or of a class where there is no tree, as text without a final newline. Raises
+    `ConfigError` for a null that TOML cannot express.
+    """
     if language == "json":
         return json.dumps(data, indent=2, ensure_ascii=False)
     if language == "yaml":
@@ -26,13 +29,27 @@ def dump(data: Mapping[str, Any], language: str, root: type[Any]) -> str:
 
     from skyrl.tree.sparse import as_toml_has_it
 
-    return tomli_w.dumps(as_toml_has_it(data, root)).rstrip("\n")
+    return tomli_w.dumps(as_toml_has_it(data, of)).rstrip("\n")
 
 
 def whole(run: RunConfig, language: str) -> str:
-    """Every field as text. In TOML, a field that is null by default is omitted if its null cannot be expressed."""
-    data = masked(to_dict(run))
-    return dump(_sayable(data, type(run)) if language == "toml" else data, language, type(run))
+    """Every field as text, without secrets."""
+    return dump(public_dict(run), language, run)
+
+
+def as_it_was_written(run: RunConfig, language: str) -> str:
+    """`whole` of a tree before anything is derived, without the fields that are left to a rule."""
+    from skyrl.config.kinds import kind_of
+    from skyrl.tree.rules import is_whole
+
+    data = public_dict(run)
+    for rule in kind_of(run).rules:
+        *tables, name = rule.writes.split(".")
+        table = reduce(lambda inner, each: inner[each] or {}, tables, data)
+        is_given = rule.table and table and is_whole(get_at(run, rule.table))
+        if name in table and not rule.placeholder and not is_given and rule.applies(run, ()):
+            del table[name]
+    return dump(data, language, run)
 
 
 def lines_with_origins(run: RunConfig, origins: Origins) -> str:
@@ -66,20 +83,4 @@ def derived_lines(run: RunConfig, origins: Origins) -> str:
 
 
 def _flat(run: RunConfig) -> dict[str, Any]:
-    return {path: masked(value, path) for path, value in flatten(run).items()}
-
-
-def _sayable(data: Mapping[str, Any], root: type[Any]) -> dict[str, Any]:
-    """The tree without default nulls that TOML cannot express."""
-    from skyrl.tree.classes import fields_of
-    from skyrl.tree.types import config_class, lists_none
-
-    default, kept = root(), {}
-    for name, value in data.items():
-        attribute = fields_of(root).get(name)
-        nested = config_class(attribute.type) if attribute else None
-        if isinstance(value, Mapping) and nested is not None:
-            kept[name] = _sayable(value, nested)
-        elif not (value is None and attribute and lists_none(attribute.type) and getattr(default, name) is None):
-            kept[name] = value
-    return kept
+    return flatten(run, leaf=public_value)

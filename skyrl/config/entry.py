@@ -102,8 +102,13 @@ class RunConfig(BaseConfig):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Nested tables, dotted paths, or both. Raises `ConfigError`."""
+        """Nested tables, dotted paths, or both; an OmegaConf `DictConfig`, too. Raises `ConfigError`."""
         return cls._loaded(plain_tables(values))
+
+    @classmethod
+    def from_dict_config(cls, values: Mapping[str, Any]) -> Self:
+        """The same as `from_dict`, under the name that SkyRL gives it. Raises `ConfigError`."""
+        return cls.from_dict(values)
 
     @classmethod
     def _loaded(cls, overrides: object) -> Self:

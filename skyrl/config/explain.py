@@ -17,8 +17,8 @@ from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
 from skyrl.tree.classes import fields_of, table_class
 from skyrl.tree.docs import docs_of
-from skyrl.tree.dump import flatten, stored_value
-from skyrl.tree.masking import masked
+from skyrl.tree.dump import flatten, public_value, stored_value
+from skyrl.tree.masking import is_secret_name, masked
 from skyrl.tree.origins import Origins, Path, dotted, place_of
 from skyrl.tree.rules import paths_read, touches
 from skyrl.tree.suggestions import suggestion
@@ -79,11 +79,11 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
     later = next((each for each in kind.unimplemented if _covers(each.path, path)), None)
     return Explanation(
         path=path,
-        value=_printable(_value(run, names), path),
+        value=_printable(_value(run, names), names[depth:]),
         type=describe(attribute.type),
         allowed=wanted_by(attribute.validator) if depth == len(names) else "",
         doc=" ".join(doc.split()),
-        chain=_chain(path, names, run, origins),
+        chain=_chain(path, names, depth, run, origins),
         feeds=tuple((rule.writes, rule.name) for rule in kind.rules if touches([path], rule.reads)),
         acts_when=effect.when if effect else "",
         acts=effect.acts(run) if effect else True,
@@ -122,7 +122,7 @@ def _value(run: object, names: Path) -> object:
         if value is None:
             return None
         value = value.get(name) if hasattr(value, "get") else getattr(value, name)
-    return flatten(value) if attrs.has(type(value)) else stored_value(value)
+    return value
 
 
 def _default(run: RunConfig, names: Path) -> ValueOrigin:
@@ -135,24 +135,23 @@ def _default(run: RunConfig, names: Path) -> ValueOrigin:
     for depth, name in enumerate(names[:-1]):
         table, default = getattr(table, name, None), getattr(default, name, None)
         if not attrs.has(type(table)):
-            return ValueOrigin(place=place, value=_value(default, names[depth + 1 :]) if default is not None else None)
+            return ValueOrigin(place=place, value=_printable(_value(default, names[depth + 1 :])))
         if type(default) is not type(table):
             place = f"default of {type(table).__name__}" if default is None else place
             default = type(table)()
-    return ValueOrigin(place=place, value=_value(default, names[-1:]))
+    return ValueOrigin(place=place, value=_printable(_value(default, names[-1:])))
 
 
-def _chain(path: str, names: Path, run: RunConfig, origins: Origins) -> tuple[ValueOrigin, ...]:
+def _chain(path: str, names: Path, depth: int, run: RunConfig, origins: Origins) -> tuple[ValueOrigin, ...]:
+    """Every origin of the value; the names from `depth` on are keys of a free-form table."""
     chain = origins.get(path, ())
     default = _default(run, names)
     steps = [] if chain and chain[0].kind == "default" else [default]
     by_name = {rule.name: rule for rule in kind_of(run).rules}
     for origin in chain:
         rule = by_name.get(origin.where) if origin.kind == "rule" else None
-        reads = [
-            (each, _printable(get_at(run, each), each), place_of(each, origins) or "default") for each in origin.reads
-        ]
-        value = _printable(origin.value, path)
+        reads = [(each, _printable(get_at(run, each)), place_of(each, origins) or "default") for each in origin.reads]
+        value = _printable(origin.value, names[depth:])
         if origin.kind == "default" and not origin.where:
             steps.append(default)
             continue
@@ -169,11 +168,12 @@ def _checks_of(path: str, run: RunConfig) -> list[tuple[str, str]]:
     return found
 
 
-def _printable(value: object, path: str) -> object:
-    """The value without secrets, for printing."""
+def _printable(value: object, keys: Path = ()) -> object:
+    """The value without secrets, for printing; `keys` lead to it inside a free-form table."""
     if attrs.has(type(value)):
-        value = flatten(value)
-    return masked(stored_value(value), path)
+        return flatten(value, leaf=public_value)
+    name = next(filter(is_secret_name, keys), "")
+    return masked(stored_value(value), name) if name else public_value(value)
 
 
 def _covers(entry: str, path: str) -> bool:

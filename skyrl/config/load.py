@@ -123,7 +123,7 @@ def _resolved(overrides: Overrides, root: type[C]) -> C:
 def _builder(
     files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None
 ) -> TreeBuilder[C]:
-    context = ReadContext(environ=environ, presets=PRESETS, migrations=MIGRATIONS, is_open=True)
+    context = ReadContext(environ=environ, presets=PRESETS, migrations=MIGRATIONS, is_open=True, remembers=True)
     layers = _layers(files, overrides, context)
     said = _kind_of(layers)
     chosen: type[Any] = root or _root_meant(said, layers)

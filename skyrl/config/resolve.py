@@ -20,9 +20,9 @@ C = TypeVar("C", bound=RunConfig)
 def resolve(config: C | Loaded[C]) -> C:
     """A new tree in which everything that can be derived is. No written value changes; resolving again changes nothing.
 
-    Pass the result of `load`: its origins tell what was written. In a bare tree, values that differ from the default
-    count as written, and so does a table that is null by default but present. A field written with its default value
-    cannot be told from an unset one there: `weight_sync_backend = "nccl"` is derived again.
+    A tree of `load` remembers what was written, the defaults included (`skyrl.tree.classes.written_fields`). In a tree
+    made in Python, values that differ from the default count as written, and so does a table that is null by default
+    but present: there `weight_sync_backend = "nccl"` cannot be told from an unset field.
     """
     if isinstance(config, Loaded):
         return resolve_with_origins(config.config, config.origins)[0]
@@ -30,8 +30,8 @@ def resolve(config: C | Loaded[C]) -> C:
 
 
 def derived(config: RunConfig) -> tuple[str, ...]:
-    """The paths of a resolved tree that are derived from the rest: `resolve` restores their values if they are left
-    out.
+    """The paths of a resolved tree that are derived from the rest, none of which was written: `resolve` restores their
+    values if they are left out.
     """
     return derived_paths(config, kind_of(config).rules)
 

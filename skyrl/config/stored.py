@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 import attrs
 
 from skyrl.config.entry import RunConfig
+from skyrl.config.kept import put
 from skyrl.config.kinds import kind_of
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.resolve import derived, resolve_with_origins
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree import evolve_at, fingerprint, get_at, to_dict
+from skyrl.tree import evolve_at, fingerprint, get_at
 from skyrl.tree.builder import TreeBuilder
-from skyrl.tree.dump import SCHEMA_VERSION, stored_value
+from skyrl.tree.dump import SCHEMA_VERSION, public_dict, stored_value
 from skyrl.tree.files import is_stored_form
-from skyrl.tree.masking import masked
 from skyrl.tree.origins import Assignment, Origin, Origins
 from skyrl.tree.plain import shown
 from skyrl.tree.read_context import ReadContext
@@ -51,8 +51,7 @@ def stored_form(run: RunConfig) -> dict[str, Any]:
 
 def stored_tree(run: RunConfig) -> dict[str, Any]:
     """Every field as plain data without secrets, for anything that leaves the process."""
-    tree: dict[str, Any] = masked(to_dict(run))
-    return tree
+    return public_dict(run)
 
 
 def file_of(name: str) -> str:
@@ -89,7 +88,7 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     again, _, _ = resolve_with_origins(_without(run, leave_out), origins, leaf_by_leaf=True)
     for rule in rules:  # a written default that a rule would change is written explicitly
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
-            _put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
+            put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)
 
 
@@ -124,9 +123,3 @@ def _without(run: RunConfig, paths: Iterable[str]) -> RunConfig:
         if path in unset:
             run = evolve_at(run, path, unset[path])
     return run
-
-
-def _put(tables: dict[str, Any], names: list[str], value: object) -> None:
-    for name in names[:-1]:
-        tables = tables.setdefault(name, {})
-    tables[names[-1]] = value

@@ -91,14 +91,23 @@ def redacted_tree(data: object) -> Any:
     return _clean(data, _of_values())
 
 
-def _clean(data: object, values: re.Pattern[str]) -> Any:
+def redacted_configuration(stored: object) -> Any:
+    """`redacted_tree` of a stored configuration, whose fields say themselves which of them are secrets: a text is
+    redacted by its value and form, whatever the name of its field.
+    """
+    return _clean(stored, _of_values(), by_key=False)
+
+
+def _clean(data: object, values: re.Pattern[str], *, by_key: bool = True) -> Any:
     match data:
         case str():
             return _redacted(data, values)
-        case Mapping():
+        case Mapping() if by_key:
             return dict(_clean_item(key, each, values) for key, each in data.items())
+        case Mapping():
+            return {_clean(key, values): _clean(each, values, by_key=False) for key, each in data.items()}
         case list() | tuple() if not _PLAIN.issuperset(map(type, data)):
-            return [_clean(item, values) for item in data]
+            return [_clean(item, values, by_key=by_key) for item in data]
         case _:
             return data
 

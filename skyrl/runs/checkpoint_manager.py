@@ -17,7 +17,7 @@ from skyrl.config.resolve import derived
 from skyrl.config.stored import stored_tree
 from skyrl.errors import ResumeError
 from skyrl.learners.group import ScorerGroup
-from skyrl.processes.redaction import redacted_tree
+from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun
 from skyrl.tracking.tracker import LastMetrics
@@ -75,7 +75,7 @@ class CheckpointManager:
             step=step,
             models={},
             state={"trainer": deepcopy(state), **numbers},  # it is written later
-            config=redacted_tree(stored_tree(self._run)),
+            config=redacted_configuration(stored_tree(self._run)),
             fingerprint=fingerprint(self._run),
             derived=derived(self._run),
             world_size={name: len(model.ranks) for name, model in self._models.items()},

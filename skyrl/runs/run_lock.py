@@ -15,7 +15,7 @@ from skyrl.config.check import has_effect
 from skyrl.config.code_digests import code_digests
 from skyrl.config.stored import stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
-from skyrl.processes.redaction import redacted_tree
+from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_owner import LOCK, in_use, sign, unsign
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import differences, required
@@ -61,7 +61,8 @@ class RunLock:
         self._is_new = not self._signature.exists()
         scratch = self._signature.with_suffix(".tmp")
         stored = stored_form(self._run) | {"code": code_digests(self._run), "places": self._places}
-        scratch.write_text(json.dumps(redacted_tree(stored), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(redacted_configuration(stored), indent=1, ensure_ascii=False)
+        scratch.write_text(text + "\n", encoding="utf-8")
         scratch.replace(self._signature)
 
     def remove_config(self) -> None:
@@ -123,7 +124,7 @@ def changes_to_say(stored: object, run: AnyRun) -> str:
 
 
 def _as_stored(run: C) -> C:
-    return cattrs.structure(redacted_tree(stored_tree(run)), type(run))
+    return cattrs.structure(redacted_configuration(stored_tree(run)), type(run))
 
 
 def _or_say_so(run: AnyRun, changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:

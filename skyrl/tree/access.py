@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem, UnknownFieldError
-from skyrl.tree.classes import assembled, fields_of, is_config, unknown_field, validated
+from skyrl.tree.classes import assembled, fields_of, is_config, unknown_field, validated, without_written
 from skyrl.tree.plain import TypeMismatch
 from skyrl.tree.types import config_class
 
@@ -71,6 +71,13 @@ def _replaced(config: T, name: str, value: object) -> T:
         problem = Problem(path=name, message=str(misfit), hint=misfit.hint)
         raise ConfigError([problem], title=f"{cls.__name__} cannot be built") from None
     return assembled(config, {name: stored})
+
+
+def with_derived(config: T, path: str) -> T:
+    """A tree that no longer says that the value at a dotted path was written."""
+    whole, _, name = path.rpartition(".")
+    table = get_at(config, whole) if whole else config
+    return evolve_at(config, whole, without_written(table, name)) if whole else without_written(table, name)
 
 
 def required(value: T | None, path: str) -> T:

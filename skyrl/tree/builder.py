@@ -13,7 +13,7 @@ import attrs
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import freeform
-from skyrl.tree.classes import fields_of, named_tables_of, validated
+from skyrl.tree.classes import fields_of, named_tables_of, validated, with_written
 from skyrl.tree.freeform import refusal
 from skyrl.tree.frozen import thaw
 from skyrl.tree.history import History
@@ -188,7 +188,9 @@ class TreeBuilder(Generic[T]):
         if null and is_optional(attribute.type):
             value = table.changes[attribute.name] = None
         elif isinstance(value, nested):
-            table.changes[attribute.name] = coerce_exact(value, nested)
+            given = coerce_exact(value, nested)
+            is_whole = self._reach.remembers and is_optional(attribute.type)
+            table.changes[attribute.name] = with_written(given, fields_of(type(given))) if is_whole else given
         else:
             return False
         self._history.forget_inside(assignment.path)
@@ -231,9 +233,10 @@ class TreeBuilder(Generic[T]):
         self._history.begin(assignment.path, back, getattr(table.base, attribute.name))
 
     def _set(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
-        assignment = self._reach.filled(assignment, attribute.type)
-        if assignment.operation == "append":
+        asked, assignment = assignment, self._reach.filled(assignment, attribute.type)
+        if assignment.operation == "append":  # a variable gives a part of the list
             value: Any = appended(attribute, table.current(attribute.name), assignment)
+            assignment = attrs.evolve(assignment, origin=asked.origin)
             self._count_copied(value)
         elif assignment.is_text or is_mapping(attribute.type):
             value = read(assignment, attribute.type)
@@ -276,6 +279,9 @@ class TreeBuilder(Generic[T]):
                 whole = freeform.enter(mapping, outer)[outer[-1]]
                 self._history.add((*assignment.path[: depth + 1], *outer), assignment.origin, whole)
             return
+        asked = assignment
+        if not class_of(attribute.type):  # a class that is known only at the end reads its own references
+            assignment = self._reach.filled(assignment, value_kind(attribute.type))
         value = read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
         if isinstance(value, Mapping) and value:
             freeform.make_way(mapping, inner)
@@ -291,8 +297,9 @@ class TreeBuilder(Generic[T]):
         elif not isinstance(value, Mapping) or not isinstance(holder.get(key), dict):
             holder[key] = thaw(value)
             self._history.forget_inside(assignment.path)
-        self._history.add(written, assignment.origin, value)
-        self._keep(attribute, depth, assignment)
+        is_whole = written == assignment.path and assignment.operation == "set"
+        self._history.add(written, assignment.origin if is_whole else asked.origin, value)
+        self._keep(attribute, depth, asked)
 
     def _keep(self, attribute: attrs.Attribute[Any], depth: int, assignment: Assignment) -> None:
         """Keep an assignment to a table of `ClassOf`, to be read again by the class once that is known."""
@@ -327,6 +334,9 @@ class TreeBuilder(Generic[T]):
         }
         try:
             built = with_changes(table.base, changes) if changes else table.base
+            if self._reach.remembers and (changes or table.was_absent or not path):
+                leaves = (name for name, change in table.changes.items() if not isinstance(change, Table))
+                built = with_written(built, leaves)
             return self._with_named_classes(built, table.base, path) if changes else built
         except (TypeError, ValueError) as error:  # a class may validate several of its fields together
             self.broken.add(dotted(path))
@@ -372,7 +382,7 @@ def structure(value: object, cls: type[T]) -> T:
 
     Raises `ConfigError` with every problem.
     """
-    builder = TreeBuilder(cls())
+    builder = TreeBuilder(cls(), ReadContext(remembers=True))
     builder.assign(Assignment(path=(), value=value, origin=Origin(kind="python")))
     built = builder.build()
     if builder.problems:

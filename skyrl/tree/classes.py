@@ -121,6 +121,40 @@ def validated(attribute: attrs.Attribute[Any], value: object, owner: object) -> 
     return value
 
 
+def written_fields(config: object) -> frozenset[str] | None:
+    """Names of the fields of a table that somebody wrote, the default included; None for a table made in Python.
+
+    `load` leaves them on each table of its tree, where they are no part of its value: `==`, `hash`, `repr`,
+    fingerprints and dictionaries know nothing of them. Copies, pickles and `evolve_at` keep them; `attrs.evolve` makes
+    a new table without them.
+    """
+    names: frozenset[str] | None = getattr(config, _WRITTEN, None)
+    return names
+
+
+def with_written(config: C, names: Iterable[str]) -> C:
+    """A copy of the table that says that these fields, too, were written; a table of a foreign class is returned."""
+    if not is_config(type(config)):
+        return config
+    return assembled(config, {_WRITTEN: (written_fields(config) or frozenset()).union(names)})
+
+
+def without_written(config: C, name: str) -> C:
+    """A copy of the table that no longer says that this field was written."""
+    return assembled(config, {_WRITTEN: (written_fields(config) or frozenset()) - {name}})
+
+
+def is_written(config: object, path: str) -> bool:
+    """Did somebody write the value at a dotted path of a tree that `load` returned?"""
+    *tables, name = path.split(".")
+    for table in tables:
+        config = getattr(config, table, None)
+    return name in (written_fields(config) or ())
+
+
+_WRITTEN = "__written__"
+
+
 def role_of(attribute: attrs.Attribute[Any]) -> Role:
     """Role of the field: a change on resume makes another run, changes its numbers, or changes neither."""
     role: Role = attribute.metadata.get("role", "numerics")

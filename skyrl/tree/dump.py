@@ -6,7 +6,7 @@ returns a complete JSON-able dictionary, and `cattrs.structure(data, cls)` reads
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import attrs
@@ -14,6 +14,7 @@ import cattrs
 
 from skyrl.tree.builder import structure
 from skyrl.tree.classes import class_name, fields_of, is_config, leaf_paths, role_of, tables_of
+from skyrl.tree.masking import masked
 from skyrl.tree.secrets import Secret
 from skyrl.tree.types import class_of
 
@@ -23,10 +24,15 @@ SCHEMA_VERSION = 1
 
 def to_dict(config: object) -> dict[str, Any]:
     """Every field as plain data. A subclass used in place of its base class is named under the key `class`."""
-    return _to_dict(config, type(config)())
+    return _to_dict(config, type(config)(), stored_value)
 
 
-def _to_dict(config: object, start: object) -> dict[str, Any]:
+def public_dict(config: object) -> dict[str, Any]:
+    """`to_dict` without secrets: what may be printed, stored and sent."""
+    return _to_dict(config, type(config)(), public_value)
+
+
+def _to_dict(config: object, start: object, leaf: Callable[[object], Any]) -> dict[str, Any]:
     """Every field as plain data, with the class if it differs from that of `start`, with which reading begins."""
     data: dict[str, Any] = {}
     tables = tables_of(type(config))
@@ -34,13 +40,13 @@ def _to_dict(config: object, start: object) -> dict[str, Any]:
         value, default = getattr(config, name), getattr(start, name)
         nested = tables.get(name)
         if nested is None or value is None:
-            data[name] = stored_value(value)
+            data[name] = leaf(value)
             continue
         default = nested() if default is None else default
         if type(default) is type(value):
-            data[name] = _to_dict(value, default)
+            data[name] = _to_dict(value, default, leaf)
         else:
-            data[name] = {"class": class_name(type(value)), **to_dict(value)}
+            data[name] = {"class": class_name(type(value)), **_to_dict(value, type(value)(), leaf)}
     return data
 
 
@@ -55,6 +61,19 @@ def stored_value(value: object) -> Any:
     return cattrs.unstructure(value)  # a nested configuration, or a third-party type with a hook
 
 
+def public_value(value: object) -> Any:
+    """The value of a leaf in its JSON form, without secrets.
+
+    A field that holds a secret has the type `Secret`: its name decides nothing. Names of keys do in free-form tables,
+    which nobody declares, and so does the form of a text, such as a password in an address.
+    """
+    if is_config(type(value)):
+        return public_dict(value)
+    if isinstance(value, list | tuple):
+        return [public_value(item) for item in value]
+    return masked(stored_value(value))
+
+
 def fingerprint(config: object) -> str:
     """sha256 of what determines a run's results: `identity` and `numerics` fields and the schema version, as JSON."""
     import hashlib
@@ -63,8 +82,14 @@ def fingerprint(config: object) -> str:
     return hashlib.sha256(_canonical({"schema": SCHEMA_VERSION, "fields": kept}).encode()).hexdigest()
 
 
-def flatten(config: object, roles: Collection[str] = ("identity", "numerics", "free")) -> dict[str, Any]:
-    """Dotted path -> plain value of every leaf whose role is in `roles`; a table that is None appears as one entry."""
+def flatten(
+    config: object,
+    roles: Collection[str] = ("identity", "numerics", "free"),
+    leaf: Callable[[object], Any] = stored_value,
+) -> dict[str, Any]:
+    """Dotted path -> plain value of every leaf whose role is in `roles`; a table that is None appears as one entry.
+    `leaf` gives the form of a value.
+    """
     flat: dict[str, Any] = {}
 
     def spread(value: object, path: str) -> None:
@@ -80,11 +105,11 @@ def flatten(config: object, roles: Collection[str] = ("identity", "numerics", "f
             value = getattr(table, name)
             if class_of(attribute.type):
                 if role_of(attribute) in roles:
-                    spread(stored_value(value), prefix + name)
+                    spread(leaf(value), prefix + name)
             elif attrs.has(type(value)):
                 visit(value, f"{prefix}{name}.")
             elif role_of(attribute) in roles:
-                flat[prefix + name] = stored_value(value)
+                flat[prefix + name] = leaf(value)
 
     visit(config, "")
     return flat

@@ -21,11 +21,13 @@ SHOWN = re.compile(r"\*\*\* \(env:([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
 def is_secret_name(name: str) -> bool:
-    """Does the name of a key, header or variable suggest a secret: `hf_token`, `X-Api-Key`, `password`?
+    """Is this key, header or variable called like a credential: `hf_token`, `X-Api-Key`, `password`?
 
-    Names of a tokenizer's own tokens (`pad_token`) and counts of tokens do not.
+    The last word decides, and for keys and tokens the word before it: a `pad_token`, a `max_token`, a `sort_key` and an
+    `answer_key` are no credentials.
     """
-    return bool(_patterns()["name"].search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()))
+    spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return bool(_patterns()["name"].search(re.sub(r"[-. ]", "_", spelled).lower()))
 
 
 def masked(value: object, name: str = "") -> Any:
@@ -72,13 +74,21 @@ def _folded(text: str) -> str:
 @cache
 def _patterns() -> dict[str, re.Pattern[str]]:
     """Compiled patterns, created on first use: checking a file needs none of them."""
+    owners = (
+        "api|app|access|account|admin|auth|authorization|bearer|bot|client|csrf|deploy|encryption|endpoint|gpg|host|"
+        "jwt|login|master|oauth|oauth2|personal|pgp|private|proxy|refresh|registry|sas|secret|security|server|service|"
+        "session|shared|shared_access|signing|ssh|storage|subscription|webhook|xsrf|"
+        "anthropic|aws|azure|clearml|cohere|comet|deepseek|discord|e2b|exa|gcp|gemini|gh|git|github|gitlab|google|"
+        "groq|hf|hub|hugging_?face|judge|mistral|mlflow|modal|neptune|ngc|npm|nvidia|openai|openrouter|pypi|ray|"
+        "sendgrid|serpapi|serper|slack|stripe|swanlab|tavily|telegram|tinker|together|twilio|vault|wandb"
+    )
+    words = (
+        "auth|authorization|connection_?str(?:ing)?|cookie|creds?|credential|dsn|jwt|pass(?:code|phrase|wd|word)|pat|"
+        "pwd|sas|secret|signature|webhook(?:_ur[il])?"
+    )
     parts = r"signature|credential|security-token|access_?token|access_?key_?id|api_?key|password|secret"
     return {
-        "name": re.compile(
-            r"passw|passphrase|secret|credential|cookie|(^|_)auth(orization)?($|_)|(^|_)pwd$|api_?key|.(?<!sort)_key$|"
-            r"(?<!pad)(?<!eos)(?<!bos)(?<!unk)(?<!sep)(?<!cls)(?<!mask)(?<!stop)(?<!image)(?<!video)(?<!audio)_token$|"
-            r"^token$|signature$|webhook|connection_?string"
-        ),
+        "name": re.compile(rf"^token$|(?:^|_)(?:{words}|(?:{owners})_?(?:key|token))s?(?:_?[0-9]+)?$"),
         "user_info": re.compile(r"(?<=://)[^\s/@\"'<>]+(?=@)"),
         "signature": re.compile(rf"([?&](?:[\w-]*(?:{parts})|sig|token)=)[^&#\s\"'<>]+", re.IGNORECASE),
     }

@@ -35,6 +35,9 @@ class ReadContext:
     is_open: bool = False
     """Whether references (`env:NAME`, `@file`, `class = "module:Name"` of a module not imported yet) are followed."""
 
+    remembers: bool = False
+    """Whether each table of the tree says which of its fields were written (`classes.written_fields`)."""
+
     def follows(self, origin: Origin | None) -> bool:
         """May references from this place be followed: a variable, a file, a class to import?"""
         return self.is_open and not (origin is not None and origin.is_stored)

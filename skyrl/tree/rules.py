@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.access import evolve_at, get_at
+from skyrl.tree.access import evolve_at, get_at, with_derived
+from skyrl.tree.classes import fields_of, is_written, written_fields
 from skyrl.tree.origins import DEFAULT, Origin, Origins, place_of, written_paths
 
 T = TypeVar("T")
@@ -56,7 +57,9 @@ class Rule(Generic[T]):
         """Is the path still unset? `written` are the paths that were written explicitly."""
         if self.table and get_at(config, self.table) is None:
             return True
-        return self.leaves_unset(get_at(config, self.writes)) and (self.placeholder or self.writes not in written)
+        if not self.leaves_unset(get_at(config, self.writes)):
+            return False
+        return self.placeholder or not (self.writes in written or is_written(config, self.writes))
 
     def leaves_unset(self, value: object) -> bool:
         """Does this value mean "derive it"?"""
@@ -139,8 +142,10 @@ def derive(
     for step in rules:
         if step.table in whole or not step.applies(config, written):
             continue
-        if step.given and not (step.given in written if origins else _differs(config, step.given, rules)):
-            continue
+        if step.given:  # written, and not in a way that asks for derivation
+            is_written_there = step.given in written and grown.get(step.given, (DEFAULT,))[-1].kind != "rule"
+            if not (is_written_there if origins else _stands_out(config, step.given, rules)):
+                continue
         if touches([*step.reads, step.writes], out_of_use):
             out_of_use.add(step.writes)
             continue
@@ -153,10 +158,12 @@ def derive(
     return config, grown, frozenset(out_of_use)
 
 
-def _differs(config: T, path: str, rules: Iterable[Rule[T]]) -> bool:
-    """Does the path have a value that no rule would derive?"""
+def _stands_out(config: T, path: str, rules: Iterable[Rule[T]]) -> bool:
+    """Does the path have a value that was written, or that no rule would derive?"""
     value = get_at(config, path)
-    return all(not step.leaves_unset(value) and value != step.compute(config) for step in rules if step.writes == path)
+    return is_written(config, path) or all(
+        not step.leaves_unset(value) and value != step.compute(config) for step in rules if step.writes == path
+    )
 
 
 def taken_as_written(rules: Iterable[Rule[Any]], derived: Collection[str]) -> Origins:
@@ -166,13 +173,23 @@ def taken_as_written(rules: Iterable[Rule[Any]], derived: Collection[str]) -> Or
 
 def _given_whole(config: object, tables: Iterable[str], origins: Origins) -> set[str]:
     """The tables that were given as one instance, from Python or as a class's default, rather than leaf by leaf."""
-    there = [table for table in tables if get_at(config, table) is not None]
+    there = {table: value for table in tables if (value := get_at(config, table)) is not None}
+    if written_fields(config) is not None:  # each table of a loaded tree says so itself
+        return {table for table, value in there.items() if is_whole(value)}
     by_leaf = {table for table in there if any(f"{path}.".startswith(f"{table}.") for path in origins)}
     as_one = {table for table in by_leaf if table in origins and attrs.has(type(origins[table][-1].value))}
     return {table for table in there if table not in by_leaf or table in as_one}
 
 
+def is_whole(table: object) -> bool:
+    """Was this table of a loaded tree given as one instance?"""
+    names = written_fields(table)
+    return names is None or names >= fields_of(type(table)).keys()
+
+
 def _written(config: T, step: Rule[T], value: object) -> T:
+    if is_written(config, step.writes):  # what was written there asks for derivation
+        config = with_derived(config, step.writes)
     try:
         return evolve_at(config, step.writes, value)
     except ConfigError as error:  # the values that it follows from are each allowed, but absurd in combination
@@ -184,9 +201,13 @@ def derived_paths(config: T, rules: Sequence[Rule[T]]) -> tuple[str, ...]:
     """The paths whose value the rules would derive again if it were missing: a stored tree need not keep them.
 
     Values that depend on the machine are not among them, since the machine may change: those of a rule that reads no
-    path, or that sets `asks_machine`.
+    path, or that sets `asks_machine`. Neither are values that somebody wrote, as far as the tree says so.
     """
-    lasting = [step for step in rules if (step.reads or step.table) and not step.asks_machine]
+    lasting = [
+        step
+        for step in rules
+        if (step.reads or step.table) and not step.asks_machine and not is_written(config, step.writes)
+    ]
     present = [step for step in lasting if get_at(config, step.writes) != step.unset]
     candidates = {step.writes: step for step in present}
     while True:
@@ -211,6 +232,8 @@ def _roots(steps: Sequence[Rule[T]]) -> list[Rule[T]]:
 def _derived_tables(config: T, rules: Sequence[Rule[T]], derived: Collection[str]) -> Iterator[str]:
     """Optional tables that the rules would derive again as a whole."""
     for table in dict.fromkeys(step.table for step in rules if step.table and step.writes in derived):
+        if written_fields(get_at(config, table)):
+            continue
         again = derive(evolve_at(config, table, None), rules, {}, leaf_by_leaf=True)[0]
         if _alike(get_at(again, table), get_at(config, table)):
             yield table

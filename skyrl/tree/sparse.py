@@ -1,72 +1,95 @@
-"""Reduces a tree to its differences from the default, as nested plain data: the form in which users write one."""
+"""Reduces a tree to what was written and what differs from the default, as nested plain data: the form in which users
+write one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.classes import class_name, fields_of, table_class
+from skyrl.tree.classes import class_name, fields_of, known_class, table_class, written_fields
 from skyrl.tree.dump import same, stored_value
+from skyrl.tree.table import with_class
 from skyrl.tree.types import class_of, config_class, is_optional, lists_none
 
 
-def sparse(config: object, default: object = None, leave_out: Iterable[str] = ()) -> dict[str, Any]:
+def sparse(
+    config: object,
+    default: object = None,
+    leave_out: Iterable[str] = (),
+    leaf: Callable[[object], Any] = stored_value,
+) -> dict[str, Any]:
     """Nested data that, patched onto the default tree, gives `config`. Values are in JSON form, nulls included.
 
-    The differences are from the default *instance*, which may differ from a nested class's own defaults. `leave_out`
-    are dotted paths to drop, such as derived ones.
+    What somebody wrote is in it even where it is the default, since a rule may derive another value for a field that is
+    left out. The differences are from the default *instance*, which may differ from a nested class's own defaults.
+    `leave_out` are dotted paths to drop, such as derived ones; `leaf` gives the form of a value.
     """
-    return _sparse(config, type(config)() if default is None else default, "", frozenset(leave_out))
+    return _sparse(config, type(config)() if default is None else default, "", frozenset(leave_out), leaf)
 
 
-def as_toml_has_it(data: Mapping[str, Any], cls: type[Any]) -> dict[str, Any]:
-    """Nested data with the text `none` for null where the field may be null. Raises `ConfigError` for a null that TOML
-    cannot express: inside free-form tables, and where `none` is a value of the field itself.
+def as_toml_has_it(data: Mapping[str, Any], of: object) -> dict[str, Any]:
+    """Nested data with the text `none` for null where the field may be null; `of` is the tree that the data is of, or
+    its class where there is no tree.
+
+    Where TOML cannot express null, one that is the field's default is left out. Raises `ConfigError` for any other:
+    inside free-form tables, and where `none` is a value of the field itself.
     """
     problems: list[Problem] = []
-    converted = _without_null(data, cls, "", problems)
+    default, tree = (of(), None) if isinstance(of, type) else (type(of)(), of)
+    converted = _without_null(data, default, tree, "", problems)
     if problems:
         raise ConfigError(problems, title="TOML has no null")
     return converted
 
 
-def _sparse(config: object, default: object, prefix: str, left_out: frozenset[str]) -> dict[str, Any]:
+def _sparse(
+    config: object, default: object, prefix: str, left_out: frozenset[str], leaf: Callable[[object], Any]
+) -> dict[str, Any]:
     data: dict[str, Any] = {}
+    written = written_fields(config) or ()
     for name, attribute in fields_of(type(config)).items():
         path, value, before = prefix + name, getattr(config, name), getattr(default, name, None)
         if path in left_out:
             continue
         nested = table_class(attribute, value)
         if nested is not None and config_class(attribute.type) is None:  # its class is named by another field
-            data |= {name: inner} if (inner := _sparse(value, nested(), path + ".", left_out)) else {}
+            data |= {name: inner} if (inner := _sparse(value, nested(), path + ".", left_out, leaf)) else {}
         elif nested is None or value is None:
-            if not same(stored_value(value), stored_value(before)):
-                data[name] = stored_value(value)
+            if name in written or not same(stored_value(value), stored_value(before)):
+                data[name] = leaf(value)
         elif type(before) is type(value):
-            data |= {name: inner} if (inner := _sparse(value, before, path + ".", left_out)) else {}
+            data |= {name: inner} if (inner := _sparse(value, before, path + ".", left_out, leaf)) else {}
         else:
             start = nested()
             is_other = type(value) is not (type(before) if before is not None else type(start))
             named = {"class": class_name(type(value))} if is_other else {}
-            inner = _sparse(value, type(value)() if is_other else start, path + ".", left_out)
+            start = with_class(start if before is None else before, type(value)) if is_other else start
+            inner = _sparse(value, start, path + ".", left_out, leaf)
             data[name] = named | inner
     return data
 
 
-def _without_null(data: Mapping[str, Any], cls: type[Any], prefix: str, problems: list[Problem]) -> dict[str, Any]:
-    fields = fields_of(cls)
+def _without_null(
+    data: Mapping[str, Any], default: object, tree: object, prefix: str, problems: list[Problem]
+) -> dict[str, Any]:
+    named = known_class(str(data.get("class")))
+    default = default if named is None or isinstance(default, named) else named()
+    fields = fields_of(type(default))
     converted: dict[str, Any] = {}
     for name, value in data.items():
         attribute, path = fields.get(name), prefix + name
-        nested = config_class(attribute.type) if attribute else None
+        before, held = getattr(default, name, None), getattr(tree, name, None)
+        nested = table_class(attribute, held) if attribute else None
         if isinstance(value, Mapping) and nested is not None:
-            converted[name] = _without_null(value, nested, path + ".", problems)
-        elif attribute and class_of(attribute.type):  # its class reads `none` as null where a field may be null
+            start = before if isinstance(before, nested) else nested()
+            converted[name] = _without_null(value, start, held, path + ".", problems)
+        elif attribute and class_of(attribute.type) and tree is None:  # its class, if any, reads `none` as null
             converted[name] = _word_for_null(value)
         elif value is None and attribute and is_optional(attribute.type) and not _has_word_none(attribute.type):
             converted[name] = "none"
-        else:
+        elif not (value is None and attribute and before is None):
             problems += [_no_null(each) for each in _nulls(value, path)]
             converted[name] = value
     return converted
@@ -97,5 +120,7 @@ def _nulls(value: object, path: str) -> Iterable[str]:
 
 def _no_null(path: str) -> Problem:
     return Problem(
-        path=path, message="is null, which TOML cannot express here", hint="use YAML or JSON, which have null"
+        path=path,
+        message="is null, which TOML cannot express here",
+        hint="leave the entry out; only YAML and JSON files have null",
     )

@@ -69,8 +69,14 @@ class Table:
             message = f"{shown(name)} is not {kind} of {class_name(self.declared)}"
             hint = "write module:Name or file.py:Name of a class decorated with @frozen" if may_import else ""
             raise ConfigError([Problem(path="", message=message, hint=hint)])
-        common = fields_of(cls).keys() & fields_of(self.cls).keys()
-        default = self.cls()
-        kept = {key: getattr(self.base, key) for key in common if getattr(self.base, key) != getattr(default, key)}
-        self.base = cls(**kept)
-        self.changes = {key: change for key, change in self.changes.items() if key in common}
+        self.changes = {key: change for key, change in self.changes.items() if key in fields_of(cls)}
+        self.base = with_class(self.base, cls)
+
+
+def with_class(table: object, cls: type[Any]) -> Any:
+    """An instance of another class in place of a table, with the values in which the table differs from its class's
+    defaults.
+    """
+    default = type(table)()
+    common = fields_of(cls).keys() & fields_of(type(table)).keys()
+    return cls(**{key: getattr(table, key) for key in common if getattr(table, key) != getattr(default, key)})

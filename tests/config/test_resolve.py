@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import sys
 from functools import reduce
 from itertools import chain, combinations
@@ -388,10 +390,14 @@ def test_a_written_value_that_equals_the_default_is_not_replaced_by_an_older_spe
         ("trainer.log_path", "/tmp/skyrl-logs"),
     ],
 )
-def test_what_load_returned_keeps_a_default_that_was_written_and_a_bare_tree_cannot(path: str, value: str) -> None:
+def test_a_tree_that_was_loaded_keeps_a_default_that_was_written_and_one_made_in_python_cannot(
+    path: str, value: str
+) -> None:
     loaded = load([], {"trainer.device": "cpu", path: value})
-    assert get_at(resolve(loaded), path) == value
-    assert get_at(resolve(loaded.config), path) != value
+    for copied in (loaded.config, pickle.loads(pickle.dumps(loaded.config)), copy.deepcopy(loaded.config)):
+        assert get_at(resolve(copied), path) == value
+    assert get_at(resolve(evolve_at(loaded.config, "trainer.seed", 7)), path) == value
+    assert get_at(resolve(evolve_at(written({"trainer.device": "cpu"}), path, value)), path) != value
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def planted() -> tuple[list[str], dict[str, Any]]:
     values["trainer.resume_path"] = FORMS[1].format(canary())
     values["trainer.ckpt_best_metric"] = f"sk-{canary()}-{'0' * 8}"
     while len(canaries) < 100:
-        values[TABLES[0]][f"service_{len(canaries)}_key"] = canary()
+        values[TABLES[0]][f"service_{len(canaries)}_api_key"] = canary()
     return canaries, values
 
 

@@ -94,7 +94,15 @@ def test_a_sparse_dump_is_what_was_written(path: str, tmp_path: Path) -> None:
 def test_a_sparse_dump_differs_from_the_default_instance_not_the_class() -> None:
     run = load([], {"trainer.critic.optimizer_config.lr": 1e-6}).config
     assert sparse(run) == {"trainer": {"critic": {"optimizer_config": {"lr": 1e-6}}}}
-    assert sparse(load([], {"trainer.critic.optimizer_config.lr": 5e-6}).config) == {}
+    assert sparse(evolve_at(SkyRLTrainConfig(), "trainer.critic.optimizer_config.lr", 5e-6)) == {}
+
+
+def test_a_sparse_dump_has_what_was_written_even_where_that_is_the_default() -> None:
+    run = load([], {"trainer.critic.optimizer_config.lr": 5e-6, "generator.eval_sampling_params.temperature": 1.0})
+    assert sparse(run.config) == {
+        "trainer": {"critic": {"optimizer_config": {"lr": 5e-6}}},
+        "generator": {"eval_sampling_params": {"temperature": 1.0}},
+    }
 
 
 def test_a_null_inside_a_free_form_table_cannot_be_toml() -> None:

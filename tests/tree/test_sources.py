@@ -297,8 +297,10 @@ def test_a_variable_is_missed_only_where_no_later_layer_gives_the_value(later: s
     assert "env:GONE" in only_problem(words(later, "steps=env:GONE")).message
 
 
-def test_free_form_tables_and_stored_trees_follow_no_references() -> None:
-    assert built(words("policy.extra.a=env:STEPS")).policy.extra == {"a": "env:STEPS"}
+def test_references_are_followed_in_free_form_tables_and_not_in_stored_trees() -> None:
+    builder = words("policy.extra.a=env:STEPS")
+    assert built(builder).policy.extra == {"a": 7}
+    assert builder.origins["policy.extra.a"][-1].place == "argument 1 (env:STEPS)"
     assert built(words("name=env:STEPS", context=ReadContext())).name == "env:STEPS"
 
 

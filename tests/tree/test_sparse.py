@@ -12,7 +12,7 @@ from skyrl.tree.dump import flatten
 from skyrl.tree.freeform import append, forget
 from skyrl.tree.rules import derive, derived_paths
 from skyrl.tree.sparse import as_toml_has_it, sparse
-from tests.tree.test_named_classes import Named
+from tests.tree.test_named_classes import Named, Settings
 from tests.tree.test_rules import RULES
 from tests.tree.trees import Model, Optimizer, Run
 
@@ -49,6 +49,20 @@ def test_toml_has_a_word_for_null_at_any_depth_of_a_table_whose_class_is_named()
     assert as_toml_has_it({"table": {"more": [None, {"a": None}, 1]}}, Named) == {
         "table": {"more": ["none", {"a": "none"}, 1]},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("run", "path"),
+    [
+        (Named(kind="settings", table=Settings(more={"a": None})), "table.more.a"),
+        (Named(table={"a": [None]}), "table.a.0"),  # nobody knows its class, so it is what was written
+    ],
+)
+def test_of_a_tree_it_is_known_what_is_free_where_the_word_for_null_is_a_text(run: Named, path: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        as_toml_has_it(sparse(run), run)
+    assert [problem.path for problem in raised.value.problems] == [path]
+    assert as_toml_has_it({"table": {"rate": 0.25}}, run) == {"table": {"rate": 0.25}}
 
 
 def test_toml_has_a_word_for_null_where_the_field_may_be_null_and_has_no_such_word_itself() -> None:
