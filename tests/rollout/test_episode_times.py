@@ -21,8 +21,8 @@ async def test_an_environment_runs_no_longer_than_it_is_waited_for_and_that_no_l
 @pytest.mark.parametrize(
     ("value", "kind", "shown"),
     [
-        ("x", "wrong_type", "'x', which is a text, not"),
-        (b"1", "wrong_type", "b'1', which is a text, not"),
+        ("x", "wrong_type", "'x', which is a text,"),
+        (b"1", "wrong_type", "b'1', which is a text,"),
         (None, "wrong_type", "None"),
         ([], "wrong_type", r"\[\]"),
         (float("nan"), "not_finite", "nan"),
