@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from skyrl.config.alarms import DEFAULT_ALARMS, AlarmConfig
 from skyrl.config.models import ModelConfig
@@ -18,10 +17,10 @@ def a_model_is_named(model: ModelConfig, path: str) -> Iterator[Problem]:
         yield Problem(path=f"{path}.path", message="no model to train", hint=hint)
 
 
-def flash_attention_computes_on_cuda(trainer: Any, path: str) -> Iterator[Problem]:
+def flash_attention_computes_on_cuda(attention: str | None, device: str, path: str) -> Iterator[Problem]:
     """FlashAttention has kernels for CUDA only; `path` is the path of `attention`."""
-    if trainer.attention == "flash_attention_2" and trainer.device != "cuda":
-        message = f"flash_attention_2 needs the device cuda, but the device is {trainer.device}"
+    if attention == "flash_attention_2" and device != "cuda":
+        message = f"flash_attention_2 needs the device cuda, but the device is {device}"
         yield Problem(path=path, message=message, hint="set it to sdpa, or the device to cuda for a machine with GPUs")
 
 

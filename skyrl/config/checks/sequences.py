@@ -41,7 +41,7 @@ def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator
 
 def attention_has_kernels_for_the_device(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """FlashAttention has kernels for CUDA only."""
-    yield from flash_attention_computes_on_cuda(run.trainer, "trainer.attention")
+    yield from flash_attention_computes_on_cuda(run.trainer.attention, run.trainer.device, "trainer.attention")
 
 
 def gathered_keys_are_not_dropped(run: SkyRLTrainConfig) -> Iterator[Problem]:

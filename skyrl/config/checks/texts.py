@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 import attrs
 
 from skyrl.config.entry import RunConfig
 from skyrl.errors import Problem
-from skyrl.tree.classes import is_config
+from skyrl.tree.classes import fields_of, is_config
 from skyrl.tree.origins import Origins, Path, dotted, place_of
 from skyrl.tree.rules import touches
 
@@ -44,12 +43,12 @@ class Text:
     """Whether the text is inside a free-form table."""
 
 
-def texts_of(value: Any, path: Path = (), field: str = "", *, is_inside: bool = False) -> Iterator[Text]:
+def texts_of(value: object, path: Path = (), field: str = "", *, is_inside: bool = False) -> Iterator[Text]:
     """The texts of a tree that differ from their class's defaults, including those in lists and free-form tables."""
     if isinstance(value, str):
         yield Text(path, field, value, is_inside)
     elif is_config(type(value)):
-        for each in attrs.fields(type(value)):
+        for each in fields_of(type(value)).values():
             if (child := getattr(value, each.name)) is not each.default:  # most of a tree is default
                 yield from texts_of(child, (*path, each.name), each.name)
     elif isinstance(value, Mapping):

@@ -103,7 +103,7 @@ def a_run_fits_a_cluster(run: SupervisedConfig) -> Iterator[Problem]:
 
 def attention_has_kernels_for_the_device(run: SupervisedConfig) -> Iterator[Problem]:
     """FlashAttention has kernels for CUDA only."""
-    yield from flash_attention_computes_on_cuda(run, "attention")
+    yield from flash_attention_computes_on_cuda(run.attention, run.device, "attention")
 
 
 def the_schedule_has_what_it_needs(run: SupervisedConfig) -> Iterator[Problem]:
