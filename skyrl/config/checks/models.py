@@ -127,8 +127,10 @@ def learning_rates_are_those_of_fine_tuning(run: RunConfig, model: ModelTable) -
         yield _slip(model.at("optimizer_config.lr"), message, "1e-6 is usual")
 
 
-def weights_decay_slowly(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
-    """A step takes lr x weight_decay of every weight away, and AdamW's epsilon is far below a gradient."""
+def the_optimizer_is_set_within_its_range(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+    """A step takes lr x weight_decay of every weight away; AdamW's epsilon is far below a gradient, and its second
+    moment lasts longer than its first.
+    """
     if not model.learns:
         return
     settings = model.section(run).optimizer_config
@@ -138,6 +140,10 @@ def weights_decay_slowly(run: RunConfig, model: ModelTable) -> Iterator[Problem]
     if settings.optimizer != "sgd" and settings.adam_eps > LARGEST_EPSILON:
         message = f"{settings.adam_eps} is above most gradients, so that steps are smaller than lr says"
         yield _slip(model.at("optimizer_config.adam_eps"), message, "1e-8 is usual")
+    first, second = settings.adam_betas
+    if settings.optimizer != "sgd" and second < first:
+        message = f"the second moment, of {second}, is shorter than the first, of {first}"
+        yield _slip(model.at("optimizer_config.adam_betas"), message, "[0.9, 0.999] is usual")
 
 
 # FSDP.
@@ -291,7 +297,7 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
     adapters_have_weights_below_them,
     modules_are_named_in_a_list,
     learning_rates_are_those_of_fine_tuning,
-    weights_decay_slowly,
+    the_optimizer_is_set_within_its_range,
     copies_of_the_weights_are_whole,
     weights_stay_sharded_over_part_of_a_copy,
     units_of_sharding_are_named_as_fsdp_reads_them,
