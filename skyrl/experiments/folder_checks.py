@@ -78,7 +78,7 @@ def _differing(run: AnyRun, stored: object, folder: str, field: str) -> Iterator
     yield Problem(
         path=field,
         message=f"{folder} belongs to a run with another configuration",
-        hint=f"set these back{changes.remedies}; or start a new run: {changes.folders}",
+        hint=f"set back what differs{changes.remedies}; or start a new run: {changes.folders}",
     )
 
 

@@ -560,7 +560,7 @@ def test_a_setting_that_has_changed_in_the_folder_of_a_run_is_found_at_its_place
     assert {each.path: each.message for each in fields if "micro" not in each.path} == listed
     assert all(each.place for each in fields)
     assert folder.message == f"{tmp_path / 'run'} belongs to a run with another configuration"
-    assert folder.hint.startswith("set these back")
+    assert folder.hint.startswith("set back what differs")
     assert f"or start a new run: trainer.run_path={tmp_path / 'run'}-2" in folder.hint
 
 
