@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from skyrl.checkpoint.store import readable
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.code_digests import changed_code, code_digests, stored_digests
 from skyrl.config.intervals import read_interval
@@ -17,7 +16,7 @@ from skyrl.experiments.model_checks import readable_files
 from skyrl.runs.run_lock import MANIFEST, SIGNATURE, refused_changes, stored_config, values_apart
 from skyrl.runs.run_owner import in_use, is_locked
 from skyrl.runs.run_tree import AnyRun, field_path
-from skyrl.storage.failures import nearest
+from skyrl.storage.failures import nearest, readable
 from skyrl.tree.rules import itself
 
 BYTES_OF_A_WEIGHT = 12
