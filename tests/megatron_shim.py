@@ -20,6 +20,11 @@ from torch.overrides import TorchFunctionMode
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers import PolicyWorker
 
+DEVICES = ("cuda", "cpu")
+"""Devices that Megatron-core computes on with this shim: a test puts them in the place of
+`skyrl.config.checks.megatron.DEVICES`.
+"""
+
 _NAMES = {torch.float32: "Float", torch.bfloat16: "BFloat16", torch.float16: "Half"}
 
 

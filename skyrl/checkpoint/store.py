@@ -29,7 +29,7 @@ from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.errors import ResumeError, RunError
 from skyrl.storage.disk import Disk, Storage, digest_of
-from skyrl.storage.failures import remedy
+from skyrl.storage.failures import readable, remedy
 from skyrl.storage.places import storage_at
 
 STATE = "state.json"
@@ -306,16 +306,6 @@ def could_not_write(storage: Storage, where: str, error: Exception, need: int) -
     if isinstance(storage, Disk) and isinstance(error, OSError) and error.errno:
         message += f"; {remedy(error.errno, storage.path)}"
     return f"{message}. The checkpoints before it are intact"
-
-
-def readable(size: int) -> str:
-    """Formats a number of bytes in a suitable decimal unit: 1.5 GB."""
-    value, unit = float(size), "bytes"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
 
 
 def without_what_is_not_finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -125,10 +125,10 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
 def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: float) -> None:
     """Check in seconds whether a run would start here: packages, GPUs, keys, models, folders, disks, locks.
 
-    The first row of each source is read, rendered by the chat template and scored: a reward function is called once, on
-    an empty answer. Nothing is started or written. With --cluster, every machine of a running Ray cluster is checked,
-    too: versions, shared folders, clocks, memory, GPUs, and the network between each two. Exit code 1: something on the
-    cluster has to be fixed.
+    Every row of each file is read; the first one is rendered by the chat template and scored: a reward function is
+    called twice, on an empty answer and on the ground truth. Nothing is started or written. With --cluster, every
+    machine of a running Ray cluster is checked, too: versions, shared folders, clocks, memory, GPUs, and the network
+    between each two. Exit code 1: something on the cluster has to be fixed.
     """
     from skyrl.cli.report import doctor_report
     from skyrl.config.run_kind import RunKind
@@ -247,8 +247,15 @@ def _errors_as_exit_codes() -> Iterator[None]:
         sys.exit(1)
 
 
-_OF_FILES = frozenset({errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS})
-"""Errors of the operating system whose cause is outside the program: permissions, full disks, files in the way."""
+_OF_FILES = frozenset(
+    {
+        errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR,
+        errno.EPERM, errno.EROFS,
+    }
+)  # fmt: skip
+"""Errors of the operating system whose cause is outside the program: permissions, full disks, names, files in the
+way.
+"""
 
 
 def _of_a_file(error: OSError) -> str | None:

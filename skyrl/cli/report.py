@@ -29,9 +29,9 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
         yield f"  compute  {trainer.compute_dtype}, attention by {trainer.attention}"
     if slower := _slower_than_the_preset(run):
         yield f'  speed    extends = "preset:cuda" has faster settings for: {", ".join(slower)}'
-    yield f"  data     {counted(sources, 'source')}, whose first rows were read"
+    yield f"  data     {counted(sources, 'source')}, whose files were read"
     yield f"  folder   {trainer.run_path}, free and writable"
-    yield "The other rows, the model's weights and the resources of a cluster are checked when the run starts."
+    yield "Lengths of rows, data on the hub, weights and the resources of a cluster are checked when the run starts."
 
 
 def _slower_than_the_preset(run: RunConfig) -> list[str]:

@@ -103,7 +103,8 @@ class AlgorithmConfig(BaseConfig):
 
     max_seq_len: int | None = field(default=None, validator=positive)
     """Tokens by which `seq_mean_token_sum_norm` divides a sequence's sum. None: `generator.max_input_length` plus
-    `generator.sampling_params.max_generate_length`, which fits a single turn only: set it for several turns."""
+    `generator.sampling_params.max_generate_length`, the longest sequence of any number of turns: a turn begins only
+    where all before it, prompt and observations included, have at most `max_input_length` tokens."""
 
     temperature: float | None = field(default=None, validator=non_negative)
     """The learner divides logits by this. None: `generator.sampling_params.temperature`, since ratios of probabilities

@@ -53,6 +53,14 @@ def fields_of(
     return fields
 
 
+def stands_for(allocation: Allocation) -> dict[str, Any]:
+    """Paths -> values of everything that a run's allocation says: `fields_of` it, and the kind of its engines. A
+    converter chooses the kind itself.
+    """
+    kind = {} if allocation.engines is None else {_ENGINE + "backend": allocation.engines.backend}
+    return kind | fields_of(allocation)
+
+
 def engine_fields(part: Part) -> dict[str, Any]:
     """The fields of inference engines: one engine for each data-parallel replica."""
     degrees = part.degrees
@@ -93,7 +101,7 @@ def learner_fields(part: Part, model: Model, gpus_of_a_machine: int = GPUS_OF_A_
 def contradictions(run: SkyRLTrainConfig) -> dict[str, tuple[Any, Any]]:
     """Paths -> the written value and the allocation's value, where they differ."""
     allocation = allocation_of(run)
-    wanted = {} if allocation is None else fields_of(allocation)
+    wanted = {} if allocation is None else stands_for(allocation)
     found = {path: (get_at(run, path), value) for path, value in wanted.items()}
     return {path: pair for path, pair in found.items() if pair[0] != pair[1]}
 
@@ -102,9 +110,9 @@ def _rule_for(path: str) -> Rule[SkyRLTrainConfig]:
     default = get_at(SkyRLTrainConfig(), path)
 
     def the_allocation_says_so(run: SkyRLTrainConfig) -> object:
-        """GPUs and degrees of parallelism are those of `trainer.placement.allocation`, where there is one."""
+        """Engines, GPUs and degrees of parallelism are those of `trainer.placement.allocation`, where there is one."""
         allocation = allocation_of(run)
-        return default if allocation is None else fields_of(allocation).get(path, default)
+        return default if allocation is None else stands_for(allocation).get(path, default)
 
     made: Callable[[Callable[[SkyRLTrainConfig], Any]], Rule[SkyRLTrainConfig]]
     made = rule(writes=path, reads=(PATH,), unset=default, placeholder=False)
@@ -116,7 +124,7 @@ def _paths() -> tuple[str, ...]:
     part = "[{name}]:(attn:d1|ffn:d1)"
     strings = [f"vllm[rollout]:d1+{kind}[policy]:d1+{kind}[critic]:d1+{kind}[ref]:d1" for kind in ("fsdp", "megatron")]
     strings.append(f"vllm[rollout]:d1+megatron{part.format(name='policy')}+megatron{part.format(name='ref')}")
-    return tuple(dict.fromkeys(path for text in strings for path in fields_of(read_allocation(text))))
+    return tuple(dict.fromkeys(path for text in strings for path in stands_for(read_allocation(text))))
 
 
 ALLOCATION_RULES: tuple[Rule[SkyRLTrainConfig], ...] = tuple(_rule_for(path) for path in _paths())

@@ -7,18 +7,15 @@ keys, GPUs) is checked when a run starts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator
 
-import attrs
-
+from skyrl.config.checks.texts import text_problems, texts_of
 from skyrl.config.entry import RunConfig
 from skyrl.config.kinds import kind_of
 from skyrl.errors import Problem
 from skyrl.tree import differences, get_at
-from skyrl.tree.classes import is_config
 from skyrl.tree.masking import HIDDEN
-from skyrl.tree.origins import Origin, Origins, Path, dotted, place_of, written_paths
+from skyrl.tree.origins import Origin, Origins, dotted, place_of, written_paths
 from skyrl.tree.rules import find_problems, paths_read, touches
 
 
@@ -28,8 +25,9 @@ def check(config: RunConfig, origins: Origins | None = None, broken: Collection[
     `origins` tell what was written; without them, values that differ from the default count as written.
     """
     found = find_problems(config, kind_of(config).all_checks, origins or {}, broken)
-    more = (_what_was_hidden(config, origins or {}, broken), _folders_of_another_run(config, origins or {}, broken))
-    return [*found, *(problem for problems in more for problem in problems), *without_effect(config, origins, broken)]
+    of_any_kind = (_what_was_hidden, text_problems, _folders_of_another_run)
+    more = (problem for check_all in of_any_kind for problem in check_all(config, origins or {}, broken))
+    return [*found, *more, *without_effect(config, origins, broken)]
 
 
 def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[str] = ()) -> list[Problem]:
@@ -110,23 +108,8 @@ def _is_below(path: str, folder: str) -> bool:
 
 def _what_was_hidden(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
     """Problems for secrets of a stored run, which were masked when it was stored and have to be given again."""
-    for path in map(dotted, _hidden(run)):
+    for path in (dotted(text.path) for text in texts_of(run) if HIDDEN in text.value):
         if not touches([path], broken):
             hint = "take it from a variable: env:NAME"
             message = f"{HIDDEN} is a placeholder for a secret: give the secret again"
             yield Problem(path=path, message=message, hint=hint, place=place_of(path, origins))
-
-
-def _hidden(value: Any) -> list[Path]:
-    """Paths of masked secrets in the texts of a tree, including those in lists and free-form tables."""
-    if isinstance(value, str):
-        return [()] if HIDDEN in value else []
-    inside: Iterable[tuple[Any, Any]] = ()
-    if is_config(type(value)):
-        held = ((each, getattr(value, each.name)) for each in attrs.fields(type(value)))
-        inside = ((each.name, child) for each, child in held if child is not each.default)  # most of a tree is default
-    elif isinstance(value, Mapping):
-        inside = value.items()
-    elif isinstance(value, tuple):
-        inside = enumerate(value)
-    return [(str(name), *path) for name, child in inside for path in _hidden(child)]

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
-from skyrl.tree.units import WholeSeconds
+from skyrl.tree.units import Gigabytes, Seconds, WholeSeconds
 from skyrl.tree.validators import fraction, positive
 
 FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
@@ -90,10 +90,10 @@ class SkyRLGymConfig(BaseConfig):
     max_env_workers: int = field(default=32, validator=positive, metadata=FREE)
     """Maximum number of environment steps that run at the same time."""
 
-    step_timeout_seconds: float | None = field(default=300.0, validator=positive, metadata=FREE)
+    step_timeout_seconds: Seconds | None = field(default=300.0, validator=positive, metadata=FREE)
     """Maximum seconds for one call of an environment; after that its trajectory has failed. None: no limit."""
 
-    trajectory_timeout_seconds: float | None = field(default=None, validator=positive, metadata=FREE)
+    trajectory_timeout_seconds: Seconds | None = field(default=None, validator=positive, metadata=FREE)
     """Maximum seconds from the first answer of a sample to its end, including the engine's time and further attempts;
     after that it has failed for good and no longer holds up the batch. None: no limit."""
 
@@ -129,7 +129,7 @@ class SkyRLGymConfig(BaseConfig):
     """Each episode of an environment or reward function that `env_class` names by import path is a process of its own
     in a sandbox of `sandbox_tier`, ended with the episode or after `step_timeout_seconds`. Rows reach it as JSON."""
 
-    user_env_memory_gb: float = field(default=4.0, validator=positive, metadata=FREE)
+    user_env_memory_gb: Gigabytes = field(default=4.0, validator=positive, metadata=FREE)
     """Address space of each process that `isolate_user_env` starts, in 10^9 bytes."""
 
     math_equivalence: bool = False
@@ -182,7 +182,7 @@ class AgentConfig(BaseConfig):
     """Maximum number of agents started per second, after a first burst of the same size, for services that limit the
     rate of starts, such as sandboxes. None: only `max_concurrent` limits them."""
 
-    timeout_seconds: float | None = field(default=600.0, validator=positive, metadata=FREE)
+    timeout_seconds: Seconds | None = field(default=600.0, validator=positive, metadata=FREE)
     """Maximum seconds that one agent runs, including the time it waits for the policy; after that its trajectory has
     failed. None: no limit."""
 
@@ -194,7 +194,7 @@ class AgentConfig(BaseConfig):
     """Further files and folders that an isolated command can read, such as the modules it imports. In the tier
     namespace it can also read what every user of the machine can."""
 
-    memory_gb: float = field(default=4.0, validator=positive, metadata=FREE)
+    memory_gb: Gigabytes = field(default=4.0, validator=positive, metadata=FREE)
     """Memory limit of an isolated command with all of its processes, and address space limit of each of them, in
     10^9 bytes."""
 

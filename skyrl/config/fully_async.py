@@ -2,6 +2,7 @@
 
 from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
+from skyrl.tree.units import Seconds
 from skyrl.tree.validators import non_negative, positive
 
 
@@ -43,6 +44,6 @@ class FullyAsyncConfig(BaseConfig):
     """Import path of a function that decides whether a `TrajectoryGroup` may be trained on (`my_pkg.groups:accept`,
     `groups.py:accept`); a rejected group is replaced by another prompt's. None: all are accepted."""
 
-    stall_timeout_seconds: float = field(default=3600.0, validator=positive, metadata=FREE)
+    stall_timeout_seconds: Seconds = field(default=3600.0, validator=positive, metadata=FREE)
     """Maximum seconds without a usable group while the trainer waits for a batch; after that the run ends and names the
     groups and calls that it waited for."""

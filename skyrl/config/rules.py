@@ -119,7 +119,9 @@ def evaluation_answers_may_be_as_long_as_training_samples(run: SkyRLTrainConfig)
     reads=("generator.max_input_length", "generator.sampling_params.max_generate_length"),
 )
 def a_sequence_is_input_and_answer(run: SkyRLTrainConfig) -> int | None:
-    """The longest sequence, in tokens, is the longest input plus the longest completion."""
+    """The longest sequence, in tokens, is the longest input plus the longest completion. With several turns the input
+    of the last one holds all before it.
+    """
     longest_input = run.generator.max_input_length
     return None if longest_input is None else longest_input + run.generator.sampling_params.max_generate_length
 

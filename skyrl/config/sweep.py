@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+from skyrl.config.checks.texts import refused_file_name
 from skyrl.config.entry import BaseConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, field, frozen
@@ -78,6 +79,9 @@ class SweepConfig(BaseConfig):
     """Folder of the sweep. None: `sweeps/NAME`."""
 
     def own_problems(self) -> Iterator[Problem]:
+        for field_name, text in (("name", self.name), ("folder", self.folder or "")):
+            if refusal := refused_file_name(text):
+                yield Problem(path=field_name, message=refusal, hint="choose a shorter one")
         if not self.run:
             yield Problem(path="run", message="no configuration file is given", hint='such as run = ["run.toml"]')
         for path, values in flat(self.grid):

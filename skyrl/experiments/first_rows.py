@@ -9,7 +9,6 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import islice
 from typing import Any
 
 from attrs import frozen
@@ -17,7 +16,7 @@ from attrs import frozen
 from skyrl.chats.masks import message_weights
 from skyrl.chats.spellings import spellings
 from skyrl.chats.text import Message
-from skyrl.config import SFTConfig, SkyRLTrainConfig
+from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.sizes import evaluates, samples
 from skyrl.data.conversations import tools_of, with_system
 from skyrl.data.prompts import data_source_of, extras_of
@@ -27,10 +26,18 @@ from skyrl.envs.env import Env
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
 from skyrl.envs.registry import MakeEnv, find_env, find_task
-from skyrl.envs.reward_functions import PlainReward, arguments, lacking
+from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking
 from skyrl.errors import ConfigError, DataError, Problem, TaskError
 from skyrl.experiments.asked_rows import asked_by, lacking_rows, name_of
 from skyrl.experiments.model_checks import readable_files
+from skyrl.experiments.whole_rows import (
+    Counted,
+    bad_rows,
+    count_rows,
+    prompts_of,
+    supervised_rows_of,
+    too_few_rows,
+)
 from skyrl.models.chat_templates import configured_template
 from skyrl.models.template_text import TemplateRefusal, render_template
 from skyrl.processes.event_loop import event_loop
@@ -53,57 +60,80 @@ class FirstRow:
 
 
 def first_rows_can_be_used(*, judge: bool, training: bool = True) -> Check[SkyRLTrainConfig]:
-    """The check that each source begins with a prompt. With `judge`, reward functions are called with an empty answer,
-    and all rows are searched for missing values; without `training`, only evaluation sources are read.
+    """The check that each source begins with a prompt, that no row is bad, and that there are enough to fill a batch.
+    With `judge`, files of any size are read whole, reward functions are called, and all rows are searched for missing
+    values; without `training`, only evaluation sources are read.
     """
 
     def first_rows_are_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
         judged: set[str | None] = set()
+        skips, counts = run.data.bad_rows == "skip", list[Counted | None]()
         for field, source in _sources(run, training=training):
             try:
                 row = _read(run, field, source)
+                counted = count_rows(source, prompts_of(run), whole=judge)
             except (DataError, OSError) as error:
                 yield Problem(path=field, message=str(error))
                 continue
+            if counted and (judge or not skips):  # the run itself reports the rows that it skips
+                yield from bad_rows(counted, field, "data.bad_rows = skip", skips=skips)
+            if field == "data.train_data":
+                counts.append(counted)
             yield from _written_by_the_template(run, row)
             yield from lacking_rows(run, field, source, whole=judge)
             if row.env_class not in judged:
                 judged.add(row.env_class)
                 yield from _judged(run, row, call=judge)
+        if counts and len(counts) == len(run.data.train_data):  # otherwise some are of the hub, or cannot be read
+            path, batch = "trainer.train_batch_size", run.trainer.train_batch_size
+            yield from too_few_rows(counts, path, batch, "prompts", skips=skips)
 
     return first_rows_are_prompts
 
 
-def unreadable_rows(field: str, sources: Sequence[str], *, skip: bool) -> Iterator[Problem]:
-    """Problems of files that cannot be read or whose first row is bad; with `skip`, bad rows are allowed."""
-    for source in sources:
-        try:
-            rows = iterate_rows(source) if _is_file(source) else iter(())
-            bad = [row for row in islice(rows, 1) if isinstance(row, BadRow)]
-        except (DataError, OSError) as error:
-            yield Problem(path=field, message=str(error))
-            continue
-        if bad and not skip:
-            yield Problem(path=field, message=bad[0].reason)
+def supervised_rows_can_be_used(*, whole: bool) -> Check[SupervisedConfig]:
+    """The check that each file exists, that no row is bad, that the template takes the first one, and that there are
+    enough to fill a batch. With `whole`, files of any size are read whole.
+    """
+
+    def rows_can_be_learned(run: SupervisedConfig) -> Iterator[Problem]:
+        skips, counts = run.bad_rows == "skip", list[Counted | None]()
+        for field, sources in (("train_datasets", run.train_datasets), ("eval_datasets", run.eval_datasets)):
+            for source in filter(_is_file, sources):
+                try:
+                    counted = count_rows(source, supervised_rows_of(run), whole=whole)
+                except (DataError, OSError) as error:
+                    yield Problem(path=field, message=str(error))
+                    continue
+                if counted and (whole or not skips):  # the run itself reports the rows that it skips
+                    yield from bad_rows(counted, field, "bad_rows = skip", skips=skips)
+                if field == "train_datasets":
+                    counts.append(counted)
+                if isinstance(run, SFTConfig) and not skips and not (counted and counted.bad):
+                    yield from _refused_chat(field, source, run)
+        if counts and len(counts) == len(run.train_datasets) and run.epoch_tail != "short" and not run.num_dummy_steps:
+            otherwise = ", or set epoch_tail = short"
+            yield from too_few_rows(counts, "batch_size", run.batch_size, "rows", skips=skips, otherwise=otherwise)
+
+    return rows_can_be_learned
 
 
-def unlearnable_rows(field: str, sources: Sequence[str], run: SFTConfig) -> Iterator[Problem]:
-    """Problems of files whose first row is a chat without anything to learn, or one that the template refuses."""
-    for source in () if run.bad_rows == "skip" else filter(_is_file, sources):
-        row = next(iter(iterate_rows(source)), None)
-        if row is None or isinstance(row, BadRow):  # another check reports both
-            continue
-        try:
-            chat = chat_in(row, run)
-            if chat is not None:
-                message_weights(chat, all_messages=learns_all(run))
-                _write_chat(chat, row, run)
-        except ConfigError as error:
-            yield from error.problems
-        except DataError as error:
-            yield Problem(path=field, message=f"{source}, row 0: {error}")
-        except TemplateRefusal as error:
-            yield Problem(path=field, message=f"{source}, row 0: the chat template refuses the chat: {error}")
+def _refused_chat(field: str, source: str, run: SFTConfig) -> Iterator[Problem]:
+    """The problem of a file whose first row is a chat that the template refuses, or that has nothing to learn."""
+    row = next(iter(iterate_rows(source)), None)
+    if row is None or isinstance(row, BadRow):  # another check reports both
+        return
+    try:
+        chat = chat_in(row, run)
+        if chat is not None:
+            message_weights(chat, all_messages=learns_all(run))
+            _write_chat(chat, row, run)
+    except ConfigError as error:
+        yield from error.problems
+    except DataError as error:
+        yield Problem(path=field, message=f"{source}, row 0: {error}")
+    except TemplateRefusal as error:
+        yield Problem(path=field, message=f"{source}, row 0: the chat template refuses the chat: {error}")
 
 
 def _write_chat(chat: Sequence[Message], row: Row, run: SFTConfig) -> None:
@@ -227,37 +257,47 @@ def _signature_problems(row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
 
 
 _OF_AN_EMPTY_ANSWER = "a model may give an empty answer: return a reward for it, or raise skyrl.errors.SkipSample"
+_OF_ANY_ANSWER = "return a reward for every answer, or raise skyrl.errors.SkipSample"
 _OF_ITS_VALUE = "return one finite number for each answer"
 
 
 def _called(run: SkyRLTrainConfig, row: FirstRow, make: MakeEnv) -> Iterator[Problem]:
-    """Judge an empty answer as a rollout does, with its deadline, and in a sandbox if that is configured."""
+    """Judge an empty answer, and then the ground truth as an answer, as a rollout does: with its deadline, and in a
+    sandbox if that is configured.
+    """
     if not (isinstance(make, PlainReward | GroupReward) or (isinstance(make, IsolatedTask) and make.is_reward)):
         return
-    who = f"{row.env_class}, judging an empty answer to row 0 of {row.source},"
-    calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
-    try:
-        with event_loop() as run_until_done:
-            given, _ = run_until_done(calls(who, _judgement(make, row)))
-        for reward in given:
-            number(reward, f"{who} gave the reward")
-    except EpisodeError as error:
-        if isinstance(error.outcome, Failure):
-            hint = _OF_ITS_VALUE if error.outcome.kind in ("wrong_type", "not_finite") else _OF_AN_EMPTY_ANSWER
-            yield Problem(path="environment.env_class", message=error.outcome.reason, hint=hint)
+    truth = ground_truth(row.extras)
+    spoken = str(truth) if isinstance(truth, str | int | float) and truth != "" else "1"
+    for answer, named, hint in (
+        ("", "an empty answer", _OF_AN_EMPTY_ANSWER),
+        (spoken, f"the answer {spoken[:40]!r}", ""),
+    ):
+        who = f"{row.env_class}, judging {named} to row 0 of {row.source},"
+        calls = EnvCalls(1, run.environment.skyrl_gym.step_timeout_seconds)
+        try:
+            with event_loop() as run_until_done:
+                given, _ = run_until_done(calls(who, _judgement(make, row, answer)))
+            for reward in given:
+                number(reward, f"{who} gave the reward")
+        except EpisodeError as error:
+            if isinstance(error.outcome, Failure):
+                hint = _OF_ITS_VALUE if error.outcome.kind in ("wrong_type", "not_finite") else hint or _OF_ANY_ANSWER
+                yield Problem(path="environment.env_class", message=error.outcome.reason, hint=hint)
+                return
 
 
-def _judgement(make: MakeEnv, row: FirstRow) -> Callable[[], Sequence[Any]]:
+def _judgement(make: MakeEnv, row: FirstRow, answer: str) -> Callable[[], Sequence[Any]]:
     """Function that calls the reward function once and returns its rewards, where None stands for no reward."""
 
     def judge() -> Sequence[Any]:
         messages, extras = deepcopy(row.messages), deepcopy(row.extras)
         if isinstance(make, GroupReward):
-            return [each for each in make.rewards(messages, [""], extras) if each is not None]
+            return [each for each in make.rewards(messages, [answer], extras) if each is not None]
         env = make(extras)
         try:
             env.init(messages)
-            return [env.step("").reward]
+            return [env.step(answer).reward]
         finally:
             env.close()
 

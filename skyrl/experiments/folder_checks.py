@@ -7,16 +7,17 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from skyrl.checkpoint.store import readable
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.code_digests import changed_code, code_digests, stored_digests
 from skyrl.config.intervals import read_interval
 from skyrl.config.sizes import has_critic
-from skyrl.errors import Problem
+from skyrl.errors import Problem, ResumeError
 from skyrl.experiments.model_checks import readable_files
+from skyrl.runs.run_lock import MANIFEST, SIGNATURE, refused_changes, stored_config, values_apart
 from skyrl.runs.run_owner import in_use, is_locked
 from skyrl.runs.run_tree import AnyRun, field_path
-from skyrl.storage.failures import nearest
+from skyrl.storage.failures import nearest, readable
+from skyrl.tree.rules import itself
 
 BYTES_OF_A_WEIGHT = 12
 """Bytes in a checkpoint for each trained weight: the weight and Adam's two moments, each as a 32-bit float."""
@@ -45,6 +46,39 @@ def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
         if locked:
             yield Problem(path=field, message=in_use(folder, field))
             reported.append(folder)
+
+
+def folders_are_those_of_this_run(run: AnyRun) -> Iterator[Problem]:
+    """A folder that belongs to a run belongs to this one, and so does the checkpoint that is named: a setting that has
+    changed since is reported at its place.
+    """
+    run = itself(run)
+    places = {field: (text, SIGNATURE) for field, text in _folders(run).items()}
+    if (named := run.trainer.resume_path) and run.trainer.recover_mode is None and "://" not in named:
+        places[field_path(run, "resume_path")] = (named, MANIFEST)
+    for field, (text, name) in places.items():
+        try:
+            folder = Path(text).expanduser()
+            stored = stored_config(folder / name, field)
+            found = list(() if stored is None else _differing(run, stored, str(folder), field))
+        except (ResumeError, RuntimeError, ValueError) as error:
+            found = [Problem(path=field, message=str(error))]
+        yield from found
+        if found:  # the other folders are usually inside this one
+            return
+
+
+def _differing(run: AnyRun, stored: object, folder: str, field: str) -> Iterator[Problem]:
+    changes = refused_changes(stored, run, folder)
+    if changes is None:
+        return
+    for path, values in changes.values.items():
+        yield Problem(path=path, message=values_apart(*values))
+    yield Problem(
+        path=field,
+        message=f"{folder} belongs to a run with another configuration",
+        hint=f"set back what differs{changes.remedies}; or start a new run: {changes.folders}",
+    )
 
 
 def the_code_is_that_of_the_run(run: SkyRLTrainConfig) -> Iterator[Problem]:

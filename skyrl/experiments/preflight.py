@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig, TrainerConfig
+from skyrl.config import SkyRLTrainConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.engine_backends import backend_of
 from skyrl.config.sizes import evaluates, on_ray, samples, sizes_of
 from skyrl.config.trackers import lacks_of
@@ -24,8 +24,9 @@ from skyrl.endpoint.doors import TOKEN_VARIABLE
 from skyrl.envs import find_env
 from skyrl.errors import DataError, Problem, TaskError, UserError
 from skyrl.experiments.alarm_checks import alarms_watch_metrics_of_this_version
-from skyrl.experiments.first_rows import first_rows_can_be_used, unlearnable_rows, unreadable_rows
+from skyrl.experiments.first_rows import first_rows_can_be_used, supervised_rows_can_be_used
 from skyrl.experiments.folder_checks import (
+    folders_are_those_of_this_run,
     folders_can_be_written,
     the_code_is_that_of_the_run,
     the_disk_holds_the_checkpoints,
@@ -262,6 +263,7 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     tokens_of_servers_are_there(os.environ),
     training_gives_servers_its_weights,
     folders_can_be_written,
+    folders_are_those_of_this_run,
     models_are_where_they_are_said_to_be,
     degrees_of_megatron_divide_the_model,
     ranks_that_cut_matrices_get_equal_parts,
@@ -300,13 +302,9 @@ def the_trackers_are_there(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 def the_rows_are_there(run: SupervisedConfig) -> Iterator[Problem]:
-    """Each source exists, and its first row can be read."""
-    for field, sources in (("train_datasets", run.train_datasets), ("eval_datasets", run.eval_datasets)):
-        missing = list(missing_data(field, sources))
-        problems = missing or list(unreadable_rows(field, sources, skip=run.bad_rows == "skip"))
-        yield from problems
-        if not problems and isinstance(run, SFTConfig):
-            yield from unlearnable_rows(field, sources, run)
+    """Each source exists."""
+    yield from missing_data("train_datasets", run.train_datasets)
+    yield from missing_data("eval_datasets", run.eval_datasets)
 
 
 def the_template_is_there(run: SupervisedConfig) -> Iterator[Problem]:
@@ -322,7 +320,7 @@ def the_named_checkpoint_exists(run: SupervisedConfig) -> Iterator[Problem]:
         yield from missing_checkpoint("resume_from", run.resume_from, "latest, empty, or a checkpoint")
 
 
-SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
+_SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     packages_are_there,
     flash_attention_is_installed,
     the_trackers_are_there,
@@ -331,6 +329,11 @@ SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     the_rows_are_there,
     the_template_is_there,
     folders_can_be_written,
+    folders_are_those_of_this_run,
     the_named_checkpoint_exists,
     alarms_watch_metrics_of_this_version,
 )
+
+SUPERVISED_PREFLIGHT = (*_SUPERVISED_PREFLIGHT, supervised_rows_can_be_used(whole=False))
+
+SUPERVISED_DOCTOR = (*_SUPERVISED_PREFLIGHT, supervised_rows_can_be_used(whole=True))

@@ -12,9 +12,9 @@ from skyrl.config.cluster import ClusterConfig
 from skyrl.config.entry import RunConfig
 from skyrl.config.kept import kept_text
 from skyrl.config.kinds import kind_of
-from skyrl.config.load import compose
+from skyrl.config.load import chosen_root, compose, load
 from skyrl.config.machines import need_of
-from skyrl.errors import UserError, render
+from skyrl.errors import ConfigError, UserError, render
 from skyrl.launchers.job import Job, Machines, Target
 from skyrl.launchers.local import local_script
 from skyrl.launchers.ray import RayLauncher
@@ -40,11 +40,10 @@ class Prepared:
         strict: bool = False,
     ) -> None:
         self._target, self._cluster = target, cluster
-        composed = compose(files, overrides, strict=strict, environ=environ)
-        written = kind_of(composed.config).path("device")
-        self.is_taken_for_cuda = target != "local" and get_at(composed.written, written) == "auto"
-        if self.is_taken_for_cuda:
-            composed = compose(files, [*overrides, f"{written}=cuda"], strict=strict, environ=environ)
+        device = kind_of(chosen_root(files, overrides)).path("device")
+        self.is_taken_for_cuda = target != "local" and _is_open(device, files, overrides, environ)
+        taken = [f"{device}=cuda"] if self.is_taken_for_cuda else []
+        composed = compose(files, [*overrides, *taken], strict=strict, environ=environ)
         self.run: Any = composed.config
         """The configuration, resolved as far as this machine can tell."""
         self._warnings = composed.warnings
@@ -113,6 +112,14 @@ class Prepared:
 
     def _at(self, field: str) -> Any:
         return get_at(self.run, self._path(field))
+
+
+def _is_open(device: str, files: Sequence[str], overrides: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether the run leaves the device to the machine. False for a tree that cannot be read, which is refused next."""
+    try:
+        return bool(get_at(load(files, overrides, environ=environ).config, device) == "auto")
+    except ConfigError:
+        return False
 
 
 def machines_of(run: RunConfig, cluster: ClusterConfig) -> Machines:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from skyrl.planning.layout import Layout, Pool, RankPlacement, counted
-from skyrl.planning.topology import Engines, Grid, Sizes
+from skyrl.planning.topology import MOST_PROCESSES, Engines, Grid, Sizes
 
 
 def layout(sizes: Sizes) -> Layout:
@@ -18,9 +18,11 @@ def layout(sizes: Sizes) -> Layout:
     An engine has consecutive GPUs. On shared GPUs it stays on one node if its size divides the node's; on separate GPUs
     it gets one node if it fits, else equal parts of the fewest nodes that hold each pipeline stage evenly.
 
-    Raises ValueError if models that share GPUs have different numbers of them.
+    Raises ValueError if models that share GPUs have different numbers of them, and above `MOST_PROCESSES`.
     """
     models, engines = sizes.models, sizes.engines
+    if sizes.processes > MOST_PROCESSES:
+        raise ValueError(f"{sizes.processes} ranks and GPUs of engines, but at most {MOST_PROCESSES} are laid out")
     if engines is not None and sizes.colocate_all:
         return _shared(models, engines)
     together = sizes.colocate_all or sizes.colocate_policy_ref

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
+MOST_PROCESSES = 2**17
+"""Largest number of ranks and engines' GPUs of one run that is laid out: more than the largest clusters have."""
+
 
 @frozen(kw_only=True)
 class Grid:
@@ -47,6 +50,12 @@ class Sizes:
     colocate_policy_ref: bool = True
     gpus_per_node: int = 8
     """Number of GPUs of one machine, which determines over how many machines an engine with separate GPUs is spread."""
+
+    @property
+    def processes(self) -> int:
+        """Number of ranks of all models, and of GPUs of all engines."""
+        engines = self.engines.number * self.engines.gpus if self.engines else 0
+        return engines + sum(grid.ranks for grid in self.models.values())
 
     @property
     def models(self) -> dict[str, Grid]:

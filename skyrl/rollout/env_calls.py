@@ -159,7 +159,9 @@ def number(value: Any, what: str) -> float:
         real = None
     if real is None or not math.isfinite(real):
         kind: Literal["wrong_type", "not_finite"] = "wrong_type" if real is None else "not_finite"
-        raise EpisodeError(Failure(kind=kind, reason=f"{what} {_short(repr(value))}, which is not a finite number"))
+        is_text = "a text, " if isinstance(value, str | bytes) else ""
+        reason = f"{what} {_short(repr(value))}, which is {is_text}not a finite number"
+        raise EpisodeError(Failure(kind=kind, reason=reason))
     return real
 
 

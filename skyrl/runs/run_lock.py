@@ -9,18 +9,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import cattrs
+from attrs import frozen
 from filelock import FileLock, Timeout
 
 from skyrl.config.check import has_effect
 from skyrl.config.code_digests import code_digests
-from skyrl.config.stored import stored_form, stored_tree, tree_of
+from skyrl.config.kinds import kind_of
+from skyrl.config.resolve import derived
+from skyrl.config.stored import FILES, stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_owner import LOCK, in_use, sign, unsign
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.tree import differences, required
+from skyrl.tree.rules import touches
 
 C = TypeVar("C", bound=AnyRun)
+
+SIGNATURE, MANIFEST = FILES
+"""Names of the files with the configuration of the run that a folder belongs to, and of a checkpoint."""
 
 
 class RunLock:
@@ -33,7 +40,7 @@ class RunLock:
         self.folder = folder
         self._field, self._run, self._places = field, run, dict(places or {})
         self._lock = FileLock(folder / LOCK)
-        self._signature = folder / "config.json"
+        self._signature = folder / SIGNATURE
         self._is_new = False
 
     def acquire(self) -> None:
@@ -77,22 +84,47 @@ class RunLock:
         self._lock.release()
 
     def _compare(self) -> None:
-        text = _read_text(self._signature)
-        if not text:
-            return
-        try:
-            stored = json.loads(text)["config"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ResumeError(f"{self._signature} is damaged ({error}): choose another {self._field}") from error
-        refuse_changed(stored, self._run, str(self.folder), self._field)
+        stored = stored_config(self._signature, self._field)
+        if stored is not None:
+            refuse_changed(stored, self._run, str(self.folder), self._field)
 
 
-def refuse_changed(stored: object, run: AnyRun, where: str, field: str) -> None:
+def stored_config(file: Path, field: str) -> object:
+    """The configuration in a file of a run's or a checkpoint's folder; None if there is none. `field` names the folder
+    in messages.
+
+    Raises `ResumeError` for one that is damaged.
+    """
+    text = _read_text(file)
+    if not text:
+        return None
+    try:
+        return json.loads(text)["config"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResumeError(f"{file} is damaged ({error}): choose another {field}") from error
+
+
+@frozen(kw_only=True)
+class Changes:
+    """Differences that keep a run from continuing another one."""
+
+    values: Mapping[str, tuple[Any, Any]]
+    """Dotted path -> the value of the other run, and of this one."""
+
+    remedies: str
+    """How to continue, after "set these back"."""
+
+    folders: str
+    """Arguments that start a new run instead."""
+
+
+def refused_changes(stored: object, run: AnyRun, where: str) -> Changes | None:
     """Compare a stored configuration with this run's: the fields that identify a run and, unless
     `trainer.resume_with_changes` is on, all fields that determine its numbers. A field without effect in both runs,
-    such as a setting of another loss whose default has changed since, is ignored.
+    such as a setting of another loss whose default has changed since, is ignored, and so is a value that follows from
+    others that differ. None if nothing keeps the run from continuing.
 
-    Raises `ResumeError` with the differences and the possible remedies.
+    Raises `ResumeError` for a configuration that this version cannot read.
     """
     try:
         before = tree_of(stored, type(run), where)
@@ -103,11 +135,19 @@ def refuse_changed(stored: object, run: AnyRun, where: str, field: str) -> None:
     numerics = _acting(differences(before, now, roles=("numerics",)), before, now)
     if not run.trainer.resume_with_changes:
         changed |= numerics
-    if changed:
+    if not changed:
+        return None
+    remedies, folders = _or_say_so(run, changed, numerics), _folders_beside(run)
+    return Changes(values=_causes(changed, before, now), remedies=remedies, folders=folders)
+
+
+def refuse_changed(stored: object, run: AnyRun, where: str, field: str) -> None:
+    """Raise `ResumeError` with the differences and the possible remedies if `refused_changes` finds any."""
+    if changes := refused_changes(stored, run, where):
         raise ResumeError(
-            f"{where} belongs to a run with another configuration:\n{_rows(changed)}\n"
-            f"To continue that run, set these back{_or_say_so(run, changed, numerics)}. To start a new one, choose "
-            f"another {field}, for example:\n  {_folders_beside(run)}"
+            f"{where} belongs to a run with another configuration:\n{_rows(changes.values)}\n"
+            f"To continue that run, set these back{changes.remedies}. To start a new one, choose another {field}, for "
+            f"example:\n  {changes.folders}"
         )
 
 
@@ -115,12 +155,24 @@ def _acting(changed: Mapping[str, tuple[Any, Any]], before: C, now: C) -> dict[s
     return {path: values for path, values in changed.items() if has_effect(before, path) or has_effect(now, path)}
 
 
+def _causes(changed: Mapping[str, tuple[Any, Any]], before: C, now: C) -> dict[str, tuple[Any, Any]]:
+    """The differences without values that both runs derive from others of them."""
+    in_both = {*derived(before)} & {*derived(now)}
+    reads = {rule.writes: rule.reads for rule in kind_of(now).rules if touches([rule.writes], in_both)}
+
+    def follows(path: str) -> bool:
+        return any(read in changed or follows(read) for read in reads.get(path, ()))
+
+    return {path: values for path, values in changed.items() if not follows(path)}
+
+
 def changes_to_say(stored: object, run: AnyRun) -> str:
     """Differences of a resumed run from its earlier configuration, a line for each field; empty if there are none."""
     before, run = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
     places = tuple(field_path(run, start) for start in ("resume_", "recover_"))
     changed = differences(before, run)
-    return _rows({path: values for path, values in changed.items() if not path.startswith(places)})
+    told = {path: values for path, values in changed.items() if not path.startswith(places)}
+    return _rows(_causes(told, before, run))
 
 
 def _as_stored(run: C) -> C:
@@ -134,7 +186,12 @@ def _or_say_so(run: AnyRun, changed: Mapping[str, Any], numerics: Mapping[str, A
 
 
 def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    return "\n".join(f"  {path}: {_short(old)} there, {_short(new)} here" for path, (old, new) in changed.items())
+    return "\n".join(f"  {path}: {values_apart(*values)}" for path, values in changed.items())
+
+
+def values_apart(there: Any, here: Any) -> str:
+    """Two values of a field, of another run and of this one, in words."""
+    return f"{_short(there)} there, {_short(here)} here"
 
 
 def _folders_beside(run: AnyRun) -> str:
@@ -143,7 +200,7 @@ def _folders_beside(run: AnyRun) -> str:
     """
     own = required(run.trainer.run_path, field_path(run, "run_path")).rstrip("/")
     names = itertools.chain([own], (f"{own}-{number}" for number in itertools.count(2)))
-    free = next(name for name in names if not (Path(name).expanduser() / "config.json").exists())
+    free = next(name for name in names if not (Path(name).expanduser() / SIGNATURE).exists())
     folders = {"run_path": free}
     for field, name in (("ckpt_path", "checkpoints"), ("export_path", "exports")):
         if getattr(run.trainer, field) != f"{own}/{name}":

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from skyrl.checkpoint.store import readable
 from skyrl.errors import StorageError
-from skyrl.storage.failures import FULL, OPEN_FILES, nearest, remedy
+from skyrl.storage.failures import FULL, OPEN_FILES, nearest, readable, remedy
 
 _OF_A_DISK = FULL | OPEN_FILES | {errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT}
 """Errors that no mistake in a program causes, whichever file they are about."""

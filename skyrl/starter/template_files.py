@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
+from skyrl.config.checks.texts import REFERENCE, refused_file_name
 from skyrl.errors import UserError
 
 TEMPLATES = {
@@ -23,6 +24,8 @@ def write_template(template: str, folder: Path) -> list[str]:
 
     Raises `UserError` if the folder is not empty, or its name is not valid for a run.
     """
+    if refusal := refused_file_name(str(folder)):
+        raise UserError(f"{refusal}: choose a shorter one")
     if folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: choose another folder")
     if folder.exists() and not folder.is_dir():
@@ -30,6 +33,8 @@ def write_template(template: str, folder: Path) -> list[str]:
     name = folder.absolute().name
     if not name.isprintable() or set(name) & set('"\\/'):
         raise UserError(f"{name!r} cannot be the name of a run: quotes, backslashes and control characters")
+    if REFERENCE.search(name):
+        raise UserError(f"{name!r} cannot be the name of a run: nothing replaces the variable in it")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for source in sorted(files("skyrl.starter").joinpath("templates", template).iterdir(), key=lambda each: each.name):

@@ -46,3 +46,13 @@ def has_inodes(folder: Path) -> bool:
 def nearest(folder: Path) -> Path:
     """The folder itself, or the first above it that exists."""
     return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def readable(size: int) -> str:
+    """Formats a number of bytes in a suitable decimal unit: 1.5 GB."""
+    value, unit = float(size), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"

@@ -94,13 +94,15 @@ def trials_of(sweep: SweepConfig, environ: Mapping[str, str], *, device: str | N
     for point in points_of(sweep, kind.path("seed")):
         try:
             values = {**dict(flat(sweep.set)), **point}
+            if device and get_at(load(sweep.run, thaw(values), environ=environ).config, kind.path("device")) == "auto":
+                values[kind.path("device")] = device
             resolved = compose(sweep.run, thaw(values), environ=environ).config
             mark = fingerprint_of(resolved)
             if mark in trials:
                 twice.append(f"{spelled(point)} is the same training as {spelled(trials[mark].point)}")
                 continue
             number = numbers.setdefault(mark, len(numbers))
-            trials[mark] = _trial(sweep, point, number, folder, values, environ, device)
+            trials[mark] = _trial(sweep, point, number, folder, values, environ)
         except ConfigError as error:
             found = [_in_its_table(each, sweep, kind.path("seed")) for each in error.problems]
             problems += [each for each in found if each not in problems]
@@ -131,7 +133,6 @@ def _trial(
     folder: Path,
     values: Mapping[str, Any],
     environ: Mapping[str, str],
-    device: str | None,
 ) -> Trial:
     own = folder / TASKS / str(number)
     before = load(sweep.run, thaw(dict(values)), environ=environ).config
@@ -140,8 +141,6 @@ def _trial(
     table = get_at(before, kind.trainer)
     there = {name: str(own / inside) for name, inside in places.items() if name in fields_of(type(table))}
     there["run_name"] = f"{sweep.name}-{number}"
-    if device and get_at(before, kind.path("device")) == "auto":
-        there["device"] = device
     composed = compose(
         sweep.run, thaw({**values, **{kind.path(name): value for name, value in there.items()}}), environ=environ
     )

@@ -42,13 +42,18 @@ def read_argument(argument: str, number: int) -> Assignment:
         raise ConfigError([Problem(path=path, message=_NO_PATH, place=origin.place)])
     names = split_path(found["path"].removesuffix("+") if appended else found["path"])
     operation = "append" if appended else "set"
+    if not appended:  # what is added contradicts nothing
+        origin = Origin(kind="argument", where=str(number), path=names)
     return Assignment(path=names, value=found["value"], origin=origin, is_text=True, operation=operation)  # type: ignore[arg-type]  # a Literal
 
 
 def read_python(overrides: Mapping[str, Any], where: str = "Python") -> list[Assignment]:
     """Overrides given in Python: dotted paths to values of the field's own type. Raises `ConfigError`."""
-    origin = Origin(kind="python", where=where)
-    return [Assignment(path=split_path(path), value=value, origin=origin) for path, value in overrides.items()]
+    paths = {split_path(path): value for path, value in overrides.items()}
+    return [
+        Assignment(path=path, value=value, origin=Origin(kind="python", where=where, path=path))
+        for path, value in paths.items()
+    ]
 
 
 def split_path(path: str) -> Path:

@@ -245,7 +245,7 @@ class TreeBuilder(Generic[T]):
         merges = is_mapping(attribute.type) and table.current(attribute.name) is not None
         if isinstance(value, Mapping) and (value or merges):
             for key, item in value.items():
-                self._put(assignment.inside(key, item))
+                self._put(assignment.inside(str(key), item))
         else:
             stored = table.changes[attribute.name] = validated(attribute, value, table.base)
             if is_mapping(attribute.type):
@@ -286,7 +286,7 @@ class TreeBuilder(Generic[T]):
         if isinstance(value, Mapping) and value:
             freeform.make_way(mapping, inner)
             for key, item in value.items():
-                self._put(assignment.inside(key, item))
+                self._put(assignment.inside(str(key), item))
             return
         holder, key = freeform.enter(mapping, inner), inner[-1]
         written = (*assignment.path[: depth + 1], *freeform.outermost(mapping, inner))

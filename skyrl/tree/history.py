@@ -65,15 +65,15 @@ class History:
         self.written += (f"{dotted(place)}.{path}" for path in origins)
 
     def contradictions(self) -> Iterator[Problem]:
-        """Problems where one file sets a field twice, under two of its names; keys of a table have no order."""
+        """Problems where one layer sets a field to two values under two of its names: a file, whose keys have no order,
+        or the arguments.
+        """
         for path, chain in self._chains.items():
-            by_name = {(each.where, each.path): each for each in chain if each.kind == "file"}
+            layers = [(each.asked_by or each, each.value) for each in chain] if len(chain) > 1 else []
+            by_name = {(layer.source, layer.path): (layer, value) for layer, value in layers if layer.path}
             for one, other in combinations(by_name.values(), 2):
-                is_one_file = one.where == other.where
-                if is_one_file and one.path != other.path and one.value != other.value:
-                    old, new = (one, other) if dotted(other.path) == path else (other, one)
-                    message = (
-                        f"{shown(old.value)} contradicts {dotted(new.path)} = {shown(new.value)}: both names are the "
-                        "same field"
-                    )
+                if one[0].source == other[0].source and one[0].path != other[0].path and one[1] != other[1]:
+                    (old, former), (new, latter) = (one, other) if dotted(other[0].path) == path else (other, one)
+                    both = f"{shown(former)} contradicts {dotted(new.path)} = {shown(latter)}"
+                    message = f"{both}: both names are the same field"
                     yield Problem(path=dotted(old.path), message=message, hint=f"keep only {path}", place=old.place)

@@ -99,7 +99,7 @@ def _of_type(kind: object, bounds: Mapping[str, Any]) -> dict[str, Any]:
     unit, kind = unit_of(kind), bare(kind)
     if unit:
         text = {"type": "string", "pattern": unit.pattern, "description": f"with a unit, such as {unit.example}"}
-        return {"anyOf": [_of_type(kind, bounds), text]}
+        return {"anyOf": [_of_type(kind, {**bounds, "maximum": unit.most}), text]}
     if kind is Secret:
         return {"type": "string", "pattern": f"^{REFERENCE.pattern}$"}
     if kind in (int, float):

@@ -61,7 +61,8 @@ def coerce_exact(value: object, kind: Any) -> Any:
     if class_of(kind) and hasattr(type(value), "__configuration__"):
         return value
     if get_origin(kind) is Annotated or isinstance(kind, NewType):
-        return coerce_exact(_without_unit(value, kind), bare(kind))
+        fitted, unit = coerce_exact(_without_unit(value, kind), bare(kind)), unit_of(kind)
+        return unit.within(fitted) if unit else fitted
     if kind is type(None):
         if value is None:
             return None
@@ -84,7 +85,9 @@ def coerce_exact(value: object, kind: Any) -> Any:
 def parse(text: str, kind: Any) -> Any:
     """The member of `kind` that `text` spells on a command line. Raises `TypeMismatch`."""
     if (number := _without_unit(text, kind)) is not text:
-        return coerce_exact(number, bare(kind))
+        return coerce_exact(number, kind)
+    if unit := unit_of(kind):
+        return unit.within(parse(text, bare(kind)))
     kind = bare(kind)
     if kind is str:
         return scalar(text, str)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from attrs import frozen
 
@@ -26,6 +26,8 @@ class Unit:
     name: str
     example: str
     factors: Mapping[str, float]
+    most: float = 1e9
+    """Largest value of a field: 31 years, and an exabyte. Beyond it, clocks and counts of bytes overflow."""
 
     @property
     def pattern(self) -> str:
@@ -43,6 +45,12 @@ class Unit:
                 f"{shown(text)} is not a number of {self.name}", hint=f"units: {known}; for example {self.example}"
             )
         return round(float(found[1]) * self.factors[found[2]], 12)
+
+    def within(self, number: Any) -> Any:
+        """The number, if it is not implausibly large. Raises `TypeMismatch`."""
+        if number > self.most:
+            raise TypeMismatch(f"{shown(number)} is more than {self.most:.0f} {self.name}, the limit")
+        return number
 
 
 SECONDS = Unit(

@@ -20,9 +20,10 @@ from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.manifest import read_manifest
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
-from skyrl.checkpoint.store import CheckpointStore, load_checkpoint, readable, without_what_is_not_finite
+from skyrl.checkpoint.store import CheckpointStore, load_checkpoint, without_what_is_not_finite
 from skyrl.errors import ResumeError, RunError
 from skyrl.storage.disk import Disk
+from skyrl.storage.failures import readable
 from tests.checkpoint.faulty import (
     DAMAGES,
     Killed,

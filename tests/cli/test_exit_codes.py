@@ -69,6 +69,30 @@ def test_a_file_that_cannot_be_written_is_named_without_a_traceback(
     assert capsys.readouterr().err == "out.svg: Read-only file system\n"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ckpt", "list", "NAME"],
+        ["launch", "status", "NAME"],
+        ["templates", "check", "NAME"],
+        ["simulate", "--like", "NAME"],
+        ["watch", "--once", "NAME"],
+        ["config", "check", "NAME"],
+        ["sweep", "NAME"],
+        ["init", "NAME"],
+    ],
+)
+def test_a_name_longer_than_any_file_system_takes_ends_every_command_in_a_sentence(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([word.replace("NAME", "n" * 300) for word in words])
+    assert ended.value.code in (1, 2)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "nnn" in said
+
+
 @pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (3, 3)])
 def test_a_command_may_say_how_it_ended(returned: int | None, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.cli, "main", lambda **_: returned)

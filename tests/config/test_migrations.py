@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from skyrl.config import ConfigError, SkyRLTrainConfig, load
 from skyrl.config.migrations import MIGRATIONS
 from skyrl.config.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
 from skyrl.tree import get_at
-from tests.config.leaves import OTHERS
+from skyrl.tree.access import default_at
+from tests.config.leaves import OTHERS, each, other_values
 
 ENGINE = "generator.inference_engine."
 
@@ -221,3 +224,59 @@ def test_a_field_that_skyrl_added_later_is_left_out_where_it_asks_for_nothing(
         assert loaded.config == SkyRLTrainConfig()
     with pytest.raises(ConfigError, match="SkyRL added this after March 2026"):
         load([], {path: something})
+
+
+def both(old: str, new: str, agree: bool) -> dict[str, Any]:
+    """Both names of one field, with one value or with two."""
+    if old.endswith("use_kl_estimator_k3"):
+        return {old: False, new: "k1" if agree else "k3"}
+    value, default = OTHERS[new], default_at(SkyRLTrainConfig, new)
+    apart = next((other for other in other_values(SkyRLTrainConfig, new) if other != value), default)
+    if isinstance(value, dict):
+        apart = {"key": 2}
+    return {old: value, new: value if agree else apart}
+
+
+def refused(files: Any, overrides: Any) -> list[str]:
+    try:
+        load(files, overrides)
+    except ConfigError as error:
+        return [f"{problem.path}: {problem.message}; {problem.hint}" for problem in error.problems]
+    return []
+
+
+@each(MOVED.items())
+def test_two_values_under_both_names_of_a_field_are_refused_wherever_they_are_written(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    (old, new), file = names, tmp_path / "run.json"
+    for agree in (True, False):
+        values = both(old, new, agree)
+        words = [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in values.items()]
+        file.write_text(json.dumps(nested(values)), encoding="utf-8")
+        for said in (refused([], values), refused([], words), refused([], words[::-1]), refused([file], [])):
+            assert [message.partition(":")[0].removesuffix(".key") for message in said] == ([] if agree else [old])
+            assert agree or f"both names are the same field; keep only {new}" in said[0]
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        table, names = tree, path.split(".")
+        for name in names[:-1]:
+            table = table.setdefault(name, {})
+        table[names[-1]] = value
+    return tree
+
+
+def test_a_later_layer_may_use_the_other_name_and_so_may_what_is_added_to_a_list(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[trainer]\nuse_sample_packing = false\ntrackers.tags = ['a']\n", "utf-8")
+    changes = ["trainer.remove_microbatch_padding=true", "trainer.trackers.tags=['b']", "trainer.tags+=c"]
+    trainer = load([tmp_path / "run.toml"], changes).config.trainer
+    assert (trainer.use_sample_packing, trainer.trackers.tags) == (True, ("b", "c"))
+
+
+def test_both_names_are_refused_where_one_is_taken_from_a_variable() -> None:
+    words = ["trainer.use_sample_packing=env:PACKS", "trainer.remove_microbatch_padding=true"]
+    with pytest.raises(ConfigError, match="True contradicts trainer.use_sample_packing = False"):
+        load([], words, environ={"PACKS": "false"})

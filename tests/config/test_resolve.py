@@ -46,6 +46,7 @@ ALLOCATED: dict[str, dict[str, Any]] = {
         **{f"trainer.{model}.{_MEGATRON}expert_tensor_parallel_size": 3 for model in ("policy", "critic", "ref")},
     },
     "vllm[rollout]:d1+fsdp[actor]:d2+fsdp[ref]:d4": {"trainer.placement.colocate_policy_ref": False},
+    "sglang:d1+fsdp:d1": {"generator.inference_engine.backend": "sglang"},
 }
 """Allocation strings with the fields that they stand for."""
 

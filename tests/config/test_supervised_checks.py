@@ -177,3 +177,30 @@ def test_a_supervised_run_on_fewer_ranks_needs_resume_with_changes(faults: str, 
     ranks = {"placement__num_gpus_per_node": 2, "batch_size": 2}
     found = problems(faults__on_lost_rank=faults, resume_with_changes=changes, **ranks)
     assert ("faults.on_lost_rank" in found) == refused
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("optimizer_config.lr", 1.5, "1.5 changes every weight by about that in each step"),
+        ("optimizer_config.lr", 0.0, "0 changes no weight: nothing is learned"),
+        ("optimizer_config.weight_decay", 20.0, "20.0 shrinks every weight by that"),
+        ("optimizer_config.adam_eps", 1.0, "1.0 is above most gradients"),
+        ("optimizer_config.adam_betas", [0.99, 0.9], "the second moment, of 0.9, is shorter than the first, of 0.99"),
+    ],
+)
+def test_a_setting_of_the_optimizer_that_can_only_be_a_slip_is_warned_of(path: str, value: Any, said: str) -> None:
+    [warning] = [each for each in compose([], SFT | {path: value}).warnings if each.path == path]
+    assert said in warning.message
+    assert warning.hint.endswith("is usual")
+
+
+def test_attention_kernels_of_cuda_are_refused_on_a_cpu() -> None:
+    assert problems(attention="flash_attention_2")["attention"].startswith("flash_attention_2 needs the device cuda")
+    assert "attention" not in problems(attention="flash_attention_2", device="cuda")
+
+
+@pytest.mark.parametrize("name", ["num_nodes", "num_gpus_per_node"])
+def test_a_run_that_no_cluster_holds_is_refused(name: str) -> None:
+    found = problems(batch_size=2**40, **{f"placement__{name}": 2**40})
+    assert "ask for 1099511627776 GPUs, but at most 131072" in found["placement"]

@@ -21,6 +21,12 @@ from tests.effects.probe import Probe, Scene, observable
 P = "trainer.placement."
 RAY = {"placement.executor": "ray"}
 ON_RAY = {f"{P}executor": "ray"}
+ENGINES = {
+    "generator.inference_engine.backend": "vllm",
+    "generator.inference_engine.deterministic": False,
+    "trainer.micro_train_batch_size_per_gpu": 3,
+}
+"""Engines of the kind that the allocation names, and micro-batches for two ranks."""
 
 
 @observable("the executor of processes, and what Ray is asked for")
@@ -86,7 +92,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(f"{P}executor", "ray", processes),
     *(Probe(P + name, value, processes, ON_RAY) for name, value in STARTED.items()),
     Probe(f"{P}gpu_kind", "L40S", problems, {"trainer.device": "cuda", "trainer.policy.model.path": "Qwen/Qwen3-8B"}),
-    Probe(f"{P}allocation", "vllm:d2|fsdp:d2", placement, ON_RAY),
+    Probe(f"{P}allocation", "vllm:d2|fsdp:d2", placement, ON_RAY | ENGINES),
     Probe(f"{P}colocate_all", False, placement, ON_RAY),
     Probe(f"{P}colocate_policy_ref", False, placement, {**ON_RAY, **WITH_KL, f"{P}colocate_all": False}),
     *(

@@ -15,6 +15,7 @@ from tests.effects.never import NEVER
 from tests.effects.probe import Observable, Probe
 from tests.effects.scenes import Sight, problems_of
 from tests.effects.table import PROBES, WITHOUT_EFFECT, page
+from tests.megatron_shim import DEVICES
 
 pytestmark = pytest.mark.xdist_group("effects")
 
@@ -36,6 +37,12 @@ def sight(nano: Path) -> Sight:
 def flash_attn_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the package, its fields act only in so far as nothing is reported."""
     monkeypatch.setattr("skyrl.config.every_kind.has_flash_attention", lambda: True)
+
+
+@pytest.fixture(autouse=True)
+def megatron_computes_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Megatron-core gets is looked at without a GPU."""
+    monkeypatch.setattr("skyrl.config.checks.megatron.DEVICES", DEVICES)
 
 
 def marked(probes: Iterable[Probe]) -> list[Any]:

@@ -27,7 +27,7 @@ from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.workers import CriticWorker, PolicyWorker, SFTWorker
 from skyrl.processes.orphans import RUN, tagged
 from skyrl.storage.disk import Bytes, Disk
-from tests.megatron_shim import HostPolicyWorker
+from tests.megatron_shim import DEVICES, HostPolicyWorker
 
 T = TypeVar("T")
 
@@ -235,8 +235,10 @@ def command(words: list[str], environment: dict[str, str], folder: Path, verbs: 
     os.dup2(said, 1)
     os.dup2(said, 2)
     from skyrl.cli.main import main
+    from skyrl.config.checks import megatron
     from skyrl.experiments import ppo, reward_model, sft
 
+    megatron.DEVICES = DEVICES
     ppo.BasePPOExp = PhasedExp  # type: ignore[misc]  # replaced for the test
     sft.SFTExp = PhasedSFTExp  # type: ignore[misc]  # replaced for the test
     reward_model.RewardModelExp = PhasedRewardModelExp  # type: ignore[misc]  # replaced for the test

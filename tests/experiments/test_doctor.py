@@ -16,11 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from filelock import FileLock
 
-from skyrl.config import SFTConfig, compose
+from skyrl.config import compose
 from skyrl.config.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem
+from skyrl.experiments import whole_rows
+from skyrl.experiments.first_rows import supervised_rows_can_be_used
 from skyrl.experiments.folder_checks import folders_can_be_written
-from skyrl.experiments.preflight import the_rows_are_there
+from skyrl.runs.run_lock import RunLock
 from skyrl.runs.run_owner import sign
 from tests import supervised_run
 from tests.nano_run import as_words, config, overrides
@@ -140,6 +142,11 @@ def skips(completion, **others):
     from skyrl.errors import SkipSample
     raise SkipSample("an empty answer")
 async def fine(completion, **others): return 1.0
+def written(completion, **others): return "1.0" if completion else 0.0
+def fails(completion, ground_truth, **others): return 1.0 / (completion != ground_truth)
+def unsaid(completion, **others):
+    if not completion:
+        return 0.0
 def grouped(completions, **columns): return [1.0, 2.0]
 """
 
@@ -151,15 +158,22 @@ def grouped(completions, **columns): return [1.0, 2.0]
         ("scored", "raised ValueError: could not convert string to float: '' ({file}:5, in parsed)"),
         ("awaited", "raised ValueError: could not convert string to float: '' ({file}:5, in parsed)"),
         ("nothing", "gave the reward None, which is not a finite number\nreturn one finite number for each answer"),
+        ("written", "gave the reward '1.0', which is a text, not a finite number\nreturn one finite number"),
+        ("fails", "to row 0 of {rows}, raised ZeroDivisionError: float division by zero ({file}:14, in fails)"),
+        ("fails", "return a reward for every answer, or raise skyrl.errors.SkipSample"),
+        ("unsaid", "gave the reward None, which is not a finite number\nreturn one finite number for each answer"),
         ("grouped", "a TRL reward function gives a list with one number for each completion"),
     ],
 )
-def test_a_reward_function_is_called_once_on_an_empty_answer(nano: Path, tmp_path: Path, name: str, said: str) -> None:
+def test_a_reward_function_is_called_on_an_empty_answer_and_on_the_ground_truth(
+    nano: Path, tmp_path: Path, name: str, said: str
+) -> None:
     file = tmp_path / "rewards.py"
     file.write_text(REWARDS, encoding="utf-8")
     (problem,) = problems(nano, tmp_path, {"environment.env_class": f"{file}:{name}"})
     assert problem.path == "environment.env_class"
-    assert said.replace("{file}", str(file)) in f"{problem.message}\n{problem.hint}"
+    said = said.replace("{file}", str(file)).replace("{rows}", str(nano / "train.jsonl"))
+    assert said in f"{problem.message}\n{problem.hint}"
 
 
 @pytest.mark.parametrize("name", ["fien", "PI"])
@@ -368,8 +382,8 @@ def test_a_first_chat_of_which_nothing_can_be_learned_is_named(
     row: dict[str, object], said: str, nano: Path, tmp_path: Path
 ) -> None:
     source = supervised_run.write(tmp_path / "rows.jsonl", [row])
-    composed = compose([], supervised_run.settings(nano, tmp_path, "sft", train_datasets=(source,)), SFTConfig)
-    found = [problem.message for problem in the_rows_are_there(composed.config)]
+    settings = supervised_run.settings(nano, tmp_path, "sft", train_datasets=(source,), batch_size=1)
+    found = [problem.message for problem in supervised_rows_can_be_used(whole=False)(compose([], settings).config)]
     assert [f"{source}, {said}" in message for message in found] == ([True] if said else [])
 
 
@@ -377,3 +391,200 @@ def test_a_folder_whose_name_holds_a_nul_is_reported(nano: Path, tmp_path: Path)
     run = config(nano, tmp_path, trainer__run_path=f"{tmp_path}/a\0b")
     messages = {problem.path: problem.message for problem in folders_can_be_written(run)}
     assert "cannot be written to: embedded null byte" in messages["trainer.run_path"]
+
+
+PROMPT = {"prompt": [{"role": "user", "content": "a"}], "reward_spec": {"ground_truth": "b"}}
+
+
+def rows_file(folder: Path, suffix: str, count: int) -> Path:
+    """So many good rows."""
+    file = folder / f"rows{suffix}"
+    rows = [PROMPT] * count
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    elif suffix == ".csv":
+        file.write_text("question,answer\n" + "a,b\n" * count, encoding="utf-8")
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        file.write_text(json.dumps(rows) if suffix == ".json" else lines, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("run", [False, True])
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_data_that_does_not_fill_a_batch_is_found(suffix: str, run: bool, nano: Path, tmp_path: Path) -> None:
+    columns = {"data.prompt_column": "question", "data.answer_column": "answer"} if suffix == ".csv" else {}
+    file = rows_file(tmp_path, suffix, 3)
+    data = {"data.train_data": [str(file)], "data.val_data": [str(file)], **columns}
+    (problem,) = (each for each in problems(nano, tmp_path, data, run=run) if each.severity == "error")
+    assert (problem.path, problem.message) == ("trainer.train_batch_size", "4 prompts, but the training data has 3")
+    assert problem.hint == "lower it to 3 or less"
+    assert problem.place  # where the size is written
+    twice = problems(nano, tmp_path, data | {"data.train_data": [str(file), str(file)]}, run=run)
+    assert [each for each in twice if each.severity == "error"] == []
+
+
+def test_rows_that_are_left_out_fill_no_batch(nano: Path, tmp_path: Path) -> None:
+    file = rows_file(tmp_path, ".jsonl", 3)
+    file.write_text(file.read_text() + "no JSON\n", encoding="utf-8")
+    changes = {"data.train_data": [str(file)], "data.bad_rows": "skip"}
+    (problem,) = problems(nano, tmp_path, changes)
+    assert (problem.path, problem.message) == ("trainer.train_batch_size", "4 prompts, but the training data has 3")
+    changes |= {f"trainer.{name}": 3 for name in ("train_batch_size", "policy_mini_batch_size")}
+    changes |= {f"trainer.micro_{name}_batch_size_per_gpu": 3 for name in ("train", "forward")}
+    (warning,) = problems(nano, tmp_path, changes)
+    assert (warning.path, warning.severity) == ("data.train_data", "warning")
+    assert f"{file}:4 is not JSON" in warning.message
+    assert problems(nano, tmp_path, changes, run=True) == []  # the run itself counts what it leaves out
+
+
+BAD = {
+    '{"prompt": ["x"': "rows.jsonl:3 is not JSON: ",
+    "[1, 2]": "rows.jsonl:3 is [1, 2], not an object with columns as keys",
+    '{"question": "a"}': "rows.jsonl, row 2: prompt is None, not a list of messages",
+    '{"prompt": "a"}': "rows.jsonl, row 2: prompt is 'a', not a list of messages",
+    '{"prompt": [{"role": "user"}]}': "rows.jsonl, row 2: the message {'role': 'user'} needs the texts",
+    '{"prompt": []}': "rows.jsonl, row 2: prompt is [], not a list of messages",
+    '{"a": ' * 500 + "1" + "}" * 500: "rows.jsonl:3 is nested deeper than",
+}
+
+
+@pytest.mark.parametrize("run", [False, True])
+@pytest.mark.parametrize("line", BAD)
+def test_a_bad_row_is_found_wherever_it_is(line: str, run: bool, nano: Path, tmp_path: Path) -> None:
+    file = rows_file(tmp_path, ".jsonl", 6)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join([*lines[:2], line, *lines[2:], line, line]) + "\n", encoding="utf-8")
+    found = problems(nano, tmp_path, {"data.train_data": [str(file)]}, run=run)
+    told = next(each for each in found if BAD[line] in each.message)
+    assert (told.path, told.severity) == ("data.train_data", "error")
+    assert told.message.endswith("; 1 more is bad")
+    assert told.hint == "mend the row, or leave such rows out with data.bad_rows = skip"
+
+
+def test_a_run_reads_a_large_file_once_and_still_counts_a_parquet_file(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_rows, "QUICK_BYTES", 10)
+    bad = rows_file(tmp_path, ".jsonl", 3)
+    bad.write_text(bad.read_text() + "no JSON\n", encoding="utf-8")
+    table = rows_file(tmp_path, ".parquet", 3)
+    assert problems(nano, tmp_path, {"data.train_data": [str(bad)]}, run=True) == []
+    assert len(problems(nano, tmp_path, {"data.train_data": [str(bad)]})) == 1
+    (problem,) = problems(nano, tmp_path, {"data.train_data": [str(table)]}, run=True)
+    assert problem.path == "trainer.train_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "said"),
+    [
+        ("sft", "no JSON", ":33 is not JSON"),
+        ("sft", '{"messages": [{"role": "user", "content": "a"}]}', ", row 32: no message is from the assistant"),
+        ("sft", '{"messages": 3}', ", row 32: messages is 3"),
+        ("sft", '{"messages": [], "images": ["x"]}', ", row 32: "),
+        ("reward_model", '{"prompt": "a", "chosen": "b"}', ", row 32: it has no rejected"),
+        ("reward_model", '{"chosen": "a", "rejected": "b"}', ", row 32: chosen is a text and there is no prompt"),
+    ],
+)
+def test_a_bad_row_of_a_supervised_run_is_found(kind: str, line: str, said: str, nano: Path, tmp_path: Path) -> None:
+    settings = supervised_run.settings(nano, tmp_path, kind)
+    (source,) = settings["train_datasets"]
+    with Path(source).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    for also, skip in (
+        (RunKind.preflight_checks, False),
+        (RunKind.doctor_checks, False),
+        (RunKind.doctor_checks, True),
+    ):
+        found = said_of(settings | ({"bad_rows": "skip"} if skip else {}), also)
+        assert [(each.path, each.severity) for each in found if f"{source}{said}" in each.message] == [
+            ("train_datasets", "warning" if skip else "error")
+        ]
+
+
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_supervised_rows_that_do_not_fill_a_batch_are_found(kind: str, nano: Path, tmp_path: Path) -> None:
+    settings = supervised_run.settings(nano, tmp_path, kind, batch_size=33)
+    (problem,) = said_of(settings, RunKind.preflight_checks)
+    assert (problem.path, problem.message) == ("batch_size", "33 rows, but the training data has 32")
+    assert problem.hint == "lower it to 32 or less, or set epoch_tail = short"
+    assert said_of(settings | {"epoch_tail": "short"}, RunKind.preflight_checks) == []
+    assert said_of(settings | {"num_dummy_steps": 2}, RunKind.preflight_checks) == []
+
+
+def said_of(settings: Mapping[str, Any], also: Any) -> list[Problem]:
+    try:
+        return [each for each in compose([], dict(settings), also=also).warnings if "no effect" not in each.message]
+    except ConfigError as error:
+        return [each for each in error.problems if each.severity == "error" or "row 32" in each.message]
+
+
+def stored(folder: Path, run: Any) -> None:
+    """The folder of this run."""
+    lock = RunLock(folder, "trainer.run_path", run)
+    lock.acquire()
+    lock.write_config()
+    lock.release()
+
+
+@pytest.mark.parametrize("run", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "listed"),
+    [
+        ({"trainer.seed": 7}, {"trainer.seed": "42 there, 7 here"}),
+        ({"trainer.policy.optimizer_config.lr": 0.02}, {"trainer.policy.optimizer_config.lr": "0.01 there, 0.02 here"}),
+        ({"generator.n_samples_per_prompt": 6}, {"generator.n_samples_per_prompt": "3 there, 6 here"}),
+        (
+            {"trainer.policy_mini_batch_size": 2, "trainer.micro_train_batch_size_per_gpu": 2},
+            {"trainer.policy_mini_batch_size": "4 there, 2 here"},
+        ),
+        (
+            {"generator.sampling_params.max_generate_length": 6},
+            {"generator.sampling_params.max_generate_length": "5 there, 6 here"},
+        ),
+        (
+            {"generator.sampling_params.temperature": 0.9},
+            {"generator.sampling_params.temperature": "1.0 there, 0.9 here"},
+        ),
+    ],
+)
+def test_a_setting_that_has_changed_in_the_folder_of_a_run_is_found_at_its_place(
+    changes: dict[str, Any], listed: dict[str, str], run: bool, nano: Path, tmp_path: Path
+) -> None:
+    stored(tmp_path / "run", config(nano, tmp_path))
+    assert problems(nano, tmp_path, run=run) == []
+    *fields, folder = problems(nano, tmp_path, changes, run=run)
+    if folder.path != "trainer.run_path":  # they are in the order of their places
+        (folder,) = (each for each in fields if each.path == "trainer.run_path")
+        fields = [each for each in problems(nano, tmp_path, changes, run=run) if each.path != "trainer.run_path"]
+    assert {each.path: each.message for each in fields if "micro" not in each.path} == listed
+    assert all(each.place for each in fields)
+    assert folder.message == f"{tmp_path / 'run'} belongs to a run with another configuration"
+    assert folder.hint.startswith("set back what differs")
+    assert f"or start a new run: trainer.run_path={tmp_path / 'run'}-2" in folder.hint
+
+
+def test_a_checkpoint_of_another_run_is_found_before_it_is_loaded(nano: Path, tmp_path: Path) -> None:
+    stored(tmp_path / "other", config(nano, tmp_path))
+    (tmp_path / "other" / "config.json").rename(tmp_path / "other" / "manifest.json")
+    named = {"trainer.resume_mode": "from_path", "trainer.resume_path": str(tmp_path / "other")}
+    assert problems(nano, tmp_path, named) == []
+    found = {each.path: each.message for each in problems(nano, tmp_path, named | {"trainer.seed": 7})}
+    assert found["trainer.seed"] == "42 there, 7 here"
+    assert "belongs to a run with another configuration" in found["trainer.resume_path"]
+
+
+def test_a_damaged_configuration_of_a_folder_is_named(nano: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{", encoding="utf-8")
+    (problem,) = problems(nano, tmp_path)
+    assert problem.path == "trainer.run_path"
+    assert "config.json is damaged" in problem.message
+
+
+def test_what_has_changed_in_a_supervised_run_is_found(nano: Path, tmp_path: Path) -> None:
+    settings = supervised_run.settings(nano, tmp_path, "sft")
+    run: Any = compose([], settings).config
+    stored(Path(run.run_path), run)
+    found = {each.path: each.message for each in said_of(settings | {"seed": 7}, RunKind.preflight_checks)}
+    assert found["seed"].endswith("there, 7 here")

@@ -17,7 +17,7 @@ from tests.experiments.test_kills import ON_RAY as KILLED_ON_RAY
 from tests.experiments.test_kills import assert_kills_change_nothing, moments
 from tests.experiments.test_other_ranks import ON_RAY, RANKS, samples
 from tests.inference.nano import nano_model
-from tests.megatron_shim import HostPolicyWorker
+from tests.megatron_shim import DEVICES, HostPolicyWorker
 from tests.nano_run import metrics, train
 
 pytestmark = pytest.mark.long
@@ -28,7 +28,8 @@ QUICKSTART = ROOT / "examples" / "quickstart"
 
 @pytest.fixture(autouse=True)
 def megatron_takes_the_cpu_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the processes of the policy's ranks."""
+    """In the processes of the policy's ranks, and in the check of the configuration."""
+    monkeypatch.setattr("skyrl.config.checks.megatron.DEVICES", DEVICES)
     monkeypatch.setattr("skyrl.experiments.policy_gradient_models.PolicyWorker", HostPolicyWorker)
 
 

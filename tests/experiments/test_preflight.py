@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from skyrl.cli.main import cli
 from skyrl.cli.report import doctor_report
 from skyrl.config import SkyRLTrainConfig, check, load
 from skyrl.config.kinds import kind_of
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.trackers import TRACKERS, is_installed
+from skyrl.errors import ConfigError
 from skyrl.experiments import gpu_checks
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
@@ -360,3 +363,16 @@ def test_a_tracker_that_is_named_is_believed_by_check_alone_and_a_default_one_gi
     assert resolved().trainer.logger == "console"
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     assert resolved().trainer.logger == "wandb"
+
+
+@pytest.mark.parametrize("command", [["config", "check"], ["plan"], ["run"], ["doctor"]])
+def test_megatron_without_cuda_is_refused_in_words_by_every_command(command: list[str]) -> None:
+    words = [
+        "trainer.strategy=megatron",
+        "trainer.device=cpu",
+        "trainer.policy.model.path=m",
+        "data.train_data=['x.jsonl']",
+    ]
+    done = CliRunner().invoke(cli, [*command, *words])
+    assert isinstance(done.exception, ConfigError)
+    assert "megatron needs the device cuda, but trainer.device is cpu" in str(done.exception)

@@ -16,6 +16,7 @@ from skyrl.errors import SkyRLError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sft import SupervisedExp
 from skyrl.learners import forward
+from skyrl.tree import evolve_at
 from tests.supervised_run import settings
 
 
@@ -67,7 +68,9 @@ def test_a_message_names_the_field_as_the_supervised_file_has_it(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(forward, "_differ", lambda one, other: next(looks_ahead_and_sees_its_neighbours))
     monkeypatch.setattr(importlib, "import_module", without_deepspeed)
-    run: Any = compose([], settings(nano, tmp_path, kind, **changes)).config
+    checked = {name: value for name, value in changes.items() if name != "attention"}  # refused on a CPU by the check
+    run: Any = compose([], settings(nano, tmp_path, kind, **checked)).config
+    run = evolve_at(run, "attention", changes.get("attention", run.attention))
     experiment: Any = experiment_class(run)(run)
     with experiment.held, pytest.raises(SkyRLError) as refused:
         ask(experiment)

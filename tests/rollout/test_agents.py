@@ -140,7 +140,7 @@ async def test_a_conversation_that_fills_the_model_ends_the_trajectory() -> None
     ("function", "kind", "said"),
     [
         ("asks_nothing", "raised", "made no request to the policy"),
-        ("says_no_number", "wrong_type", "'a lot', which is not a finite number"),
+        ("says_no_number", "wrong_type", "'a lot', which is a text, not a finite number"),
     ],
 )
 async def test_an_agent_that_cannot_be_trained_on_is_a_failure(function: str, kind: str, said: str) -> None:

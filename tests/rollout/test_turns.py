@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from skyrl.config import SkyRLGymConfig
+from skyrl.config import SkyRLGymConfig, load, resolve
 from skyrl.data.group_lines import as_object, group_of
 from skyrl.envs import Env, EnvStep, register
 from skyrl.envs.group_rewards import GroupReward
@@ -91,6 +91,37 @@ async def test_a_group_reward_is_denied_to_an_answer_that_was_cut_off_where_that
     assert group.rewards == (reward, reward)
 
 
+class GoesOn(Env):
+    """Never ends, and replies as long as its prompt says."""
+
+    def step(self, action: str) -> EnvStep:
+        said = ({"role": "user", "content": "o" * self.extras["reply"]},)
+        return EnvStep(reward=0.0, done=False, observations=said)
+
+
+register("tests-goes-on", GoesOn)
+
+
+@pytest.mark.parametrize("reply", [0, 7, 40])
+@pytest.mark.parametrize("answer", [1, 11, 30])
+@pytest.mark.parametrize("longest", [64, 100, 200])
+@pytest.mark.parametrize("whole", [{}, {"use_conversation_multi_turn": False}, {"step_wise_trajectories": True}])
+async def test_no_sequence_of_several_turns_is_longer_than_the_derived_length(
+    reply: int, answer: int, longest: int, whole: dict[str, Any]
+) -> None:
+    lengths = {"generator.max_input_length": longest, "generator.sampling_params.max_generate_length": answer}
+    run = resolve(load([], {**lengths, "generator.max_turns": 5}))
+    engine = Says(TOKENIZER, ["a" * answer] * 5, stop_reason="length")  # every answer is as long as it may be
+    made = generator(engine, TOKENIZER, max_turns=5, max_input_length=longest, **whole)
+    (group,) = await play(made, prompt(TOKENIZER, "tests-goes-on", reply=reply))
+    (trajectory,) = group.trajectories
+    samples = [*trajectory.earlier, trajectory]
+    sizes = [len(each.prompt_ids) + len(each.response_ids) for each in samples]
+    assert run.trainer.algorithm.max_seq_len == longest + answer
+    assert max(sizes) <= longest + answer
+    assert sum(sum(each.loss_mask) for each in samples) >= answer
+
+
 async def test_an_answer_that_was_never_begun_is_not_compared_with_its_group() -> None:
     made = generator(Says(TOKENIZER, ["a"]), TOKENIZER, max_turns=1, max_input_length=3)
     (group,) = await play(made, prompt(TOKENIZER, "tests-pays-all-2"))
@@ -122,4 +153,4 @@ async def test_a_part_of_the_reward_that_is_no_number_is_a_failure() -> None:
     gym = SkyRLGymConfig(max_failed_share=1.0, max_attempts=1)
     made = generator(Says(TOKENIZER, ["bad<|im_end|>"]), TOKENIZER, gym)
     (group,) = await play(made, prompt(TOKENIZER, "tests-parts"))
-    assert "measured turns = 'much', which is not a finite number" in group.trajectories[0].failures[0].reason
+    assert "measured turns = 'much', which is a text, not a finite number" in group.trajectories[0].failures[0].reason

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from skyrl.config.alarms import DEFAULT_ALARMS, AlarmConfig
 from skyrl.config.models import ModelConfig
 from skyrl.errors import Problem
+from skyrl.planning.topology import MOST_PROCESSES, Sizes
 
 
 def a_model_is_named(model: ModelConfig, path: str) -> Iterator[Problem]:
@@ -14,6 +15,21 @@ def a_model_is_named(model: ModelConfig, path: str) -> Iterator[Problem]:
     if not model.path:
         hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
         yield Problem(path=f"{path}.path", message="no model to train", hint=hint)
+
+
+def flash_attention_computes_on_cuda(attention: str | None, device: str, path: str) -> Iterator[Problem]:
+    """FlashAttention has kernels for CUDA only; `path` is the path of `attention`."""
+    if attention == "flash_attention_2" and device != "cuda":
+        message = f"flash_attention_2 needs the device cuda, but the device is {device}"
+        yield Problem(path=path, message=message, hint="set it to sdpa, or the device to cuda for a machine with GPUs")
+
+
+def a_cluster_may_hold_it(sizes: Sizes, path: str) -> Iterator[Problem]:
+    """A run has no more processes than the largest clusters have GPUs. `path` is the path of the placement."""
+    if sizes.processes > MOST_PROCESSES:
+        message = f"the sizes of models and engines ask for {sizes.processes} GPUs, but at most {MOST_PROCESSES} are"
+        hint = "lower the numbers of nodes, of GPUs per node or of engines, or the parallel sizes of engines"
+        yield Problem(path=path, message=f"{message} supported", hint=hint)
 
 
 def alarms_name_a_metric(alarms: Sequence[AlarmConfig], path: str) -> Iterator[Problem]:

@@ -17,6 +17,20 @@ from skyrl.tree.rules import Check
 _OTHERS = "or trainer.strategy = fsdp2"
 
 
+DEVICES = ("cuda",)
+"""Devices that Megatron-core computes on."""
+
+
+def megatron_computes_on_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Megatron-core calls CUDA itself: it has no other device."""
+    if _is_megatron(run) and run.trainer.device not in DEVICES:
+        yield Problem(
+            path="trainer.strategy",
+            message=f"megatron needs the device cuda, but trainer.device is {run.trainer.device}",
+            hint="set it to fsdp2, or trainer.device = cuda if the run is for a machine with GPUs",
+        )
+
+
 def megatron_steps_by_adam_or_sgd(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core has no Muon of its own: it imports one from a package that it does not require."""
     for model in trained_models(run) if _is_megatron(run) else ():
@@ -131,6 +145,7 @@ def engines_route_as_the_model_says(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 MEGATRON_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
+    megatron_computes_on_cuda,
     megatron_steps_by_adam_or_sgd,
     megatron_trains_without_dropout,
     megatron_keeps_activations_on_the_gpu,

@@ -17,6 +17,15 @@ from skyrl.tree.rules import Check
 WRAPPED = "transformer_layer_cls_to_wrap"
 """The one entry of `fsdp_config.wrap_policy` that is read."""
 
+LARGEST_RATE = 0.1
+"""Learning rate above which AdamW destroys a pretrained model in a few steps; usual ones are 1e-7 to 1e-3."""
+
+LARGEST_DECAY = 1.0
+"""Weight decay above the range of published recipes, 0 to 0.1."""
+
+LARGEST_EPSILON = 1e-2
+"""Epsilon above which AdamW's steps depend on the size of gradients; usual ones are 1e-15 to 1e-5."""
+
 _PLAIN_NAME = re.compile(r"\w+")
 
 ModelCheck = Callable[[Any, ModelTable], Iterator[Problem]]
@@ -101,6 +110,40 @@ def _no_expression(text: str) -> str:
     except re.error as error:
         return str(error)
     return ""
+
+
+# Optimizers.
+
+
+def learning_rates_are_those_of_fine_tuning(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+    """A step of AdamW changes each weight by about the learning rate, and one of Muon by a fifth of it."""
+    if not model.learns:
+        return
+    settings = model.section(run).optimizer_config
+    if settings.lr == 0:
+        yield _slip(model.at("optimizer_config.lr"), "0 changes no weight: nothing is learned", "1e-6 is usual")
+    elif settings.optimizer != "sgd" and settings.lr > LARGEST_RATE:
+        message = f"{settings.lr} changes every weight by about that in each step"
+        yield _slip(model.at("optimizer_config.lr"), message, "1e-6 is usual")
+
+
+def the_optimizer_is_set_within_its_range(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+    """A step takes lr x weight_decay of every weight away; AdamW's epsilon is far below a gradient, and its second
+    moment lasts longer than its first.
+    """
+    if not model.learns:
+        return
+    settings = model.section(run).optimizer_config
+    if settings.weight_decay > LARGEST_DECAY:
+        message = f"{settings.weight_decay} shrinks every weight by that, times the learning rate, in each step"
+        yield _slip(model.at("optimizer_config.weight_decay"), message, "0.01 is usual")
+    if settings.optimizer != "sgd" and settings.adam_eps > LARGEST_EPSILON:
+        message = f"{settings.adam_eps} is above most gradients, so that steps are smaller than lr says"
+        yield _slip(model.at("optimizer_config.adam_eps"), message, "1e-8 is usual")
+    first, second = settings.adam_betas
+    if settings.optimizer != "sgd" and second < first:
+        message = f"the second moment, of {second}, is shorter than the first, of {first}"
+        yield _slip(model.at("optimizer_config.adam_betas"), message, "[0.9, 0.999] is usual")
 
 
 # FSDP.
@@ -253,6 +296,8 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
     adapters_that_do_not_learn_are_stored,
     adapters_have_weights_below_them,
     modules_are_named_in_a_list,
+    learning_rates_are_those_of_fine_tuning,
+    the_optimizer_is_set_within_its_range,
     copies_of_the_weights_are_whole,
     weights_stay_sharded_over_part_of_a_copy,
     units_of_sharding_are_named_as_fsdp_reads_them,
@@ -282,6 +327,10 @@ def _is_sharded(run: RunConfig, model: ModelTable) -> bool:
 
 def _trains_by_deepspeed(run: RunConfig, model: ModelTable) -> bool:
     return model.learns and model.by_deepspeed(run)
+
+
+def _slip(path: str, message: str, hint: str) -> Problem:
+    return Problem(path=path, message=message, hint=hint, severity="warning")
 
 
 def _zero(model: ModelTable, field: str) -> str:

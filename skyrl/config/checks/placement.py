@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from skyrl.config.checks.every_kind import a_cluster_may_hold_it
 from skyrl.config.engine_backends import backend_of, server_urls
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import (
@@ -17,6 +18,7 @@ from skyrl.config.sizes import (
     models_of,
     on_ray,
     samples,
+    sizes_of,
     starts_engines,
 )
 from skyrl.errors import Problem
@@ -40,6 +42,11 @@ def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if name in backend_of(engine).fields:
             yield from _one(f"{_ENGINE}.{name}", getattr(engine, name), "parts of an engine do")
+
+
+def a_run_fits_a_cluster(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A run has no more processes than the largest clusters have GPUs."""
+    yield from a_cluster_may_hold_it(sizes_of(run), "trainer.placement")
 
 
 def models_that_share_gpus_have_as_many(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -209,6 +216,7 @@ def context_parallel_samples_are_packed(run: SkyRLTrainConfig) -> Iterator[Probl
 
 PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     one_process_has_one_rank,
+    a_run_fits_a_cluster,
     models_that_share_gpus_have_as_many,
     engines_that_share_gpus_take_all_of_them,
     engines_of_others_share_no_gpus,

@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import has_critic
 from skyrl.errors import Problem
+from skyrl.tree import get_at
 from skyrl.tree.rules import Check
 
 HOTTEST = 2.0
 """Sampling temperature above which training samples are mostly noise."""
 
-LARGEST_RATE = 0.1
-"""Learning rate above which AdamW destroys a pretrained model in a few steps; usual ones are 1e-7 to 1e-3."""
+_CLIPPED = "0.2 is usual"
+LARGEST: dict[str, tuple[float, str, str]] = {
+    "eps_clip_low": (1.0, "no ratio is below 0: nothing is clipped from below", _CLIPPED),
+    "eps_clip_high": (1.0, "nothing is clipped until a token is more than twice as likely as before", _CLIPPED),
+    "clip_ratio_c": (100.0, "no ratio is as large: the dual clip never acts", "3.0 is usual"),
+    "cispo.cispo_eps_clip_low": (1.0, "no ratio is below 0: nothing is clipped from below", "1.0 is usual"),
+    "cispo.cispo_eps_clip_high": (100.0, "a single token may count that much more than the others", "4.0 is usual"),
+    "dppo.delta_low": (1.0, "no two probabilities differ by more than 1: no token is left out", _CLIPPED),
+    "dppo.delta_high": (1.0, "no two probabilities differ by more than 1: no token is left out", _CLIPPED),
+    "gmpo.log_clip_low": (3.0, "it bounds the logarithm of a ratio, so nothing is clipped", "0.4 is usual"),
+    "gmpo.log_clip_high": (3.0, "it bounds the logarithm of a ratio, so nothing is clipped", "0.4 is usual"),
+    "kl_loss_coef": (1.0, "the penalty outweighs the rewards", "0.001 is usual"),
+    "entropy_loss_coef": (1.0, "the bonus outweighs the rewards", "0.01 is usual"),
+}
+"""Field of the algorithm -> the largest value that recipes come near, the effect of a larger one, a remedy."""
 
 HALVES = ("float16", "fp16", "half")
 
@@ -36,6 +50,22 @@ def training_samples_are_not_noise(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield _warning("generator.sampling_params.temperature", message, "1.0 is usual")
 
 
+def the_algorithm_is_set_within_its_range(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """Clip ranges and weights of terms of the loss are near those of published recipes."""
+    for field, (largest, effect, usual) in LARGEST.items():
+        path = f"trainer.algorithm.{field}"
+        value = get_at(run, path)
+        if value > largest and all(acts(run) for table, acts in _ACTS.items() if f"{path}.".startswith(f"{table}.")):
+            yield _warning(path, f"{value}: {effect}", usual)
+
+
+def rewards_are_not_made_equal(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A factor of 0 makes all rewards the same, from which nothing is learned."""
+    if run.trainer.algorithm.reward_shaping.scale == 0:
+        message = "0 makes all rewards the same: nothing is learned from them"
+        yield _warning("trainer.algorithm.reward_shaping.scale", message, "1.0 leaves rewards as they are")
+
+
 def a_kl_penalty_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """With weight 0, a reference would be loaded and scored without any effect."""
     algorithm = run.trainer.algorithm
@@ -54,15 +84,6 @@ def importance_ratios_are_not_cut_below_one(run: SkyRLTrainConfig) -> Iterator[P
     if cap is not None and cap < 1:
         message = f"{cap} is below 1, so even samples without any difference are weighted down"
         yield _warning(f"trainer.algorithm.off_policy_correction.{name}", message, "2.0 is usual")
-
-
-def learning_rates_are_those_of_fine_tuning(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A step of AdamW changes each weight by about the learning rate, and one of Muon by a fifth of it."""
-    for model in ("policy", "critic") if has_critic(run) else ("policy",):
-        settings = getattr(run.trainer, model).optimizer_config
-        if settings.optimizer != "sgd" and settings.lr > LARGEST_RATE:
-            path = f"trainer.{model}.optimizer_config.lr"
-            yield _warning(path, f"{settings.lr} changes every weight by about that in each step", "1e-6 is usual")
 
 
 def warm_up_ends_before_the_run_does(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -133,12 +154,15 @@ def _warning(path: str, message: str, hint: str) -> Problem:
     return Problem(path=path, message=message, hint=hint, severity="warning")
 
 
+_ACTS = {effect.path: effect.acts for effect in ALGORITHM_EFFECTS}
+
 PLAUSIBLE_CHECKS: tuple[Check[Any], ...] = (
     training_samples_are_drawn_from_the_whole_distribution,
     training_samples_are_not_noise,
+    the_algorithm_is_set_within_its_range,
+    rewards_are_not_made_equal,
     a_kl_penalty_has_a_weight,
     importance_ratios_are_not_cut_below_one,
-    learning_rates_are_those_of_fine_tuning,
     warm_up_ends_before_the_run_does,
     the_longest_sequence_fits_into_a_micro_batch,
     engine_and_learner_compute_in_the_same_type,

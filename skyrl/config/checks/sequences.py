@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks.every_kind import flash_attention_computes_on_cuda
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import grid_of, models_of, trained_models
 from skyrl.errors import Problem
@@ -36,6 +37,11 @@ def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator
             message=f"{size} ranks cannot share a sequence where trainer.attention is {run.trainer.attention}",
             hint="set trainer.attention = sdpa, which uses torch's FlashAttention kernels on CUDA",
         )
+
+
+def attention_has_kernels_for_the_device(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """FlashAttention has kernels for CUDA only."""
+    yield from flash_attention_computes_on_cuda(run.trainer.attention, run.trainer.device, "trainer.attention")
 
 
 def gathered_keys_are_not_dropped(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -92,6 +98,7 @@ def experts_are_spread_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
 SEQUENCE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     shared_sequences_are_packed,
     shared_sequences_are_attended_to_by_torch,
+    attention_has_kernels_for_the_device,
     gathered_keys_are_not_dropped,
     megatron_cuts_matrices_by_its_own_size,
     experts_are_spread_under_fsdp,

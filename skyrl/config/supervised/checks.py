@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config.checks.every_kind import (
+    a_cluster_may_hold_it,
     a_model_is_named,
     alarms_name_a_metric,
+    flash_attention_computes_on_cuda,
     recovery_begins_where_resuming_does,
 )
 from skyrl.config.checks.models import model_checks
@@ -20,6 +22,7 @@ from skyrl.config.supervised.layouts import LAYOUT_CHECKS
 from skyrl.config.supervised.model import MODEL, sharing_rows
 from skyrl.config.supervised.root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
+from skyrl.planning.topology import Grid, Sizes
 from skyrl.tree.rules import Check
 
 
@@ -92,6 +95,17 @@ def one_process_holds_one_rank(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="placement.executor", message=message, hint="set it to ray, or leave it out")
 
 
+def a_run_fits_a_cluster(run: SupervisedConfig) -> Iterator[Problem]:
+    """A run has no more processes than the largest clusters have GPUs."""
+    grid = Grid(nodes=run.placement.num_nodes, gpus_per_node=run.placement.num_gpus_per_node)
+    yield from a_cluster_may_hold_it(Sizes(policy=grid), "placement")
+
+
+def attention_has_kernels_for_the_device(run: SupervisedConfig) -> Iterator[Problem]:
+    """FlashAttention has kernels for CUDA only."""
+    yield from flash_attention_computes_on_cuda(run.attention, run.device, "attention")
+
+
 def the_schedule_has_what_it_needs(run: SupervisedConfig) -> Iterator[Problem]:
     """The settings of a learning-rate schedule do not contradict each other."""
     yield from schedule_problems(run.optimizer_config, "optimizer_config")
@@ -150,6 +164,8 @@ SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
     evaluation_sets_have_different_names,
     batches_deal_out_evenly,
     one_process_holds_one_rank,
+    a_run_fits_a_cluster,
+    attention_has_kernels_for_the_device,
     the_schedule_has_what_it_needs,
     there_is_a_step_to_go_back_to,
     alarms_can_be_raised,

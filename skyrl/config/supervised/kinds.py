@@ -38,7 +38,7 @@ _supervised = partial(
     data="train_datasets",
     length=("num_epochs",),
     preflight="skyrl.experiments.preflight:SUPERVISED_PREFLIGHT",
-    doctor="skyrl.experiments.preflight:SUPERVISED_PREFLIGHT",
+    doctor="skyrl.experiments.preflight:SUPERVISED_DOCTOR",
 )
 
 SUPERVISED_KINDS = (

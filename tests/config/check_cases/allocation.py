@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 PATH = "trainer.placement.allocation"
-SPLIT: dict[str, Any] = {PATH: "vllm:d4+fsdp:d4"}
+BACKEND = "generator.inference_engine.backend"
+SPLIT: dict[str, Any] = {PATH: "vllm:d4+fsdp:d4", BACKEND: "vllm"}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "an_allocation_and_the_fields_agree": [
         ({**SPLIT, "generator.inference_engine.num_engines": 3}, "generator.inference_engine.num_engines"),
+        ({**SPLIT, PATH: "sglang:d4+fsdp:d4"}, BACKEND),
+        ({**SPLIT, BACKEND: "sglang"}, BACKEND),
+        ({**SPLIT, BACKEND: "torch"}, BACKEND),
+        ({**SPLIT, BACKEND: "http"}, BACKEND),
+        ({PATH: "sglang:d2|fsdp:d2", BACKEND: "vllm"}, BACKEND),
     ],
     "an_allocation_has_engines_and_learners": [({PATH: "vllm:d4"}, PATH), ({PATH: "fsdp:d4"}, PATH)],
     "an_allocation_places_every_model": [

@@ -18,6 +18,7 @@ SCORE, BIAS = TABLE + "moe_router_score_function", TABLE + "moe_router_enable_ex
 BALANCING = TABLE + "moe_router_load_balancing_type"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "megatron_computes_on_cuda": [(MEGATRON, "trainer.strategy")],
     "megatron_steps_by_adam_or_sgd": [
         ({**MEGATRON, **MUON}, "trainer.policy.optimizer_config.optimizer"),
         ({**MEGATRON, **CRITIC, CRITICS_RULE: "muon"}, CRITICS_RULE),
@@ -50,6 +51,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "megatron_computes_on_cuda": {**MEGATRON, "trainer.device": "cuda"},
     "megatron_steps_by_adam_or_sgd": MUON,
     "megatron_trains_without_dropout": {**MEGATRON, DROPOUT: 0.1},
     "megatron_keeps_activations_on_the_gpu": OFFLOADING,

@@ -14,7 +14,22 @@ WRAP = "trainer.policy.fsdp_config.wrap_policy"
 OPTIMIZER = "trainer.policy.optimizer_config.optimizer"
 INIT = "trainer.policy.model.lora.init_method"
 
+RATE = "optimizer_config.lr"
+DECAY, EPSILON, BETAS = (
+    f"trainer.policy.optimizer_config.{name}" for name in ("weight_decay", "adam_eps", "adam_betas")
+)
+
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "learning_rates_are_those_of_fine_tuning": [
+        ({**CRITIC, f"trainer.{model}.{RATE}": rate}, f"trainer.{model}.{RATE}")
+        for model in ("policy", "critic")
+        for rate in (10.0, 1.5, 0.0)
+    ],
+    "the_optimizer_is_set_within_its_range": [
+        ({DECAY: 10.0}, DECAY),
+        ({EPSILON: 1.0}, EPSILON),
+        ({BETAS: [0.999, 0.9]}, BETAS),
+    ],
     "copies_of_the_weights_are_whole": [
         (
             {**CRITIC, **gpus(8, role), f"trainer.{role}.fsdp_config.fsdp_size": size},
@@ -108,6 +123,8 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
+    "learning_rates_are_those_of_fine_tuning": {f"trainer.policy.{RATE}": 0.1, f"trainer.critic.{RATE}": 0.0},
+    "the_optimizer_is_set_within_its_range": {DECAY: 1.0, EPSILON: 1e-5, BETAS: [0.9, 0.9]},
     "copies_of_the_weights_are_whole": {**gpus(8, "policy"), "trainer.policy.fsdp_config.fsdp_size": 4},
     "weights_stay_sharded_over_part_of_a_copy": {
         **gpus(8, "policy"),

@@ -118,6 +118,12 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         )
         for role in ("policy", "ref")
     ],
+    "a_run_fits_a_cluster": [
+        ({**VLLM, ENGINE + "num_engines": 2**17}, "trainer.placement"),
+        ({**VLLM, ENGINE + "tensor_parallel_size": 2**62}, "trainer.placement"),
+        ({**APART, **gpus(2**63 - 1, "policy")}, "trainer.placement"),
+        ({**APART, "trainer.placement.ref_num_nodes": 2**40}, "trainer.placement"),
+    ],
     "one_process_has_one_rank": [
         ({"trainer.placement.executor": "in_process", path: 2}, path)
         for path in (
@@ -174,5 +180,6 @@ SILENT: dict[str, dict[str, Any]] = {
     },
     "megatron_splits_sequences_by_context": {**MEGATRON, **NO_KL, "trainer.ref.sequence_parallel_size": 2},
     "context_parallel_samples_are_packed": {**MEGATRON, **split(1, 1, 2)},
+    "a_run_fits_a_cluster": {**VLLM, ENGINE + "num_engines": 2**17 - 2},  # and a rank of the policy and the reference
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
 }

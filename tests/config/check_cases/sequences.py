@@ -19,6 +19,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**EAGER, SHARED["policy"]: 2}, SHARED["policy"]),
         ({"trainer.attention": "flash_attention_2", SHARED["ref"]: 2}, SHARED["ref"]),
     ],
+    "attention_has_kernels_for_the_device": [({"trainer.attention": "flash_attention_2"}, "trainer.attention")],
     "gathered_keys_are_not_dropped": [
         (
             {**CRITIC, f"trainer.{model}.use_dropout": True, f"trainer.{model}.context_parallel_size": 2},
@@ -44,6 +45,7 @@ SILENT: dict[str, dict[str, Any]] = {
         **MEGATRON,
         SHARED["policy"]: 2,
     },  # which another check tells
+    "attention_has_kernels_for_the_device": {"trainer.attention": "flash_attention_2", "trainer.device": "cuda"},
     "gathered_keys_are_not_dropped": {
         "trainer.policy.use_dropout": True,
         SHARED["policy"]: 2,

@@ -1,0 +1,97 @@
+"""Checks of the texts of any tree: references that nothing replaces, and names that no file system takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+import attrs
+
+from skyrl.config.entry import RunConfig
+from skyrl.errors import Problem
+from skyrl.tree.classes import fields_of, is_config
+from skyrl.tree.origins import Origins, Path, dotted, place_of
+from skyrl.tree.rules import touches
+
+MOST_BYTES = 255
+"""Largest number of bytes of one name in a path, on every common file system."""
+
+REFERENCE = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|(?:^|(?<=/))\$[A-Za-z_]\w*(?=/|$)")
+"""`${...}` of OmegaConf and of shells, `$(...)`, and a variable as a whole name of a path."""
+
+FREE = ("notes", "stop", "command", "kwargs", "chat_template_kwargs", "target_modules", "exclude_modules")
+"""Names of fields whose text may hold a dollar sign: prose, programs, what templates are given, regular expressions."""
+
+_VARIABLE = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)\}?")
+_OF_FILES = re.compile(
+    r"(.*_)?path|(run|project)_name|(train|val)_data|(train|eval)_datasets|eval_dataset_names|python|readable|"
+    r"rollouts_from|resume_from"
+)
+
+
+@attrs.frozen
+class Text:
+    """A text in a tree."""
+
+    path: Path
+    field: str
+    """Name of the field that holds the text, itself or in a list or table."""
+
+    value: str
+    is_inside: bool
+    """Whether the text is inside a free-form table."""
+
+
+def texts_of(value: object, path: Path = (), field: str = "", *, is_inside: bool = False) -> Iterator[Text]:
+    """The texts of a tree that differ from their class's defaults, including those in lists and free-form tables."""
+    if isinstance(value, str):
+        yield Text(path, field, value, is_inside)
+    elif is_config(type(value)):
+        for each in fields_of(type(value)).values():
+            if (child := getattr(value, each.name)) is not each.default:  # most of a tree is default
+                yield from texts_of(child, (*path, each.name), each.name)
+    elif isinstance(value, Mapping):
+        for name, child in value.items():
+            yield from texts_of(child, (*path, str(name)), field, is_inside=True)
+    elif isinstance(value, tuple):
+        for number, child in enumerate(value):
+            yield from texts_of(child, (*path, str(number)), field, is_inside=is_inside)
+
+
+def text_problems(run: RunConfig, origins: Origins, broken: Collection[str]) -> Iterator[Problem]:
+    """Problems of texts that were written: what is derived from them is not reported again."""
+    for text in texts_of(run):
+        path = dotted(text.path)
+        own = (origins[each][-1] for each in (path, dotted(text.path[:-1])) if each in origins)
+        if not any(origin.kind == "rule" for origin in own) and not touches([path], broken):
+            yield from _problems(text, path, place_of(path, origins))
+
+
+def _problems(text: Text, path: str, place: str) -> Iterator[Problem]:
+    reference = None if text.field in FREE else REFERENCE.search(text.value)
+    if reference:
+        yield Problem(
+            path=path,
+            message=f"{reference[0][:80]} stands there as it is: nothing replaces it",
+            hint=_instead_of(text.value),
+            place=place,
+            severity="warning" if text.is_inside or reference[0].startswith("$(") else "error",
+        )
+    elif not text.is_inside and _OF_FILES.fullmatch(text.field) and (refusal := refused_file_name(text.value)):
+        yield Problem(path=path, message=refusal, hint="choose a shorter one", place=place)
+
+
+def refused_file_name(text: str) -> str | None:
+    """Reason why no file system takes a path, or one of the names in it; None if one may, and for an address."""
+    longest = max(text.split("/"), key=lambda name: len(os.fsencode(name)))
+    size = len(os.fsencode(longest))
+    if "://" in text or size <= MOST_BYTES:
+        return None
+    return f"{longest[:30]}... has {size} bytes, but the name of a file has at most {MOST_BYTES}"
+
+
+def _instead_of(text: str) -> str:
+    whole = _VARIABLE.fullmatch(text)
+    example = f"env:{whole[1]}" if whole else "env:NAME"
+    return f'write the text itself, or take the whole value from a variable: "{example}"'
