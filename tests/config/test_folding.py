@@ -54,8 +54,8 @@ def both(changes: Mapping[str, Any]) -> tuple[SkyRLTrainConfig, SkyRLTrainConfig
         {"trainer.policy.model.lora.rank": 32},
         {f"{ENGINE}enforce_eager": False, f"{ENGINE}rollout_dtype": "bfloat16"},
         {"generator.max_turns": 8, "generator.max_input_length": 4096},
-        ELSEWHERE | {f"{ENGINE}external_server_urls": ["http://host:1"]},
-        ELSEWHERE | {f"{ENGINE}external_proxy_url": "http://host:1", f"{ENGINE}backend": "vllm"},
+        {**ELSEWHERE, f"{ENGINE}external_server_urls": ["http://host:1"]},
+        {**ELSEWHERE, f"{ENGINE}external_proxy_url": "http://host:1", f"{ENGINE}backend": "vllm"},
         ELSEWHERE
         | {f"{ENGINE}remote_urls": ["host:1"], f"{ENGINE}run_engines_locally": False, f"{ENGINE}backend": "vllm"},
     ],
