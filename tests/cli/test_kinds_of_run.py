@@ -63,6 +63,7 @@ def sampling(words: str, says: str | Refused | None, refused: str | None) -> Row
 NOT_SAMPLED = "{run} is a run of kind = {kind}, which samples nothing"
 NOT_REHEARSED = "kind = {kind}: only reinforcement-learning runs can be rehearsed"
 SCORES = Refused("{run} is a run of kind = reward_model, which scores chats: use skyrl serve-reward")
+TRUST = Refused("if you trust it, give it again: environment.env_class=")
 ON_TORCH = "generator.inference_engine.backend=torch trainer.device=cpu generator.sampling_params.max_generate_length=5"
 ANSWERS = "--prompts {nano}/validation.jsonl --to out"
 OWN_REWARD = "environment.env_class={nano}/reward.py:in_ascii --to out"
@@ -71,8 +72,10 @@ QUICK = (
     alike("config show {file}", '"kind": "{kind}"'),
     alike("config show {file} --sparse --format toml", "{last}"),
     alike("config check {file}", "The configuration is valid"),
+    Row("config check {run}", TRUST, "The configuration is valid", "The configuration is valid"),
     alike("config explain {lr} {file}", "run.toml"),
     alike("config diff {file} {other}", "{lr}", 1),
+    alike("config diff {file} {run}", ""),
     alike("config docs {file}", "# Every field"),
     alike("config schema {file}", '"$schema"'),
     alike("doctor {file} {again}", "this machine has what it names"),
@@ -82,6 +85,7 @@ QUICK = (
     sampling("simulate {file}", Refused("--answer-seconds is missing"), "kind = {kind}: nothing is sampled"),
     sampling("rehearse {file}", None, NOT_REHEARSED),
     alike("launch local {file} --dry-run", "run {here}/launches/{name}/run.toml"),
+    Row("launch local {run} --dry-run", TRUST, "launches/{name}/run.toml", "launches/{name}/run.toml"),
     alike("launch slurm {file} --dry-run", "#SBATCH --job-name={name}"),
     alike("launch ray {file} --dry-run", "run {here}/launches/{name}/run.toml"),
     alike("sweep sweep.toml --dry-run", "{lr}=0.01"),
@@ -96,7 +100,7 @@ QUICK = (
     sampling("engines {run}", Refused("has no engines/state.json"), NOT_SAMPLED + ": it has no engines"),
     sampling("replay {run} --step 9", Refused("is not in the recording"), NOT_SAMPLED + " and records no steps"),
     alike("eval {run} --step 9", Refused("there is no checkpoint of step 9")),
-    Row("eval {run}", Refused("if you trust it, give it again"), Refused("also give a configuration"), SCORES),
+    Row("eval {run}", TRUST, Refused("also give a configuration"), SCORES),
     Row("generate {run} --to out", "6 answers in", Refused("also give prompts, with --prompts FILE"), SCORES),
     alike("serve {run} --adapter a=nowhere", Refused("nowhere contains no adapter")),
     Row(

@@ -56,8 +56,7 @@ def both(changes: Mapping[str, Any]) -> tuple[SkyRLTrainConfig, SkyRLTrainConfig
         {"generator.max_turns": 8, "generator.max_input_length": 4096},
         {**ELSEWHERE, f"{ENGINE}external_server_urls": ["http://host:1"]},
         {**ELSEWHERE, f"{ENGINE}external_proxy_url": "http://host:1", f"{ENGINE}backend": "vllm"},
-        ELSEWHERE
-        | {f"{ENGINE}remote_urls": ["host:1"], f"{ENGINE}run_engines_locally": False, f"{ENGINE}backend": "vllm"},
+        {**ELSEWHERE, f"{ENGINE}remote_urls": ["host:1"], f"{ENGINE}run_engines_locally": False},
     ],
 )
 def test_a_folded_run_passes_the_check_in_one_process(changes: Mapping[str, Any]) -> None:
