@@ -198,7 +198,7 @@ class BaseExp:
 
     @property
     def products(self) -> tuple[Path, ...]:
-        """What the folder of a finished run contains: the trained model, and its adapter if it has one."""
+        """Files and folders of a finished run: the trained model, and its adapter if it has one."""
         lora = self.cfg.trainer.policy.model.lora
         return (self.folder.model, self.folder.adapter) if lora.rank else (self.folder.model,)
 

@@ -52,7 +52,7 @@ class Experiment(Protocol):
 
     @property
     def products(self) -> tuple[Path, ...]:
-        """What the folder of a finished run contains; `finish` makes what is missing."""
+        """Files and folders of a finished run; `finish` makes them."""
 
     @property
     def processes(self) -> Processes:

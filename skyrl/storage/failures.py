@@ -1,4 +1,4 @@
-"""What a user can do about a file that the operating system does not let a run read or write."""
+"""Advice on a file that the operating system does not let a run read or write."""
 
 from __future__ import annotations
 
