@@ -153,8 +153,8 @@ class LearningWorker(ModelWorker):
         return RankMetrics(sums=sums, moments=seen, loads=loads, shared=shared)
 
     async def measure_share(self, batch: TrainingBatch) -> dict[str, Moments]:
-        """The metrics that an update would have of these rows, from a pass without gradient together with the other
-        ranks; `batch` is the share of this rank's replica.
+        """Moments of the numbers that an update would log of these rows, from a pass without gradient together with the
+        other ranks; `batch` is the share of this rank's replica.
         """
         measured, options = Measurements(), attrs.evolve(self._options, measures=True)
 

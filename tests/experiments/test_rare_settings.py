@@ -176,7 +176,7 @@ def test_settings_that_are_seldom_used_together_run_and_go_on_after_a_kill(
         assert all(recorded.computed(step).tensors for step in recorded.steps())
     fault = Fault(phase="optimizer", nth=random.Random(seed).randint(1, 3))
     status, said = run(world, parts, fault, **changes)
-    assert status == -9, f"{chosen}\n{said}"
+    assert status == -9 or (status == 0 and fault.nth > 1), f"{chosen}\n{said}"  # it may have fewer optimizer steps
     status, said = run(world, parts, **changes)
     assert (status, "Traceback" in said) == (0, False), f"{chosen}\n{said}"
     if not changes.get("trainer__fully_async__enabled"):
