@@ -15,14 +15,13 @@ from filelock import FileLock, Timeout
 from skyrl.config.check import has_effect
 from skyrl.config.code_digests import code_digests
 from skyrl.config.kinds import kind_of
-from skyrl.config.resolve import derived
 from skyrl.config.stored import FILES, stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_owner import LOCK, in_use, sign, unsign
 from skyrl.runs.run_tree import AnyRun, field_path
-from skyrl.tree import differences, required
-from skyrl.tree.rules import touches
+from skyrl.tree import differences, get_at, required
+from skyrl.tree.classes import is_written
 
 C = TypeVar("C", bound=AnyRun)
 
@@ -138,7 +137,7 @@ def refused_changes(stored: object, run: AnyRun, where: str) -> Changes | None:
     if not changed:
         return None
     remedies, folders = _or_say_so(run, changed, numerics), _folders_beside(run)
-    return Changes(values=_causes(changed, before, now), remedies=remedies, folders=folders)
+    return Changes(values=_causes(changed, before, run), remedies=remedies, folders=folders)
 
 
 def refuse_changed(stored: object, run: AnyRun, where: str, field: str) -> None:
@@ -155,22 +154,24 @@ def _acting(changed: Mapping[str, tuple[Any, Any]], before: C, now: C) -> dict[s
     return {path: values for path, values in changed.items() if has_effect(before, path) or has_effect(now, path)}
 
 
-def _causes(changed: Mapping[str, tuple[Any, Any]], before: C, now: C) -> dict[str, tuple[Any, Any]]:
-    """The differences without values that both runs derive from others of them."""
-    in_both = {*derived(before)} & {*derived(now)}
-    reads = {rule.writes: rule.reads for rule in kind_of(now).rules if touches([rule.writes], in_both)}
+def _causes(changed: Mapping[str, tuple[Any, Any]], before: C, run: C) -> dict[str, tuple[Any, Any]]:
+    """The differences without values that nobody wrote here, and that follow from others of them in either run."""
+    rules = {rule.writes: rule for rule in kind_of(run).rules}
 
     def follows(path: str) -> bool:
-        return any(read in changed or follows(read) for read in reads.get(path, ()))
+        step = rules.get(path)
+        if step is None or is_written(run, path) or step.compute(before) != get_at(before, path):
+            return False
+        return any(read in changed or follows(read) for read in step.reads)
 
     return {path: values for path, values in changed.items() if not follows(path)}
 
 
 def changes_to_say(stored: object, run: AnyRun) -> str:
     """Differences of a resumed run from its earlier configuration, a line for each field; empty if there are none."""
-    before, run = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
+    before, now = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
     places = tuple(field_path(run, start) for start in ("resume_", "recover_"))
-    changed = differences(before, run)
+    changed = differences(before, now)
     told = {path: values for path, values in changed.items() if not path.startswith(places)}
     return _rows(_causes(told, before, run))
 
@@ -189,7 +190,7 @@ def _rows(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return "\n".join(f"  {path}: {values_apart(*values)}" for path, values in changed.items())
 
 
-def values_apart(there: Any, here: Any) -> str:
+def values_apart(there: object, here: object) -> str:
     """Two values of a field, of another run and of this one, in words."""
     return f"{_short(there)} there, {_short(here)} here"
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 from attrs import frozen
 
 from skyrl.tree.frozen import FrozenDict
 from skyrl.tree.plain import TypeMismatch, shown
+
+N = TypeVar("N", int, float)
 
 _TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+)")
 
@@ -46,7 +48,7 @@ class Unit:
             )
         return round(float(found[1]) * self.factors[found[2]], 12)
 
-    def within(self, number: Any) -> Any:
+    def within(self, number: N) -> N:
         """The number, if it is not implausibly large. Raises `TypeMismatch`."""
         if number > self.most:
             raise TypeMismatch(f"{shown(number)} is more than {self.most:.0f} {self.name}, the limit")
