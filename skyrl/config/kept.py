@@ -41,7 +41,9 @@ def kept_text(written: RunConfig, origins: Origins) -> str:
     return tomli_w.dumps(as_toml_has_it(tables, written))
 
 
-def kept_tables(written: RunConfig, origins: Origins, leaf: Callable[[object], object] = public_value) -> dict[str, Any]:
+def kept_tables(
+    written: RunConfig, origins: Origins, leaf: Callable[[object], object] = public_value
+) -> dict[str, Any]:
     """The content of a file that reproduces the tree as written; `leaf` gives the form of a value."""
     tables: dict[str, Any] = header_of(type(written)) | sparse(written, leaf=leaf)
     for rule in kind_of(written).rules:  # a table that was given as one instance is not filled
@@ -68,7 +70,7 @@ def _variables(origins: Origins) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from ((names, variable) for names, variable in given.items() if names not in others)
 
 
-def put(tables: dict[str, Any], names: Sequence[str], value: object) -> None:
+def put(tables: dict[str, object], names: Sequence[str], value: object) -> None:
     """Sets a value in nested tables; not inside a list, which is written as a whole."""
     for name in names[:-1]:
         inner = tables.setdefault(name, {})
