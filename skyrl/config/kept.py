@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from skyrl.config.entry import RunConfig
 from skyrl.config.kinds import header_of, kind_of
@@ -41,7 +41,9 @@ def kept_text(written: RunConfig, origins: Origins) -> str:
     return tomli_w.dumps(as_toml_has_it(tables, written))
 
 
-def kept_tables(written: RunConfig, origins: Origins, leaf: Callable[[object], Any] = public_value) -> dict[str, Any]:
+def kept_tables(
+    written: RunConfig, origins: Origins, leaf: Callable[[object], object] = public_value
+) -> dict[str, Any]:
     """The content of a file that reproduces the tree as written; `leaf` gives the form of a value."""
     tables: dict[str, Any] = header_of(type(written)) | sparse(written, leaf=leaf)
     for rule in kind_of(written).rules:  # a table that was given as one instance is not filled
@@ -49,8 +51,7 @@ def kept_tables(written: RunConfig, origins: Origins, leaf: Callable[[object], A
             put(tables, rule.writes.split("."), leaf(get_at(written, rule.writes)))
     for names, variable in _variables(origins):
         put(tables, names, f"env:{variable}")
-    references: dict[str, Any] = _with_references(tables)
-    return references
+    return cast(dict[str, Any], _with_references(tables))
 
 
 def _variables(origins: Origins) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -69,7 +70,7 @@ def _variables(origins: Origins) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from ((names, variable) for names, variable in given.items() if names not in others)
 
 
-def put(tables: dict[str, Any], names: Sequence[str], value: object) -> None:
+def put(tables: dict[str, object], names: Sequence[str], value: object) -> None:
     """Sets a value in nested tables; not inside a list, which is written as a whole."""
     for name in names[:-1]:
         inner = tables.setdefault(name, {})
@@ -79,7 +80,7 @@ def put(tables: dict[str, Any], names: Sequence[str], value: object) -> None:
     tables[names[-1]] = value
 
 
-def _with_references(value: Any) -> Any:
+def _with_references(value: object) -> object:
     """The data with `env:NAME` for each `Secret`."""
     if isinstance(value, Mapping):
         return {key: _with_references(item) for key, item in value.items()}
@@ -89,7 +90,7 @@ def _with_references(value: Any) -> Any:
     return f"env:{found[1]}" if found else value
 
 
-def _differing(one: Any, other: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _differing(one: object, other: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Paths of the values that differ between two trees of one shape."""
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
         for name in one:

@@ -32,7 +32,7 @@ def public_dict(config: object) -> dict[str, Any]:
     return _to_dict(config, type(config)(), public_value)
 
 
-def _to_dict(config: object, start: object, leaf: Callable[[object], Any]) -> dict[str, Any]:
+def _to_dict(config: object, start: object, leaf: Callable[[object], object]) -> dict[str, Any]:
     """Every field as plain data, with the class if it differs from that of `start`, with which reading begins."""
     data: dict[str, Any] = {}
     tables = tables_of(type(config))
@@ -61,7 +61,7 @@ def stored_value(value: object) -> Any:
     return cattrs.unstructure(value)  # a nested configuration, or a third-party type with a hook
 
 
-def public_value(value: object) -> Any:
+def public_value(value: object) -> object:
     """The value of a leaf in its JSON form, without secrets.
 
     A field that holds a secret has the type `Secret`: its name decides nothing. Names of keys do in free-form tables,
@@ -85,7 +85,7 @@ def fingerprint(config: object) -> str:
 def flatten(
     config: object,
     roles: Collection[str] = ("identity", "numerics", "free"),
-    leaf: Callable[[object], Any] = stored_value,
+    leaf: Callable[[object], object] = stored_value,
 ) -> dict[str, Any]:
     """Dotted path -> plain value of every leaf whose role is in `roles`; a table that is None appears as one entry.
     `leaf` gives the form of a value.

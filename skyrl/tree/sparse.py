@@ -18,7 +18,7 @@ def sparse(
     config: object,
     default: object = None,
     leave_out: Iterable[str] = (),
-    leaf: Callable[[object], Any] = stored_value,
+    leaf: Callable[[object], object] = stored_value,
 ) -> dict[str, Any]:
     """Nested data that, patched onto the default tree, gives `config`. Values are in JSON form, nulls included.
 
@@ -45,7 +45,7 @@ def as_toml_has_it(data: Mapping[str, Any], of: object) -> dict[str, Any]:
 
 
 def _sparse(
-    config: object, default: object, prefix: str, left_out: frozenset[str], leaf: Callable[[object], Any]
+    config: object, default: object, prefix: str, left_out: frozenset[str], leaf: Callable[[object], object]
 ) -> dict[str, Any]:
     data: dict[str, Any] = {}
     written = written_fields(config) or ()

@@ -73,7 +73,7 @@ class Table:
         self.base = with_class(self.base, cls)
 
 
-def with_class(table: object, cls: type[Any]) -> Any:
+def with_class(table: object, cls: type[Any]) -> object:
     """An instance of another class in place of a table, with the values in which the table differs from its class's
     defaults.
     """
