@@ -328,6 +328,17 @@ def spec_of(name: str) -> MetricSpec | None:
     return min(found, key=lambda spec: spec.name.count("<"), default=None)
 
 
+_MACHINE_UNITS = ("s", "bytes", "tokens per s", "engines")
+_MACHINE_FAMILIES = ("timing/", "memory/", "trackers/", "alarm/")
+"""Families of times and memory; of services that lag behind; of alarms, which follow from other metrics."""
+
+
+def depends_on_machine(name: str) -> bool:
+    """Whether the metric measures the machine or time passed, so that it differs between two equal runs."""
+    spec = spec_of(name)
+    return name.startswith(_MACHINE_FAMILIES) or (spec is not None and spec.unit in _MACHINE_UNITS)
+
+
 def unknown(names: Iterable[str]) -> list[str]:
     """The names that have no entry, in order."""
     return sorted(name for name in names if spec_of(name) is None)
