@@ -99,7 +99,8 @@ def _propose(
 def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
     """The plan of a resolved tree that has passed `check`, on the fewest machines of one size that hold it.
 
-    Raises `UserError` if a machine of `gpus_per_node` GPUs is too small.
+    A slot is a GPU, or a place for one process on a CPU. Raises `UserError` if a machine of `gpus_per_node` GPUs is too
+    small.
     """
     from skyrl.cli.plan_memory import memory_of
     from skyrl.config.sizes import engines_of, on_ray, sizes_of
@@ -109,7 +110,9 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
 
     sizes = sizes_of(run, gpus_per_node)
     laid = layout(sizes)
-    machine = gpus_per_node or max(sizes.gpus_per_node, *(pool.gpus_per_node for pool in laid.pools))
+    needed = max(pool.gpus_per_node for pool in laid.pools)
+    on_cuda = run.trainer.device == "cuda"
+    machine = gpus_per_node or (max(sizes.gpus_per_node, needed) if on_cuda and on_ray(run) else needed)
     try:
         found = assign(laid, [Node(id=str(number), gpus=machine) for number in range(sum(p.nodes for p in laid.pools))])
     except NoRoom as error:
@@ -129,9 +132,11 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
     return {
         "executor": "ray" if on_ray(run) else "in_process",
         "device": run.trainer.device,
-        "gpus": laid.gpus,
+        "gpus": laid.gpus if on_cuda else 0,
+        "slots": laid.gpus,
         "nodes": len({node for nodes in found.values() for node in nodes}),
-        "gpus_per_node": machine,
+        "gpus_per_node": machine if on_cuda else 0,
+        "slots_per_node": machine,
         "actors": len(placements) if on_ray(run) else 0,
         "batch": _batch(run),
         "pools": [
