@@ -30,6 +30,7 @@ from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards
+from skyrl.rollout.endings import endings
 from skyrl.runs.inputs import notice
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.tracking.batch_dump import BatchDump
@@ -188,7 +189,9 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         interruptible = in_context(self.shutdown.interruptible)
         profiled = ProfiledSteps(self.cfg.trainer.profile_steps, self.folder.profile)
 
-        constant = ConstantRewards(notice, self.folder.path / "trajectories.jsonl", steps=min(STEPS, self.total_steps))
+        ended = partial(endings, config=self.cfg.generator, agent=self.cfg.environment.agent)
+        samples = self.folder.path / "trajectories.jsonl"
+        constant = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
 
         def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
             turn = run_before(partial(turns.for_scoring, name))

@@ -159,7 +159,11 @@ _GENERATE = (
         "generate/avg_assistant_tokens_non_zero_rewards", "tokens", "Sampled tokens where the reward is not 0, mean."
     ),
     MetricSpec("generate/avg_assistant_tokens_zero_rewards", "tokens", "Sampled tokens where the reward is 0, mean."),
-    MetricSpec("generate/truncated_ratio", "share", "Answers that reached their longest length."),
+    MetricSpec(
+        "generate/truncated_ratio",
+        "share",
+        "Trajectories that ended at a limit: a cut answer or a full context.",
+    ),
     MetricSpec(
         "generate/repeated_ratio",
         "share",

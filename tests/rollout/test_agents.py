@@ -113,13 +113,13 @@ async def test_the_runs_sampling_settings_stand_and_lengths_may_be_shortened() -
 
 async def test_an_agent_that_reaches_the_limit_of_requests_is_judged_by_what_it_has() -> None:
     made, _ = await scripted(["a"] * 4, by("never_stops", max_requests=4))
-    assert (made.failed, made.stop_reason, made.reward) == (False, "length", 0.0)
+    assert (made.failed, made.stop_reason, made.reward) == (False, "context", 0.0)
     assert sum(made.loss_mask) == 8  # a letter and an end, four times
 
 
 async def test_an_agent_that_is_cut_off_is_judged_by_the_last_answer_of_the_policy() -> None:
     made, _ = await scripted(["3"], by("never_stops", reward="environment", max_requests=1))
-    assert (made.stop_reason, made.answer, made.reward) == ("length", "3", 1.0)
+    assert (made.stop_reason, made.answer, made.reward) == ("context", "3", 1.0)
 
 
 async def test_an_agent_that_returns_nothing_is_judged_by_the_last_answer_of_the_policy(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ async def test_an_agent_that_returns_nothing_is_judged_by_the_last_answer_of_the
 
 async def test_a_conversation_that_fills_the_model_ends_the_trajectory() -> None:
     made, script = await scripted(["a"] * 9, by("never_stops"), max_model_len=120)
-    assert (made.failed, made.stop_reason) == (False, "length")
+    assert (made.failed, made.stop_reason) == (False, "context")
     assert len(made.prompt_ids) + len(made.response_ids) <= 120
     assert len(script.requests) < 9
 
