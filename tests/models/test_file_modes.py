@@ -32,7 +32,7 @@ def export(like: Path, out: Path) -> None:
 
 
 def adapter(like: Path, out: Path) -> None:
-    lora = SkyRLLoraConfig(rank=2, target_modules=["q_proj"])
+    lora = SkyRLLoraConfig(rank=2, target_modules=("q_proj",))
     AdapterExport(like=str(like), lora=lora, folder=out / "adapter")(iter(ADAPTER))
 
 
