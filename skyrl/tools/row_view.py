@@ -13,7 +13,8 @@ from skyrl.chats.view import marked_text
 from skyrl.config import SFTConfig, SkyRLTrainConfig
 from skyrl.config.kinds import kind_named
 from skyrl.data.sources import BadRow, Row, iterate_rows
-from skyrl.data.supervised_rows import SupervisedRow, preference_reader, supervised_reader
+from skyrl.data.supervised_rows import preference_reader, supervised_reader
+from skyrl.data.tokenized_rows import SupervisedRow
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import read_prompts
