@@ -17,6 +17,7 @@ from typing_extensions import TypeVar
 
 from skyrl.config.check import check
 from skyrl.config.entry import RunConfig, reads_overrides
+from skyrl.config.foreign_names import names_elsewhere
 from skyrl.config.kinds import KINDS, kind_of, root_of
 from skyrl.config.loaded import Loaded
 from skyrl.config.migrations import MIGRATIONS
@@ -123,7 +124,14 @@ def _resolved(overrides: Overrides, root: type[C]) -> C:
 def _builder(
     files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None
 ) -> TreeBuilder[C]:
-    context = ReadContext(environ=environ, presets=PRESETS, migrations=MIGRATIONS, is_open=True, remembers=True)
+    context = ReadContext(
+        environ=environ,
+        presets=PRESETS,
+        migrations=MIGRATIONS,
+        elsewhere=names_elsewhere,
+        is_open=True,
+        remembers=True,
+    )
     layers = _layers(files, overrides, context)
     said = _kind_of(layers)
     chosen: type[Any] = root or _root_meant(said, layers)
@@ -170,7 +178,7 @@ def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
     others = [kind for kind in KINDS if name in fields_of(root_of(kind))]
     if others:
         hint = f"{name} belongs to kind = {' and '.join(others)}, and this is kind = {root().kind}"
-        return evolve(problem, hint=hint)
+        return evolve(problem, hint="; ".join(filter(None, (problem.hint, hint))))
     return problem
 
 

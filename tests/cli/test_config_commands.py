@@ -280,8 +280,7 @@ def test_docs_of_a_path_are_its_section_alone(run_toml: Path) -> None:
         ("generator.inference_engine=vllm", "generator.inference_engine.backend=vllm"),
         ("trainer.policy.model=Qwen/Qwen3-8B", "trainer.policy.model.path=Qwen/Qwen3-8B"),
         ("environment=gsm8k", "environment.env_class=gsm8k"),
-        ("trainer.learning_rate=1e-5", "trainer.policy.optimizer_config.lr or trainer.critic.optimizer_config.lr"),
-        ("trainer.policy.optimizer_config.learning_rate=1e-5", "trainer.policy.optimizer_config.lr"),
+        ("trainer.policy.optimizer_config.lrr=1e-5", "trainer.policy.optimizer_config.lr"),
     ],
 )
 def test_a_mistake_names_the_field_that_was_meant(word: str, meant: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.facts import estimator_facts, loss_facts
+from skyrl.config.foreign_names import value_elsewhere
 from skyrl.config.import_paths import is_import_path
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
@@ -197,5 +198,7 @@ def _exists(name: str, registry: Registry, settings: object) -> Iterator[Problem
         return
     known = registry.names()
     meant = nearest(name, known)
-    hint = f"did you mean {meant}?" if meant else f"available: {', '.join(known)}, or module:name, file.py:name"
+    hint = value_elsewhere(registry.field, name) or (
+        f"did you mean {meant}?" if meant else f"available: {', '.join(known)}, or module:name, file.py:name"
+    )
     yield Problem(path=registry.field, message=f"{name!r} is unknown", hint=hint)
