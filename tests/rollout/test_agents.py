@@ -240,6 +240,19 @@ async def test_a_function_is_called_with_its_own_settings() -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("no-such-agent", "$"),
+        ("no-such-agent --fast", r': write each argument as an item, \["no-such-agent", "--fast"\]$'),
+    ],
+)
+def test_a_command_in_one_text_is_told_to_be_a_list(command: str, advice: str) -> None:
+    config: Any = {"command": command}
+    with pytest.raises(TaskError, match=f"the program {command} does not exist, or cannot be run{advice}"):
+        agent_of(AgentConfig(**config), "auto")
+
+
+@pytest.mark.parametrize(
     ("code", "output", "errors", "value"),
     [(0, b"0.5", b"a warning", "0.5"), (3, b"0.5", b"no luck", "no luck"), (3, b"0.5", b"", "0.5")],
 )
