@@ -209,7 +209,9 @@ def takes_one_text(kind: object) -> bool:
 
 def _is_one_text(text: str) -> bool:
     """Whether text of a command line is neither a list, nor one whose brackets or quotes are missing, nor null."""
-    return not (text in ("", *NULL_WORDS) or "," in text or text.startswith(("[", "{", '"', "'")) or text.endswith(("]", "}")))
+    return not (
+        text in ("", *NULL_WORDS) or "," in text or text.startswith(("[", "{", '"', "'")) or text.endswith(("]", "}"))
+    )
 
 
 def list_arm(kind: object) -> Any:
