@@ -111,7 +111,9 @@ def compose(
     warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:
-        raise ConfigError(_by_place(errors))
+        from skyrl.config.paths_beside import with_paths_beside
+
+        raise ConfigError(_by_place(with_paths_beside(error, config) for error in errors))
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
 
 
