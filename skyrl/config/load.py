@@ -17,7 +17,6 @@ from typing_extensions import TypeVar
 
 from skyrl.config.check import check
 from skyrl.config.entry import RunConfig, reads_overrides
-from skyrl.config.foreign_names import names_elsewhere
 from skyrl.config.kinds import KINDS, kind_of, root_of
 from skyrl.config.loaded import Loaded
 from skyrl.config.migrations import MIGRATIONS
@@ -130,7 +129,7 @@ def _builder(
         environ=environ,
         presets=PRESETS,
         migrations=MIGRATIONS,
-        elsewhere=names_elsewhere,
+        elsewhere=_names_elsewhere,
         is_open=True,
         remembers=True,
     )
@@ -152,6 +151,12 @@ def _builder(
             Problem(path="kind", message=message, hint='write kind = "sft" or kind = "reward_model"')
         )
     return builder
+
+
+def _names_elsewhere(root: type[Any], path: tuple[str, ...]) -> tuple[str, list[str]]:
+    from skyrl.config.foreign_names import names_elsewhere  # for a message alone
+
+    return names_elsewhere(root, path)
 
 
 def _layers(files: Files, overrides: Overrides, context: ReadContext) -> list[_Layer]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.facts import estimator_facts, loss_facts
-from skyrl.config.foreign_names import value_elsewhere
 from skyrl.config.import_paths import is_import_path
 from skyrl.config.losses import asks_for_correction
 from skyrl.config.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
@@ -196,6 +195,8 @@ def _exists(name: str, registry: Registry, settings: object) -> Iterator[Problem
         except ConfigError as error:
             yield from error.problems
         return
+    from skyrl.config.foreign_names import value_elsewhere  # for a message alone
+
     known = registry.names()
     meant = nearest(name, known)
     hint = value_elsewhere(registry.field, name) or (
