@@ -79,7 +79,7 @@ class Progress:
         return self._clock() - self._last
 
     def waits(self) -> list[str]:
-        """What is waited for, in the order in which the waits began: see `named`."""
+        """Open waits in the order in which they began, as text: see `named`."""
         return named(self.open_waits())
 
     def open_waits(self) -> list[Wait]:

@@ -10,11 +10,11 @@ from attrs import evolve
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
-from skyrl.config import SFTConfig, SkyRLTrainConfig
+from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.kinds import kind_named
 from skyrl.data.sources import BadRow, Row, iterate_rows
 from skyrl.data.supervised_rows import preference_reader, supervised_reader
-from skyrl.data.tokenized_rows import SupervisedRow
+from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.sampling import read_prompts
@@ -43,7 +43,7 @@ def row_page(run: Any, source: int, place: int) -> str:
         raise DataError(f"{name}, row {place}: {error}") from error
 
 
-def _supervised(run: Any, tokenizer: ChatTokenizer, row: Row, source: str, max_length: int) -> str:
+def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, source: str, max_length: int) -> str:
     read: Any = supervised_reader if isinstance(run, SFTConfig) else preference_reader
     reader = read((source,), tokenizer, run, max_length)
     whole = reader.whole(row, source, f"{source}:0")
@@ -57,7 +57,7 @@ def _supervised(run: Any, tokenizer: ChatTokenizer, row: Row, source: str, max_l
     return "\n".join(filter(None, (_page(tokenizer, whole if trained is None else trained, trained is not None), fate)))
 
 
-def _page(tokenizer: ChatTokenizer, row: Any, is_learned: bool) -> str:
+def _page(tokenizer: ChatTokenizer, row: SupervisedRow | PreferenceRow, is_learned: bool) -> str:
     if isinstance(row, SupervisedRow):
         weights = row.weights if is_learned else np.zeros_like(row.weights)
         text, learned = marked_text(tokenizer, row.token_ids, weights), int((weights != 0).sum())

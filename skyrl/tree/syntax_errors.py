@@ -1,4 +1,4 @@
-"""What is shown of text that is not TOML, YAML or JSON: the line with a caret, and the usual cause in a few words."""
+"""Shows where text is not TOML, YAML or JSON: the line with a caret, and the usual cause in a few words."""
 
 from __future__ import annotations
 

@@ -112,11 +112,11 @@ def parse(text: str, kind: Any) -> Any:
     return coerce_exact(text, kind)
 
 
-def _parse_bracketed(text: str, kind: Any) -> Any:
-    value = literal(text)
+def _parse_bracketed(text: str, kind: object) -> object:
+    value: object = literal(text)
     if value is None or isinstance(value, str):
         raise TypeMismatch(f"{shown(text)} is not {describe(kind)}", hint=quoting_hint(is_list(kind)))
-    return value if attrs.has(kind) else coerce_exact(value, kind)
+    return value if isinstance(kind, type) and attrs.has(kind) else coerce_exact(value, kind)
 
 
 def describe(kind: Any) -> str:
@@ -274,7 +274,7 @@ def _fit_union(value: object, kind: object) -> object:
     arms = _arms(kind)
     alone = len(arms) == 1  # beside other types, a text is no list
 
-    def take(arm: Any) -> Any:
+    def take(arm: object) -> object:
         return coerce_exact(value, arm) if alone or not is_list(arm) else _fit_list(value, arm)
 
     return _first_that_takes(arms, take, value, kind)
@@ -288,7 +288,7 @@ def _parse_union(text: str, kind: object) -> object:
         arms = [arm for arm in arms if arm is not str]  # a list whose quotes the shell removed is a mistake, not text
     alone = len(arms) == 1
 
-    def take(arm: Any) -> Any:
+    def take(arm: object) -> object:
         return parse(text, arm) if alone or not is_list(arm) else _parse_bracketed(text, arm)
 
     return _first_that_takes(arms, take, text, kind)
