@@ -214,14 +214,22 @@ def render(problems: Iterable[Problem], title: str) -> str:
         return title
     noun = "warning" if all(row.severity == "warning" for row in rows) else "problem"
     count = f"1 {noun}" if len(rows) == 1 else f"{len(rows)} {noun}s"
-    path_width = min(max(len(row.path) for row in rows), 60)
-    message_width = min(max((len(row.message) for row in rows if row.place), default=0), 72)
+    columns = [_columns(row) for row in rows]
+    path_width = min(max(len(path) for path, _ in columns), 60)
+    message_width = min(
+        max((len(row.message) for row, (_, place) in zip(rows, columns, strict=True) if place), default=0), 72
+    )
     lines = [f"{title} ({count}):"]
-    for row in rows:
-        lines.append(f"  {row.path:<{path_width}}  {row.message:<{message_width}}  {row.place}".rstrip())
-        if row.hint:
-            lines.append(f"  {'':<{path_width}}  {row.hint}")
+    for row, (path, place) in zip(rows, columns, strict=True):
+        lines.append(f"  {path:<{path_width}}  {row.message:<{message_width}}  {place}".rstrip())
+        lines += [f"  {'':<{path_width}}  {line}".rstrip() for line in row.hint.splitlines()]
     return _printable("\n".join(lines))
+
+
+def _columns(problem: Problem) -> tuple[str, str]:
+    """Path and place; the place alone for a problem of a whole file, whose path it repeats."""
+    of_file = problem.path and problem.place.startswith(problem.path)
+    return (problem.place, "") if of_file else (problem.path, problem.place)
 
 
 def _printable(text: str) -> str:

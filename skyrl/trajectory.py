@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
-StopReason = Literal["stop", "length"]
-"""Why sampling ended: an end-of-sequence token or stop string, or the length limit."""
+StopReason = Literal["stop", "length", "context"]
+"""Why sampling ended. `stop`: an end-of-sequence token or stop string. `length`: the last answer reached its longest
+length. `context`: there was no room for another answer, or an agent had made all of its requests."""
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.tracking.metric_table import unknown
+from skyrl.tracking.metric_table import depends_on_machine, unknown
 
 
 def overrides(nano: Path, out: Path, **changes: Any) -> dict[str, Any]:
@@ -58,10 +58,9 @@ def train(nano: Path, out: Path, **changes: Any) -> BasePPOExp:
 
 
 def metrics(out: Path, own: Collection[str] = ()) -> list[dict[str, Any]]:
-    """`metrics.jsonl` without what is measured in time. `own` are metrics of a loss that is not skyrl's."""
-    timed = ("timing/", "memory/", "per_second", "trajectory_time", "throughput")
+    """`metrics.jsonl` without what depends on the machine. `own` are metrics of a loss that is not skyrl's."""
     return [
-        {name: value for name, value in record.items() if not any(part in name for part in timed)}
+        {name: value for name, value in record.items() if not depends_on_machine(name)}
         for record in all_metrics(out, own)
     ]
 

@@ -26,7 +26,7 @@ from reward import sorted_exactly
 from transformers import AutoTokenizer
 
 from skyrl.starter.stopping import stopped_in_words
-from skyrl.starter.tiny_chat import Conversation, byte_tokenizer, made_whole, small_qwen2, warm_start
+from skyrl.starter.tiny_chat import Conversation, byte_tokenizer, made_whole, save, small_qwen2, warm_start
 
 RECIPE = 1
 """Raised whenever this script would make something else from the same seed; a folder made by another one is refused."""
@@ -60,8 +60,7 @@ def prepare(folder: Path, seed: int) -> float:
     conversations = answered(train, rng)
     warm_start(model, tokenizer, lambda: next(conversations), steps=STEPS, batch_size=BATCH, lr=LEARNING_RATE)
     accuracy = sampled_accuracy(model, tokenizer, validation)
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    save(model, tokenizer, folder / "model")
     compare_round_trip(tokenizer, folder / "model")
     marker = {"recipe": RECIPE, "seed": seed, "accuracy": accuracy}
     (folder / "prepared.json").write_text(json.dumps(marker) + "\n")

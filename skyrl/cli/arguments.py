@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skyrl.cli import lasting_imports
-from skyrl.errors import Problem, UserError, render
+from skyrl.errors import ConfigError, Problem, UserError, render
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -51,7 +52,10 @@ def paths_from(
     from skyrl.tree.classes import leaf_paths
 
     depth = start.count(".")
-    roots = map(root_of, KINDS) if every_kind else [chosen_root(*split_words(arguments or ()))]
+    try:
+        roots = [*map(root_of, KINDS)] if every_kind else [chosen_root(*split_words(arguments or ()))]
+    except ConfigError:  # words that will be refused
+        return []
     found = dict.fromkeys(
         ".".join(names[: depth + 1]) + ("." if len(names) > depth + 1 else ends)
         for names in (path.split(".") for root in roots for path, _ in leaf_paths(root))
@@ -79,12 +83,37 @@ STEP = click.option(
 def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Files and arguments (`path=value`, `~path`, `@file`), each in order. A word with an equals sign is not a file.
 
-    `~/run.toml` is a file in the home folder: it has a slash, or the suffix of a configuration file.
+    `~/run.toml` is a file in the home folder: it has a slash, or the suffix of a configuration file. Raises
+    `ConfigError` for an assignment with spaces around its equals sign.
     """
+    _refuse_spaces(arguments)
     files = [
         word for word in arguments if "=" not in word and not word.startswith(("+", "-", "@")) and not _forgets(word)
     ]
     return files, [word for word in arguments if word not in files]
+
+
+def _refuse_spaces(arguments: Sequence[str]) -> None:
+    """Raise `ConfigError` for `trainer.epochs = 2`, `trainer.epochs =2` and `trainer.epochs= 2`: shells split them."""
+    problems: list[Problem] = []
+    rest = [*arguments, "", ""]
+    for word, second, third in zip(rest, rest[1:], rest[2:], strict=False):
+        path, equals, value = word.partition("=")
+        match word, second, third:
+            case _, "=", _ if not equals:
+                value = third
+            case _, _, _ if not equals and second.startswith("="):
+                value = second[1:]
+            case _, _, _ if equals and not value and second and "=" not in second and not Path(second).exists():
+                value = second
+            case _:
+                continue
+        if re.fullmatch(r"[\w.]+", path) and not Path(path).exists():
+            hint = f"write the value without a space: {path}={value}"
+            message = "there are spaces around its equals sign"
+            problems.append(Problem(path=path, message=message, hint=hint))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _forgets(word: str) -> bool:

@@ -85,11 +85,12 @@ def _named(name: str, root: click.Context, group: Commands, words: str = "") -> 
 
 def _as_field(option: str, words: list[str]) -> str:
     """The message for an unknown option, with the argument that sets the field of that name."""
+    from skyrl.config.foreign_names import names_elsewhere
     from skyrl.config.root import SkyRLTrainConfig
     from skyrl.tree.suggestions import suggestion
 
     name = option.lstrip("-").replace("-", "_")
-    _, paths = suggestion(SkyRLTrainConfig, SkyRLTrainConfig, tuple(name.split(".")), 0)
+    _, paths = suggestion(SkyRLTrainConfig, SkyRLTrainConfig, tuple(name.split(".")), 0, names_elsewhere)
     value = _value_of(option, words)
     meant = " or ".join(f"{path}={value}" for path in paths)
     return f"no such option: {option}. Fields are set as PATH=VALUE" + (f": {meant}" if meant else "")

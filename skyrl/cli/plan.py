@@ -99,17 +99,20 @@ def _propose(
 def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
     """The plan of a resolved tree that has passed `check`, on the fewest machines of one size that hold it.
 
-    Raises `UserError` if a machine of `gpus_per_node` GPUs is too small.
+    A slot is a GPU, or a place for one process on a CPU. Raises `UserError` if a machine of `gpus_per_node` GPUs is too
+    small.
     """
     from skyrl.cli.plan_memory import memory_of
-    from skyrl.config.sizes import engines_of, on_ray, sizes_of
+    from skyrl.config.sizes import on_ray, sizes_of
     from skyrl.errors import UserError
     from skyrl.planning.layout import Node, NoRoom, assign, on_machines
     from skyrl.planning.sizes import layout
 
     sizes = sizes_of(run, gpus_per_node)
     laid = layout(sizes)
-    machine = gpus_per_node or max(sizes.gpus_per_node, *(pool.gpus_per_node for pool in laid.pools))
+    on_cuda = run.trainer.device == "cuda"
+    usual = sizes.gpus_per_node if on_cuda and on_ray(run) else 1
+    machine = gpus_per_node or max(usual, *(pool.gpus_per_node for pool in laid.pools))
     try:
         found = assign(laid, [Node(id=str(number), gpus=machine) for number in range(sum(p.nodes for p in laid.pools))])
     except NoRoom as error:
@@ -125,13 +128,14 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
         }
         for placed in laid.placements
     ]
-    engines = engines_of(run)
     return {
         "executor": "ray" if on_ray(run) else "in_process",
         "device": run.trainer.device,
-        "gpus": laid.gpus,
+        "gpus": laid.gpus if on_cuda else 0,
+        "slots": laid.gpus,
         "nodes": len({node for nodes in found.values() for node in nodes}),
-        "gpus_per_node": machine,
+        "gpus_per_node": machine if on_cuda else 0,
+        "slots_per_node": machine,
         "actors": len(placements) if on_ray(run) else 0,
         "batch": _batch(run),
         "pools": [
@@ -144,18 +148,18 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
             for pool in laid.pools
         ],
         "models": [_model(run, model) for model in sizes.models],
-        "engines": None
-        if engines is None
-        else {
-            "number": engines.number,
-            "gpus": engines.gpus,
-            "tensor": engines.tensor,
-            "pipeline": engines.pipeline,
-            "data": engines.data,
-        },
+        "engines": _engines(run),
         "seats": placements,
         "memory": memory_of(run),
     }
+
+
+def _engines(run: SkyRLTrainConfig) -> dict[str, int] | None:
+    from skyrl.config.sizes import engines_of
+
+    engines = engines_of(run)
+    names = ("number", "gpus", "tensor", "pipeline", "data")
+    return None if engines is None else {name: getattr(engines, name) for name in names}
 
 
 def _batch(run: SkyRLTrainConfig) -> dict[str, int]:

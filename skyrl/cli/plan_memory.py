@@ -65,14 +65,16 @@ def memory_lines(plan: Mapping[str, Any]) -> list[str]:
         return ["", f"Memory is not estimated: {memory['why']}"]
     largest = max(phase["bytes"] for phase in memory["phases"])
     unit, name = (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
-    return ["", *_rows(memory["phases"], unit, name), *_verdict(memory)]
+    on_cuda = plan["device"] == "cuda"
+    rows = _rows(memory["phases"], unit, f"{name} per {'GPU' if on_cuda else 'process'}")
+    return ["", *rows, *(_verdict(memory) if on_cuda else [])]
 
 
-def _rows(phases: Sequence[Mapping[str, Any]], unit: int, name: str) -> list[str]:
+def _rows(phases: Sequence[Mapping[str, Any]], unit: int, title: str) -> list[str]:
     from skyrl.planning.memory import PARTS
 
     parts = [part for part in PARTS if any(phase["parts"].get(part) for phase in phases)]
-    head = [f"{name} per GPU", "model", "total", *parts, "on the host"]
+    head = [title, "model", "total", *parts, "on the host"]
     rows = [
         [
             phase["name"],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from skyrl.cli.plan_table import taken
 
 if TYPE_CHECKING:
     from skyrl.cli.plan_table import Plan
@@ -20,9 +22,9 @@ def picture(plan: Plan) -> str:
     """The SVG document of a plan."""
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "width": str(WIDTH), "font-size": "13"})
     root.set("font-family", "system-ui, sans-serif")
-    SubElement(root, "title").text = f"{plan['gpus']} GPUs on {plan['nodes']} nodes"
+    SubElement(root, "title").text = taken(plan)
     SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "white"})
-    below = _draw_memory(root, plan["memory"], _draw_nodes(root, plan, _EDGE))
+    below = _draw_memory(root, plan, _draw_nodes(root, plan, _EDGE))
     root.set("height", str(below + _EDGE))
     root.set("viewBox", f"0 0 {WIDTH} {below + _EDGE}")
     indent(root)
@@ -30,18 +32,19 @@ def picture(plan: Plan) -> str:
 
 
 def _draw_nodes(root: Element, plan: Plan, top: int) -> int:
-    """Draw one row of GPUs for each node, with their processes. Returns the y below."""
-    held = _held(plan)
+    """Draw one row of GPUs or slots for each node, with their processes. Returns the y below."""
+    held, slot = _held(plan), "GPU" if plan["gpus"] else "slot"
+    alone = taken(plan) if not plan["gpus"] and plan["executor"] == "in_process" else ""
     roles = list(dict.fromkeys(seat["role"] for seat in plan["seats"]))
-    width = min(200, (WIDTH - _EDGE - 90) // plan["gpus_per_node"])
+    width = min(200, (WIDTH - _EDGE - 90) // plan["slots_per_node"])
     for node in range(min(plan["nodes"], NODES_SHOWN)):
-        on_node = [held.get((node, gpu), []) for gpu in range(plan["gpus_per_node"])]
+        on_node = [held.get((node, gpu), []) for gpu in range(plan["slots_per_node"])]
         height = _LINE * (1 + max(map(len, on_node))) + 8
         _write(root, _EDGE, top + 20, f"node {node}", bold=True)
         for gpu, processes in enumerate(on_node):
             left = 90 + gpu * width
             _box(root, left, top, width - 6, height, "white", stroke="#888888")
-            _write(root, left + 6, top + 15, f"GPU {gpu}", color="#555555")
+            _write(root, left + 6, top + 15, alone or f"{slot} {gpu}", color="#555555")
             for place, (role, rank) in enumerate(processes):
                 y = top + _LINE * (1 + place) + 3
                 _box(root, left + 4, y, width - 14, _LINE - 3, _COLORS[roles.index(role) % len(_COLORS)])
@@ -62,13 +65,14 @@ def _held(plan: Plan) -> dict[tuple[int, int], list[tuple[str, int]]]:
     return held
 
 
-def _draw_memory(root: Element, memory: Mapping[str, Any], top: int) -> int:
+def _draw_memory(root: Element, plan: Plan, top: int) -> int:
     """Draw one bar for each phase, divided by use of the memory. Returns the y below."""
+    memory = plan["memory"]
     phases = memory["phases"]
     if phases is None:
         _write(root, _EDGE, top + 24, f"memory: {memory['why']}")
         return top + 24
-    _write(root, _EDGE, top + 24, "one GPU in each phase", bold=True)
+    _write(root, _EDGE, top + 24, f"memory of one {'GPU' if plan['gpus'] else 'process'} in each phase", bold=True)
     top += 36
     parts = list(dict.fromkeys(part for phase in phases for part in phase["parts"]))
     limit = memory["usable_bytes"]

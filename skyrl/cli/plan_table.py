@@ -14,7 +14,7 @@ Plan = Mapping[str, Any]
 
 def table(plan: Plan) -> str:
     """The plan as text: one line of totals, the GPUs of each process, then the work of each in one training step."""
-    slot = "gpus" if plan["device"] == "cuda" else "slots"
+    slot = "gpus" if plan["gpus"] else "slots"
     placements = _columns([["process", "ranks", "where"], *_seats(plan, slot)])
     work = [["model", "ranks", "data parallel", "work of each rank in a training step"], *map(_work, plan["models"])]
     seats = [] if plan["executor"] == "in_process" else [*placements, ""]
@@ -25,13 +25,18 @@ def _heading(plan: Plan) -> list[str]:
     """The resources of the whole run, in words."""
     if plan["executor"] == "in_process":
         return ["Everything runs in the command's own process."]
-    nodes = f"{counted(plan['nodes'], 'node')} of {plan['gpus_per_node']}"
-    if plan["device"] == "cuda":
-        return [f"{counted(plan['gpus'], 'GPU')} on {nodes}, {counted(plan['actors'], 'actor')} on Ray."]
-    return [
-        f"{counted(plan['gpus'], 'slot')} on {nodes}, {counted(plan['actors'], 'actor')} on Ray.",
-        "trainer.device is cpu: slots are counted instead of GPUs, each a place for one process.",
-    ]
+    note = "trainer.device is cpu: slots are counted instead of GPUs, each a place for one process."
+    return [f"{taken(plan)}, {counted(plan['actors'], 'actor')} on Ray.", *([] if plan["gpus"] else [note])]
+
+
+def taken(plan: Plan, node: str = "node") -> str:
+    """The GPUs of a run and their machines; on a CPU its slots, or its only process."""
+    nodes = counted(plan["nodes"], node)
+    if plan["gpus"]:
+        return f"{counted(plan['gpus'], 'GPU')} on {nodes} of {plan['gpus_per_node']}"
+    if plan["executor"] == "in_process":
+        return "one process on a CPU"
+    return f"{counted(plan['slots'], 'slot')} on {nodes}"
 
 
 def _seats(plan: Plan, slot: str) -> list[list[str]]:

@@ -18,11 +18,11 @@ HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
 def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Finding]:
     """Findings on placement, memory and engine of the run as configured."""
     from skyrl.cli.plan import plan_of
-    from skyrl.planning.layout import counted
+    from skyrl.cli.plan_table import taken
     from skyrl.tools.rehearsal import Finding
 
     plan = plan_of(run)
-    text = f"{counted(plan['gpus'], 'GPU')} on {counted(plan['nodes'], 'machine')} of {plan['gpus_per_node']}"
+    text = taken(plan, "machine")
     if gpus is not None and plan["gpus"] > gpus:
         yield Finding("placement", "failed", f"the run needs {text}, but --gpus is {gpus}")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import chdir
 from pathlib import Path
 
 import click
@@ -51,10 +52,13 @@ def _layout(folder: Path) -> str | None:
     from skyrl.cli.plan import plan_of
     from skyrl.cli.plan_picture import picture
     from skyrl.config import SkyRLTrainConfig
-    from skyrl.runs.stored_runs import stored_run
+    from skyrl.runs.stored_runs import started_in, stored_run
 
     try:
         run = stored_run(folder)
     except SkyRLError:
         return None  # the report itself says what the folder lacks
-    return picture(plan_of(run)) if isinstance(run, SkyRLTrainConfig) else None
+    if not isinstance(run, SkyRLTrainConfig):
+        return None
+    with chdir(started_in(folder, run)):  # where the models lie whose sizes the plan needs
+        return picture(plan_of(run))

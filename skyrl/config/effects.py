@@ -11,7 +11,7 @@ from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.effects_learners import LEARNER_EFFECTS
 from skyrl.config.effects_rollouts import ROLLOUT_EFFECTS
 from skyrl.config.engine_backends import backend_of
-from skyrl.config.every_kind import EVERY_KIND_EFFECTS
+from skyrl.config.every_kind import EVERY_KIND_EFFECTS, saves
 from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import evaluates, has_critic, has_reference
@@ -48,12 +48,21 @@ def _packs_by_itself(run: SkyRLTrainConfig) -> bool:
     return _is_megatron(run) or run.trainer.attention in (None, "sdpa")
 
 
+def _saves(run: SkyRLTrainConfig) -> bool:
+    return saves(run.trainer)
+
+
+def _resumes(run: SkyRLTrainConfig) -> bool:
+    trainer = run.trainer
+    return trainer.recover_mode != "disabled" and (trainer.resume_mode != "none" or trainer.recover_mode is not None)
+
+
 def _forgets_checkpoints(run: SkyRLTrainConfig) -> bool:
-    return run.trainer.max_ckpts_to_keep != -1
+    return _saves(run) and run.trainer.max_ckpts_to_keep != -1
 
 
 def _keeps_the_best(run: SkyRLTrainConfig) -> bool:
-    return run.trainer.ckpt_keep_best > 0
+    return _forgets_checkpoints(run) and run.trainer.ckpt_keep_best > 0
 
 
 EFFECTS: tuple[Effect, ...] = (
@@ -62,6 +71,9 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.update_ref_every_epoch", "a KL term is on", has_reference),
     Effect("trainer.critic_mini_batch_size", "there is a critic", has_critic),
     *ALGORITHM_EFFECTS,
+    Effect("trainer.async_ckpt_save", "checkpoints are saved (ckpt_interval)", _saves),
+    Effect("trainer.ckpt_path", "checkpoints are saved or resumed from", lambda run: _saves(run) or _resumes(run)),
+    Effect("trainer.resume_with_changes", "the run may resume (resume_mode is not none)", _resumes),
     *(
         Effect(f"trainer.{name}", "old checkpoints are deleted (max_ckpts_to_keep is not -1)", _forgets_checkpoints)
         for name in ("ckpt_keep_every", "ckpt_keep_best")

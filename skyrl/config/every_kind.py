@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from skyrl.config.intervals import read_interval
 from skyrl.tree.rules import Effect, Rule, rule
 
 if TYPE_CHECKING:
@@ -148,7 +149,24 @@ def _names(*services: str) -> Callable[[Trainer], bool]:
     return lambda trainer: not _named(trainer).isdisjoint(services)
 
 
+def saves(trainer: Trainer) -> bool:
+    """Whether checkpoints are saved while the run trains."""
+    return read_interval(trainer.ckpt_interval).ever
+
+
+def _names_what_is_seen(trainer: Trainer) -> bool:
+    """Whether the run's folder or a service is named after the run."""
+    return trainer.run_path == f"runs/{trainer.run_name}" or names_a_service(trainer)
+
+
 EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
+    Effect("project_name", "logger names a tracker besides the console", names_a_service),
+    Effect(
+        "run_name",
+        "run_path is left out, or logger names a tracker besides the console (`skyrl launch` names its job after it)",
+        _names_what_is_seen,
+    ),
+    Effect("max_ckpts_to_keep", "checkpoints are saved (ckpt_interval)", saves),
     Effect("log_path", "the run is on Ray", _on_ray),
     Effect("recover_retries", "recover_mode is auto or fault", _is_retried),
     *(

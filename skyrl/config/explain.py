@@ -11,6 +11,7 @@ import attrs
 from attrs import frozen
 
 from skyrl.config.entry import RunConfig
+from skyrl.config.foreign_names import names_elsewhere
 from skyrl.config.kinds import kind_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import get_at
@@ -99,7 +100,7 @@ def _field(names: Path, run: RunConfig) -> tuple[attrs.Attribute[Any], int, str]
         owner = type(table)
         attribute = fields_of(owner).get(name)
         if attribute is None:
-            sentence, _ = suggestion(type(run), owner, names, depth)
+            sentence, _ = suggestion(type(run), owner, names, depth, names_elsewhere)
             raise ConfigError([Problem(path=dotted(names), message="no such field", hint=sentence)], title=_TITLE)
         value = getattr(table, name)
         nested = table_class(attribute, value)

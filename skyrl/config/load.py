@@ -110,7 +110,9 @@ def compose(
     warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
     errors = found if strict else [problem for problem in found if problem.severity == "error"]
     if errors:
-        raise ConfigError(_by_place(errors))
+        from skyrl.config.paths_beside import with_paths_beside
+
+        raise ConfigError(_by_place(with_paths_beside(error, config) for error in errors))
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
 
 
@@ -123,7 +125,14 @@ def _resolved(overrides: Overrides, root: type[C]) -> C:
 def _builder(
     files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None
 ) -> TreeBuilder[C]:
-    context = ReadContext(environ=environ, presets=PRESETS, migrations=MIGRATIONS, is_open=True, remembers=True)
+    context = ReadContext(
+        environ=environ,
+        presets=PRESETS,
+        migrations=MIGRATIONS,
+        elsewhere=_names_elsewhere,
+        is_open=True,
+        remembers=True,
+    )
     layers = _layers(files, overrides, context)
     said = _kind_of(layers)
     chosen: type[Any] = root or _root_meant(said, layers)
@@ -142,6 +151,12 @@ def _builder(
             Problem(path="kind", message=message, hint='write kind = "sft" or kind = "reward_model"')
         )
     return builder
+
+
+def _names_elsewhere(root: type[Any], path: tuple[str, ...]) -> tuple[str, list[str]]:
+    from skyrl.config.foreign_names import names_elsewhere  # for a message alone
+
+    return names_elsewhere(root, path)
 
 
 def _layers(files: Files, overrides: Overrides, context: ReadContext) -> list[_Layer]:
@@ -170,7 +185,7 @@ def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
     others = [kind for kind in KINDS if name in fields_of(root_of(kind))]
     if others:
         hint = f"{name} belongs to kind = {' and '.join(others)}, and this is kind = {root().kind}"
-        return evolve(problem, hint=hint)
+        return evolve(problem, hint="; ".join(filter(None, (problem.hint, hint))))
     return problem
 
 

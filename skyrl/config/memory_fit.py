@@ -13,6 +13,7 @@ from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.sizes import engines_of, models_of
 from skyrl.planning.gpus import GPU_KINDS
 from skyrl.tree import evolve_at
+from skyrl.tree.rules import itself
 
 GIB = 2**30
 LOWEST_UTILIZATION = 0.2
@@ -55,7 +56,7 @@ def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> 
         memory=found.memory,
         over=found.over,
         cache_holds=found.cache_holds,
-        nearest=_nearest(run, shape_of_model),
+        nearest=_nearest(itself(run), shape_of_model),
     )
 
 

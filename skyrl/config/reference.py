@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from skyrl.config.entry import RunConfig
+from skyrl.config.foreign_names import names_elsewhere
 from skyrl.config.kinds import kind_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import split_path
@@ -40,7 +41,7 @@ def reference_section(run: RunConfig, path: str) -> str:
     for depth, name in enumerate(names):
         attribute = fields_of(type(table)).get(name)
         if attribute is None:
-            sentence, _ = suggestion(type(run), type(table), names, depth)
+            sentence, _ = suggestion(type(run), type(table), names, depth, names_elsewhere)
             raise ConfigError([Problem(path=path, message="no such field", hint=sentence)], title=_NOTHING)
         value, nested = getattr(table, name), table_class(attribute, getattr(table, name))
         if nested is None:

@@ -81,6 +81,13 @@ def load_supervised(
     """Every row of the sources, tokenized and masked. Raises `DataError` for a bad row if `bad_rows` says so, and if no
     row is left.
     """
+    return _load(supervised_reader(sources, tokenizer, run, max_length), tokenizer, SupervisedRow)
+
+
+def supervised_reader(
+    sources: Sequence[str], tokenizer: ChatTokenizer, run: SFTConfig, max_length: int
+) -> RowReader[SupervisedRow]:
+    """Reads rows as `load_supervised` does."""
     tokens_of = SupervisedForms(tokenizer, run)
 
     def read(row: Row, row_id: str) -> SupervisedRow:
@@ -97,8 +104,7 @@ def load_supervised(
     def conclude(tally: Tally) -> None:
         tally.turn_end, tally.behind_other_headers = tokens_of.turn_end, tokens_of.behind_other_headers
 
-    reader = _Reader(run, tuple(sources), max_length, read, cut, conclude)
-    return _load(reader, tokenizer, SupervisedRow)
+    return RowReader(run, tuple(sources), max_length, read, cut, conclude)
 
 
 def load_preferences(
@@ -109,16 +115,23 @@ def load_preferences(
 
     A pair that is too long is never truncated, because its score is read at the end.
     """
+    return _load(preference_reader(sources, tokenizer, run, max_length), tokenizer, PreferenceRow)
+
+
+def preference_reader(
+    sources: Sequence[str], tokenizer: ChatTokenizer, run: RewardModelConfig, max_length: int
+) -> RowReader[PreferenceRow]:
+    """Reads pairs as `load_preferences` does."""
     tokens_of = PreferenceForms(tokenizer, run)
 
     def read(row: Row, row_id: str) -> PreferenceRow:
         chosen, rejected, margin = tokens_of(row)
         return PreferenceRow(id=row_id, chosen=chosen, rejected=rejected, margin=margin)
 
-    return _load(_Reader(run, tuple(sources), max_length, read, lambda row: None), tokenizer, PreferenceRow)
+    return RowReader(run, tuple(sources), max_length, read, lambda row: None)
 
 
-def _load(reader: _Reader[R], tokenizer: ChatTokenizer, kind: type[R]) -> Rows[R]:
+def _load(reader: RowReader[R], tokenizer: ChatTokenizer, kind: type[R]) -> Rows[R]:
     """Load the rows into memory, or into a folder, which is reused if an earlier run has written the same rows."""
     run = reader.run
     if run.tokenized_path is None:
@@ -148,7 +161,7 @@ READ_BY = (
 
 
 @frozen
-class _Reader(Generic[R]):
+class RowReader(Generic[R]):
     """Reads the rows of all sources in turn, once, and counts those that are left out."""
 
     run: SupervisedConfig
@@ -166,7 +179,7 @@ class _Reader(Generic[R]):
             tally.sizes.append(0)
             for place, found in enumerate(iterate_rows(source)):
                 row = self._row(found, source, number, place)
-                short = self._short(row) if row is not None else None
+                short = self.shortened(row) if row is not None else None
                 if short is not None:
                     tally.sizes[-1] += 1
                     yield short
@@ -183,7 +196,7 @@ class _Reader(Generic[R]):
         try:
             if isinstance(found, BadRow):
                 raise DataError(found.reason)
-            return self.read(without_nulls(found) if in_table(source) else found, f"{number}:{place}")
+            return self.whole(found, source, f"{number}:{place}")
         except DataError as error:
             reason = str(error) if isinstance(found, BadRow) else f"{source}, row {place}: {error}"
             if self.run.bad_rows == "stop":
@@ -191,7 +204,11 @@ class _Reader(Generic[R]):
             self.tally.bad_rows.append(reason)
             return None
 
-    def _short(self, row: R) -> R | None:
+    def whole(self, found: Row, source: str, row_id: str) -> R:
+        """The row of a source as tokens, however long it is. Raises `DataError`."""
+        return self.read(without_nulls(found) if in_table(source) else found, row_id)
+
+    def shortened(self, row: R) -> R | None:
         """The row; if it is too long, its beginning or None, as `too_long` says."""
         if row.length <= self.max_length:
             return row

@@ -30,6 +30,7 @@ from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts
 from skyrl.rollout.constant_rewards import STEPS, ConstantRewards
+from skyrl.rollout.endings import endings
 from skyrl.runs.inputs import notice
 from skyrl.runs.recorded import NoEngines, RecordedRollouts, made_with, weight_digests_of
 from skyrl.tracking.batch_dump import BatchDump
@@ -57,6 +58,7 @@ from skyrl.training.step_trace import Sink, StepTrace
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
+from skyrl.tree import required
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.revival import Revival
 
@@ -187,7 +189,9 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         interruptible = in_context(self.shutdown.interruptible)
         profiled = ProfiledSteps(self.cfg.trainer.profile_steps, self.folder.profile)
 
-        constant = ConstantRewards(notice, self.folder.path / "trajectories.jsonl", steps=min(STEPS, self.total_steps))
+        ended = partial(endings, config=self.cfg.generator, agent=self.cfg.environment.agent)
+        samples = self.folder.path / "trajectories.jsonl"
+        constant = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
 
         def score(name: str, model: ScorerGroup[ModelWorker], timing: str) -> Call[[TrainingBatch], Tensor]:
             turn = run_before(partial(turns.for_scoring, name))
@@ -328,7 +332,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
             notice(verdict(self.cfg, self.folder.metrics.read()))
             return
         await super().finish()
-        self.folder.draw_curve(redacted(f"{self.cfg.trainer.project_name} / {self.cfg.trainer.run_name}"))
+        self.folder.draw_curve(redacted(required(self.cfg.trainer.run_path, "trainer.run_path")))
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         self.sample_sink.keep(step, groups)

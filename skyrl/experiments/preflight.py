@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from skyrl.experiments.model_checks import (
 from skyrl.experiments.server_checks import tokens_of_servers_are_there, training_gives_servers_its_weights
 from skyrl.hub import beside
 from skyrl.installation import install_command, package_command
+from skyrl.planning.layout import counted
 from skyrl.planning.sizes import layout
 from skyrl.processes.addresses import is_loopback
 from skyrl.rollout.agent_runner import agent_of
@@ -139,11 +141,22 @@ def there_are_gpus_for_it(run: SkyRLTrainConfig) -> Iterator[Problem]:
         return
     there = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     if there < wanted:
+        cpu = 'set trainer.device = "auto" or "cpu"' + _if_built_without_cuda()
+        elsewhere = "join a cluster with trainer.placement.ray_address, use fewer (see `skyrl plan`), or "
         yield Problem(
             path="trainer.placement.ray_address" if on_ray(run) else "trainer.device",
-            message=f"this run needs {wanted} GPUs, but this machine has {there}",
-            hint="join a cluster with trainer.placement.ray_address, or use fewer (see `skyrl plan`)",
+            message=f"this run needs {counted(wanted, 'GPU')}, but this machine has {there or 'none'}",
+            hint=elsewhere + cpu if on_ray(run) else cpu,
         )
+
+
+def _if_built_without_cuda() -> str:
+    """A remark on a build of torch for CPUs, which no GPU would help."""
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return ""
+    return f"; the installed torch {found} is built without CUDA" if "+cpu" in found else ""
 
 
 def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:

@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from attrs import frozen
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.incoming_weights import IncomingWeights, Shared, WeightInfo
 from skyrl.models.low_rank import LowRank, attach
+from skyrl.storage.modes import save_tensors
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 
@@ -118,7 +118,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     on_the_host = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(on_the_host, folder / "adapter_model.safetensors")
+    save_tensors(on_the_host, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 

@@ -17,8 +17,6 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
@@ -41,6 +39,7 @@ from skyrl.inference.server_dialects import ServerDeadlines, ServerFacts
 from skyrl.inference.server_streams import Parts, answered
 from skyrl.inference.vllm_model import ExpectedWeights
 from skyrl.inference.vllm_sampling import check_sampling, sampling_arguments
+from skyrl.storage.modes import save_tensors
 
 _GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 
@@ -318,5 +317,5 @@ def _write_second_names(incoming: Folder, expected: ExpectedWeights) -> None:
         again = {second: tensor.clone() for name, tensor in weights for second in wanted.get(name, ())}
     target = Path(incoming.path) / "second-names.safetensors"
     part = target.with_suffix(f".{id(incoming)}.part")
-    save_file(again, part)
+    save_tensors(again, part)
     part.replace(target)

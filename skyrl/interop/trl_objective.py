@@ -9,10 +9,11 @@ from skyrl.interop.areal_values import ALGORITHM, Becomes, number
 from skyrl.interop.foreign import Together, Values, needless
 
 _CORRECTION = ALGORITHM + "off_policy_correction."
-_REDUCTIONS = {
+REDUCTIONS = {
     "grpo": "sequence_mean", "sapo": "sequence_mean", "dapo": "token_mean", "cispo": "token_mean",
     "bnpo": "token_mean_legacy", "dr_grpo": "seq_mean_token_sum_norm",
 }  # fmt: skip
+"""Types of loss that exist here -> their reduction."""
 
 
 def loss_of(values: Values) -> str:
@@ -34,9 +35,9 @@ def _divergence(key: str, value: object, values: Values) -> Becomes:
 
 
 def _loss(key: str, value: object, values: Values) -> Becomes:
-    if value not in _REDUCTIONS:
+    if value not in REDUCTIONS:
         return Becomes(not_yet=f"loss {value!r}")
-    writes = {ALGORITHM + "policy_loss_type": loss_of(values), ALGORITHM + "loss_reduction": _REDUCTIONS[value]}
+    writes = {ALGORITHM + "policy_loss_type": loss_of(values), ALGORITHM + "loss_reduction": REDUCTIONS[value]}
     if value == "dr_grpo":
         writes[ALGORITHM + "max_seq_len"] = values.get("max_completion_length", 512)
     return Becomes(writes=writes)

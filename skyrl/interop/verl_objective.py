@@ -10,15 +10,19 @@ from skyrl.interop.foreign import Together, Values, needless, off
 ACTOR = "actor_rollout_ref.actor."
 _CORRECTION = ALGORITHM + "off_policy_correction."
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
-_ESTIMATORS = {
+ESTIMATORS = {
     "gae": "gae", "grpo": "grpo", "grpo_vectorized": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo", "opo": "opo",
     "remax": "remax", "gpg": "gpg", "reinforce_plus_plus": "reinforce++",
     "reinforce_plus_plus_baseline": "reinforce++-baseline",
 }  # fmt: skip
-_LOSSES = {
+"""Estimators that exist here -> their names here."""
+
+LOSSES = {
     "vanilla": "dual_clip", "gspo": "gspo", "sapo": "sapo", "clip_cov": "clip_cov", "kl_cov": "kl_cov",
     "geo_mean": "gmpo", "cispo": "cispo",
 }  # fmt: skip
+"""Losses that exist here -> their names here."""
+
 _OF_WHOLE_ANSWERS = ("gspo", "sapo", "geo_mean")
 """Losses that verl averages over each answer first, regardless of `loss_agg_mode`."""
 
@@ -52,15 +56,15 @@ def _loss(values: Values) -> str:
 
 
 def _estimator(key: str, value: object, values: Values) -> Becomes:
-    if value not in _ESTIMATORS:
+    if value not in ESTIMATORS:
         return Becomes(not_yet=f"advantage estimator {value!r}")
-    return Becomes(writes={ALGORITHM + "advantage_estimator": _ESTIMATORS[value]})
+    return Becomes(writes={ALGORITHM + "advantage_estimator": ESTIMATORS[value]})
 
 
 def _loss_mode(key: str, value: object, values: Values) -> Becomes:
-    if value not in _LOSSES:
+    if value not in LOSSES:
         return Becomes(not_yet=f"loss {value!r}")
-    writes = {ALGORITHM + "policy_loss_type": _LOSSES[value]}
+    writes = {ALGORITHM + "policy_loss_type": LOSSES[value]}
     return Becomes(writes=writes | ({ALGORITHM + "loss_reduction": "sequence_mean"} if _averages(value) else {}))
 
 

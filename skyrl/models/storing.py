@@ -12,7 +12,6 @@ from typing import Any
 
 from attrs import frozen
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
@@ -23,6 +22,7 @@ from skyrl.errors import RunError
 from skyrl.models.loading import generation_ends, load_tokenizer, model_source
 from skyrl.models.lora import adapter_settings
 from skyrl.models.meta_model import causal_lm_skeleton
+from skyrl.storage.modes import follow_umask, save_tensors
 from skyrl.tree import FrozenDict
 
 # Storing a model makes transformers import DeepSpeed, which logs a message about its accelerator.
@@ -86,7 +86,7 @@ class AdapterExport:
 
         def fill(scratch: Path) -> None:
             settings.save_pretrained(str(scratch))
-            save_file(gathered, scratch / "adapter_model.safetensors", metadata={"format": "pt"})
+            save_tensors(gathered, scratch / "adapter_model.safetensors", metadata={"format": "pt"})
 
         _replace_folder(self.folder, fill)
 
@@ -120,6 +120,7 @@ def _replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         scratch.mkdir(parents=True)
         fill(scratch)
+        follow_umask(scratch)
         _to_disk(scratch)
         if folder.exists():
             folder.rename(old)

@@ -7,7 +7,7 @@ import faulthandler
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from attrs import frozen
@@ -79,13 +79,34 @@ class Progress:
         return self._clock() - self._last
 
     def waits(self) -> list[str]:
-        """Texts such as `engine-0 in InferenceEngine.generate (for 31 s)`, in the order in which the waits began."""
-        return [f"{wait.what} (for {wait.seconds:.0f} s)" for wait in self.open_waits()]
+        """Open waits in the order in which they began, as text: see `named`."""
+        return named(self.open_waits())
 
     def open_waits(self) -> list[Wait]:
         """The open waits in the order in which they began."""
         now = self._clock()
         return [Wait(number, what, now - since) for number, (what, since) in list(self._open.items())]
+
+
+def named(waits: Iterable[Wait]) -> list[str]:
+    """Each thing that is waited for once, with the longest wait: `generate (for 31 s)`, and processes in one call
+    together: `policy-0 and 7 others in PolicyWorker.update (8 times, for up to 31 s)`.
+    """
+    grouped: dict[str, list[Wait]] = {}
+    for wait in waits:
+        process, _, call = wait.what.partition(" in ")
+        grouped.setdefault(call or process, []).append(wait)
+    return [_named(alike) for alike in grouped.values()]
+
+
+def _named(alike: list[Wait]) -> str:
+    longest = max(wait.seconds for wait in alike)
+    if len(alike) == 1:
+        return f"{alike[0].what} (for {longest:.0f} s)"
+    process, _, call = alike[0].what.partition(" in ")
+    others = len({wait.what for wait in alike}) - 1
+    who = f"{process} and {others} other{'s' if others > 1 else ''}" if others else process
+    return f"{who}{call and ' in '}{call} ({len(alike)} times, for up to {longest:.0f} s)"
 
 
 class Watchdog:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from skyrl.processes.progress import Progress, Wait
+from skyrl.processes.progress import Progress, Wait, named
 
 AFTER = 10.0
 """Seconds after which a wait is reported."""
@@ -54,10 +54,9 @@ class Silence:
         if not any(wait.seconds >= self._patience(wait.what) for wait in new):
             return
         self._reported |= {wait.number for wait in waits}
-        named = [f"{wait.what} (for {wait.seconds:.0f} s)" for wait in waits[:_SHOWN]]
-        more = [f"and {len(waits) - _SHOWN} more"] if len(waits) > _SHOWN else []
-        details = self._progress.details()
-        self._report("waiting for: " + "; ".join([*named, *more, *([details] if details else [])]))
+        texts, details = named(waits), self._progress.details()
+        more = [f"and {len(texts) - _SHOWN} more"] if len(texts) > _SHOWN else []
+        self._report("waiting for: " + "; ".join([*texts[:_SHOWN], *more, *([details] if details else [])]))
 
     def _remember_the_ended(self, waits: dict[int, Wait]) -> None:
         for number in self._seen.keys() - waits.keys():

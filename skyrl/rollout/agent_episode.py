@@ -78,7 +78,7 @@ class AgentEpisode(Episode):
             "agent_rows": float(len(branches)),
             "agent_overruled_settings": float(math.fsum(played.overruled.values())),
         }
-        reason: StopReason = "length" if played.cut_off else last.stop_reason
+        reason: StopReason = "context" if played.cut_off else last.stop_reason
         return self._trajectory(reason)
 
     def _row(self, branch: Sequence[Turn]) -> Transcript:

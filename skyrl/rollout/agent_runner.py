@@ -83,7 +83,9 @@ def agent_of(config: AgentConfig, tier: Tier | Literal["auto"]) -> Agent:
         return _of_function(import_object(config.function, TaskError), config.function, config.kwargs)
     program = config.command[0]
     if shutil.which(program) is None:
-        raise TaskError(f"the program {program} does not exist, or cannot be run")
+        words = program.split()
+        hint = f": write each argument as an item, {json.dumps(words)}" if len(words) > 1 else ""
+        raise TaskError(f"the program {program} does not exist, or cannot be run{hint}")
     if config.isolate:
         return IsolatedAgent(config, tier)
     return lambda call: _run(config.command, call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,11 +15,21 @@ STEPS = 3
 class ConstantRewards:
     """Reports once, after the first steps, that all their rewards are the same number."""
 
-    def __init__(self, report: Callable[[str], None], samples: Path, steps: int = STEPS) -> None:
-        """`samples` is the file with the answers and their rewards, for the message."""
-        self._report, self._samples, self._steps = report, samples, steps
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        samples: Path,
+        steps: int = STEPS,
+        *,
+        endings: Callable[[Counter[str]], str],
+    ) -> None:
+        """For the message, `samples` is the file with the answers and their rewards, and `endings` describes stop
+        reasons by their counts (`skyrl/rollout/endings.py`).
+        """
+        self._report, self._samples, self._steps, self._endings = report, samples, steps, endings
         self._seen: set[float] = set()
-        self._rewards = self._cut = self._counted = 0
+        self._reasons: Counter[str] = Counter()
+        self._rewards = self._counted = 0
 
     def count(self, groups: Sequence[TrajectoryGroup], version: int) -> None:
         """Take the groups of one more step into account; `version` is that of the weights."""
@@ -28,7 +39,7 @@ class ConstantRewards:
         rewards = [reward for group in kept for reward in group.rewards]
         self._seen.update(rewards)
         self._rewards += len(rewards)
-        self._cut += sum(row.stop_reason == "length" for group in kept for row in group.trajectories)
+        self._reasons.update(row.stop_reason for group in kept for row in group.trajectories)
         self._counted += 1
         if self._counted == self._steps and len(self._seen) == 1:
             self._report(self._words())
@@ -36,7 +47,8 @@ class ConstantRewards:
     def _words(self) -> str:
         (reward,) = self._seen
         steps = "the first step" if self._steps == 1 else f"the first {self._steps} steps"
-        cut = f" ({self._cut} answers were cut at max_generate_length)" if self._cut else ""
+        endings = self._endings(self._reasons)
+        cut = f" ({endings})" if endings else ""
         return (
             f"warning: all {self._rewards} rewards of {steps} are {reward:g}{cut}: nothing is learned from equal "
             f"rewards. Read some answers in {self._samples}; see whether the reward compares them with a ground truth "

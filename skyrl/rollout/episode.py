@@ -99,12 +99,12 @@ class Episode:
                 break
             if not self._go_on(completion, step):
                 await self._measure()
-                return self._trajectory("length")
+                return self._trajectory("context")
             request = self._request(evolve(self.key, turn=self._turns))
             (completion,) = await self._timed("llm", self._context.client.generate(request))
         if self._context.config.max_turns > 1:
             self._context.chat().end(self._transcript, completion)
-        return self._trajectory(completion.stop_reason)
+        return self._trajectory(completion.stop_reason if completion.token_ids else "context")
 
     def _go_on(self, completion: Completion, step: EnvStep) -> bool:
         """Whether another turn fits; if so, the transcript becomes the prompt of that turn."""
@@ -134,7 +134,7 @@ class Episode:
 
     def unplayed(self) -> Trajectory:
         """The trajectory of an episode that was too long before its first turn."""
-        return self._trajectory("length")
+        return self._trajectory("context")
 
     @property
     def is_open(self) -> bool:

@@ -37,7 +37,7 @@ def _lengths(rows: Sequence[Trajectory]) -> Metrics:
         **_spread("generate/{}_assistant_tokens", sampled),
         "generate/avg_assistant_tokens_non_zero_rewards": _mean([sampled[place] for place in good]),
         "generate/avg_assistant_tokens_zero_rewards": _mean([sampled[place] for place in bad]),
-        "generate/truncated_ratio": fmean(row.stop_reason == "length" for row in rows),
+        "generate/truncated_ratio": fmean(row.stop_reason != "stop" for row in rows),
         "generate/num_tokens": sum(counts),
         "generate/repeated_ratio": fmean(_repeated(row) for row in rows[:: -(-len(rows) // _LOOKED_AT)]),
     }

@@ -26,6 +26,7 @@ from skyrl.runs.storage_failures import storage_error
 from skyrl.storage.disk import Disk
 from skyrl.tracking.tracker import Trackers
 from skyrl.training.loop import TrainingLoop
+from skyrl.tree import required
 
 
 class RunSession:
@@ -164,7 +165,7 @@ class RunSession:
         file = ProgressFile(
             self._folder.path,
             experiment.progress,
-            name=f"{self._cfg.trainer.project_name} / {self._cfg.trainer.run_name}",
+            name=required(self._cfg.trainer.run_path, "trainer.run_path"),
             total_steps=experiment.total_steps,
             first_step=checkpoint.step if checkpoint else 0,
         )

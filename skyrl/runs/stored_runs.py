@@ -55,6 +55,15 @@ def place_of(path: str, folder: Path, run: Run) -> str:
     return str(folder / place.relative_to(before) if place.is_relative_to(before) else place)
 
 
+def started_in(folder: Path, run: Run) -> Path:
+    """The folder in which the relative paths of the run start, whose folder is now `folder`. It is that of the command
+    if the run's folder was moved out of it.
+    """
+    at = Path(required(run.trainer.run_path, "trainer.run_path")).expanduser().parts
+    place = folder.absolute()
+    return Path(*place.parts[: -len(at)]) if at and place.parts[-len(at) :] == at else Path.cwd()
+
+
 def checkpoints_of(folder: str) -> str:
     """The folder of a run's checkpoints, given the run's folder. A folder that holds checkpoints itself, or that is no
     run's folder, is returned.

@@ -26,6 +26,7 @@ from transformers.utils import logging
 from skyrl.config import SFTConfig, compose
 from skyrl.experiments.sft import SFTExp
 from skyrl.starter.stopping import stopped_in_words
+from skyrl.storage.modes import follow_umask
 
 Conversation = Sequence[dict[str, str]]
 
@@ -134,6 +135,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a model and its tokenizer into a folder, in the form that transformers loads."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    follow_umask(folder)
 
 
 def make_once(base: Path, make: Callable[[Path], None]) -> None:

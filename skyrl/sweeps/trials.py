@@ -10,6 +10,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from skyrl.config.entry import RunConfig
+from skyrl.config.every_kind import names_a_service
 from skyrl.config.kept import kept_text
 from skyrl.config.kinds import kind_of
 from skyrl.config.load import compose, load
@@ -138,9 +139,10 @@ def _trial(
     before = load(sweep.run, thaw(dict(values)), environ=environ).config
     kind = kind_of(before)
     places = {"run_path": "run", "ckpt_path": "checkpoints", "export_path": "exports"}
-    table = get_at(before, kind.trainer)
+    table: Any = get_at(before, kind.trainer)
     there = {name: str(own / inside) for name, inside in places.items() if name in fields_of(type(table))}
-    there["run_name"] = f"{sweep.name}-{number}"
+    if names_a_service(table):
+        there["run_name"] = f"{sweep.name}-{number}"
     composed = compose(
         sweep.run, thaw({**values, **{kind.path(name): value for name, value in there.items()}}), environ=environ
     )

@@ -13,9 +13,8 @@ from skyrl.errors import UserError
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.stored_runs import stored_run
 from skyrl.tools.comparing import Difference, differences_of_computing, differences_of_samples
+from skyrl.tracking.metric_table import depends_on_machine
 from skyrl.tree import differences
-
-_MEASURED_IN_TIME = ("timing/", "per_second", "trajectory_time")
 
 
 @frozen(kw_only=True)
@@ -85,8 +84,6 @@ def _of_metrics(here: dict[str, Any], there: dict[str, Any]) -> Iterator[Differe
 
 def _metrics(folder: RunFolder) -> dict[int, dict[str, Any]]:
     return {
-        record["step"]: {
-            name: value for name, value in record.items() if not any(part in name for part in _MEASURED_IN_TIME)
-        }
+        record["step"]: {name: value for name, value in record.items() if not depends_on_machine(name)}
         for record in folder.metrics.read()
     }

@@ -1,53 +1,74 @@
-"""Shows one row of a run's data as the model receives it, with the learned tokens marked."""
+"""Shows one row of a run's data as the run trains on it: its tokens, the learned ones marked, cut or left out."""
 
 from __future__ import annotations
 
 from itertools import islice
 from typing import Any
 
+import numpy as np
+from attrs import evolve
+
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
-from skyrl.config import RewardModelConfig, SFTConfig
+from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.kinds import kind_named
-from skyrl.data.conversations import without_nulls
-from skyrl.data.row_forms import PreferenceForms, SupervisedForms
-from skyrl.data.sources import BadRow, Row, in_table, iterate_rows
+from skyrl.data.sources import BadRow, Row, iterate_rows
+from skyrl.data.supervised_rows import preference_reader, supervised_reader
+from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
+from skyrl.experiments.sampling import read_prompts
+from skyrl.experiments.sft import UNBOUNDED
 from skyrl.tree import get_at
 
 
 def row_page(run: Any, source: int, place: int) -> str:
     """Row number `place` of source number `source` of a run, both counted from 0, as text.
 
-    Raises `DataError` with the reason if the row does not exist or cannot be trained on.
+    Raises `DataError` with the reason if the row does not exist or is bad.
     """
     kind = kind_named(run.kind)
     sources = get_at(run, kind.data)
     if not 0 <= source < len(sources):
         raise DataError(f"there is no source {source}: the run has {len(sources)}, counted from 0")
-    row = _row(sources[source], place)  # before the tokenizer, which may have to be fetched from the hub
+    name = sources[source]
+    row = _row(name, place)  # before the tokenizer, which may have to be fetched from the hub
     experiment: Any = experiment_class(run)(run)
     if run.kind == "rl":
-        return _prompt(experiment, source, place)
+        return _prompt(run, experiment.tokenizer, name, place)
+    tokenizer, max_length = experiment.tokenizer, experiment.max_length
     try:
-        return _page(run, experiment.tokenizer, row)
+        return _supervised(run, tokenizer, row, name, max_length)
     except DataError as error:
-        raise DataError(f"{sources[source]}, row {place}: {error}") from error
+        raise DataError(f"{name}, row {place}: {error}") from error
 
 
-def _page(run: object, tokenizer: ChatTokenizer, row: Row) -> str:
-    if isinstance(run, SFTConfig):
-        ids, weights = SupervisedForms(tokenizer, run)(row)
-        return (
-            f"{marked_text(tokenizer, ids, weights)}\n\n{len(ids)} tokens, {int((weights != 0).sum())} of them learned"
+def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, source: str, max_length: int) -> str:
+    read: Any = supervised_reader if isinstance(run, SFTConfig) else preference_reader
+    reader = read((source,), tokenizer, run, max_length)
+    whole = reader.whole(row, source, f"{source}:0")
+    trained = reader.shortened(whole)
+    size = f"{whole.length} tokens, more than max_length = {max_length}"
+    if trained is None:
+        why = "too_long = skip" if run.too_long == "skip" else "cut there, nothing of it is learned"
+        fate = f"this row is left out: it has {size} ({why})"
+    else:
+        fate = f"cut: it has {size} (too_long = truncate)" if trained is not whole else ""
+    return "\n".join(filter(None, (_page(tokenizer, whole if trained is None else trained, trained is not None), fate)))
+
+
+def _page(tokenizer: ChatTokenizer, row: SupervisedRow | PreferenceRow, is_learned: bool) -> str:
+    if isinstance(row, SupervisedRow):
+        weights = row.weights if is_learned else np.zeros_like(row.weights)
+        text, learned = marked_text(tokenizer, row.token_ids, weights), int((weights != 0).sum())
+        return f"{text}\n\n{row.length} tokens, {learned} of them learned"
+    texts = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (row.chosen, row.rejected))
+    sizes = f"{len(row.chosen)} and {len(row.rejected)} tokens, margin {row.margin:g}"
+    return "\n\n".join(
+        (
+            *(f"===== {name}\n{text}" for name, text in zip(("chosen", "rejected"), texts, strict=True)),
+            f"{sizes}; the score is read at the last token of each" if is_learned else sizes,
         )
-    assert isinstance(run, RewardModelConfig)
-    chosen, rejected, margin = PreferenceForms(tokenizer, run)(row)
-    texts = (tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (chosen, rejected))
-    sizes = f"{len(chosen)} and {len(rejected)} tokens, margin {margin:g}; the score is read at the last token of each"
-    return "\n\n".join(f"===== {name}\n{text}" for name, text in zip(("chosen", "rejected"), texts, strict=True)) + (
-        f"\n\n{sizes}"
     )
 
 
@@ -57,14 +78,20 @@ def _row(source: str, place: int) -> Row:
         raise DataError(f"{source} has no row {place}; rows are counted from 0")
     if isinstance(found, BadRow):
         raise DataError(found.reason)
-    row: Row = without_nulls(found) if in_table(source) else found
-    return row
+    return found
 
 
-def _prompt(experiment: Any, source: int, place: int) -> str:
+def _prompt(run: SkyRLTrainConfig, tokenizer: ChatTokenizer, source: str, place: int) -> str:
     """The text of a prompt, none of which is learned."""
-    for prompt in experiment.train_dataset.prompts:
-        if prompt.id == f"{source}:{place}":
-            text = experiment.tokenizer.decode(prompt.token_ids, clean_up_tokenization_spaces=False)
-            return f"{text}\n\n{len(prompt.token_ids)} tokens; what is sampled after them is learned"
-    raise DataError(f"row {place} of source {source} has no prompt: it is too long, invalid or missing")
+    longest = run.trainer.max_prompt_length
+    unbounded = evolve(run, trainer=evolve(run.trainer, max_prompt_length=UNBOUNDED))
+    dataset = read_prompts(unbounded, (source,), tokenizer)
+    for prompt in dataset.prompts:
+        if prompt.id == f"0:{place}":
+            text = tokenizer.decode(prompt.token_ids, clean_up_tokenization_spaces=False)
+            size = f"{text}\n\n{len(prompt.token_ids)} tokens"
+            if len(prompt.token_ids) > longest:
+                return f"{size}\nthis row is left out: it has more than trainer.max_prompt_length = {longest}"
+            return f"{size}; what is sampled after them is learned"
+    reasons = [reason for reason in dataset.bad_rows if reason.startswith(f"{source}, row {place}")]
+    raise DataError(f"{reasons[0] if reasons else f'{source}, row {place} is no prompt'} (data.bad_rows = skip)")

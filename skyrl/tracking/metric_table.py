@@ -159,7 +159,11 @@ _GENERATE = (
         "generate/avg_assistant_tokens_non_zero_rewards", "tokens", "Sampled tokens where the reward is not 0, mean."
     ),
     MetricSpec("generate/avg_assistant_tokens_zero_rewards", "tokens", "Sampled tokens where the reward is 0, mean."),
-    MetricSpec("generate/truncated_ratio", "share", "Answers that reached their longest length."),
+    MetricSpec(
+        "generate/truncated_ratio",
+        "share",
+        "Trajectories that ended at a limit: a cut answer or a full context.",
+    ),
     MetricSpec(
         "generate/repeated_ratio",
         "share",
@@ -326,6 +330,17 @@ def spec_of(name: str) -> MetricSpec | None:
     """Entry of the table for a metric's name; None if there is none. Entries without placeholders take precedence."""
     found = [spec for _, specs in METRICS for spec in specs if spec.pattern.fullmatch(name)]
     return min(found, key=lambda spec: spec.name.count("<"), default=None)
+
+
+_MACHINE_UNITS = ("s", "bytes", "tokens per s", "engines")
+_MACHINE_FAMILIES = ("timing/", "memory/", "trackers/", "alarm/")
+"""Families of times and memory; of services that lag behind; of alarms, which follow from other metrics."""
+
+
+def depends_on_machine(name: str) -> bool:
+    """Whether the metric measures the machine or time passed, so that it differs between two equal runs."""
+    spec = spec_of(name)
+    return name.startswith(_MACHINE_FAMILIES) or (spec is not None and spec.unit in _MACHINE_UNITS)
 
 
 def unknown(names: Iterable[str]) -> list[str]:

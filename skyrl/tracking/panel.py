@@ -79,7 +79,7 @@ def _values(run: RunProgress) -> Iterator[tuple[str, str]]:
 def _phases(run: RunProgress) -> Table | None:
     """The phases of a step with their duration in the last step, and the running one highlighted."""
     seconds = run.phase_seconds
-    open_now = {what: since for what, since in run.now.waits if what not in ("step",)}
+    open_now = {what: since for what, since in reversed(run.now.waits) if what != "step"}  # the oldest of each name
     names = list(dict.fromkeys([*seconds, *(what for what in open_now if " in " not in what)]))
     if not names:
         return None

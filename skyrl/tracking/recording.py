@@ -23,12 +23,13 @@ import torch
 from attrs import field, frozen
 from cattrs import BaseValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from skyrl.data.group_lines import SCHEMA, as_object, group_of
 from skyrl.errors import DataError, RunError
 from skyrl.processes.redaction import redacted_tree
+from skyrl.storage.modes import save_tensors
 from skyrl.trajectory import TrajectoryGroup
 
 FOLDER = "recording"
@@ -199,7 +200,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     scratch = path.with_suffix(".tmp")
     # safetensors refuses tensors of one memory, and those that are views with gaps
-    save_file({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}, scratch)
+    apart = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    save_tensors(apart, scratch)
     scratch.replace(path)
 
 

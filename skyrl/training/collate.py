@@ -42,12 +42,13 @@ def collate(groups: Sequence[TrajectoryGroup], *, equal_rewards_are_silent: bool
         if len(row.rollout_logprobs):
             logprobs[index, prompt:length] = _array(row.rollout_logprobs, "f")
         _credit(rewards[index], row)
-    cut_off = all(trajectory.stop_reason != "stop" for trajectory in trajectories)
+    reasons = {trajectory.stop_reason for trajectory in trajectories}
     filtered = equal_rewards_are_silent and all(len(set(group.rewards)) == 1 for group in groups)
-    if not loss_mask.any() and cut_off and not filtered:
+    if not loss_mask.any() and "stop" not in reasons and not filtered:
+        limits = {"length": "generator.sampling_params.max_generate_length", "context": "generator.max_input_length"}
         raise RunError(
             "no answer of this batch is complete, and generator.apply_overlong_filtering leaves out incomplete ones: "
-            "raise generator.sampling_params.max_generate_length"
+            f"raise {' and '.join(limit for reason, limit in limits.items() if reason in reasons)}"
         )
     return TrainingBatch(
         input_ids=torch.from_numpy(input_ids),

@@ -39,7 +39,7 @@ def read_argument(argument: str, number: int) -> Assignment:
     appended = re.fullmatch(rf"\s*(?P<path>{_PATH})\+=(?P<value>.*)", argument, re.DOTALL)
     found = appended or re.fullmatch(_ARGUMENT, argument, re.DOTALL)
     if not found:
-        raise ConfigError([Problem(path=path, message=_NO_PATH, place=origin.place)])
+        raise ConfigError([Problem(path=path or cut_short(argument), message=_NO_PATH, place=origin.place)])
     names = split_path(found["path"].removesuffix("+") if appended else found["path"])
     operation = "append" if appended else "set"
     if not appended:  # what is added contradicts nothing

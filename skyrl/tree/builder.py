@@ -321,7 +321,7 @@ class TreeBuilder(Generic[T]):
         self._unknown += 1
         if self._unknown > MOST_SUGGESTIONS:  # probably another program's file: searching for every name is wasteful
             raise refusal(f"no such field of {table.cls.__name__}")
-        sentence, meant = suggestion(self._root.cls, table.cls, path, depth)
+        sentence, meant = suggestion(self._root.cls, table.cls, path, depth, self._reach.elsewhere)
         self.broken.update(meant)
         if len(meant) == 1:
             raise refusal(f"no such field; {sentence}")

@@ -38,6 +38,11 @@ def defined_at(function: object) -> str:
     return f"{_short(code.co_filename)}:{code.co_firstlineno}" if isinstance(code, CodeType) else ""
 
 
+def is_of_user(file: str) -> bool:
+    """Whether a source file belongs neither to this package, nor to Python, nor to an installed package."""
+    return _owner(file) == "user"
+
+
 def _owner(file: str) -> Literal["user", "installed", "standard", "ours"]:
     path = os.path.abspath(file)
     if path.startswith(_OURS):

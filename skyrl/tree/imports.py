@@ -1,22 +1,24 @@
 """Imports user objects by path: `module:Name` from an importable module, `path/to/file.py:Name` from a file.
 
-Pass only names from the user's own files or arguments. The working directory is searched for modules, too, and a file
-is imported only once, however often it is named.
+Pass only names from the user's own files or arguments. The folder of a file and the working directory are searched for
+modules, too, and a file is imported only once, however often it is named.
 """
 
 from __future__ import annotations
 
+import ast
 import copyreg
 import importlib
 import importlib.util
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.tree.classes import assembled, class_name, fields_of, known_class
-from skyrl.tree.frames import described, raised_at
+from skyrl.tree.frames import described, is_of_user, raised_at
 from skyrl.tree.names import nearest
 
 
@@ -54,10 +56,13 @@ def import_class(name: str) -> type[Any] | None:
 
 
 def _from_module(name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # last, so that nothing in the folder shadows an installed package
+    _search(Path.cwd())
     return importlib.import_module(name)
+
+
+def _search(*folders: Path) -> None:
+    """Find modules in these folders, after all others: nothing there shadows an installed package."""
+    sys.path += [str(folder) for folder in folders if str(folder) not in sys.path]
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -67,6 +72,8 @@ def _from_file(path: Path) -> ModuleType:
     name = _module_name(file)
     if name in sys.modules:
         return sys.modules[name]
+    _search(file.parent, Path.cwd())
+    _refuse_ambiguous(file)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError("it cannot be imported as Python")
@@ -82,6 +89,23 @@ def _from_file(path: Path) -> ModuleType:
         if made is not None:
             copyreg.pickle(made, _taken_apart)  # another process finds the file, not the module
     return module
+
+
+def _refuse_ambiguous(file: Path) -> None:
+    """Raise `ImportError` if the file imports a module beside it and another of the user's has that name: Python would
+    give it that one.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError, RecursionError):
+        return  # which importing it reports
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    for name in dict.fromkeys(each.partition(".")[0] for each in names):
+        beside = [path for path in (file.parent / f"{name}.py", file.parent / name / "__init__.py") if path.is_file()]
+        other = getattr(sys.modules.get(name), "__file__", None) or getattr(PathFinder.find_spec(name), "origin", None)
+        if beside and other and is_of_user(other) and Path(other).resolve() not in [each.resolve() for each in beside]:
+            raise ImportError(f"{beside[0]} and {other} are two modules called {name}: rename one of them")
 
 
 def _module_name(file: Path) -> str:
@@ -101,11 +125,21 @@ def _why(where: str, failure: BaseException) -> str:
         case FileNotFoundError() if where.endswith(".py") and not Path(where).expanduser().is_file():
             return f"there is no file {where} (relative paths start at the working directory)"
         case ModuleNotFoundError() if place := raised_at(failure):
-            return f"{place.partition(',')[0]} imports the module {failure.name}, which cannot be found: install it"
+            return (
+                f"{place.partition(',')[0]} imports the module {failure.name}, which is neither installed nor in "
+                f"{_folders(where)}: install it, or put it there"
+            )
         case ModuleNotFoundError():
             return f"the module {failure.name} cannot be found; install it, or give a file: path/to/file.py:name"
         case _:
             return f"importing {where} failed: {described(failure)}"
+
+
+def _folders(where: str) -> str:
+    """The folders that are searched for what a module or file of the user imports."""
+    beside = Path(where).expanduser().resolve().parent
+    here = "the working directory"
+    return f"{beside} or {here}" if where.endswith(".py") and beside != Path.cwd() else here
 
 
 def _taken_apart(config: object) -> tuple[Any, ...]:

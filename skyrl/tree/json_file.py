@@ -18,7 +18,7 @@ def read_json(name: str) -> Assignment:
     try:
         value = json.loads(text, object_pairs_hook=_table, parse_constant=_refuse)
     except json.JSONDecodeError as error:
-        raise malformed(name, "JSON", error.msg, error.lineno, error.colno) from None
+        raise malformed(name, "JSON", error.msg, error.lineno, error.colno, text=text) from None
     except ValueError as error:  # a duplicate key, NaN, or a number with thousands of digits
         raise malformed(name, "JSON", str(error)) from None
     except RecursionError:

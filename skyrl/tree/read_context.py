@@ -12,6 +12,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree.masking import REFERENCE
 from skyrl.tree.migrations import Migration
 from skyrl.tree.origins import Assignment, Origin
+from skyrl.tree.suggestions import Elsewhere, nothing_elsewhere
 from skyrl.tree.types import holds_secret
 
 
@@ -31,6 +32,9 @@ class ReadContext:
 
     migrations: tuple[Migration, ...] = ()
     """Older names of paths."""
+
+    elsewhere: Elsewhere = nothing_elsewhere
+    """What other systems call our fields, for suggestions."""
 
     is_open: bool = False
     """Whether references (`env:NAME`, `@file`, `class = "module:Name"` of a module not imported yet) are followed."""

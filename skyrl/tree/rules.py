@@ -266,12 +266,12 @@ def paths_read(function: Callable[[Any], Any], config: object) -> set[str]:
 
 
 def itself(config: T) -> T:
-    """The plain tree behind the one that a rule or check receives, for checks that try changes of it. All of it counts
-    as read, so that the check is skipped if any value is broken.
+    """The plain tree behind the one that a rule or check receives, for checks that try changes of it once they have
+    read what decides. Nothing of it counts as read.
     """
     if not isinstance(config, _Watched):
         return config
-    tree: T = config.everything()
+    tree: T = object.__getattribute__(config, "_config")
     return tree
 
 
@@ -296,11 +296,6 @@ class _Watched:
 
     def __init__(self, config: object, path: str, reads: set[str]) -> None:
         self._config, self._path, self._reads = config, path, reads
-
-    def everything(self) -> Any:
-        """The tree itself, every leaf of which may be read from now on."""
-        self._reads.add(self._path)
-        return self._config
 
     @property  # type: ignore[misc]  # `isinstance` answers as for the tree itself
     def __class__(self) -> type[Any]:

@@ -14,7 +14,7 @@ from skyrl.tree.dump import stored_value
 from skyrl.tree.files import EXTENDS
 from skyrl.tree.masking import REFERENCE
 from skyrl.tree.secrets import Secret
-from skyrl.tree.types import bare, is_mapping, is_union, item_kind, list_arm, unit_of
+from skyrl.tree.types import bare, is_mapping, is_union, item_kind, list_arm, takes_one_text, unit_of
 from skyrl.tree.validators import bounds_of, wanted_by
 
 _ENVIRONMENT = "FromEnvironment"
@@ -113,5 +113,7 @@ def _of_type(kind: object, bounds: Mapping[str, Any]) -> dict[str, Any]:
     if is_union(kind):
         return {"anyOf": [_of_type(arm, bounds) for arm in get_args(kind)]}
     if get_origin(kind) is tuple:
-        return {"type": "array", "items": _of_type(get_args(kind)[0], {})}
+        items = _of_type(get_args(kind)[0], {})
+        several = {"type": "array", "items": items}
+        return {"anyOf": [several, items]} if takes_one_text(kind) else several
     return {"type": "object"} if is_mapping(kind) else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -14,10 +14,22 @@ _MOST = 3
 """Largest number of suggestions in one message."""
 
 
-def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tuple[str, list[str]]:
+Elsewhere = Callable[[type[Any], Path], tuple[str, list[str]]]
+"""A sentence for a path that is a setting of another system, and the paths of the root that it names."""
+
+
+def nothing_elsewhere(root: type[Any], path: Path) -> tuple[str, list[str]]:
+    """No other system is known."""
+    return "", []
+
+
+def suggestion(
+    root: type[Any], owner: type[Any], path: Path, depth: int, elsewhere: Elsewhere = nothing_elsewhere
+) -> tuple[str, list[str]]:
     """A sentence for the unknown name `path[depth]` in the table `owner`, and the paths of `root` that it names.
 
-    Order of likelihood: a sibling with a small typo, the same name elsewhere, a roughly similar name.
+    Order of likelihood: a sibling with a small typo, the same name elsewhere in the tree, a name that another system
+    has for a field (`elsewhere`), a roughly similar name.
     """
     name, siblings = path[depth], tuple(fields_of(owner))
     if max(map(len, path)) > LONGEST:
@@ -31,12 +43,20 @@ def suggestion(root: type[Any], owner: type[Any], path: Path, depth: int) -> tup
 
     if beside := _in_place_of(path, depth, slips(name, siblings), everywhere):
         return f"did you mean {_or(beside)}?", beside
+    sentence, foreign = elsewhere(root, path)
+    if foreign and not any(last_names[each] == path[-1] for each in foreign):
+        return sentence, foreign
     if homes := near(each for each in everywhere if f".{each}".endswith(tail)):
         return f"use {_or(homes)} instead", homes
+    if foreign:
+        return sentence, foreign
     if beside := _in_place_of(path, depth, alike(name, siblings), everywhere):
         return f"did you mean {_or(beside)}?", beside
     names = slips(path[-1], last_names.values()) or alike(path[-1], last_names.values())
     if homes := near(each for each in everywhere if last_names[each] in names and {*path[:-1]} < {*each.split(".")}):
+        return f"did you mean {_or(homes)}?", homes
+    words = _words(path)
+    if homes := near(each for each in everywhere if last_names[each] == path[-1] and words <= _words(each.split("."))):
         return f"did you mean {_or(homes)}?", homes
     return "", []
 
@@ -53,6 +73,11 @@ def _in_place_of(path: Path, depth: int, names: Iterable[str], everywhere: Colle
     cut = [(*path[:depth], name) for name in names][:_MOST]
     whole = [".".join((*each, *path[depth + 1 :])) for each in cut]
     return [each for each in whole if each in everywhere] or [".".join(each) for each in cut]
+
+
+def _words(names: Iterable[str]) -> set[str]:
+    """The words of all names: `critic_optimizer.lr` has critic, optimizer and lr."""
+    return {word for name in names for word in name.split("_")}
 
 
 def _names_shared(path: Path, other: str) -> int:

@@ -64,8 +64,13 @@ def cannot_read(name: str, why: str) -> ConfigError:
     return ConfigError([Problem(path=name, message=f"cannot be read: {why}")], title=UNREADABLE)
 
 
-def malformed(name: str, language: str, why: str, *position: int) -> ConfigError:
-    """The error for text that is not valid `language`; `position` is the line, or line and column, of the error."""
+def malformed(name: str, language: str, why: str, *position: int, text: str = "") -> ConfigError:
+    """The error for `text` that is not valid `language`; `position` is the line, or line and column, of the error."""
     place = ":".join([name, *map(str, position)])
-    problem = Problem(path=name, message=f"not valid {language}: {why[:1].lower()}{why[1:]}", place=place)
+    hint = ""
+    if text and len(position) == 2:
+        from skyrl.tree.syntax_errors import shown_error
+
+        hint = shown_error(language, text, position[0], position[1], why)
+    problem = Problem(path=name, message=f"not valid {language}: {why[:1].lower()}{why[1:]}", hint=hint, place=place)
     return ConfigError([problem], title=UNREADABLE)

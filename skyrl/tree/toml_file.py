@@ -42,8 +42,9 @@ def _lines_of(text: str) -> dict[Path, int]:
 
 def _not_toml(name: str, text: str, why: str) -> ConfigError:
     position: tuple[int, ...] = ()
-    if found := re.search(r"\(at line (\d+), column (\d+)\)", why):
+    if found := re.search(r" \(at line (\d+), column (\d+)\)$", why):
         position = int(found[1]), int(found[2])
-    elif "(at end of document)" in why:
-        position = (text.count("\n") + 1,)
-    return malformed(name, "TOML", why, *position)
+    elif found := re.search(r" \(at end of document\)$", why):
+        last = text.rstrip()
+        position = last.count("\n") + 1, len(last.rpartition("\n")[2]) + 1
+    return malformed(name, "TOML", why[: found.start()] if found else why, *position, text=text)

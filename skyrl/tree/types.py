@@ -2,8 +2,8 @@
 
 `coerce_exact` takes values from typed sources (TOML, JSON, Python), `parse` takes text from a command line, where the
 field's type decides what it means: `run_name=1e5` is text, `lr=1e5` a number. Both return frozen values or raise
-`TypeMismatch`. Types that are not listed here go to cattrs' global converter, so that a hook registered there works in
-a config class.
+`TypeMismatch`. A single text for a list of text is a list of one. Types that are not listed here go to cattrs' global
+converter, so that a hook registered there works in a config class.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def coerce_exact(value: object, kind: Any) -> Any:
     if is_union(kind):
         return _fit_union(value, kind)
     if is_list(kind):
-        return _fit_list(value, kind)
+        one = takes_one_text(kind) and type(value) is str and value not in ("", *NULL_WORDS)
+        return _fit_list((value,) if one else value, kind)
     if is_mapping(kind):
         return _fit_mapping(value, kind)
     if attrs.has(kind):
@@ -104,12 +105,18 @@ def parse(text: str, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         spelled = {str(member): member for member in get_args(kind)}
         return _member(spelled.get(text, text), kind)
+    if takes_one_text(kind) and _is_one_text(text):
+        return (parse(text, item_kind(kind)),)
     if is_list(kind) or is_mapping(kind) or attrs.has(kind):
-        value = literal(text)
-        if value is None or isinstance(value, str):
-            raise TypeMismatch(f"{shown(text)} is not {describe(kind)}", hint=quoting_hint(is_list(kind)))
-        return value if attrs.has(kind) else coerce_exact(value, kind)
+        return _parse_bracketed(text, kind)
     return coerce_exact(text, kind)
+
+
+def _parse_bracketed(text: str, kind: object) -> object:
+    value: object = literal(text)
+    if value is None or isinstance(value, str):
+        raise TypeMismatch(f"{shown(text)} is not {describe(kind)}", hint=quoting_hint(is_list(kind)))
+    return value if isinstance(kind, type) and attrs.has(kind) else coerce_exact(value, kind)
 
 
 def describe(kind: Any) -> str:
@@ -194,6 +201,19 @@ def is_list(kind: object) -> bool:
     return (get_origin(kind) or kind) in _LISTS
 
 
+def takes_one_text(kind: object) -> bool:
+    """Whether the type is a list of text or of certain words, for which a single text is a list of one."""
+    item = bare(item_kind(kind)) if is_list(kind) and get_args(kind)[1:] in ((), (...,)) else None
+    return item is str or (get_origin(item) is Literal and all(type(member) is str for member in get_args(item)))
+
+
+def _is_one_text(text: str) -> bool:
+    """Whether text of a command line is neither a list, nor one whose brackets or quotes are missing, nor null."""
+    return not (
+        text in ("", *NULL_WORDS) or "," in text or text.startswith(("[", "{", '"', "'")) or text.endswith(("]", "}"))
+    )
+
+
 def list_arm(kind: object) -> Any:
     """`kind` if it is a list type, or the arm of the union that is one; None if there is none."""
     arms = _arms(kind) if is_union(kind) else [bare(kind)]
@@ -251,7 +271,13 @@ def _instance(value: object, kind: type[Any]) -> Any:
 def _fit_union(value: object, kind: object) -> object:
     if is_optional(kind) and (value is None or (type(value) is str and value == "none" and not lists_none(kind))):
         return None
-    return _first_that_takes(_arms(kind), lambda arm: coerce_exact(value, arm), value, kind)
+    arms = _arms(kind)
+    alone = len(arms) == 1  # beside other types, a text is no list
+
+    def take(arm: object) -> object:
+        return coerce_exact(value, arm) if alone or not is_list(arm) else _fit_list(value, arm)
+
+    return _first_that_takes(arms, take, value, kind)
 
 
 def _parse_union(text: str, kind: object) -> object:
@@ -260,7 +286,12 @@ def _parse_union(text: str, kind: object) -> object:
     arms = sorted(_arms(kind), key=lambda arm: arm is str)  # text takes everything, so it is tried last
     if is_bracketed(text) and any(map(is_list, arms)):
         arms = [arm for arm in arms if arm is not str]  # a list whose quotes the shell removed is a mistake, not text
-    return _first_that_takes(arms, lambda arm: parse(text, arm), text, kind)
+    alone = len(arms) == 1
+
+    def take(arm: object) -> object:
+        return parse(text, arm) if alone or not is_list(arm) else _parse_bracketed(text, arm)
+
+    return _first_that_takes(arms, take, text, kind)
 
 
 def _first_that_takes(arms: Iterable[Any], take: Callable[[Any], Any], value: object, kind: object) -> Any:
@@ -296,9 +327,8 @@ def lists_none(kind: object) -> bool:
 
 def _fit_list(value: object, kind: object) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise TypeMismatch(
-            f"{shown(value)} is not {describe(kind)}", hint=f"write [{value!r}]" if type(value) is str else ""
-        )
+        hint = f"write [{value!r}]" if type(value) in (str, int, float) else ""
+        raise TypeMismatch(f"{shown(value)} is not {describe(kind)}", hint=hint)
     kinds = get_args(kind) or (Any, ...)
     if get_origin(kind) is not tuple or kinds[-1] is ...:
         kinds = (kinds[0],) * len(value)

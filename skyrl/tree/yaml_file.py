@@ -39,9 +39,10 @@ def parse_yaml(name: str, text: str) -> tuple[Any, dict[Path, int]]:
     try:
         node = _Composer(name, text).document()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        is_open = str(error.context).endswith(("quoted scalar", "flow sequence", "flow mapping"))  # where it began
+        mark = (error.context_mark if is_open else None) or error.problem_mark or error.context_mark
         position = (mark.line + 1, mark.column + 1) if mark else ()
-        raise malformed(name, "YAML", error.problem or error.context or "", *position) from None
+        raise malformed(name, "YAML", error.problem or error.context or "", *position, text=text) from None
     except yaml.YAMLError as error:  # characters that YAML does not have
         raise malformed(name, "YAML", str(error).partition("\n")[0]) from None
     reading = _Reading(name)

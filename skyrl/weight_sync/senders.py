@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 from attrs import frozen
-from safetensors.torch import save, save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from skyrl.inference.incoming_weights import DeltaFiles, as_bytes, digest
 from skyrl.inference.transfer_group import TransferGroup
+from skyrl.storage.modes import save_tensors
 from skyrl.storage.places import is_address, storage_at
 
 Weights = Iterator[tuple[str, Tensor]]
@@ -54,7 +55,7 @@ class FolderSender:
         """Write one `NNNNN.safetensors` per bucket, then its digests beside it as JSON."""
         for number, bucket in enumerate(buckets(weights, self.dtype)):
             file = Path(self.path) / f"{number:05}.safetensors"
-            save_file(bucket, file)
+            save_tensors(bucket, file)
             digests = {name: digest(tensor) for name, tensor in bucket.items()}
             file.with_suffix(".json").write_text(json.dumps(digests), encoding="utf-8")
 
@@ -90,7 +91,7 @@ class DeltaSender:
         if is_address(self.path):
             storage_at(self.path).write(file, [save(bucket)])
         else:
-            save_file(bucket, Path(self.path) / file)
+            save_tensors(bucket, Path(self.path) / file)
 
     def _changed(
         self, weights: Weights, known: Mapping[str, tuple[str, str]], files: dict[str, dict[str, str]]

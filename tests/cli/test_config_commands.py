@@ -280,12 +280,44 @@ def test_docs_of_a_path_are_its_section_alone(run_toml: Path) -> None:
         ("generator.inference_engine=vllm", "generator.inference_engine.backend=vllm"),
         ("trainer.policy.model=Qwen/Qwen3-8B", "trainer.policy.model.path=Qwen/Qwen3-8B"),
         ("environment=gsm8k", "environment.env_class=gsm8k"),
-        ("trainer.learning_rate=1e-5", "trainer.policy.optimizer_config.lr or trainer.critic.optimizer_config.lr"),
-        ("trainer.policy.optimizer_config.learning_rate=1e-5", "trainer.policy.optimizer_config.lr"),
+        ("trainer.policy.optimizer_config.lrr=1e-5", "trainer.policy.optimizer_config.lr"),
     ],
 )
 def test_a_mistake_names_the_field_that_was_meant(word: str, meant: str) -> None:
     assert f"did you mean {meant}?" in said("check", word)
+
+
+@pytest.mark.parametrize(
+    ("words", "hints"),
+    [
+        ("trainer.epochs = 2", ["trainer.epochs=2"]),
+        ("trainer.epochs =2", ["trainer.epochs=2"]),
+        ("trainer.epochs= 2", ["trainer.epochs=2"]),
+        ("preset:one-process trainer.epochs = 2", ["trainer.epochs=2"]),
+        ("trainer.epochs = 2 trainer.seed = 3", ["trainer.epochs=2", "trainer.seed=3"]),
+        ("trainer.run_name = a trainer.seed=3", ["trainer.run_name=a"]),
+    ],
+)
+def test_spaces_around_an_equals_sign_are_one_mistake_each(words: str, hints: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_words(words.split())
+    assert [problem.hint for problem in caught.value.problems] == [
+        f"write the value without a space: {h}" for h in hints
+    ]
+    assert {problem.message for problem in caught.value.problems} == {"there are spaces around its equals sign"}
+
+
+@pytest.mark.parametrize("words", ["trainer.run_name= run.toml", "run.toml trainer.run_name=", "a=b=c", "a=1 b=2"])
+def test_an_empty_value_before_a_file_is_no_mistake(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").touch()
+    assert sum(map(len, split_words(words.split()))) == len(words.split())
+
+
+def test_no_problem_is_said_about_nothing() -> None:
+    assert said("check", "=", "trainer.epochs=1").splitlines()[1].startswith("  =  is not a dotted path")
 
 
 def test_nothing_is_not_checked() -> None:

@@ -63,7 +63,7 @@ def sampling(words: str, says: str | Refused | None, refused: str | None) -> Row
 NOT_SAMPLED = "{run} is a run of kind = {kind}, which samples nothing"
 NOT_REHEARSED = "kind = {kind}: only reinforcement-learning runs can be rehearsed"
 SCORES = Refused("{run} is a run of kind = reward_model, which scores chats: use skyrl serve-reward")
-TRUST = Refused("if you trust it, give it again: environment.env_class=")
+TRUST = Refused("if you trust it, name it as well: environment.env_class=")
 ON_TORCH = "generator.inference_engine.backend=torch trainer.device=cpu generator.sampling_params.max_generate_length=5"
 ANSWERS = "--prompts {nano}/validation.jsonl --to out"
 OWN_REWARD = "environment.env_class={nano}/reward.py:in_ascii --to out"

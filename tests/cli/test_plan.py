@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from skyrl.cli.plan import plan, plan_of
 from skyrl.cli.plan_table import table
+from skyrl.cli.rehearsed_plan import planned_findings
 from skyrl.config import load, resolve
 from skyrl.errors import ConfigError, UserError
 from skyrl.tree import get_at
@@ -214,10 +215,25 @@ def test_a_thousand_gpus_have_a_plan_of_few_lines() -> None:
 def test_on_a_cpu_the_counts_are_processes() -> None:
     said = table(planned({"trainer.device": "cpu", **gpus(2, "policy", "ref"), f"{ENGINE}num_engines": 2}))
     assert said.splitlines()[:2] == [
-        "2 slots on 1 node of 8, 6 actors on Ray.",
+        "2 slots on 1 node, 6 actors on Ray.",
         "trainer.device is cpu: slots are counted instead of GPUs, each a place for one process.",
     ]
     assert "gpus" not in said
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"trainer.device": "cpu", f"{ENGINE}backend": "torch"}, "one process on a CPU"),
+        ({"trainer.device": "cpu", f"{PLACEMENT}executor": "ray", f"{ENGINE}backend": "torch"}, "1 slot on 1 machine"),
+        ({"trainer.device": "cuda", f"{PLACEMENT}executor": "ray"}, "1 GPU on 1 machine of 8"),
+        ({**gpus(8, "policy", "ref", nodes=2), f"{ENGINE}num_engines": 16}, "16 GPUs on 2 machines of 8"),
+    ],
+)
+def test_a_rehearsal_counts_gpus_of_runs_that_use_them(values: dict[str, Any], text: str) -> None:
+    run = resolve(load([], {"trainer.device": "cuda", "trainer.logger": "console"} | values))
+    [placement] = [finding for finding in planned_findings(run, None) if finding.phase == "placement"]
+    assert placement.text == text
 
 
 def test_a_machine_that_is_too_small_is_told() -> None:

@@ -36,6 +36,26 @@ def test_every_process_is_drawn_on_each_of_its_gpus() -> None:
     assert found.count("engine 3") == 2  # it computes on two GPUs
 
 
+@pytest.mark.parametrize(
+    ("values", "boxes"),
+    [
+        ({}, ["one process on a CPU"]),
+        ({f"{PLACEMENT}executor": "ray"}, ["slot 0"]),
+        ({f"{PLACEMENT}executor": "ray", **gpus(2, "policy", "ref"), f"{ENGINE}num_engines": 2}, ["slot 0", "slot 1"]),
+        ({"trainer.device": "cuda"}, ["GPU 0"]),  # in one process, which uses one of them
+        ({"trainer.device": "cuda", f"{PLACEMENT}executor": "ray"}, [f"GPU {number}" for number in range(8)]),
+    ],
+)
+def test_a_gpu_is_drawn_only_where_there_is_one_for_the_run(values: dict[str, Any], boxes: list[str]) -> None:
+    plan = planned({"trainer.device": "cpu", f"{ENGINE}backend": "torch", **values})
+    on_cuda = values.get("trainer.device") == "cuda"
+    assert (plan["gpus"], plan["gpus_per_node"]) == ((1, len(boxes)) if on_cuda else (0, 0))
+    assert plan["slots_per_node"] == len(boxes)
+    found = words(fromstring(picture(plan)))
+    assert [word for word in found if word.startswith(("GPU", "slot", "one process"))] == boxes
+    assert ("GPU" in " ".join(found)) is on_cuda
+
+
 def test_bars_are_proportional_to_bytes() -> None:
     values = {**MODEL, **SHARED}
     bars = [each for each in drawn(values).iter(f"{SVG}rect") if each.find(f"{SVG}title") is not None]

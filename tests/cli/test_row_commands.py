@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -41,6 +43,67 @@ def test_a_message_with_a_weight_of_its_own_is_shown_with_it(nano: Path, tmp_pat
     file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "sft", train_datasets=(rows,)))
     shown = CliRunner().invoke(cli, ["data", "show", file]).output
     assert re.findall(r"⟦(.).*?⟧(\*[0-9.]+)?", shown) == [("A", "*0.5"), ("B", "")]
+
+
+LONG = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "ABC" * 8}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "learned", "said"),
+    [
+        ({}, 25, "29 tokens, 25 of them learned"),
+        ({"max_length": 29}, 25, "29 tokens, 25 of them learned"),
+        (
+            {"max_length": 14, "too_long": "truncate"},
+            10,
+            "14 tokens, 10 of them learned\ncut: it has 29 tokens, more than max_length = 14 (too_long = truncate)",
+        ),
+        (
+            {"max_length": 14},
+            0,
+            "29 tokens, 0 of them learned\nthis row is left out: it has 29 tokens, more than max_length = 14 "
+            "(too_long = skip)",
+        ),
+        (
+            {"max_length": 4, "too_long": "truncate"},
+            0,
+            "29 tokens, 0 of them learned\nthis row is left out: it has 29 tokens, more than max_length = 4 "
+            "(cut there, nothing of it is learned)",
+        ),
+    ],
+)
+def test_a_row_is_shown_as_the_run_trains_it(
+    nano: Path, tmp_path: Path, changes: dict[str, Any], learned: int, said: str
+) -> None:
+    rows = write(tmp_path / "rows.jsonl", [{"messages": LONG}])
+    file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "sft", train_datasets=(rows,), **changes))
+    shown = CliRunner().invoke(cli, ["data", "show", file])
+    assert shown.exit_code == 0, shown.output
+    marked = shown.output.partition("⟦")[2].partition("⟧")[0]
+    assert marked.replace("<|end|>", "E").replace("\n", "") == ("ABC" * 8 + "E")[:learned]
+    assert shown.output.endswith(f"\n\n{said}\n")
+
+
+def test_pairs_and_prompts_that_are_too_long_are_shown_with_their_fate(nano: Path, tmp_path: Path) -> None:
+    file = toml_file(tmp_path / "run.toml", settings(nano, tmp_path, "reward_model", max_length=4))
+    shown = CliRunner().invoke(cli, ["data", "show", file])
+    assert "===== chosen" in shown.output
+    assert re.search(
+        r"this row is left out: it has \d+ tokens, more than max_length = 4 \(too_long = skip\)\n$", shown.output
+    )
+    words = [f"{name}={value}" for name, value in overrides(nano, tmp_path, trainer__max_prompt_length=1).items()]
+    prompt = CliRunner().invoke(cli, ["data", "show", *words]).output
+    assert re.search(r" tokens\nthis row is left out: it has more than trainer.max_prompt_length = 1\n$", prompt)
+
+
+def test_a_prompt_that_is_bad_says_why(nano: Path, tmp_path: Path) -> None:
+    rows = write(
+        tmp_path / "rows.jsonl", [{"prompt": [{"role": "user", "content": "a"}], "ground_truth": "A"}, {"prompt": 5}]
+    )
+    values = overrides(nano, tmp_path, data__train_data=[rows], data__bad_rows="skip")
+    words = [f"{name}={json.dumps(value) if isinstance(value, list) else value}" for name, value in values.items()]
+    shown = CliRunner().invoke(cli, ["data", "show", *words, "--row", "1"])
+    assert "rows.jsonl, row 1" in str(shown.exception) and str(shown.exception).endswith("(data.bad_rows = skip)")
 
 
 def test_a_row_that_cannot_be_learned_says_why(nano: Path, tmp_path: Path) -> None:

@@ -13,16 +13,18 @@ from skyrl.config import SkyRLTrainConfig, load
 from skyrl.config.check import without_effect
 from skyrl.config.effects import EFFECTS
 from skyrl.config.effects_rollouts import ROLLOUT_EFFECTS
+from skyrl.config.kinds import KINDS, kind_named, root_of
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.sizes import samples
 from skyrl.errors import Problem
-from skyrl.tree.classes import table_paths
+from skyrl.tree.classes import leaf_paths, table_paths
 from skyrl.tree.rules import Effect
 from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE, each
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
 CRITIC = {"trainer.critic.model.path": "critic"}
 NO_EVALUATION = {"trainer.eval_before_train": False, "trainer.eval_interval": 0}
+NOT_SAVED = {"trainer.ckpt_interval": -1}
 RECORDED = {"trainer.rollouts_from": "runs/other"}
 SINGLE = {"generator.max_turns": 2}  # of gsm8k, which takes one
 EVALUATION = "generator.eval_sampling_params."
@@ -35,6 +37,9 @@ OFF: dict[str, dict[str, Any]] = {
     "trainer.algorithm.kl_estimator_type": NO_KL,
     "trainer.ref": NO_KL,
     "trainer.update_ref_every_epoch": NO_KL,
+    "trainer.run_name": {"trainer.run_path": "elsewhere"},
+    **dict.fromkeys(("trainer.max_ckpts_to_keep", "trainer.async_ckpt_save"), NOT_SAVED),
+    **dict.fromkeys(("trainer.ckpt_path", "trainer.resume_with_changes"), NOT_SAVED | {"trainer.resume_mode": "none"}),
     "trainer.faults.max_skipped_steps": {"trainer.faults.on_non_finite": "abort"},
     "trainer.faults.on_stall": {"trainer.faults.stall_timeout_seconds": None},
     "trainer.placement.ref_num_nodes": NO_KL,
@@ -105,6 +110,54 @@ def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
 def test_a_value_that_was_not_written_is_not_told(effect: Effect) -> None:
     off = OFF.get(effect.path, {})
     assert told(effect.path, {path: value for path, value in off.items() if path != effect.path}) == []
+
+
+UNLIKE = {
+    "attention": "Megatron, which trains no supervised runs, has its own",
+    "recompute_activations": "the same",
+    "export_path": "evaluations of a reinforcement-learning run are stored there",
+}
+"""Fields that have a condition in one kind of run alone, with the reason."""
+
+
+def test_a_field_of_several_kinds_has_a_condition_in_each() -> None:
+    conditional = {name: conditional_fields(name) for name in KINDS}
+    shared = set.intersection(*(leaves for leaves, _ in conditional.values()))
+    (rl, *others) = (shared & acting for _, acting in conditional.values())
+    assert all(rl ^ other == set(UNLIKE) for other in others), [sorted(rl ^ other) for other in others]
+
+
+def conditional_fields(name: str) -> tuple[set[str], set[str]]:
+    """Leaves of the table of a kind of run that every kind has, and those that act under a condition."""
+    kind = kind_named(name)
+    table = f"{kind.trainer}." if kind.trainer else ""
+    leaves = {path.removeprefix(table) for path, _ in leaf_paths(root_of(name)) if path.startswith(table)}
+    effects = [effect.path.removeprefix(table) for effect in kind.effects if effect.path.startswith(table)]
+    return leaves, {leaf for leaf in leaves if any(f"{leaf}.".startswith(f"{path}.") for path in effects)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("values", "idle"),
+    [
+        ({"project_name": "mine"}, {"project_name"}),
+        ({"project_name": "mine", "logger": "tensorboard"}, set()),
+        ({"run_name": "mine"}, set()),  # which its folder is called
+        ({"run_name": "mine", "run_path": "elsewhere"}, {"run_name"}),
+        ({"run_name": "mine", "run_path": "elsewhere", "logger": ["console", "wandb"]}, set()),
+        ({"project_name": "mine", "run_name": "mine", "run_path": "elsewhere"}, {"project_name", "run_name"}),
+    ],
+)
+def test_names_that_no_tracker_and_no_folder_has_are_told(values: dict[str, Any], idle: set[str], kind: str) -> None:
+    root = kind_named(kind)
+    smallest: dict[str, Any] = RUNNABLE if kind == "rl" else {"kind": kind, "model.path": "m", "train_datasets": ["d"]}
+    loaded = load([], smallest | {root.path(name): value for name, value in values.items()})
+    config, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
+    told = {problem.path: problem.message for problem in without_effect(config, origins)}
+    assert set(told) & {root.path("project_name"), root.path("run_name")} == {root.path(name) for name in idle}
+    if "project_name" in idle:
+        wanted = "has no effect in this run: it acts only when logger names a tracker besides the console"
+        assert told[root.path("project_name")] == wanted
 
 
 def test_who_shares_the_gpu_of_one_process_is_not_told() -> None:

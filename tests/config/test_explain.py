@@ -10,9 +10,13 @@ import pytest
 from skyrl.cli.explain import as_text
 from skyrl.config import ConfigError, load
 from skyrl.config.explain import Explanation, explain
+from skyrl.config.kinds import KINDS, kind_named, root_of
 from skyrl.config.reference import reference_page, reference_section
 from skyrl.config.resolve import resolve_with_origins
 from skyrl.config.root import SkyRLTrainConfig
+from skyrl.tree import get_at
+from skyrl.tree.classes import table_paths
+from skyrl.tree.rules import paths_read
 from tests.config.leaves import LEAVES
 
 
@@ -46,6 +50,41 @@ def test_what_follows_from_a_value_is_named() -> None:
     found = explained("trainer.max_prompt_length")
     assert ("generator.max_input_length", "the_first_input_is_the_prompt") in found.feeds
     assert "a_single_turn_is_given_the_prompt" in {name for name, _ in found.checks}
+
+
+GPUS = ("trainer.device=cuda", "trainer.placement.gpu_kind=H100-80", "trainer.logger=console")
+FITS = "a_run_fits_the_gpus_that_it_names"
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-72B"])  # which does not fit: changes are tried
+@pytest.mark.parametrize(
+    ("field", "reads"),
+    [
+        ("trainer.placement.gpu_kind", True),
+        ("trainer.policy.model.path", True),
+        ("generator.n_samples_per_prompt", True),
+        ("generator.sampling_params.max_generate_length", True),
+        ("generator.sampling_params.logprobs", False),
+        ("generator.sampling_params.temperature", False),
+        ("trainer.project_name", False),
+        ("trainer.seed", False),
+        ("trainer.algorithm.eps_clip_low", False),
+        ("trainer.policy.optimizer_config.lr", False),
+    ],
+)
+def test_only_checks_that_read_a_field_are_named(field: str, reads: bool, model: str) -> None:
+    found = explained(field, *GPUS, f"trainer.policy.model.path={model}")
+    assert (FITS in {name for name, _ in found.checks}) is reads
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_check_reads_the_whole_tree(kind: str) -> None:
+    """Whatever reads a whole table would be named among the checks of each of its fields."""
+    loaded = load([], {"kind": kind})
+    run, _, _ = resolve_with_origins(loaded.config, loaded.origins)
+    tables = {"", *(path for path in table_paths(root_of(kind)) if get_at(run, path) is not None)}
+    whole = {check.__name__: sorted(paths_read(check, run) & tables) for check in kind_named(kind).all_checks}
+    assert {name: tables for name, tables in whole.items() if tables} == {}
 
 
 def test_a_field_says_when_it_acts() -> None:

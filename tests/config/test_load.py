@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import tomli_w
 
@@ -19,6 +20,7 @@ from skyrl.config import (
     load,
     make_config,
 )
+from skyrl.config.data import DataConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import Secret, differences, evolve_at, field, frozen, get_at
 from skyrl.tree.classes import leaf_paths, table_paths
@@ -378,3 +380,36 @@ def test_the_leaves_without_another_value_are_few() -> None:
         "generator.eval_sampling_params.logprobs"  # null, where a table that was null had it
     }
     assert set(LEAVES) == {path for path, _ in leaf_paths(SkyRLTrainConfig)}
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("data.train_data", "x.jsonl"),
+        ("data.val_data", "x.jsonl"),
+        ("trainer.trackers.tags", "seeds"),
+        ("generator.sampling_params.stop", "</s>"),
+        ("generator.inference_engine.external_server_urls", "http://10.0.0.1:8000"),
+        ("environment.skyrl_gym.retried_failures", "timeout"),
+    ],
+)
+def test_a_single_text_is_a_list_of_one_from_every_door(path: str, text: str, tmp_path: Path) -> None:
+    table, _, name = path.rpartition(".")
+    toml = written(tmp_path, f'[{table}]\n{name} = "{text}"', "a.toml")
+    json_file = written(tmp_path, json.dumps({table: {name: text}}), "b.json")
+    doors: list[tuple[Any, Any]] = [
+        ([toml], []),
+        ([], [f"{path}={text}"]),
+        ([], {path: text}),
+        ([], [f"{path}=env:TEXT"]),
+    ]
+    if "." not in table:
+        doors.append(([json_file], []))
+    for files, overrides in doors:
+        assert get_at(load(files, overrides, environ={"TEXT": text}).config, path) == (text,)
+
+
+def test_a_single_text_is_a_list_of_one_in_python() -> None:
+    one: Any = "x.jsonl"
+    changed = attrs.evolve(DataConfig(), train_data=one)
+    assert changed.train_data == DataConfig(train_data=one).train_data == ("x.jsonl",)

@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -21,18 +21,14 @@ from torch import Tensor
 from skyrl.cli.main import cli
 from skyrl.config.alarms import alarms_of
 from skyrl.config.kinds import kind_of
-from skyrl.config.trackers import Tracker, TrackerFacts
 from skyrl.errors import UserError
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.experiment import experiment_class
 from skyrl.planning.sizes import layout
 from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.jsonlines import JsonLines
-from skyrl.tracking.tracker import TrackedRun
+from skyrl.tracking.metric_table import depends_on_machine
 from tests.effects.probe import Scene, observable
-
-TIMED = ("timing/", "memory/", "per_second", "trajectory_time", "throughput")
-"""Parts of the names of metrics that are measured in time."""
 
 
 def plain(value: Any) -> Any:
@@ -78,27 +74,12 @@ def ray_arguments(scene: Scene) -> object:
     return {name: str(value).replace(str(Path.cwd()), "") for name, value in asked.items()}
 
 
-@observable("the names and the folder that trackers are given")
-def tracked(scene: Scene) -> object:
-    """Every tracker is one that is called in the run's own process."""
-    given: list[TrackedRun] = []
-    made_by = TrackerFacts(made_by=f"{__name__}:GivenNames", in_run=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GivenNames, "given", given)
-        patch.setattr("skyrl.tracking.factory.TRACKERS", dict.fromkeys(get_args(Tracker), made_by))
-        trackers_of(scene.run.trainer, total_steps=2, first_step=0)
-    return [(run.project, run.name, run.folder.relative_to(Path.cwd())) for run in given]
-
-
-class GivenNames:
-    """A tracker that notes what it is given."""
-
-    given: ClassVar[list[TrackedRun]] = []
-
-    @classmethod
-    def of_run(cls, run: TrackedRun) -> TrackedRun:
-        cls.given.append(run)
-        return run
+@observable("the trackers, or why there are none")
+def trackers(scene: Scene) -> object:
+    try:
+        return [type(each).__name__ for each in trackers_of(scene.run.trainer, total_steps=3, first_step=0)]
+    except UserError as error:
+        return str(error)
 
 
 @observable("the alarms of the run")
@@ -135,10 +116,7 @@ def samples(scene: Scene) -> object:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics without what is measured in time."""
+    """The lines of a run's metrics without those of the machine."""
     file = folder / "metrics.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [
-        {name: value for name, value in json.loads(line).items() if not any(part in name for part in TIMED)}
-        for line in lines
-    ]
+    return [{name: value for name, value in json.loads(line).items() if not depends_on_machine(name)} for line in lines]

@@ -26,11 +26,10 @@ from skyrl.runs.recovery import attempts
 from skyrl.runs.resume import beginning
 from skyrl.runs.run_lock import refuse_changed
 from skyrl.runs.session import RunSession
-from skyrl.tracking.factory import trackers_of
 from skyrl.tree import evolve_at, get_at
 from tests.effects.boundaries import Reached, given_to_deepspeed, learner_of, worker_of
 from tests.effects.models import REWARD_PLACE, SFT_PLACE, batch_for
-from tests.effects.observables import alarms, planned_steps, run, what_is_left
+from tests.effects.observables import alarms, planned_steps, run, trackers, what_is_left
 from tests.effects.passes import fusions_of, noted_activations, tokenizer
 from tests.effects.placement import processes
 from tests.effects.probe import Observable, Probe, Scene, observable
@@ -203,14 +202,6 @@ def determinism(scene: Scene) -> object:
         return torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-@observable("the trackers, or why there are none")
-def trackers(scene: Scene) -> object:
-    try:
-        return [type(each).__name__ for each in trackers_of(scene.run.trainer, total_steps=3, first_step=0)]
-    except UserError as error:
-        return str(error)
 
 
 @observable("where a run begins, and how often a failing one does")

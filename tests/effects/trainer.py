@@ -7,7 +7,7 @@ from typing import Any
 from tests.effects.algorithm import CRITIC
 from tests.effects.checkpoints import kept, start, start_after_a_change, verified, waits
 from tests.effects.course import attempts, course, course_with_nan, grace, stall, stop
-from tests.effects.observables import alarms, placement, planned_steps, ray_arguments, run, samples, tracked
+from tests.effects.observables import alarms, placement, planned_steps, ray_arguments, run, samples, trackers
 from tests.effects.passes import (
     compiled_functions,
     derived,
@@ -22,7 +22,7 @@ from tests.effects.passes import (
     waiting_activations,
 )
 from tests.effects.probe import Observable, Probe
-from tests.effects.services import PROBED, asked
+from tests.effects.services import IN_WANDB, PROBED, asked
 from tests.effects.streams import ahead, first_batch, interruption, versions_sent
 
 T = "trainer."
@@ -91,7 +91,9 @@ FILES: tuple[Probe, ...] = (
     *on(run, {}, dump_data_batch=True, profile_steps=[1]),
     *on(run, {"profile_steps": [1]}, policy__record_memory=True),
     *on(samples, {}, samples_per_step_kept=2),
-    *on(tracked, {}, project_name="other", run_name="other", logger=["console", "wandb"]),
+    *on(asked, IN_WANDB, project_name="other"),
+    *on(run, {"run_path": None}, run_name="other"),
+    *on(trackers, {}, logger="tensorboard"),
     *on(alarms, {}, alarms=[{"metric": "eval/all/avg_score", "when": "stalls"}], default_alarms=False),
     *(Probe(T + path, value, asked, {T + at: of for at, of in where.items()}) for path, value, where in PROBED),
     *on(ray_arguments, {"placement__executor": "ray"}, log_path="elsewhere"),

@@ -247,6 +247,24 @@ def test_runs_without_recordings_are_compared_by_their_metrics(nano: Path, origi
     assert "policy/final_loss" in {each.where for each in parting.found}
 
 
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        *((name, False) for name in ("memory/process_bytes", "timing/step", "timing/phase_of_mine")),
+        *((name, False) for name in ("trainer/tokens_per_second", "generate/trajectory_time_env_run_p90")),
+        *((name, False) for name in ("trackers/wandb_steps_behind", "inference/engine_restarts", "alarm/slow")),
+        *((name, True) for name in ("reward/avg_raw_reward", "environment/turns", "generate/num_tokens", "mine/kl")),
+    ],
+)
+def test_only_metrics_of_what_is_computed_part_two_runs(name: str, parts: bool, original: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / each for each in ("one", "other")]
+    for value, folder in enumerate(folders):
+        folder.mkdir()
+        shutil.copy(original / "run" / "config.json", folder)
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "policy/grad_norm": 1.0, name: value}) + "\n")
+    assert [difference.where for difference in bisect(*folders).found] == [name] * parts
+
+
 def test_the_commands_say_what_was_found_and_exit_with_it(original: Path, copied: Path) -> None:
     run, command = str(original / "run"), CliRunner()
     same = command.invoke(cli, ["replay", run, "--step", "5-6"])

@@ -53,6 +53,7 @@ def test_a_run_leaves_its_configuration_metrics_samples_curve_and_model(nano: Pa
         per_second = step["generate/num_tokens"] / step["timing/step"]
         assert step["trainer/tokens_per_second"] == pytest.approx(per_second)
     assert (folder / "reward_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((folder / "progress.json").read_text())["name"] == str(folder)  # the title of the live panel
     assert list(summary(experiment.cfg, experiment.folder))[-1].startswith("accuracy before 0.")
 
 

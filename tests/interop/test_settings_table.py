@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from skyrl.config import SkyRLTrainConfig
 from skyrl.interop import trl, verl
 from skyrl.interop.report import Conversion
-from skyrl.tree import get_at
+from skyrl.tree import FrozenDict, get_at
 from tests.interop.corpora import RECORDED
 
 PAGE = (RECORDED.parents[1] / "docs" / "coming-from.md").read_text()
@@ -48,9 +48,9 @@ def rows() -> Iterator[list[str]]:
         yield [" ".join(re.findall(r"`([^`]+)`", cell)) for cell in line.strip("|").split("|")]
 
 
-def converted(system: str, key: str, value: Any) -> Conversion:
+def converted(system: str, key: str, value: Any, beside: Mapping[str, Any] = FrozenDict()) -> Conversion:
     convert = {"verl": verl.convert_keys, "TRL": trl.convert_keys}[system]
-    return convert(BASES[system] | {key: value})
+    return convert({**BASES[system], **beside, key: value})
 
 
 def test_every_path_of_the_table_is_a_field() -> None:

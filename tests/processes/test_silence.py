@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
+
+import pytest
 
 from skyrl.processes.progress import Progress
 from skyrl.processes.silence import Silence
@@ -46,6 +49,40 @@ def test_waits_are_named_together_with_what_is_known_of_the_samples() -> None:
     assert said == [
         "waiting for: generate (for 15 s); 3 of 128 samples, 1 call of environments, the oldest for 12 s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("waits", "said"),
+    [
+        (["generate"], "generate (for 20 s)"),
+        (["a.generate"] * 3, "a.generate (3 times, for up to 20 s)"),
+        (["engine-0 in E.generate"] * 128, "engine-0 in E.generate (128 times, for up to 20 s)"),
+        (
+            ["engine-0 in E.generate", "engine-1 in E.generate"],
+            "engine-0 and 1 other in E.generate (2 times, for up to 20 s)",
+        ),
+        (
+            [f"engine-{number % 8} in E.generate" for number in range(64)],
+            "engine-0 and 7 others in E.generate (64 times, for up to 20 s)",
+        ),
+        (
+            ["generate", *(f"policy-{rank} in P.update" for rank in range(8)), "engine-0 in E.wake", "saving", "data"],
+            "generate (for 20 s); policy-0 and 7 others in P.update (8 times, for up to 19 s); "
+            "engine-0 in E.wake (for 19 s); saving (for 19 s); and 1 more",
+        ),
+    ],
+)
+def test_what_is_waited_for_is_named_once_with_a_count(waits: list[str], said: str) -> None:
+    time, heard = Time(), list[str]()
+    progress = Progress(time)
+    with ExitStack() as stack:
+        for number, what in enumerate(waits):
+            time.now = min(number, 1)  # the first has waited for the longest
+            stack.enter_context(progress.waiting_for(what))
+        time.now = 20.0
+        Silence(progress, heard.append).look()
+    assert heard == [f"waiting for: {said}"]
+    assert len(progress.waits()) == 0
 
 
 def test_samples_that_no_environment_has_are_in_the_engines_and_a_new_batch_is_counted_anew() -> None:

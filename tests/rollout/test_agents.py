@@ -113,13 +113,13 @@ async def test_the_runs_sampling_settings_stand_and_lengths_may_be_shortened() -
 
 async def test_an_agent_that_reaches_the_limit_of_requests_is_judged_by_what_it_has() -> None:
     made, _ = await scripted(["a"] * 4, by("never_stops", max_requests=4))
-    assert (made.failed, made.stop_reason, made.reward) == (False, "length", 0.0)
+    assert (made.failed, made.stop_reason, made.reward) == (False, "context", 0.0)
     assert sum(made.loss_mask) == 8  # a letter and an end, four times
 
 
 async def test_an_agent_that_is_cut_off_is_judged_by_the_last_answer_of_the_policy() -> None:
     made, _ = await scripted(["3"], by("never_stops", reward="environment", max_requests=1))
-    assert (made.stop_reason, made.answer, made.reward) == ("length", "3", 1.0)
+    assert (made.stop_reason, made.answer, made.reward) == ("context", "3", 1.0)
 
 
 async def test_an_agent_that_returns_nothing_is_judged_by_the_last_answer_of_the_policy(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ async def test_an_agent_that_returns_nothing_is_judged_by_the_last_answer_of_the
 
 async def test_a_conversation_that_fills_the_model_ends_the_trajectory() -> None:
     made, script = await scripted(["a"] * 9, by("never_stops"), max_model_len=120)
-    assert (made.failed, made.stop_reason) == (False, "length")
+    assert (made.failed, made.stop_reason) == (False, "context")
     assert len(made.prompt_ids) + len(made.response_ids) <= 120
     assert len(script.requests) < 9
 
@@ -237,6 +237,19 @@ def test_arguments_that_a_function_does_not_take_are_refused() -> None:
 async def test_a_function_is_called_with_its_own_settings() -> None:
     made, _ = await scripted(["3"], by("pays", kwargs={"pays": 0.75}))
     assert made.reward == 0.75
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("no-such-agent", "$"),
+        ("no-such-agent --fast", r': write each argument as an item, \["no-such-agent", "--fast"\]$'),
+    ],
+)
+def test_a_command_in_one_text_is_told_to_be_a_list(command: str, advice: str) -> None:
+    config: Any = {"command": command}
+    with pytest.raises(TaskError, match=f"the program {command} does not exist, or cannot be run{advice}"):
+        agent_of(AgentConfig(**config), "auto")
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ async def test_a_conversation_that_became_too_long_ends_before_its_next_turn() -
     asked = prompt(TOKENIZER, "tests-counts")
     (group,) = await play(generator(engine, TOKENIZER, max_input_length=len(asked.token_ids) + 4), asked)
     (row,) = group.trajectories
-    assert (TOKENIZER.decode(row.response_ids), row.stop_reason) == ("a<|im_end|>", "length")
+    assert (TOKENIZER.decode(row.response_ids), row.stop_reason) == ("a<|im_end|>", "context")
     assert row.metrics == {"steps": 1.0}
     assert len(engine.requests) == 1
 
@@ -248,7 +248,7 @@ async def test_the_conversation_starts_from_what_init_returns() -> None:
 async def test_a_prompt_that_is_too_long_from_the_start_samples_nothing() -> None:
     engine = Says(TOKENIZER, ["a<|im_end|>"])
     (group,) = await play(generator(engine, TOKENIZER, max_input_length=3), prompt(TOKENIZER, "tests-opens"))
-    assert (group.trajectories[0].response_ids, group.trajectories[0].stop_reason) == ((), "length")
+    assert (group.trajectories[0].response_ids, group.trajectories[0].stop_reason) == ((), "context")
     assert engine.requests == []
 
 

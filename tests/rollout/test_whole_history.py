@@ -97,7 +97,7 @@ async def test_a_history_that_grew_too_long_ends_with_the_turn_before() -> None:
     trajectory, engine = await one(
         ["a<|im_end|>", "b" * 30 + "<|im_end|>", "c<|im_end|>"], step_wise_trajectories=True, max_input_length=short
     )
-    assert trajectory.stop_reason == "length"
+    assert trajectory.stop_reason == "context"
     assert len(engine.requests) == len(trajectory.steps) == 2
     assert trajectory.reward == 3.0
 

@@ -54,9 +54,18 @@ def test_an_answer_without_a_token_credits_the_last_token_of_the_prompt() -> Non
     assert batch.rewards.tolist() == [[0, -1.0, 0], [0, 0, 0]]
 
 
-def test_a_batch_with_nothing_to_learn_from_says_why() -> None:
-    with pytest.raises(RunError, match="apply_overlong_filtering"):
-        collate([group(evolve(trajectory((5,), (7,), 0.0, mask=0), stop_reason="length"))])
+@pytest.mark.parametrize(
+    ("reasons", "advice"),
+    [
+        (["length"], "raise generator.sampling_params.max_generate_length"),
+        (["context"], "raise generator.max_input_length"),
+        (["length", "context"], "raise generator.sampling_params.max_generate_length and generator.max_input_length"),
+    ],
+)
+def test_a_batch_with_nothing_to_learn_from_says_why(reasons: list[Any], advice: str) -> None:
+    rows = [evolve(trajectory((5,), (7,), 0.0, mask=0), stop_reason=reason) for reason in reasons]
+    with pytest.raises(RunError, match=f"apply_overlong_filtering leaves out incomplete ones: {advice}$"):
+        collate([group(*rows)])
 
 
 @pytest.mark.parametrize(("second", "is_filtered"), [(0.0, True), (1.0, False)])

@@ -46,7 +46,7 @@ def test_a_sign_of_equality_in_a_quoted_name_is_part_of_it() -> None:
         ("+trainer.epochs=2", "+trainer.epochs", "the prefix + is not supported"),
         ("++trainer.epochs=2", "++trainer.epochs", "the prefix + is not supported"),
         ("trainer.epochs", "trainer.epochs", "neither a file nor path=value"),
-        ("=2", "", "is not a dotted path"),
+        ("=2", "=2", "is not a dotted path"),
         ("a..b=2", "a..b", "is not a dotted path"),
         ("a b=2", "a b", "is not a dotted path"),
     ],

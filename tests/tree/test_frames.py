@@ -62,7 +62,11 @@ def test_an_exception_without_user_code_has_no_place() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import json\nimport no_such_module_here\n", r"imperr\.py:2 imports the module no_such_module_here, which"),
+        (
+            "import json\nimport no_such_module_here\n",
+            r"^imperr\.py:2 imports the module no_such_module_here, which is neither installed nor in the working "
+            r"directory: install it, or put it there$",
+        ),
         ("def f(:\n", r"importing .*imperr\.py failed: SyntaxError: .*imperr\.py:1"),
         ("x = 1\n1 / 0\n", r"ZeroDivisionError: division by zero \(imperr\.py:2, in <module>\)"),
     ],

@@ -67,7 +67,8 @@ def test_the_default_tree_and_the_quick_start_are_valid(schema: Draft202012Valid
         {"trainer": {"epoch": 2}},
         {"trainer": {"epochs": "two"}},
         {"trainer": {"strategy": "fsdp3"}},
-        {"data": {"train_data": "x"}},
+        {"data": {"train_data": [5]}},
+        {"data": {"train_weights": 1.0}},
     ],
 )
 def test_what_the_loader_refuses_an_editor_marks_too(schema: Draft202012Validator, wrong: dict[str, Any]) -> None:
@@ -81,7 +82,7 @@ def test_what_the_loader_refuses_an_editor_marks_too(schema: Draft202012Validato
 )  # fmt: skip
 def test_every_field_takes_a_reference_to_the_environment(schema: Draft202012Validator, table: str, name: str) -> None:
     assert schema.is_valid({table: {name: "env:NAME"}})
-    if name not in ("run_name", "ckpt_interval"):  # those take text
+    if name not in ("run_name", "ckpt_interval", "train_data"):  # those take text
         assert not schema.is_valid({table: {name: "env:1"}})
 
 

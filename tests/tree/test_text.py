@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from skyrl.tree import FrozenDict
 from skyrl.tree.plain import TypeMismatch
-from skyrl.tree.types import parse
+from skyrl.tree.types import coerce_exact, parse
 
 
 class Color(enum.Enum):
@@ -112,6 +112,11 @@ NOT_READ: list[tuple[Any, str, str, str]] = [
     (Color, "blue", "'blue' is not a Color (ValueError: 'blue' is not a valid Color)", ""),
     (int | None, "nil", "'nil' is not a whole number", ""),
     (tuple[str, ...], "a,b", "'a,b' is not a list of text", AS_A_LIST),
+    (tuple[str, ...], "[a.jsonl", "'[a.jsonl' is not a list of text", AS_A_LIST),
+    (tuple[str, ...], '"a"', "is not a list of text", AS_A_LIST),
+    (tuple[str, ...], "", "'' is not a list of text", AS_A_LIST),
+    (tuple[int, ...], "3", "3 is not a list of whole numbers", "write [3]"),
+    (tuple[int, ...], "a", "'a' is not a list of whole numbers", AS_A_LIST),
     (tuple[str, ...], "[a,b]", "'[a,b]' is not a list or a table", AS_A_LIST),
     (tuple[str, ...], "null", "'null' is not a list of text", AS_A_LIST),
     (tuple[str, ...], "[1]", "item 0: 1 is not text", "put it in quotes"),
@@ -149,3 +154,33 @@ def test_text_of_another_type_is_refused_in_words(kind: Any, text: str, message:
         parse(text, kind)
     assert message in str(caught.value)
     assert caught.value.hint == hint
+
+
+ONE: list[tuple[Any, Any]] = [
+    (tuple[str, ...], ("x.jsonl",)),
+    (list[str], ("x.jsonl",)),
+    (Sequence[str], ("x.jsonl",)),
+    (tuple[str, ...] | None, ("x.jsonl",)),
+    (tuple[Literal["x.jsonl", "y"], ...], ("x.jsonl",)),
+    (tuple[Annotated[str, "a path"], ...], ("x.jsonl",)),
+    # where a text has a meaning of its own, it is no list
+    (str | tuple[str, ...], "x.jsonl"),
+    (Literal["x.jsonl"] | tuple[Literal["x.jsonl", "y"], ...], "x.jsonl"),
+    (int | str | tuple[int | str, ...], "x.jsonl"),
+]
+
+
+@pytest.mark.parametrize(("kind", "stored"), ONE, ids=short)
+def test_a_single_text_is_a_list_of_one_from_every_source(kind: Any, stored: Any) -> None:
+    assert parse("x.jsonl", kind) == coerce_exact("x.jsonl", kind) == stored
+
+
+@pytest.mark.parametrize("text", [",", "a,b", "5", "true", "[x]", "a b", " "])
+def test_text_of_a_file_is_one_item_whatever_it_holds(text: str) -> None:
+    """Only on a command line may it be a list whose brackets or quotes the shell removed."""
+    assert coerce_exact(text, tuple[str, ...]) == (text,)
+
+
+@pytest.mark.parametrize("text", ["5", "true", "a b", "1e5", "~/x", "env", "a=b"])
+def test_an_argument_is_text_where_the_list_is_one_of_text(text: str) -> None:
+    assert parse(text, tuple[str, ...]) == (text,)

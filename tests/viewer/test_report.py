@@ -6,14 +6,17 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import cattrs
 import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
+from skyrl.config import load, resolve
 from skyrl.errors import UserError
 from skyrl.viewer.curves import charts
 from skyrl.viewer.report import report
@@ -200,6 +203,26 @@ def test_pictures_of_runs_stand_in_the_report_of_those_that_have_one(tmp_path: P
     assert [tag for tag, _ in page.elements if tag == "svg"] == ["svg"]
     assert "GPU 0" in page.text and "Layout" in page.text
     assert "Layout" not in Page(report(folders, samples=0)).text
+
+
+def test_the_models_of_a_run_are_found_where_it_was_started(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(nano / "model", tmp_path / "here" / "model")
+    values = {"trainer.policy.model.path": "model", "trainer.run_path": "runs/a", "trainer.device": "cpu"}
+    values["generator.inference_engine.backend"] = "torch"
+    run = tmp_path / "here" / "runs" / "a"
+    run.parent.mkdir()
+    run_at(run, cattrs.unstructure(resolve(load([], values))))
+    for place, sizes_known in (("here", True), ("elsewhere", True), ("moved", False)):
+        (tmp_path / place).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / place)
+        if place == "moved":
+            run = run.rename(tmp_path / "moved" / "b")
+        result = CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / f"{place}.html")])
+        assert result.exit_code == 0, result.output
+        page = (tmp_path / f"{place}.html").read_text(encoding="utf-8")
+        assert ("one process on a CPU" in page) and (("sizes of model are unknown" in page) is not sizes_known)
 
 
 @pytest.mark.parametrize("lines", [None, ""])

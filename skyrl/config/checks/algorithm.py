@@ -195,7 +195,11 @@ def _exists(name: str, registry: Registry, settings: object) -> Iterator[Problem
         except ConfigError as error:
             yield from error.problems
         return
+    from skyrl.config.foreign_names import value_elsewhere  # for a message alone
+
     known = registry.names()
     meant = nearest(name, known)
-    hint = f"did you mean {meant}?" if meant else f"available: {', '.join(known)}, or module:name, file.py:name"
+    hint = value_elsewhere(registry.field, name) or (
+        f"did you mean {meant}?" if meant else f"available: {', '.join(known)}, or module:name, file.py:name"
+    )
     yield Problem(path=registry.field, message=f"{name!r} is unknown", hint=hint)

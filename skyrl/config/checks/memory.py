@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check, itself
+from skyrl.tree.rules import Check
 
 
 def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -15,7 +15,7 @@ def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem
         return
     from skyrl.config.memory_fit import described, verdict_of, written  # slow to import, and most runs name no kind
 
-    verdict = verdict_of(itself(run))
+    verdict = verdict_of(run)
     if verdict is None or verdict.fits:
         return
     settings = verdict.over[0].settings if verdict.over else ("generator.inference_engine.gpu_memory_utilization",)

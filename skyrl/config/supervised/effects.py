@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyrl.config.effects_models import model_effects
-from skyrl.config.every_kind import EVERY_KIND_EFFECTS, names_a_service
+from skyrl.config.every_kind import EVERY_KIND_EFFECTS, saves
 from skyrl.config.intervals import read_interval
 from skyrl.config.supervised.model import MODEL
 from skyrl.config.supervised.root import SupervisedConfig
@@ -13,10 +13,6 @@ from skyrl.tree.rules import Effect
 def evaluates(run: SupervisedConfig) -> bool:
     """Whether the run ever evaluates."""
     return run.eval_before_train or read_interval(run.eval_interval).ever
-
-
-def _saves(run: SupervisedConfig) -> bool:
-    return read_interval(run.ckpt_interval).ever
 
 
 def _resumes(run: SupervisedConfig) -> bool:
@@ -36,7 +32,6 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
         "tensor_parallel_size is 1, and the device is a CPU or the strategy is fsdp2",
         lambda run: run.tensor_parallel_size == 1 and (run.device != "cuda" or run.strategy != "deepspeed"),
     ),
-    Effect("project_name", "logger names a tracker besides the console", names_a_service),
     Effect("optimizer_config.offload_after_step", "engines share the device, and there are none", lambda run: False),
     Effect(
         "optimizer_config.max_skipped_updates",
@@ -51,11 +46,6 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
         lambda run: run.max_tokens_per_microbatch == -1,
     ),
     Effect(
-        "run_name",
-        "run_path is left out, or logger names a tracker besides the console",
-        lambda run: run.run_path == f"runs/{run.run_name}" or names_a_service(run),
-    ),
-    Effect(
         "epoch_tail",
         "there are several epochs (num_epochs)",
         lambda run: run.num_epochs > 1 or run.epoch_tail == "short",
@@ -63,8 +53,7 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     Effect("eval_datasets", "evaluation is on (eval_before_train or eval_interval)", evaluates),
     Effect("eval_dataset_names", "evaluation is on (eval_before_train or eval_interval)", evaluates),
     Effect("chat_template.source", "chat_template.name_or_path is given", _is_named),
-    Effect("max_ckpts_to_keep", "checkpoints are saved (ckpt_interval)", _saves),
-    Effect("ckpt_path", "checkpoints are saved or resumed from", lambda run: _saves(run) or _resumes(run)),
+    Effect("ckpt_path", "checkpoints are saved or resumed from", lambda run: saves(run) or _resumes(run)),
     Effect("resume_with_changes", "the run may resume (resume_from is not empty)", _resumes),
     Effect(
         "export_path",

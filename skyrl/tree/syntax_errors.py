@@ -1,0 +1,166 @@
+"""Shows where text is not TOML, YAML or JSON: the line with a caret, and the usual cause in a few words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from skyrl.tree.masking import is_secret_name, masked_text
+
+_WIDEST = 72
+"""Largest number of characters of a line that are shown, around the error."""
+
+_ROUND_QUOTES = ("\u201c", "\u201d", "\u2018", "\u2019", "\u201e")
+_SCALAR = r"""[^\s,\]}#]*"""
+
+
+def shown_error(language: str, text: str, line: int, column: int, why: str) -> str:
+    """The line of an error with a caret, and its usual cause; `why` are the parser's words. Empty for a line that may
+    hold a secret.
+    """
+    whole = text.split("\n")[line - 1 : line]
+    name = re.match(r"""\s*["']?([\w-]*)""", whole[0]) if whole else None
+    if name and (is_secret_name(name[1]) or masked_text(whole[0]) != whole[0]):
+        return ""
+    parts = shown_line(text, line, column), usual_cause(language, text, line, column, why)
+    return "\n".join(filter(None, parts))
+
+
+def shown_line(text: str, line: int, column: int) -> str:
+    """`2 | clip = False` with a caret below the column; both counted from 1. Empty beyond the end of the text."""
+    lines = text.split("\n")
+    if not 1 <= line <= len(lines) or not lines[line - 1].strip():
+        return ""
+    start = max(0, column - 1 - _WIDEST // 2) if len(lines[line - 1]) > _WIDEST else 0
+    part = lines[line - 1][start : start + _WIDEST].replace("\t", " ").rstrip()
+    head = f"{line} | "
+    return f"{head}{part}\n{' ' * len(head)}{' ' * (column - 1 - start)}^"
+
+
+def usual_cause(language: str, text: str, line: int, column: int, why: str) -> str:
+    """The usual cause of an error at a place; empty if it is none of the known ones."""
+    lines = text.split("\n")
+    whole = lines[line - 1] if 1 <= line <= len(lines) else ""
+    return next((cause for find in _CAUSES[language] if (cause := find(whole, max(column - 1, 0), why))), "")
+
+
+Finder = Callable[[str, int, str], str]
+"""The cause, from the line, the index of the error in it and the parser's words; empty if it is another one."""
+
+
+def _word(line: str, at: int) -> str:
+    return re.match(_SCALAR, line[at:])[0]  # type: ignore[index]  # the pattern matches anything
+
+
+def _toml_constant(line: str, at: int, why: str) -> str:
+    word = _word(line, at)
+    if word.lower() in ("true", "false"):
+        return f"TOML writes {word.lower()}"
+    if word.lower() in ("yes", "no", "on", "off"):
+        return f"TOML writes true or false, not {word}"
+    if word.lower() in ("none", "null", "nil", "~"):
+        return f'TOML has no {word}: write "none", or leave the field out'
+    return ""
+
+
+def _toml_number(line: str, at: int, why: str) -> str:
+    before = re.search(r"[-+0-9.eE_]*$", line[:at])
+    number = (before[0] if before else "") + _word(line, at)
+    if re.fullmatch(r"[-+]?\.[0-9]+([eE][-+]?[0-9]+)?", number):
+        return f"TOML writes a digit before the point: {number.replace('.', '0.')}"
+    if re.fullmatch(r"[-+]?[0-9]+\.([eE][-+]?[0-9]+)?", number):
+        return f"TOML writes a digit after the point: {number.replace('.', '.0')}"
+    if re.fullmatch(r"[-+]?0[0-9]+", number):
+        return f"TOML writes no zero before a whole number: {int(number)}"
+    return ""
+
+
+def _toml_text(line: str, at: int, why: str) -> str:
+    if why.startswith(("Illegal character '\\n'", 'Expected "\'"')):
+        return "the closing quote is missing"
+    if why.startswith("Unterminated string"):
+        return "a text that begins with three quotes has no end"
+    if why.startswith("Invalid value") and line[at : at + 1] in _ROUND_QUOTES:
+        return 'TOML has straight quotes: "..."'
+    if why.startswith("Invalid value") and re.match(r"[A-Za-z/~.$<{*@-]", line[at:]):
+        return f'text is written in quotes: "{line[at:].split("#")[0].strip()}"'
+    return ""
+
+
+def _toml_structure(line: str, at: int, why: str) -> str:
+    if why.startswith("Expected '=' after a key"):
+        yaml = re.match(r"\s*([\w.-]+)\s*:", line)
+        return f"TOML writes {yaml[1]} = ..." if yaml else "TOML writes key = value"
+    if twice := re.match(r"Cannot declare \((.*?),?\) twice", why):
+        name = ".".join(re.findall(r"'([^']*)'", twice[1]))
+        return f"[{name}] is written once, with all of its fields below it"
+    if why.startswith("Cannot overwrite a value"):
+        return "the key, or a table of this name, is written before"
+    if why.startswith("Unclosed array"):
+        return "a comma between two items, or the closing ], is missing"
+    if why.startswith("Unclosed inline table"):
+        return "a table in { } is written on one line, with commas: use a heading [...] for more"
+    if why.startswith("Invalid initial character for a key part") and line[at : at + 1] == "}":
+        return "TOML has no comma before }"
+    if why.startswith("Expected ']'"):
+        return "the closing ] is missing"
+    if why.startswith("Expected newline") and line[at : at + 1] == ",":
+        return "TOML has no comma at the end of a line"
+    return ""
+
+
+def _yaml(line: str, at: int, why: str) -> str:
+    here = line[at : at + 1]
+    if why.startswith("found character that cannot start any token"):
+        return (
+            "YAML indents with spaces, not tabs" if here == "\t" else f"text that begins with {here} is put in quotes"
+        )
+    if why.startswith("found unexpected end of stream"):
+        return "the closing quote is missing"
+    if why.startswith("mapping values are not allowed"):
+        if re.search(r":\s.*:\s", line[: at + 2]):
+            return "text with a colon and a space is put in quotes"
+        return "a key of the line before lacks the space after its colon, or this line is indented too far"
+    if why.startswith("did not find expected ',' or"):
+        return "the closing bracket, or a comma, is missing"
+    if why.startswith("did not find expected key"):
+        return "a quote or bracket ends before the text does, or the line is indented otherwise than those before it"
+    if why.startswith("did not find expected <document start>"):
+        return "the line is indented otherwise than those before it"
+    if why.startswith("found undefined alias"):
+        return "text that begins with * is put in quotes"
+    if why.startswith("block sequence entries are not allowed"):
+        return "a list begins on a line of its own, or is written in [ ]"
+    return ""
+
+
+def _json(line: str, at: int, why: str) -> str:
+    rest, word = line[at:], _word(line, at)
+    if rest.startswith(("//", "#", "/*")):
+        return "JSON has no comments"
+    if word in ("True", "False", "None"):
+        return f"JSON writes {({'None': 'null'}).get(word, word.lower())}"
+    if rest.startswith("'"):
+        return 'JSON has double quotes: "..."'
+    if rest.startswith(("}", "]")) and re.search(r",\s*$", line[:at]):
+        return f"JSON has no comma before {rest[0]}"
+    if why.startswith("Expecting property name") and re.match(r"\w", rest):
+        return f'a key is written in quotes: "{word.partition(":")[0]}"'
+    if why.startswith("Expecting value") and re.match(r"-?\.[0-9]", rest):
+        return f"JSON writes a digit before the point: {word.replace('.', '0.')}"
+    if why.startswith("Expecting value") and re.match(r"[A-Za-z]", rest):
+        return f'text is written in quotes: "{word}"'
+    if why.startswith("Unterminated string"):
+        return "the closing quote is missing"
+    if why.startswith("Expecting ',' delimiter"):
+        return "a comma, or the closing bracket, is missing"
+    if why.startswith("Invalid \\escape"):
+        return "a backslash is written twice: \\\\"
+    return ""
+
+
+_CAUSES: Mapping[str, tuple[Finder, ...]] = {
+    "TOML": (_toml_constant, _toml_number, _toml_text, _toml_structure),
+    "YAML": (_yaml,),
+    "JSON": (_json,),
+}

@@ -1,0 +1,155 @@
+"""Makes `skyrl/config/foreign_names.json`, the settings of other systems by our paths, from the converters' tables.
+
+`make pages` writes the file. Suggestions for unknown paths read it, which know nothing of converters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from skyrl.config.kinds import root_of
+from skyrl.config.losses import POLICY_LOSSES
+from skyrl.interop import (
+    areal_keys,
+    areal_learner_keys,
+    areal_rollout_keys,
+    areal_supervised_keys,
+    trl_keys,
+    trl_objective,
+    trl_values,
+    verl_keys,
+    verl_layout,
+    verl_objective,
+)
+from skyrl.interop.areal_values import Entry
+from skyrl.tree.classes import leaf_paths
+from tests.interop.test_settings_table import HEAD, VALUES, converted, rows
+
+ALONE: Mapping[str, Mapping[str, Entry]] = {
+    "AReaL": {**areal_keys.KEYS, **areal_rollout_keys.ROLLOUT_KEYS, **areal_learner_keys.LEARNER_KEYS},
+    "TRL": trl_keys.KEYS,
+    "verl": verl_keys.KEYS,
+}
+"""Settings that are converted one by one."""
+
+TOGETHER = {"TRL": trl_values.TOGETHER, "verl": {**verl_layout.LAYOUT, **verl_objective.OBJECTIVE}}
+"""Settings whose conversion depends on others."""
+
+ACTOR = "actor_rollout_ref.actor."
+WITH: Mapping[str, Mapping[str, Any]] = {
+    "algorithm.kl_ctrl.": {"algorithm.use_kl_in_reward": True},
+    "algorithm.kl_penalty": {"algorithm.use_kl_in_reward": True},
+    f"{ACTOR}policy_loss.clip": {f"{ACTOR}policy_loss.loss_mode": "clip_cov"},
+    f"{ACTOR}policy_loss.": {f"{ACTOR}policy_loss.loss_mode": "kl_cov"},
+    f"{ACTOR}tau_": {f"{ACTOR}policy_loss.loss_mode": "sapo"},
+    "sapo_": {"loss_type": "sapo"},
+}
+"""Beginning of a setting -> others with which it has an effect."""
+
+_LOW, _HIGH = "trainer.algorithm.eps_clip_low", "trainer.algorithm.eps_clip_high"
+_LORA, _ANSWER = "trainer.policy.model.lora.", "generator.sampling_params.max_generate_length"
+BY_HAND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("OpenAI", "max_completion_tokens", (_ANSWER,)),
+    ("OpenRLHF", "init_kl_coef", ("trainer.algorithm.kl_loss_coef",)),
+    ("PEFT", "lora.r", (f"{_LORA}rank",)),
+    ("PEFT", "lora.lora_alpha", (f"{_LORA}alpha",)),
+    ("PEFT", "lora.lora_dropout", (f"{_LORA}dropout",)),
+    ("Stable-Baselines3", "clip_range", (_LOW, _HIGH)),
+    ("Stable-Baselines3", "clip_range_vf", ("trainer.algorithm.value_clip",)),
+    ("Stable-Baselines3", "ent_coef", ("trainer.algorithm.entropy_loss_coef",)),
+    ("Stable-Baselines3", "gae_lambda", ("trainer.algorithm.lambd",)),
+    ("TRL", "cliprange", (_LOW, _HIGH)),
+    (
+        "TRL",
+        "gradient_accumulation_steps",
+        ("trainer.policy_mini_batch_size", "trainer.micro_train_batch_size_per_gpu"),
+    ),
+    ("TRL", "num_train_epochs", ("num_epochs",)),
+    ("TRL", "max_steps", ("num_steps",)),
+    ("TRL", "per_device_train_batch_size", ("batch_size",)),
+    ("TRL", "report_to", ("trainer.logger",)),
+    ("TRL", "kl_coef", ("trainer.algorithm.kl_loss_coef",)),
+    ("transformers", "max_new_tokens", (_ANSWER,)),
+    ("verl", f"{ACTOR}clip_ratio", (_LOW, _HIGH)),
+)
+"""(system, setting, our paths): settings that no converter reads, or only with others."""
+
+
+_LOSS, _ESTIMATOR = "trainer.algorithm.policy_loss_type", "trainer.algorithm.advantage_estimator"
+_REDUCTION = "trainer.algorithm.loss_reduction"
+VALUES_BY_HAND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    *(("other systems", f"{_LOSS}={name}", (f"{_LOSS}=regular",)) for name in ("ppo", "ppo_clip", "clip")),
+    ("other systems", f"{_ESTIMATOR}=ppo", (f"{_ESTIMATOR}=gae",)),
+    ("OpenRLHF", f"{_ESTIMATOR}=group_norm", (f"{_ESTIMATOR}=grpo",)),
+    ("OpenRLHF", f"{_ESTIMATOR}=reinforce", (f"{_ESTIMATOR}=reinforce++",)),
+    ("OpenRLHF", f"{_ESTIMATOR}=reinforce_baseline", (f"{_ESTIMATOR}=reinforce++-baseline",)),
+    *(("other systems", f"{_ESTIMATOR}={name}", ("extends=preset:dr-grpo",)) for name in ("dr_grpo", "drgrpo")),
+    ("other systems", f"{_ESTIMATOR}=dapo", ("extends=preset:dapo",)),
+)
+"""(system, field=value, what to set): losses and estimators that the converters do not know by these names."""
+
+
+def foreign_names() -> str:
+    """The file: one [system, setting, our paths] a line. A setting may be one of our fields with a value that is not
+    ours, and its paths then have values.
+    """
+    found = {(system, key, tuple(paths)) for system, key, paths in (*_all(), *_values()) if paths}
+    lines = map(json.dumps, sorted(found))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _all() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    systems = [name.strip() for name in HEAD.strip("|").split("|")][1:]
+    for ours, *theirs in rows():  # of systems that no converter reads; a cell may name several settings
+        for system, cell in zip(systems, theirs, strict=True):
+            yield from ((system, key, (ours,)) for key in cell.split() if system not in TOGETHER)
+    for system, keys in TOGETHER.items():
+        yield from ((system, key, _together(system, key)) for key in keys if is_one_number(key))
+    for system, entries in ALONE.items():
+        yield from ((system, key, _alone(entry)) for key, entry in entries.items() if "*" not in key)
+    supervised = {leaf for leaf, _ in leaf_paths(root_of("sft"))}
+    for key, entry in areal_supervised_keys.KEYS.items():
+        if "*" not in key and supervised.issuperset(_alone(entry)):  # the table has copies that no file of SFT reaches
+            yield "AReaL's SFT", key, _alone(entry)
+    yield from BY_HAND
+
+
+def _values() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Losses and estimators that are called otherwise here."""
+    for field, names in ((_LOSS, verl_objective.LOSSES), (_ESTIMATOR, verl_objective.ESTIMATORS)):
+        yield from (("verl", f"{field}={name}", (f"{field}={ours}",)) for name, ours in names.items() if name != ours)
+    for name, reduction in trl_objective.REDUCTIONS.items():
+        if name not in POLICY_LOSSES:
+            loss = trl_objective.loss_of({"loss_type": name})
+            yield "TRL", f"{_LOSS}={name}", (f"{_LOSS}={loss}", f"{_REDUCTION}={reduction}")
+    yield from VALUES_BY_HAND
+
+
+def is_one_number(key: str) -> bool:
+    """Whether a number can be the value of a setting: patterns and tables have no path of their own."""
+    return "*" not in key and not key.endswith("kwargs")
+
+
+def _alone(entry: Entry) -> tuple[str, ...]:
+    """The paths that a setting is written to, whatever its value."""
+    if isinstance(entry, str):
+        return (entry,)
+    for value in (1, 0.5, "x", True, ["x"]):
+        try:
+            writes = entry(value).writes
+        except (TypeError, ValueError, AttributeError, KeyError):
+            continue  # a value that the setting does not take
+        if writes:
+            return tuple(writes)
+    return ()
+
+
+def _together(system: str, key: str) -> tuple[str, ...]:
+    beside = next((values for start, values in WITH.items() if key.startswith(start)), {})
+    for value in [VALUES[key]] if key in VALUES else (4, 0.5, True):
+        for line in converted(system, key, value, beside).lines:
+            if line.source == key and line.targets and line.outcome in ("kept", "renamed"):
+                return line.targets
+    return ()
