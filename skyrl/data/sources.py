@@ -129,12 +129,20 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
             f"{where}: {column} is {_short(prompt)}, not a list of messages such as {{'role': 'user', 'content': ...}}"
             + (_TEXT_HINT if isinstance(prompt, str) and prompt else "")
         )
-    for message in prompt:
+    given: list[Any] = [_with_content(message) for message in prompt]
+    for message in given:
         if not isinstance(message, Mapping) or not all(
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
             raise DataError(f"{where}: the message {_short(message)} needs the texts 'role' and 'content'")
-    return tuple({key: value for key, value in message.items() if value is not None} for message in prompt)
+    return tuple({key: value for key, value in message.items() if value is not None} for message in given)
+
+
+def _with_content(message: object) -> object:
+    """The message; one with tool calls may lack a content, which is then empty."""
+    if isinstance(message, Mapping) and message.get("tool_calls") and message.get("content") is None:
+        return {**message, "content": ""}
+    return message
 
 
 def answered(row: Row, number: int, source: str, columns: Columns) -> Row:

@@ -13,13 +13,14 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.chats.contents import ALLOW_DROPPED, dropped, dropped_tools
 from skyrl.chats.masks import message_weights
-from skyrl.chats.spellings import spellings
+from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.sizes import evaluates, samples
 from skyrl.data.conversations import tools_of, with_system
-from skyrl.data.prompts import data_source_of, extras_of
+from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.row_forms import chat_in, learns_all
 from skyrl.data.sources import FILES, BadRow, Columns, Row, chat_of, first_row, iterate_rows
 from skyrl.envs.env import Env
@@ -190,12 +191,12 @@ def _written_by_the_template(run: SkyRLTrainConfig, row: FirstRow) -> Iterator[P
         if files is None or template is None:  # other checks report both
             return
         variables = {**files.special_tokens, **run.generator.chat_template_kwargs}
-        text = render_template(template, row.messages, **variables)
+        text = _prompt_text(template, row, variables, checked=not run.environment.agent.plays)
     except ConfigError as error:
         yield from error.problems
         return
-    except TemplateRefusal as error:
-        yield Problem(path=row.field, message=f"{row.source}, row 0: the chat template refuses the prompt: {error}")
+    except DataError as error:
+        yield Problem(path=row.field, message=f"{row.source}, row 0: {error}")
         return
     tokens = files.count_tokens(text) if text else None
     answer, positions = run.generator.sampling_params.max_generate_length, files.positions
@@ -206,6 +207,30 @@ def _written_by_the_template(run: SkyRLTrainConfig, row: FirstRow) -> Iterator[P
             "positions of the model",
             hint="lower it, or leave long prompts out with trainer.max_prompt_length",
         )
+
+
+def _prompt_text(template: str, row: FirstRow, variables: Mapping[str, Any], *, checked: bool) -> str | None:
+    """The prompt in the spelling of which the template drops the least; None if only the tokenizer can render it.
+
+    Raises `DataError` if the template refuses it, or if it is `checked` and the template drops a part.
+    """
+    tools = tools_in(row.extras, row.source) if checked else ()
+
+    def write(spelling: Spelling) -> str | None:
+        shown = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        try:
+            return render_template(template, spelling.of(row.messages), **{**variables, **shown})
+        except TemplateRefusal as error:
+            raise DataError(f"the chat template refuses the prompt: {error}") from error
+
+    def missing(text: str | None) -> Iterator[str]:
+        for message in row.messages if text is not None else ():
+            yield from dropped(message, text or "", thoughts=False)
+        yield from dropped_tools(tools if text is not None else (), text or "")
+
+    allowed = not checked or bool(row.extras.get(ALLOW_DROPPED))
+    fullest: FullestSpelling[str | None] = FullestSpelling()
+    return fullest(row.messages, write, missing=missing, text_of=lambda text: text or "", allow_dropped=allowed)
 
 
 def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Problem]:
