@@ -17,7 +17,7 @@ from skyrl.chats.rendering import Template
 from skyrl.chats.text import encoded, template_name, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.data.conversations import from_json, refuse_media, without_nulls
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, in_table, read_rows
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, in_table, is_missing, read_rows
 from skyrl.errors import DataError
 from skyrl.trajectory import Prompt
 
@@ -235,9 +235,14 @@ def tools_in(row: Row, source: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(without_nulls(given) if in_table(source) else given)
 
 
+NO_SOURCE = "default"
+"""Name of the data source of rows that name none."""
+
+
 def data_source_of(row: Row) -> str:
     """Name of the data source under which a row is reported."""
-    return str(row.get("data_source") or "default")
+    source = row.get("data_source")
+    return NO_SOURCE if is_missing(source) or source == "" else str(source)
 
 
 def _stopped_by(reasons: Sequence[str]) -> str:
