@@ -278,8 +278,9 @@ def test_an_environment_of_ours_is_made_from_the_first_row(nano: Path, tmp_path:
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": [{"role": "user", "content": "a"}]}\n' * 4, encoding="utf-8")
     changes = {"data.train_data": [str(file)], "data.val_data": [str(file)], "environment.env_class": "gsm8k"}
-    (problem,) = problems(nano, tmp_path, changes)
-    assert "needs the column reward_spec" in problem.message
+    found = problems(nano, tmp_path, changes)
+    assert [problem.path for problem in found] == ["data.train_data", "data.val_data"]
+    assert all("4 of 4 rows" in each.message and "needs the column reward_spec" in each.message for each in found)
 
 
 def test_a_template_that_refuses_the_first_row_is_named(nano: Path, tmp_path: Path) -> None:

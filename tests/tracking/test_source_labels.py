@@ -22,7 +22,7 @@ from skyrl.trajectory import Prompt, TrajectoryGroup
 
 USUAL = ("math", "openai/gsm8k", "AIME 2024 (hard)", "数学", "a.b_c-d", "résumé", "x=1,y=2", "default", "a" * 200)
 ODD = (
-    *("a" * 300, "一" * 29, "é" * 43, "..", "../../etc", "/tmp/x", "a//b", "a/../b", "a/.", "a\nb", "\x00", "\x1b[31m"),
+    *("a" * 300, "一" * 29, "é" * 43, "..", "../../etc", "/abs/x", "a//b", "a/../b", "a/.", "a\nb", "\x00", "\x1b[31m"),
     *("\u2028", "", " ", " a ", "https://x.y/z?q=1", 'say "what"', "*", "a\\b", "a|b", "\ud800", *TAKEN, "ALL", "All"),
 )
 
