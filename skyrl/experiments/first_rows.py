@@ -15,6 +15,7 @@ from attrs import frozen
 
 from skyrl.chats.contents import ALLOW_DROPPED, dropped, dropped_tools
 from skyrl.chats.masks import message_weights
+from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
@@ -320,7 +321,8 @@ def _judgement(make: MakeEnv, row: FirstRow, answer: str) -> Callable[[], Sequen
     """Function that calls the reward function once and returns its rewards, where None stands for no reward."""
 
     def judge() -> Sequence[Any]:
-        messages, extras = deepcopy(row.messages), deepcopy(row.extras)
+        asked = row.messages[:-1] if begins_an_answer(row.messages) else row.messages
+        messages, extras = deepcopy(asked), deepcopy(row.extras)
         if isinstance(make, GroupReward):
             return [each for each in make.rewards(messages, [answer], extras) if each is not None]
         env = make(extras)
