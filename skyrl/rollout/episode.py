@@ -85,8 +85,9 @@ class Episode:
         config = self._context.config
         again = messages != prompt.asked or self._tools != prompt.tools
         if again or config.chat_template.name_or_path is not None:
-            kwargs, allowed = config.chat_template_kwargs, bool(prompt.extras.get(ALLOW_DROPPED))
-            template = Template(tokenizer=self._context.tokenizer, arguments=kwargs, tools=self._tools)
+            kwargs, tokenizer = config.chat_template_kwargs, self._context.tokenizer
+            template = Template(tokenizer=tokenizer, arguments=kwargs, tools=self._tools)
+            allowed = self._context.agent is not None or bool(prompt.extras.get(ALLOW_DROPPED))
             with self._readable("starting on"), _naming_tools(tools):
                 ids = template.start([*messages, *prompt.begun], allow_dropped=allowed)
             self._transcript = self._transcript.restarted(ids)
