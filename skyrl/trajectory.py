@@ -28,11 +28,15 @@ class Prompt:
     id: str
     """Unique in its dataset: number of the source and of the row in it. Samples with the same id form a group."""
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     """The conversation so far: `{"role": ..., "content": ...}` each."""
 
     token_ids: tuple[int, ...]
-    """Tokens of `messages` rendered with the chat template, generation prompt included."""
+    """Tokens of `messages` rendered with the chat template, generation prompt included. If the last message is the
+    assistant's, it is the beginning of the answer, and the tokens end with it."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools that the row brings, which the chat template shows."""
 
     env_class: str
     """The task that rewards an answer: a registered name, or an import path from the configuration."""
@@ -42,6 +46,20 @@ class Prompt:
 
     extras: Mapping[str, Any] = field(factory=dict)
     """All other columns of the row, such as `reward_spec` and `extra_info`, for the environment."""
+
+    @property
+    def begun(self) -> tuple[Mapping[str, Any], ...]:
+        """The last message if it is the beginning of the answer, which the policy continues; otherwise nothing."""
+        return self.messages[-1:] if self.messages and self.messages[-1].get("role") == "assistant" else ()
+
+    @property
+    def asked(self) -> tuple[Mapping[str, Any], ...]:
+        """The messages without the beginning of the answer."""
+        return self.messages[: len(self.messages) - len(self.begun)]
+
+    def whole(self, text: str) -> str:
+        """The answer of which the policy sampled `text`: what the row has begun, and the text."""
+        return "".join(str(message["content"]) for message in self.begun) + text
 
 
 @frozen(kw_only=True)

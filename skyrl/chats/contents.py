@@ -12,9 +12,16 @@ from itertools import product
 from typing import Any
 
 from skyrl.chats.text import Message
+from skyrl.errors import DataError
+
+ALLOW_DROPPED = "allow_dropped_content"
+"""Column of a row that is used although the chat template drops some of its content."""
 
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which messages carry thoughts outside of `content`; templates read one of them or none."""
+
+RESULTS = ("tool", "function", "ipython")
+"""Roles of messages with the result of a tool call."""
 
 _INLINE = re.compile(r"\s*(?:<think>)?((?:(?!<think>).)*?)</think>(.*)", re.DOTALL)
 """Thoughts at the beginning of a content; if the header opens them, the text has only the closing tag."""
@@ -41,27 +48,53 @@ def dropped(message: Message, text: str, *, thoughts: bool = True) -> list[str]:
     thought, rest = split_thoughts(message)
     parts = [("the thoughts", thought)] if thoughts else []
     parts.append((f"the content of a message of {message.get('role')}", rest))
-    missing = [f"{what} ({_short(said)})" for what, said in parts if not holds(text, said)]
+    if message.get("role") not in RESULTS and message.get("name"):  # a result belongs to its call, named or not
+        parts.append((f"the name of a message of {message.get('role')}", str(message["name"])))
+    missing = [f"{what} ({short(said)})" for what, said in parts if not holds(text, said)]
     for call in calls_of(message):
         name = str(call.get("name", ""))
         if not holds(text, name):
             missing.append(f"the call of {name}")
         elif not _holds_arguments(text, call.get("arguments")):
-            missing.append(f"the arguments of the call of {name} ({_short(call.get('arguments'))})")
+            missing.append(f"the arguments of the call of {name} ({short(call.get('arguments'))})")
     return missing
+
+
+def leaves_out(missing: Sequence[str]) -> DataError:
+    """The error for a conversation of which a chat template drops these parts."""
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    roles = "a role that it writes, or " if any(" of a message of " in part for part in missing) else ""
+    return DataError(
+        f"the chat template leaves out {', '.join(missing[:3])}{more}: use {roles}another template (chat_template), or "
+        f"set {ALLOW_DROPPED} in the row to train on what is left"
+    )
 
 
 def dropped_tools(tools: Sequence[Any], text: str) -> list[str]:
     """Descriptions of the tools whose names are missing in `text`."""
-    entries = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools]
-    names = [str(entry["name"]) for entry in entries if isinstance(entry, Mapping) and entry.get("name")]
-    return [f"the tool {name}" for name in names if name not in text]
+    return [f"the tool {name}" for name in map(tool_name, tools) if name and name not in text]
+
+
+def tool_name(tool: object) -> str | None:
+    """Name of a tool in the form of JSON schemas, nested in `function` or not; None for anything else."""
+    entry = tool.get("function", tool) if isinstance(tool, Mapping) else tool
+    return str(entry["name"]) if isinstance(entry, Mapping) and entry.get("name") else None
+
+
+def with_tools(
+    tools: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], ...]:
+    """The tools, followed by those of `others` that have other names."""
+    names = {*map(tool_name, tools)}
+    return (*tools, *(tool for tool in others if tool_name(tool) not in names))
 
 
 def holds(text: str, said: str) -> bool:
-    """Whether `text` contains the words verbatim or in their JSON spelling."""
+    """Whether `text` contains the words verbatim or in their JSON spelling, whether it changes their case or not."""
     said = said.strip()
-    return said in text or any(json.dumps(said, ensure_ascii=plain)[1:-1] in text for plain in (False, True))
+    if said in text or any(json.dumps(said, ensure_ascii=plain)[1:-1] in text for plain in (False, True)):
+        return True
+    return said.casefold() in text.casefold()
 
 
 def _holds_arguments(text: str, written: object) -> bool:
@@ -101,6 +134,7 @@ def _leaves(value: object) -> Iterator[str]:
             yield json.dumps(value)
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """The value shortened for a one-line message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -17,6 +17,10 @@ CPU_SECONDS_PER_CHAT = 0.01
 """Additional seconds for each further conversation that is rendered in the same call."""
 
 
+_watched = threading.local()
+"""`now`: whether this thread is in a block with a limit."""
+
+
 class _Overdue(BaseException):
     """Raised in the thread that runs a template. Jinja catches `Exception`, and must not catch this."""
 
@@ -26,17 +30,22 @@ def bounded(template: str, chats: int = 1) -> Iterator[None]:
     """Interrupts this thread when the block exceeds its limit of processor time.
 
     Python handles the interruption between two operations of the template: a loop or a recursion is ended, a single
-    huge operation (`10 ** 10 ** 10`) is not.
+    huge operation (`10 ** 10 ** 10`) is not. Within another such block, the limit is that of the outer block.
 
     Raises `TemplateTimeoutError`, which names the `template`.
     """
+    if getattr(_watched, "now", False):
+        yield
+        return
     seconds = CPU_SECONDS + CPU_SECONDS_PER_CHAT * (chats - 1)
     watch = _Watch(threading.get_ident(), seconds)
     watch.start()
     try:
         try:
+            _watched.now = True
             yield
         finally:
+            _watched.now = False
             watch.end()
     except _Overdue:
         raise TemplateTimeoutError(

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skyrl.chats.contents import dropped, dropped_tools, holds, split_thoughts
+from skyrl.chats.contents import dropped, dropped_tools
 from skyrl.chats.ends import TurnEnds
 from skyrl.chats.spans import Layout, Layouts
-from skyrl.chats.spellings import Spelling, spellings
+from skyrl.chats.spellings import FullestSpelling, Spelling
 from skyrl.chats.text import CONTEXT, Message, continued_tokens, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
@@ -47,7 +47,7 @@ class ChatMasks:
         self._tokenizer, self._all, self._arguments = tokenizer, all_messages, dict(arguments or {})
         self.behind_other_headers = 0
         """Number of chats so far whose answer does not follow the generation prompt."""
-        self._best: dict[tuple[Spelling, ...], Spelling] = {}  # distinct spellings -> the one that works best
+        self._fullest: FullestSpelling[Layout] = FullestSpelling()
 
     def __call__(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, allow_dropped: bool = False
@@ -76,28 +76,13 @@ class ChatMasks:
         self, chat: Sequence[Message], tools: Sequence[Any] | None, learned: Sequence[int], *, allow_dropped: bool
     ) -> Layout:
         """The chat in the spelling of which the template drops the least. Raises `DataError`."""
-        possible = tuple(spellings(chat))
-        best = self._best.get(possible)
-        found: dict[str, tuple[Layout, Spelling]] = {}
-        refusals: list[DataError] = []
-        for spelling in dict.fromkeys((best or possible[0], *possible)):
-            try:
-                layout = self._layouts(tools, spelling).of(spelling.of(chat), learned)
-            except DataError as error:
-                refusals.append(error)
-                continue
-            missing = list(_missing(chat, tools, layout))
-            lacks = "content" if missing else "earlier thoughts" if _lacks_thoughts(chat, layout) else "nothing"
-            found.setdefault(lacks, (layout, spelling))
-            if missing:
-                refusals.append(_leaves_out(missing))
-            elif lacks == "nothing" or spelling == best:
-                break
-        for lacks in ("nothing", "earlier thoughts", *(["content"] if allow_dropped else [])):
-            if lacks in found:
-                layout, self._best[possible] = found[lacks]
-                return layout
-        raise next((each for each in refusals if "leaves out" in str(each)), refusals[0])
+        return self._fullest(
+            chat,
+            lambda spelling: self._layouts(tools, spelling).of(spelling.of(chat), learned),
+            missing=lambda layout: _missing(chat, tools, layout),
+            text_of=lambda layout: layout.text,
+            allow_dropped=allow_dropped,
+        )
 
     @property
     def turn_end(self) -> tuple[str, int | None]:
@@ -158,16 +143,3 @@ def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: L
     for place, message in enumerate(messages):
         yield from dropped(message, learned.get(place, layout.text), thoughts=place in learned)
     yield from dropped_tools(tools or (), layout.text)
-
-
-def _lacks_thoughts(messages: Sequence[Message], layout: Layout) -> bool:
-    """Whether thoughts of any message are missing in the text."""
-    return any(not holds(layout.text, split_thoughts(message)[0]) for message in messages)
-
-
-def _leaves_out(missing: Sequence[str]) -> DataError:
-    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return DataError(
-        f"the chat template leaves out {', '.join(missing[:3])}{more}: use another template (chat_template), or set "
-        "allow_dropped_content in the row to train on what is left"
-    )

@@ -8,11 +8,13 @@ from the user, so special tokens in it are recognised.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
 
+from skyrl.chats.contents import dropped, dropped_tools, holds, short
+from skyrl.chats.spellings import FullestSpelling, Spelling
 from skyrl.chats.text import CONTEXT, chat_text, continued_tokens, placeholder, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import DataError
@@ -90,6 +92,10 @@ class Template:
 
     spelled: Spelled = field(repr=False)
 
+    _fullest: FullestSpelling[str] = field(factory=FullestSpelling, repr=False, eq=False)
+    _forms: dict[object, tuple[Sequence[int], bool]] = field(factory=dict, repr=False, eq=False)
+    """Parts that the template passes over, by the form of a conversation; see `_passed_over`."""
+
     @spelled.default
     def _of_tokenizer(self) -> Spelled:
         return Spelled.by(self.tokenizer)
@@ -99,26 +105,97 @@ class Template:
         shown = {"tools": [dict(tool) for tool in self.tools]} if self.tools else {}
         return chat_text(self.tokenizer, messages, ask=ask, **{**self.arguments, **shown})
 
-    def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens that an episode begins with. Raises `DataError`, also if the template does not show the tools."""
-        text = self.text(messages)
-        if self.tools and text == evolve(self, tools=()).text(messages):
-            raise DataError(
-                "the environment has tools, but the chat template does not show them: use a model whose template "
-                "writes `tools`, or describe them in the prompt and let tool_schemas() return ()"
-            )
-        return _encode(self.tokenizer, text)
+    def prompt(self, messages: Sequence[Message], *, allow_dropped: bool = False) -> str:
+        """The text that is sampled after: a conversation and the generation prompt, or the beginning of the answer if
+        the last message is the assistant's, which is then continued (as by transformers' `continue_final_message`).
+
+        The conversation is written in the spelling of which the template drops the least. Raises `DataError` for one of
+        which it drops a part, unless `allow_dropped`; thoughts of earlier messages may be dropped, as usual for models.
+        """
+        begun = len(messages) - 1 if begins_an_answer(messages) else None
+        if begun is not None and messages[-1].get("tool_calls"):
+            raise DataError("the last message is a tool call of the assistant without its result: add the result")
+
+        def write(spelling: Spelling) -> str:
+            return self._prompt_text(spelling.of(messages), continues=begun is not None)
+
+        def missing(text: str) -> Iterator[str]:
+            parts = [dropped(message, text, thoughts=place == begun) for place, message in enumerate(messages)]
+            tools = dropped_tools(self.tools, text)
+            hidden, ignores_tools = ((), False) if tools or any(parts) else self._passed_over(messages)
+            for place, message in enumerate(messages):
+                yield from parts[place] or (dropped(message, "", thoughts=False)[:1] if place in hidden else ())
+            yield from dropped_tools(self.tools, "") if ignores_tools else tools
+
+        return self._fullest(messages, write, missing=missing, text_of=str, allow_dropped=allow_dropped)
+
+    def _prompt_text(self, messages: Sequence[Message], *, continues: bool) -> str:
+        shown = evolve(self, arguments={**self.arguments, "continue_final_message": True}) if continues else self
+        return shown.text(messages, ask=not continues)
+
+    def _passed_over(self, messages: Sequence[Message]) -> tuple[Sequence[int], bool]:
+        """Indices of the messages that the template passes over, and whether it ignores the tools.
+
+        A short content or name may occur in the text anyway, so that a conversation of the same form is rendered, once,
+        with a mark as each content, with and without tools.
+        """
+        form = (tuple((message["role"], *sorted(filter(message.get, message))) for message in messages), not self.tools)
+        if form not in self._forms:
+            marks = {place: _MARK.format(place) for place, message in enumerate(messages) if message.get("content")}
+            marked = [{**message, "content": marks.get(place, "")} for place, message in enumerate(messages)]
+            continues = begins_an_answer(messages)
+            try:
+                text = self._prompt_text(marked, continues=continues)
+                hidden = tuple(place for place, mark in marks.items() if not holds(text, mark))
+                plain = evolve(self, tools=())._prompt_text(marked, continues=continues) if self.tools else ""
+                self._forms[form] = (hidden, plain == text)
+            except DataError:  # the template reads contents, and refuses these
+                self._forms[form] = ((), False)
+        return self._forms[form]
+
+    def start(self, messages: Sequence[Message], *, allow_dropped: bool = False) -> tuple[int, ...]:
+        """The tokens that an episode begins with. Raises `DataError` as `prompt` does."""
+        return _encode(self.tokenizer, self.prompt(messages, allow_dropped=allow_dropped))
 
     def history(self, prompt: Sequence[Message], said: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of the whole conversation: the initial prompt and the messages since. Raises `DataError`."""
-        return self.spelled.ids(self.text([*prompt, *map(self.spelled.marked, said)]))
+        """The tokens of the whole conversation: the initial prompt and the messages since. Raises `DataError`, also if
+        the template drops a message that is not the assistant's.
+        """
+        marked = [*map(self.spelled.marked, said)]
+        text = self.text([*prompt, *marked])
+        _refuse_dropped(marked, text)
+        return self.spelled.ids(text)
 
     def after(self, conversation: Sequence[Message], stem: str, said: Sequence[Message]) -> tuple[int, ...] | None:
         """The tokens that the template writes after the text `stem` when the conversation continues with `said`; None
-        if the template drops that text. Raises `DataError`.
+        if the template drops that text. Raises `DataError`, also if the template drops a message of `said` that is not
+        the assistant's.
         """
-        _, found, rest = self.text([*conversation, *map(self.spelled.marked, said)]).partition(stem)
-        return self.spelled.ids(rest, before=stem) if found else None
+        marked = [*map(self.spelled.marked, said)]
+        _, found, rest = self.text([*conversation, *marked]).partition(stem)
+        if not found:
+            return None
+        _refuse_dropped(marked, rest)
+        return self.spelled.ids(rest, before=stem)
+
+
+def begins_an_answer(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the beginning of the assistant's answer, which the policy continues."""
+    return bool(messages) and messages[-1].get("role") == "assistant"
+
+
+def _refuse_dropped(messages: Sequence[Message], text: str) -> None:
+    """Raises `DataError` if the text lacks the content of a message that is not the assistant's."""
+    missing = [
+        f"the content of a message of {message.get('role')} ({short(message['content'])})"
+        for message in messages
+        if message.get("role") != "assistant" and not holds(text, message.get("content") or "")
+    ]
+    if missing:
+        raise DataError(
+            f"the chat template leaves out {', '.join(missing[:3])}: use a role that it writes, or another template "
+            "(chat_template)"
+        )
 
 
 def _encode(tokenizer: ChatTokenizer, text: str, **options: object) -> tuple[int, ...]:

@@ -8,14 +8,17 @@ mean the same, so the one that the template renders in full is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from attrs import frozen
 
-from skyrl.chats.contents import THOUGHT_FIELDS, split_thoughts
+from skyrl.chats.contents import THOUGHT_FIELDS, holds, leaves_out, split_thoughts
 from skyrl.chats.text import Message
+from skyrl.errors import DataError
+
+T = TypeVar("T")
 
 Thoughts = Literal["given", "reasoning_content", "thinking", "reasoning"]
 Arguments = Literal["object", "text"]
@@ -85,6 +88,58 @@ def spellings(messages: Sequence[Message]) -> Iterator[Spelling]:
     if any(not split_thoughts(message)[1] for message in said):
         empty = ("text", "null", "absent")
     yield from (Spelling(*each) for each in product(thoughts, arguments, empty))
+
+
+class FullestSpelling(Generic[T]):
+    """Finds the spelling of which a chat template drops the least. It first tries the spelling that was best for an
+    earlier conversation of the kind.
+    """
+
+    def __init__(self) -> None:
+        self._best: dict[tuple[Spelling, ...], Spelling] = {}  # distinct spellings -> the one that works best
+
+    def __call__(
+        self,
+        chat: Sequence[Message],
+        write: Callable[[Spelling], T],
+        *,
+        missing: Callable[[T], Iterable[str]],
+        text_of: Callable[[T], str],
+        allow_dropped: bool,
+    ) -> T:
+        """What `write` makes of the chat in its fullest spelling; `missing` describes the parts that its text lacks.
+
+        Thoughts of earlier messages may be missing, as usual for models; `allow_dropped` accepts that other parts are.
+        Raises `DataError`, as `write` may for some spellings.
+        """
+        possible = tuple(spellings(chat))
+        best = self._best.get(possible)
+        found: dict[str, tuple[T, Spelling]] = {}
+        refusals: list[DataError] = []
+        left_out: DataError | None = None
+        for spelling in dict.fromkeys((best or possible[0], *possible)):
+            try:
+                made = write(spelling)
+            except DataError as error:
+                refusals.append(error)
+                continue
+            parts = list(missing(made))
+            lacks = "content" if parts else "earlier thoughts" if _lacks_thoughts(chat, text_of(made)) else "nothing"
+            found.setdefault(lacks, (made, spelling))
+            if parts:
+                left_out = left_out or leaves_out(parts)
+            elif lacks == "nothing" or spelling == best:
+                break
+        for lacks in ("nothing", "earlier thoughts", *(["content"] if allow_dropped else [])):
+            if lacks in found:
+                made, self._best[possible] = found[lacks]
+                return made
+        raise left_out or refusals[0]
+
+
+def _lacks_thoughts(messages: Sequence[Message], text: str) -> bool:
+    """Whether thoughts of any message are missing in the text."""
+    return any(not holds(text, split_thoughts(message)[0]) for message in messages)
 
 
 def _parsed(text: str) -> Any:

@@ -56,6 +56,13 @@ def text_tokens(tokenizer: ChatTokenizer, text: str, **options: object) -> list[
     return ids
 
 
+def encoded(tokenizer: ChatTokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, tokenized together. Raises whatever the tokenizer raises for a text that it refuses."""
+    if not texts:
+        return []
+    return tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+
+
 CONTEXT = 32
 """Number of characters before a text that determine how its first word is tokenized."""
 

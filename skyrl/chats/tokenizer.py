@@ -35,6 +35,11 @@ class ChatTokenizer(Protocol):
     def encode(self, text: str, /, *, add_special_tokens: bool = ..., **options: object) -> list[int]:
         """Token ids of a text."""
 
+    def __call__(
+        self, texts: Sequence[str], /, *, add_special_tokens: bool = ..., **options: object
+    ) -> Mapping[str, list[list[int]]]:
+        """A mapping with the token ids of each text under `input_ids`."""
+
     def decode(
         self, token_ids: Sequence[int] | NDArray[Any], /, *, skip_special_tokens: bool = ..., **options: object
     ) -> str:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skyrl.chats.contents import split_thoughts
+from skyrl.chats.contents import short, split_thoughts
 from skyrl.chats.text import Message
 from skyrl.data.sources import Row
 from skyrl.errors import DataError
@@ -71,12 +71,6 @@ def from_json(text: str, key: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise DataError(f"{key} is not JSON: {error}") from None
-
-
-def short(value: object) -> str:
-    """The value shortened for a one-line message."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _message(given: object, key: str) -> Message:

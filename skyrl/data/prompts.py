@@ -9,13 +9,16 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
+from skyrl.chats.contents import ALLOW_DROPPED, tool_name
 from skyrl.chats.deadline import bounded
-from skyrl.chats.text import template_name
+from skyrl.chats.rendering import Template
+from skyrl.chats.text import encoded, template_name, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, read_rows
-from skyrl.errors import DataError, TemplateTimeoutError
+from skyrl.data.conversations import from_json, refuse_media, without_nulls
+from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, in_table, is_missing, read_rows
+from skyrl.errors import DataError
 from skyrl.trajectory import Prompt
 
 _OWN_COLUMNS = ("env_class", "data_source")
@@ -76,15 +79,18 @@ def load_prompts(
     columns: Columns | None = None,
     skip_bad_rows: bool = False,
     refuses: Refuses | None = None,
+    rendered: bool = True,
 ) -> PromptDataset:
     """Read every source and tokenize each row's chat with the model's template.
 
     Rows longer than `max_prompt_length` tokens are left out and counted, and so are rows that are not prompts if
     `skip_bad_rows` is set. A row may name its own `env_class`; without one it gets `env_class`, if that is not None. A
-    row that `refuses` gives a reason against is bad. Raises `DataError` for a bad source or row, and when no row is
-    left.
+    row that `refuses` gives a reason against is bad, and so is one of which the template drops a part, unless the row
+    sets `allow_dropped_content`. Without `rendered`, the policy sees other text, such as that of an agent, and nothing
+    is checked. Raises `DataError` for a bad source or row, and when no row is left.
     """
-    read = _Reader(tokenizer, chat_template_kwargs or {}, env_class, columns or Columns(), refuses)
+    template = Template(tokenizer=tokenizer, arguments=chat_template_kwargs or {})
+    read = _Reader(tokenizer, template, rendered, env_class, columns or Columns(), refuses)
     prompts: list[Prompt] = []
     bad: list[str] = []
     sizes = []
@@ -110,16 +116,26 @@ def load_prompts(
 
 
 @frozen
+class _Chat:
+    """The part of a row that the policy is shown."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    allow_dropped: bool = False
+
+
+@frozen
 class _Reader:
     tokenizer: Any
-    template_kwargs: Mapping[str, Any]
+    template: Template
+    rendered: bool
     env_class: str | None
     columns: Columns
     refuses: Refuses | None
 
     def prompts(self, source: str, number: int) -> Iterator[Prompt | BadRow]:
         """A prompt or `BadRow` for each row of the source, which has index `number` in the run."""
-        rows: dict[int, tuple[Row, Any]] = {}
+        rows: dict[int, tuple[Row, _Chat]] = {}
         bad: dict[int, BadRow] = {}
         whole = read_rows(source, self.columns)
         for place, row in enumerate(whole):
@@ -135,7 +151,7 @@ class _Reader:
             else:
                 yield self._prompt(*rows[place], tokens, f"{number}:{place}")
 
-    def _chat(self, row: Row | BadRow, place: int, source: str) -> tuple[Row, Any]:
+    def _chat(self, row: Row | BadRow, place: int, source: str) -> tuple[Row, _Chat]:
         if isinstance(row, BadRow):
             raise DataError(row.reason)
         whole = answered(row, place, source, self.columns)
@@ -144,44 +160,55 @@ class _Reader:
             raise DataError(f"{source}, row {place} names no env_class, and environment.env_class gives no default")
         if self.refuses and (reason := self.refuses(task, extras_of(whole, self.columns))):
             raise DataError(f"{source}, row {place} {reason}")
-        return whole, chat_of(whole, place, source, self.columns)
-
-    def _tokenize(self, chats: Mapping[int, Any], source: str) -> dict[int, list[int] | BadRow]:
-        """Tokenize all chats at once, which is faster; one by one if the template refuses one of them."""
+        messages = chat_of(whole, place, source, self.columns)
+        messages = tuple(without_nulls(messages)) if in_table(source) else messages
+        if not self.rendered:
+            return whole, _Chat(messages)
+        allowed = bool(whole.get(ALLOW_DROPPED))
         try:
-            return dict(zip(chats, self._encode(list(chats.values())), strict=True))
-        except TemplateTimeoutError:
-            raise
-        except Exception:  # noqa: BLE001 - a template is a program of the model's author: it may raise anything
-            return {place: self._one(chat, place, source) for place, chat in chats.items()}
+            if not allowed:
+                refuse_media({key: value for key, value in whole.items() if not isinstance(value, str)})
+            return whole, _Chat(messages, tools_in(whole, source), allowed)
+        except DataError as error:
+            raise DataError(f"{source}, row {place}: {error}") from error
 
-    def _one(self, chat: object, place: int, source: str) -> list[int] | BadRow:
-        try:
-            return self._encode([chat])[0]
-        except TemplateTimeoutError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
-            return BadRow(f"{source}, row {place}: the tokenizer's chat template refuses the prompt: {error}")
-
-    def _encode(self, chats: Sequence[Any]) -> list[list[int]]:
-        if not chats:
-            return []
+    def _tokenize(self, chats: Mapping[int, _Chat], source: str) -> dict[int, list[int] | BadRow]:
+        """The tokens of each chat, or why it is bad."""
+        made: dict[int, list[int] | BadRow] = {}
+        texts: dict[int, str] = {}
         with bounded(template_name(self.tokenizer), len(chats)):
-            encoded: list[list[int]] = self.tokenizer.apply_chat_template(
-                [list(chat) for chat in chats],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-                tokenizer_kwargs={"verbose": False},  # prompts that are too long are counted: no warning needed
-                **self.template_kwargs,
-            )
-        return encoded
+            for place, chat in chats.items():
+                try:
+                    texts[place] = self._text(chat)
+                except DataError as error:
+                    made[place] = BadRow(f"{source}, row {place}: {error}")
+        return made | self._encode(texts, source)
 
-    def _prompt(self, row: Row, chat: tuple[Mapping[str, str], ...], token_ids: Sequence[int], row_id: str) -> Prompt:
+    def _text(self, chat: _Chat) -> str:
+        if not self.rendered:
+            return self.template.text(chat.messages)
+        shown = evolve(self.template, tools=chat.tools) if chat.tools else self.template
+        return shown.prompt(chat.messages, allow_dropped=chat.allow_dropped)
+
+    def _encode(self, texts: Mapping[int, str], source: str) -> dict[int, list[int] | BadRow]:
+        """Tokenize all texts at once, which is faster; one by one if the tokenizer refuses one of them."""
+        try:
+            return dict(zip(texts, encoded(self.tokenizer, [*texts.values()]), strict=True))
+        except Exception:  # noqa: BLE001 - tokenizers raise whatever they like for a text that is not Unicode
+            return {place: self._one(text, place, source) for place, text in texts.items()}
+
+    def _one(self, text: str, place: int, source: str) -> list[int] | BadRow:
+        try:
+            return text_tokens(self.tokenizer, text)
+        except Exception as error:  # noqa: BLE001 - as above
+            return BadRow(f"{source}, row {place}: the tokenizer refuses the prompt: {error}")
+
+    def _prompt(self, row: Row, chat: _Chat, token_ids: Sequence[int], row_id: str) -> Prompt:
         return Prompt(
             id=row_id,
-            messages=chat,
+            messages=chat.messages,
             token_ids=tuple(token_ids),
+            tools=chat.tools,
             env_class=row.get("env_class") or str(self.env_class),
             data_source=data_source_of(row),
             extras=extras_of(row, self.columns),
@@ -194,9 +221,28 @@ def extras_of(row: Row, columns: Columns) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in own and value is not None}
 
 
+def tools_in(row: Row, source: str) -> tuple[Mapping[str, Any], ...]:
+    """The tools that a row brings for the policy: its column `tools`, a list of JSON schemas or the JSON text of one.
+
+    Anything else in this column, such as a list of names, is for the environment alone. Raises `DataError` for a text
+    that begins as a list and is not JSON.
+    """
+    given = row.get("tools")
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        given = from_json(given, "tools")
+    if not isinstance(given, list | tuple) or not all(map(tool_name, given)):
+        return ()
+    return tuple(without_nulls(given) if in_table(source) else given)
+
+
+NO_SOURCE = "default"
+"""Name of the data source of rows that name none."""
+
+
 def data_source_of(row: Row) -> str:
     """Name of the data source under which a row is reported."""
-    return str(row.get("data_source") or "default")
+    source = row.get("data_source")
+    return NO_SOURCE if is_missing(source) or source == "" else str(source)
 
 
 def _stopped_by(reasons: Sequence[str]) -> str:

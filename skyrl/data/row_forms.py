@@ -14,17 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from skyrl.chats.contents import ALLOW_DROPPED, short
 from skyrl.chats.masks import ChatMasks, Ids, Weights
 from skyrl.chats.text import Message, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SFTConfig
-from skyrl.data.conversations import messages_of, refuse_media, short, tools_of, with_system
+from skyrl.data.conversations import messages_of, refuse_media, tools_of, with_system
 from skyrl.data.sources import Row
 from skyrl.data.tokenized import tokenized_row
 from skyrl.errors import DataError
-
-ALLOW_DROPPED = "allow_dropped_content"
-"""Column of a row that is trained on although the chat template drops some of its content."""
 
 
 def learns_all(run: SFTConfig) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -129,26 +131,57 @@ def chat_of(row: Row, number: int, source: str, columns: Columns | None = None) 
             f"{where}: {column} is {_short(prompt)}, not a list of messages such as {{'role': 'user', 'content': ...}}"
             + (_TEXT_HINT if isinstance(prompt, str) and prompt else "")
         )
-    for message in prompt:
+    given: list[Any] = [_with_content(message) for message in prompt]
+    for message in given:
         if not isinstance(message, Mapping) or not all(
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
             raise DataError(f"{where}: the message {_short(message)} needs the texts 'role' and 'content'")
-    return tuple({key: value for key, value in message.items() if value is not None} for message in prompt)
+    return tuple({key: value for key, value in message.items() if value is not None} for message in given)
+
+
+def _with_content(message: object) -> object:
+    """The message; one with tool calls may lack a content, which is then empty."""
+    if isinstance(message, Mapping) and message.get("tool_calls") and message.get("content") is None:
+        return {**message, "content": ""}
+    return message
 
 
 def answered(row: Row, number: int, source: str, columns: Columns) -> Row:
-    """The row, with its answer as ground truth if it has no `reward_spec`. Raises `DataError` if it has neither."""
-    if columns.answer is None or row.get("reward_spec") is not None:
+    """The row, with its answer as ground truth if its `reward_spec` has none. Raises `DataError` if it has neither."""
+    spec = row.get("reward_spec")
+    if columns.answer is None or not (spec is None or isinstance(spec, Mapping)):
         return row
-    answer = row.get(columns.answer)
+    if spec is not None and not is_missing(spec.get("ground_truth")):
+        return row
+    answer = answer_in(row, columns.answer)
     if answer is None:
         raise DataError(f"{source}, row {number}: {columns.answer} (data.answer_column) is missing")
+    return {**row, "reward_spec": {"method": "rule", **(spec or {}), "ground_truth": answer}}
+
+
+def answer_in(row: Row, column: str) -> object:
+    """The ground truth in a column of answers: a number as text, and of a text the part after `####`, as in GSM8K,
+    where a number loses its commas; None if there is none.
+    """
+    answer = row.get(column)
+    if is_missing(answer):
+        return None
     if isinstance(answer, int | float) and not isinstance(answer, bool):
-        answer = str(answer)
-    if isinstance(answer, str):
-        answer = answer.rpartition("####")[2].strip()
-    return {**row, "reward_spec": {"method": "rule", "ground_truth": answer}}
+        return str(answer)
+    if not isinstance(answer, str):
+        return answer
+    _, mark, last = answer.rpartition("####")
+    last = last.strip()
+    return last.replace(",", "") if mark and _NUMBER_WITH_COMMAS.fullmatch(last) else last
+
+
+def is_missing(value: object) -> bool:
+    """Whether a value of a row stands for none: null or NaN."""
+    return value is None or (isinstance(value, float | Decimal) and value != value)
+
+
+_NUMBER_WITH_COMMAS = re.compile(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 
 
 def _existing(path: Path) -> Path:

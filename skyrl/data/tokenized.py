@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from skyrl.chats.contents import short
 from skyrl.chats.masks import Ids, Mask
-from skyrl.data.conversations import short
 from skyrl.data.sources import Row
 from skyrl.errors import DataError
 

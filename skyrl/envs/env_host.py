@@ -14,7 +14,7 @@ from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_env
-from skyrl.envs.reward_functions import PlainReward, asked_of_rows
+from skyrl.envs.reward_functions import PlainReward, asked_of_rows, taken
 from skyrl.errors import SkipSample, TaskError
 from skyrl.sandbox.worker import answer_lines
 from skyrl.tree.frames import raised_at
@@ -48,7 +48,7 @@ class _Episode:
 
     def _call(self, call: str, given: Any) -> object:
         if call == "find":
-            return _asked_of_rows(find_env(given))
+            return _names_of(find_env(given))
         if call == "make":
             self._env = find_env(given["name"])(given["extras"])
             return None
@@ -67,16 +67,18 @@ class _Episode:
                 return settled(closing())
 
 
-def _asked_of_rows(found: MakeEnv) -> list[str] | None:
-    """Names of the row values that a reward function requires; None for an environment. Raises `TaskError` for a group
-    reward function: the samples of a prompt run in separate processes.
+def _names_of(found: MakeEnv) -> dict[str, list[str]] | None:
+    """Names of the row values that a reward function requires, and of those that it is not given; None for an
+    environment. Raises `TaskError` for a group reward function: the samples of a prompt run in separate processes.
     """
     if isinstance(found, GroupReward):
         raise TaskError(
             "a reward function of groups sees all samples of a prompt, and cannot be isolated: set "
             "environment.skyrl_gym.isolate_user_env = false"
         )
-    return list(asked_of_rows(found.function)) if isinstance(found, PlainReward) else None
+    if not isinstance(found, PlainReward):
+        return None
+    return {"asks": list(asked_of_rows(found.function)), "taken": sorted(taken(found.function))}
 
 
 def _length(given: object) -> int:

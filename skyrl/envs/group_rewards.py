@@ -22,7 +22,7 @@ from attrs import frozen
 
 from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.reward_functions import ground_truth
+from skyrl.envs.reward_functions import ground_truth, taken
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,10 +61,11 @@ class GroupReward:
     ) -> dict[str, Any]:
         """Arguments of the function: chats, and one list per column."""
         truth = ground_truth(extras)
-        columns = {name: [value] * len(answers) for name, value in {"ground_truth": truth, **extras}.items()}
+        columns = {name: value for name, value in extras.items() if name not in taken(self.function)}
+        lists = {name: [value] * len(answers) for name, value in {**columns, "ground_truth": truth}.items()}
         chats = [[{"role": "assistant", "content": answer}] for answer in answers]
         prompts = [[dict(message) for message in prompt] for _ in answers]
-        return {"prompts": prompts, "completions": chats, **columns}
+        return {**lists, "prompts": prompts, "completions": chats}
 
     def rewards(
         self, prompt: Sequence[Mapping[str, str]], answers: Sequence[str], extras: Mapping[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.multiply import last_boxed
-from skyrl.errors import TaskError
+from skyrl.envs.rows import ground_truth
 
 _ANSWER = re.compile(r"#### (-?[0-9.,]+)")
 
@@ -22,10 +22,7 @@ class GSM8kEnv(Env):
 
     def __init__(self, extras: Mapping[str, Any], equal: Callable[[str, str], bool] | None = None) -> None:
         super().__init__(extras)
-        spec = extras.get("reward_spec")
-        if not isinstance(spec, Mapping) or not isinstance(spec.get("ground_truth"), str):
-            raise TaskError("gsm8k needs the column reward_spec with a text under ground_truth in every row")
-        self.ground_truth: str = spec["ground_truth"]
+        self.ground_truth: str = reference(ground_truth(extras, "gsm8k"))
         self._equal = equal
 
     def step(self, action: str) -> EnvStep:
@@ -34,6 +31,11 @@ class GSM8kEnv(Env):
         if self._equal and boxed is not None:
             reward = float(self._equal(boxed, self.ground_truth))
         return EnvStep(reward=reward, done=True, answer=extracted(action))
+
+
+def reference(ground_truth: str) -> str:
+    """A ground truth as answers are read: without commas, so that "1,000" is "1000"."""
+    return ground_truth.replace(",", "").strip()
 
 
 def score(solution: str, ground_truth: str) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.gsm8k import extracted, score
+from skyrl.envs.gsm8k import extracted, reference, score
 from skyrl.envs.rows import ground_truth, max_turns
 
 THINK = "Think step by step, and end with a number that you would give as the answer, in the form #### NUMBER."
@@ -23,7 +23,7 @@ class GSM8kMultiTurnEnv(Env):
 
     def __init__(self, extras: Mapping[str, Any]) -> None:
         super().__init__(extras)
-        self._ground_truth: str = ground_truth(extras, "gsm8k_multi_turn")
+        self._ground_truth: str = reference(ground_truth(extras, "gsm8k_multi_turn"))
         self._max_turns = max_turns(extras, default=5)
         self._turns = 0
 

@@ -6,7 +6,7 @@ sees another. The environment's module is imported only in that process. Its out
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -111,6 +111,9 @@ class IsolatedTask:
     asks: tuple[str, ...] | None
     """Names of the row values that a reward function requires; None if the import path names an environment."""
 
+    taken: frozenset[str] = frozenset()
+    """Names of the row values that a reward function is not given; see `taken` in `reward_functions.py`."""
+
     @property
     def is_reward(self) -> bool:
         """Whether the import path names a reward function."""
@@ -134,7 +137,10 @@ def isolated(name: str, gym: SkyRLGymConfig) -> IsolatedTask:
         output_bytes=_MOST,
     )
     seconds = gym.step_timeout_seconds
-    return IsolatedTask(full, sandbox, limits, seconds, _asked_of_rows(full, sandbox, limits, seconds))
+    names = _names_of(full, sandbox, limits, seconds)
+    if names is None:
+        return IsolatedTask(full, sandbox, limits, seconds, asks=None)
+    return IsolatedTask(full, sandbox, limits, seconds, asks=tuple(names["asks"]), taken=frozenset(names["taken"]))
 
 
 @cache
@@ -143,11 +149,11 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None) -> Sandbox:
 
 
 @cache
-def _asked_of_rows(
+def _names_of(
     name: str, sandbox: Sandbox, limits: ResourceLimits, seconds: float | None
-) -> tuple[str, ...] | None:
-    """Names of the row values that the reward function requires; None for an environment. Raises `TaskError` if the
-    name cannot be found.
+) -> Mapping[str, Sequence[str]] | None:
+    """Names of the row values that the reward function requires (`asks`) and is not given (`taken`); None for an
+    environment. Raises `TaskError` if the name cannot be found.
     """
     worker = Worker(sandbox, _HOST, limits)
     try:
@@ -158,4 +164,5 @@ def _asked_of_rows(
         worker.close()
     if "raised" in answer:
         raise TaskError(str(answer["raised"]).removeprefix("TaskError: "))
-    return None if answer["gave"] is None else tuple(map(str, answer["gave"]))
+    names: Mapping[str, Sequence[str]] | None = answer["gave"]
+    return names

@@ -12,7 +12,7 @@ written for TRL or verl are called with the arguments they expect (`reward_funct
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -26,13 +26,13 @@ from skyrl.envs.env import Env
 from skyrl.envs.group_rewards import GroupReward, is_group_reward
 from skyrl.envs.gsm8k import GSM8kEnv
 from skyrl.envs.gsm8k_multi_turn import GSM8kMultiTurnEnv
-from skyrl.envs.isolated import isolated
+from skyrl.envs.isolated import IsolatedTask, isolated
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.math_equal import math_equal
 from skyrl.envs.multiply import MultiplyEnv
 from skyrl.envs.remote_sandbox import TOKEN_VARIABLE as CODE_TOKEN
 from skyrl.envs.remote_sandbox import RemoteSandbox, RunsPrograms
-from skyrl.envs.reward_functions import PlainReward
+from skyrl.envs.reward_functions import PlainReward, taken
 from skyrl.envs.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
 from skyrl.envs.reward_model import RewardModelEnv
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
@@ -175,3 +175,21 @@ def find_task(name: str, user_env_class: str | None, settings: SkyRLGymConfig | 
             f"from environment.env_class only. Registered: {', '.join(registered_names())}"
         )
     return find_env(name, settings)
+
+
+def left_out(make: MakeEnv, columns: Iterable[str]) -> tuple[str, ...]:
+    """Columns of rows that are not passed to its reward function, because other arguments have their names."""
+    match make:
+        case PlainReward(function=function) | GroupReward(function=function):
+            names = taken(function)
+        case IsolatedTask(taken=names):
+            pass
+        case _:
+            return ()
+    return tuple(sorted(names & {*columns}))
+
+
+def told_of(columns: Sequence[str], task: str) -> str:
+    """A warning that these columns are not passed to a reward function."""
+    named = f"columns {', '.join(columns)} are" if len(columns) > 1 else f"column {columns[0]} is"
+    return f"the data's {named} not passed to {task}, whose other arguments have such names: rename what it has to read"

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from attrs import frozen
 
 from skyrl.envs.coroutines import settled
 from skyrl.envs.env import Env, EnvStep, Message
+from skyrl.envs.rows import ground_truths
 from skyrl.errors import SkipSample
 
 Signature = Literal["skyrl", "trl", "verl"]
@@ -89,26 +91,58 @@ def arguments(
     A TRL function receives a batch of one sample: each column is a list, and prompt and completion are chats.
     """
     truth = ground_truth(extras)
+    columns = {name: value for name, value in extras.items() if name not in taken(function)}
     match signature_of(function):
         case "trl":
-            columns = {name: [value] for name, value in {"ground_truth": truth, **extras}.items()}
+            lists = {name: [value] for name, value in {**columns, "ground_truth": truth}.items()}
             chat = [{"role": "assistant", "content": answer}]
-            return (), {"prompts": [list(prompt)], "completions": [chat], **columns}
+            return (), {**lists, "prompts": [list(prompt)], "completions": [chat]}
         case "verl":
             others = {"ground_truth": truth, "extra_info": extras.get("extra_info")}
             return (), {"data_source": extras.get("data_source"), "solution_str": answer, **others}
         case _:
-            columns = {name: value for name, value in extras.items() if name not in ("ground_truth", "data_source")}
-            return (answer,), {"ground_truth": truth, **columns}
+            columns.pop("data_source", None)
+            return (answer,), {**columns, "ground_truth": truth}
 
 
 def ground_truth(extras: Mapping[str, Any]) -> object:
-    """The ground truth of a row, from `reward_spec`, `reward_model` (verl) or the column `ground_truth`; None if there
-    is none.
+    """The first of the ground truths of a row; None if there is none."""
+    return next(iter(ground_truths(extras).values()), None)
+
+
+OF_THE_TRAINER = (
+    *("prompts", "completions", "completion", "completion_ids", "environments"),
+    *("trainer_state", "log_extra", "log_metric"),
+)
+"""Arguments that TRL's trainer gives itself: a column of such a name is not passed to a function of its form."""
+
+
+def taken(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of columns that are not passed to a reward function, because they are names of its other arguments: those
+    of the answer, the object it is a method of, and those that `functools.partial` has set.
     """
-    specs = (extras.get(column) for column in ("reward_spec", "reward_model"))
-    truths = [spec.get("ground_truth") for spec in specs if isinstance(spec, Mapping)]
-    return next((truth for truth in truths if truth is not None), extras.get("ground_truth"))
+    inner = function
+    names: set[str] = set()
+    while isinstance(inner, partial):
+        names |= {*inner.keywords}
+        inner = inner.func
+    if not inspect.isfunction(inner):
+        names |= {*_parameters(getattr(inner, "__func__", type(inner).__call__))[:1]}
+    match signature_of(function):
+        case "trl":
+            return frozenset(names | {*OF_THE_TRAINER})
+        case "verl":
+            return frozenset()
+    return frozenset(names | {*_parameters(function)[:1]})
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters that may be given by position and by name; none for a builtin without a signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [each.name for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
 
 _ALWAYS_GIVEN = {

@@ -6,17 +6,34 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from skyrl.data.sources import is_missing
 from skyrl.errors import TaskError
 
 
-def ground_truth(extras: Mapping[str, Any], env: str, kind: type | tuple[type, ...] = str) -> Any:
-    """`ground_truth` of the column `reward_spec` or `reward_model`. Raises `TaskError` if it is not an instance of
-    `kind`.
+def ground_truths(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """The ground truths of a row by their places: `reward_spec`, `reward_model` (verl) and the column `ground_truth`.
+    Null and NaN are none.
     """
-    for column in ("reward_spec", "reward_model"):
-        spec = extras.get(column)
-        if isinstance(spec, Mapping) and isinstance(spec.get("ground_truth"), kind):
-            return spec["ground_truth"]
+    specs = ((column, extras.get(column)) for column in ("reward_spec", "reward_model"))
+    found = {f"{column}.ground_truth": spec.get("ground_truth") for column, spec in specs if isinstance(spec, Mapping)}
+    places = found | {"ground_truth": extras.get("ground_truth")}
+    return {place: truth for place, truth in places.items() if not is_missing(truth)}
+
+
+def differing(truths: Mapping[str, Any]) -> str | None:
+    """Reason why a row with these ground truths is bad: two of them differ. Numbers equal their text."""
+    (place, first), *others = truths.items() or [("", None)]
+    for other, truth in others:
+        if truth != first and str(truth).strip() != str(first).strip():
+            return f"has two ground truths: {place} = {first!r:.60} and {other} = {truth!r:.60}"
+    return None
+
+
+def ground_truth(extras: Mapping[str, Any], env: str, kind: type | tuple[type, ...] = str) -> Any:
+    """The first ground truth of a row that is an instance of `kind`. Raises `TaskError` if there is none."""
+    for truth in ground_truths(extras).values():
+        if isinstance(truth, kind):
+            return truth
     kinds = kind if isinstance(kind, tuple) else (kind,)
     named = " or ".join({"str": "text", "dict": "table"}.get(each.__name__, each.__name__) for each in kinds)
     raise TaskError(f"{env} needs the column reward_spec with a {named} under ground_truth in every row")

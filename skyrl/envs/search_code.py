@@ -15,7 +15,7 @@ from typing import Any
 
 from skyrl.config.environment import SearchEnvConfig
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.gsm8k import extracted, score
+from skyrl.envs.gsm8k import extracted, reference, score
 from skyrl.envs.rows import first_between, ground_truth, max_turns
 from skyrl.envs.search import ask_retriever
 from skyrl.envs.texts import tokenizable
@@ -35,7 +35,7 @@ class SearchCodeEnv(Env):
     ) -> None:
         """`token` is the token that the retriever requires, if any."""
         super().__init__(extras)
-        self._ground_truth: str = ground_truth(extras, "searchcode")
+        self._ground_truth: str = reference(ground_truth(extras, "searchcode"))
         self._settings, self._token = settings, token
         self._python = python_tool(sandbox)
         self._max_turns = max_turns(extras, default=2)

@@ -1,7 +1,7 @@
-"""Finds rows that lack a value that their task's reward function needs: such a row is bad, and never a reward of 0.
+"""Finds rows that cannot be rewarded: such a row is bad, and never a reward of 0.
 
 A reward function needs values for the parameters that have no default. Without this check, a parameter such as
-`ground_truth` would be None.
+`ground_truth` would be None. A row has one ground truth, and a built-in environment can read it.
 """
 
 from __future__ import annotations
@@ -14,34 +14,43 @@ from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.data.prompts import Refuses, extras_of
-from skyrl.data.sources import BadRow, Columns, Row, answered, iterate_rows
+from skyrl.data.sources import BadRow, Columns, Row, answer_in, answered, iterate_rows
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
+from skyrl.envs.reference_answers import misread
 from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.envs.reward_functions import PlainReward, asked_of_rows, lacking
+from skyrl.envs.rows import differing, ground_truths
 from skyrl.errors import DataError, Problem, TaskError
 from skyrl.tree.frames import defined_at
 
 
 def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
-    """Function that names the parameters of a row's reward function that the row has no value for; None if it has all.
+    """Function that gives the reason why a row cannot be rewarded; None if it can: its reward function has a value for
+    each parameter, it has one ground truth, and a built-in environment can read that.
 
-    Tasks that do not exist are ignored, and so are environments, which check their rows themselves.
+    Tasks that do not exist are ignored. Other environments check their rows themselves.
     """
-    settings = run.environment
+    settings, column = run.environment, run.data.answer_column
 
     @cache
-    def asking(task: str) -> tuple[tuple[str, ...], str]:
+    def task_of(name: str) -> tuple[MakeEnv | None, tuple[str, ...], str]:
         try:
-            make = find_task(task, settings.env_class, settings.skyrl_gym)
+            make = find_task(name, settings.env_class, settings.skyrl_gym)
         except TaskError:  # another check reports it
-            return (), ""
-        return asked_by(make), name_of(make, task)
+            return None, (), ""
+        return make, asked_by(make), name_of(make, name)
 
     def refuses(task: str, extras: Mapping[str, Any]) -> str | None:
-        asked, name = asking(task)
+        make, asked, name = task_of(task)
         missing = lacking(asked, extras)
-        return f"has no {' and no '.join(missing)}, which {name} needs" if missing else None
+        if missing:
+            return f"has no {' and no '.join(missing)}, which {name} needs"
+        if make is None:
+            return None
+        answer = answer_in(extras, column) if column else None
+        named = {} if answer is None else {f"{column} (data.answer_column)": answer}
+        return differing({**ground_truths(extras), **named}) or misread(task, make, extras)
 
     return refuses
 
@@ -90,15 +99,17 @@ def lacking_rows(run: SkyRLTrainConfig, field: str, source: str, *, whole: bool)
     except (DataError, OSError):  # another check reports it
         return
     if found:
+        first = next(iter(found.values()))
         yield Problem(
             path=field,
             message=_counted(source, found, rows) if whole else f"{source}, row 0 {found[0]}",
-            hint=_REMEDY + ("" if skips else "; data.bad_rows = skip leaves such rows out"),
+            hint="; ".join([*([_REMEDY] if "has no" in first else []), *([] if skips else [_SKIPS])]),
             severity="warning" if skips and len(found) < rows else "error",
         )
 
 
 _REMEDY = "data.answer_column names the column of the ground truth; a parameter with a default needs no column"
+_SKIPS = "data.bad_rows = skip leaves such rows out"
 
 
 def _reason(run: SkyRLTrainConfig, row: Row | BadRow, columns: Columns, refuses: Refuses) -> str | None:

@@ -13,19 +13,22 @@ from typing import Any
 
 from attrs import frozen
 
+from skyrl.chats.contents import ALLOW_DROPPED, dropped, dropped_tools
 from skyrl.chats.masks import message_weights
-from skyrl.chats.spellings import spellings
+from skyrl.chats.rendering import begins_an_answer
+from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.sizes import evaluates, samples
 from skyrl.data.conversations import tools_of, with_system
-from skyrl.data.prompts import data_source_of, extras_of
+from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.row_forms import chat_in, learns_all
 from skyrl.data.sources import FILES, BadRow, Columns, Row, chat_of, first_row, iterate_rows
 from skyrl.envs.env import Env
 from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.isolated import IsolatedTask
-from skyrl.envs.registry import MakeEnv, find_env, find_task
+from skyrl.envs.reference_answers import ANSWERS
+from skyrl.envs.registry import MakeEnv, find_env, find_task, left_out, told_of
 from skyrl.envs.reward_functions import PlainReward, arguments, ground_truth, lacking
 from skyrl.errors import ConfigError, DataError, Problem, TaskError
 from skyrl.experiments.asked_rows import asked_by, lacking_rows, name_of
@@ -190,12 +193,12 @@ def _written_by_the_template(run: SkyRLTrainConfig, row: FirstRow) -> Iterator[P
         if files is None or template is None:  # other checks report both
             return
         variables = {**files.special_tokens, **run.generator.chat_template_kwargs}
-        text = render_template(template, row.messages, **variables)
+        text = _prompt_text(template, row, variables, checked=not run.environment.agent.plays)
     except ConfigError as error:
         yield from error.problems
         return
-    except TemplateRefusal as error:
-        yield Problem(path=row.field, message=f"{row.source}, row 0: the chat template refuses the prompt: {error}")
+    except DataError as error:
+        yield Problem(path=row.field, message=f"{row.source}, row 0: {error}")
         return
     tokens = files.count_tokens(text) if text else None
     answer, positions = run.generator.sampling_params.max_generate_length, files.positions
@@ -206,6 +209,30 @@ def _written_by_the_template(run: SkyRLTrainConfig, row: FirstRow) -> Iterator[P
             "positions of the model",
             hint="lower it, or leave long prompts out with trainer.max_prompt_length",
         )
+
+
+def _prompt_text(template: str, row: FirstRow, variables: Mapping[str, Any], *, checked: bool) -> str | None:
+    """The prompt in the spelling of which the template drops the least; None if only the tokenizer can render it.
+
+    Raises `DataError` if the template refuses it, or if it is `checked` and the template drops a part.
+    """
+    tools = tools_in(row.extras, row.source) if checked else ()
+
+    def write(spelling: Spelling) -> str | None:
+        shown = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        try:
+            return render_template(template, spelling.of(row.messages), **{**variables, **shown})
+        except TemplateRefusal as error:
+            raise DataError(f"the chat template refuses the prompt: {error}") from error
+
+    def missing(text: str | None) -> Iterator[str]:
+        for message in row.messages if text is not None else ():
+            yield from dropped(message, text or "", thoughts=False)
+        yield from dropped_tools(tools if text is not None else (), text or "")
+
+    allowed = not checked or bool(row.extras.get(ALLOW_DROPPED))
+    fullest: FullestSpelling[str | None] = FullestSpelling()
+    return fullest(row.messages, write, missing=missing, text_of=lambda text: text or "", allow_dropped=allowed)
 
 
 def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Problem]:
@@ -222,11 +249,14 @@ def _judged(run: SkyRLTrainConfig, row: FirstRow, *, call: bool) -> Iterator[Pro
         return
     try:
         make = find_task(row.env_class, run.environment.env_class, run.environment.skyrl_gym)
-        if isinstance(make, type) and issubclass(make, Env) and make.__module__.startswith("skyrl.envs."):
+        is_built_in = isinstance(make, type) and issubclass(make, Env) and make.__module__.startswith("skyrl.envs.")
+        if is_built_in and row.env_class not in ANSWERS:  # another check reports those
             make(deepcopy(row.extras))
     except TaskError as error:
         yield Problem(path="environment.env_class", message=f"{row.source}, row 0: {error}")
         return
+    if call and (columns := left_out(make, row.extras)):
+        yield Problem(path=row.field, message=told_of(columns, row.env_class), severity="warning")
     problems = list(_signature_problems(row, make))
     yield from problems
     if call and not problems and not lacking(asked_by(make), row.extras):
@@ -291,7 +321,8 @@ def _judgement(make: MakeEnv, row: FirstRow, answer: str) -> Callable[[], Sequen
     """Function that calls the reward function once and returns its rewards, where None stands for no reward."""
 
     def judge() -> Sequence[Any]:
-        messages, extras = deepcopy(row.messages), deepcopy(row.extras)
+        asked = row.messages[:-1] if begins_an_answer(row.messages) else row.messages
+        messages, extras = deepcopy(asked), deepcopy(row.extras)
         if isinstance(make, GroupReward):
             return [each for each in make.rewards(messages, [answer], extras) if each is not None]
         env = make(extras)

@@ -34,6 +34,7 @@ def read_prompts(
         columns=Columns(prompt=run.data.prompt_column, answer=run.data.answer_column),
         skip_bad_rows=run.data.bad_rows == "skip",
         refuses=what_rows_lack(run),
+        rendered=not run.environment.agent.plays,
     )
 
 

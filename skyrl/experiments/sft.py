@@ -33,6 +33,7 @@ from skyrl.learners.workers import SFTWorker
 from skyrl.models.loading import max_positions, refuse_small_vocabulary
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.runs.inputs import notice, report_unread_variables
+from skyrl.tracking.source_labels import source_labels
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.describe import Metrics
 from skyrl.training.loop import Hooks, TrainingLoop
@@ -74,7 +75,8 @@ class SupervisedExp(BaseExp):
     def eval_datasets(self) -> dict[str, Rows[Any]]:
         """The rows to evaluate on, by the name of their set."""
         names = evaluation_names(self.cfg)
-        return {name: self.load((source,)) for name, source in zip(names, self.cfg.eval_datasets, strict=True)}
+        labels = source_labels(names)
+        return {labels[name]: self.load((source,)) for name, source in zip(names, self.cfg.eval_datasets, strict=True)}
 
     @cached_property
     def max_length(self) -> int:

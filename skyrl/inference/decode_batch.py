@@ -16,6 +16,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.errors import NonFiniteError
 from skyrl.inference import stop_strings
 from skyrl.inference.causal_lm import CausalLM
+from skyrl.inference.drawable import Drawable
 from skyrl.inference.draws import sample_seed, uniforms
 from skyrl.inference.engine import Completion, NewTokens
 from skyrl.inference.kv_cache import PlacedPrompt
@@ -29,11 +30,18 @@ class DecodeBatch:
     """All rows in flight on one model. One thread at a time may call it."""
 
     def __init__(
-        self, model: CausalLM, tokenizer: ChatTokenizer, *, eos_ids: Sequence[int], weight_version: int
+        self,
+        model: CausalLM,
+        tokenizer: ChatTokenizer,
+        *,
+        eos_ids: Sequence[int],
+        weight_version: int,
+        drawable: Drawable | None = None,
     ) -> None:
+        """`drawable` are the tokens that may be drawn; None: all that the model has."""
         self.rows: list[Row] = []
         self._model, self._tokenizer, self._weight_version = model, tokenizer, weight_version
-        self._eos_ids = tuple(eos_ids)
+        self._eos_ids, self._drawable = tuple(eos_ids), drawable
         self._cache = model.new_cache()
         self._describe_rows()
 
@@ -148,7 +156,8 @@ class DecodeBatch:
             logits = not_ending(logits.float(), rows.ends, end < rows.leasts)
         if rows.settings.any_penalised:
             logits = self._penalised(logits.float(), joined, rows)
-        tokens, logprobs = choose(logits, rows.settings, uniforms(rows.seeds, end - rows.firsts))
+        numbers = uniforms(rows.seeds, end - rows.firsts)
+        tokens, logprobs = choose(logits, rows.settings, numbers, self._drawable)
         cache.tokens[joined : len(self.rows), 0, end] = tokens
         cache.logprobs[joined : len(self.rows), 0, end] = logprobs
         cache.versions[joined : len(self.rows), 0, end] = self._weight_version

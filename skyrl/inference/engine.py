@@ -85,9 +85,9 @@ class Completion:
 
     logprobs: tuple[float, ...]
     """Natural-log probability of each token under the distribution from which it was drawn, before top-p, top-k and
-    min-p cut it. This is the tempered softmax with which the learner scores, unless penalties or `min_new_tokens`
-    change the logits; then it is the softmax of the changed ones, without the tokens that cannot be drawn. Empty if
-    `SamplingParams.logprobs` is None."""
+    min-p cut it, and rows of the vocabulary that stand for no token. This is the tempered softmax with which the
+    learner scores, unless penalties or `min_new_tokens` change the logits; then it is the softmax of the changed ones,
+    without the tokens that cannot be drawn. Empty if `SamplingParams.logprobs` is None."""
 
     weight_versions: tuple[int, ...]
     stop_reason: StopReason

@@ -2,10 +2,11 @@
 
     logits --penalised--> --tempered--> scores --cut--> --draw--> token;   log-probability = log softmax(scores)[token]
 
-The log-probability is that of `scores`, before top-k, top-p and min-p cut them: a learner that knows the temperature
-can compute it again. (`scores` also contain penalties and `min_new_tokens`, which a learner cannot know.) The draw
-inverts the cumulative distribution at a number that belongs to the sample (see `draws.py`). Each row has its own
-running sum in float64, so that its token depends only on its logits and its number.
+The log-probability is that of `scores`, before top-k, top-p and min-p cut them, and rows without a token are left out
+(`drawable.py`): a learner that knows the temperature can compute it again. (`scores` also contain penalties and
+`min_new_tokens`, which a learner cannot know.) The draw inverts the cumulative distribution at a number that belongs to
+the sample (see `draws.py`). Each row has its own running sum in float64, so that its token depends only on its logits
+and its number.
 
 Shapes: R rows, V tokens in the vocabulary.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from skyrl.algorithms.logprobs import token_logprobs
 from skyrl.config import SamplingParams
+from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import temperature_of
 
 
@@ -66,16 +68,19 @@ class RowSettings:
         )
 
 
-def choose(logits: Tensor, settings: RowSettings, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def choose(
+    logits: Tensor, settings: RowSettings, uniform: Tensor, drawable: Drawable | None = None
+) -> tuple[Tensor, Tensor]:
     """One token per row and its natural-log probability. Shapes: (R, V), (R,) -> (R,) int64, (R,) float32.
 
-    `logits` are already penalised. A row whose logits hold NaN or +infinity gets an arbitrary token and a non-finite
-    log-probability, which is all that the caller has to check.
+    `logits` are already penalised. `drawable` are the tokens that may be drawn; None: all. A row whose logits hold NaN
+    or +infinity gets an arbitrary token and a non-finite log-probability, which is all that the caller has to check.
     """
     scores = tempered(logits, settings)
-    tokens = draw(cut(scores, settings) if settings.any_cut else scores, uniform)
+    drawn_from = scores if drawable is None else drawable(scores)
+    tokens = draw(cut(drawn_from, settings) if settings.any_cut else drawn_from, uniform)
     if settings.any_greedy:
-        tokens = torch.where(settings.temperature == 0.0, logits.argmax(-1), tokens)
+        tokens = torch.where(settings.temperature == 0.0, drawn_from.argmax(-1), tokens)
     return tokens, token_logprobs(logits, tokens, temperature=settings.divisor if settings.any_tempered else 1.0)
 
 

@@ -32,6 +32,7 @@ from skyrl.inference.adapted_engine import AdaptedEngine, with_stored_adapter
 from skyrl.inference.adapters import Adapter, apply_adapter
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.decode_batch import DecodeBatch
+from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import (
     Completion,
     EngineLoad,
@@ -96,7 +97,7 @@ class TorchEngine:
         )
         self._device, self._int8 = model.device, int8
         self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
-        self._eos_ids = _eos_ids(model, tokenizer)
+        self._eos_ids, self._drawable = _eos_ids(model, tokenizer), Drawable.of(tokenizer)
         self._max_num_seqs = max_num_seqs
         self._weight_version = 0
         self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
@@ -183,7 +184,13 @@ class TorchEngine:
         self._model.refresh()
 
     def _new_batch(self) -> DecodeBatch:
-        return DecodeBatch(self._model, self._tokenizer, eos_ids=self._eos_ids, weight_version=self._weight_version)
+        return DecodeBatch(
+            self._model,
+            self._tokenizer,
+            eos_ids=self._eos_ids,
+            weight_version=self._weight_version,
+            drawable=self._drawable,
+        )
 
     def _longest_completion(self, request: GenerationRequest) -> int:
         """The longest possible completion in tokens; 0 if the prompt alone reaches the limit."""

@@ -26,6 +26,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
+from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InFlight, longest_completion
 from skyrl.inference.gate import Gate
 from skyrl.inference.incoming_weights import IncomingWeights, Shared, as_plain
@@ -111,7 +112,8 @@ class VLLMEngine:
                 tokenizer_path=tokenizer_path,
                 overrides=overridden(model_path, overrides, trust_remote_code=trusted),
             )
-            starting = asyncio.run_coroutine_threadsafe(_start(config, arguments, adapters), self._loop)
+            start = _start(config, arguments, adapters, Drawable.of(self._tokenizer))
+            starting = asyncio.run_coroutine_threadsafe(start, self._loop)
             self._backend, self._adapters = starting.result()
         except BaseException:
             self._end()
@@ -291,7 +293,7 @@ class VLLMEngine:
 
 
 async def _start(
-    config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str]
+    config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str], drawable: Drawable
 ) -> tuple[Backend, dict[str, object]]:
     """Start vLLM and load the adapters in these folders. Returns the backend, and vLLM's requests for the adapters by
     name. Runs on the engine's event loop.
@@ -309,7 +311,7 @@ async def _start(
         message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
         raise UserError(f"vLLM does not start: {type(error).__name__}: {message[:_MESSAGE_CHARACTERS]}") from error
     try:
-        await backend.call_workers("skyrl_prepare")
+        await backend.call_workers("skyrl_prepare", drawable.count, drawable.holes)
         if not await backend.forget(0):
             raise ProcessError("a vLLM engine that has just started could not empty its caches")
         return backend, await _loaded(backend, adapters)

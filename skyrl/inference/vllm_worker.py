@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference import vllm_native
+from skyrl.inference.drawable import Drawable
 from skyrl.inference.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain
 from skyrl.inference.vllm_draws import Sampler, draw_by_keys
 from skyrl.inference.vllm_environment import end_with_host
@@ -45,19 +47,27 @@ class WeightReceiver:
     rank: int
     reload_weights: Any
 
-    def skyrl_prepare(self) -> None:
-        """Makes the worker draw by the keys of samples, and report log-probabilities of the tempered distribution,
-        before top-k, top-p and min-p.
+    def skyrl_prepare(self, count: int | None = None, holes: Sequence[int] = ()) -> None:
+        """Makes the worker draw by the keys of samples, only tokens that the tokenizer knows, and report
+        log-probabilities of the tempered distribution, before top-k, top-p and min-p.
+
+        `count` and `holes` are those of `Drawable`; without them, the tokenizer is loaded here.
         """
         sampler = self.model_runner.sampler
         if not hasattr(sampler, "topk_topp_sampler"):
             raise RuntimeError("skyrl needs vLLM's first model runner: leave VLLM_USE_V2_MODEL_RUNNER unset")
         if not getattr(sampler, "skyrl_prepared", False):  # every run that uses a server prepares it
-            report_tempered_logprobs(sampler)
+            report_tempered_logprobs(sampler, self._skyrl_drawable(count, holes))
             gather_without_ranks(sampler)
             draw_by_keys(sampler, self.model_runner)
             know_names_of_the_text(self.model_runner.get_model())
             sampler.skyrl_prepared = True
+
+    def _skyrl_drawable(self, count: int | None, holes: Sequence[int]) -> Drawable | None:
+        config = self.model_config
+        if count is not None:
+            return Drawable(count, tuple(holes))
+        return drawable_of(config.tokenizer, revision=config.tokenizer_revision, trusted=bool(config.trust_remote_code))
 
     def skyrl_update_group(self) -> str:
         """Class name of the transfer engine through which others send weights to this worker; empty without one."""
@@ -148,8 +158,18 @@ def under_all_names(
             yield each, kept
 
 
-def report_tempered_logprobs(sampler: Sampler) -> None:
-    """Makes a vLLM sampler return log softmax(logits / temperature), with penalties, before top-p, top-k and min-p.
+def drawable_of(tokenizer: str, *, revision: str | None, trusted: bool) -> Drawable | None:
+    """The tokens of the tokenizer with this name; None, with a warning, if it cannot be loaded here."""
+    try:
+        return Drawable.of(AutoTokenizer.from_pretrained(tokenizer, revision=revision, trust_remote_code=trusted))
+    except Exception as error:  # noqa: BLE001 - it may be a tokenizer of vLLM alone, of which nothing is known
+        _log.warning("rows of the vocabulary without a token may be drawn: the tokenizer %s: %s", tokenizer, error)
+        return None
+
+
+def report_tempered_logprobs(sampler: Sampler, drawable: Drawable | None = None) -> None:
+    """Makes a vLLM sampler return log softmax(logits / temperature), with penalties, before top-p, top-k and min-p, and
+    draw only from the tokens that are `drawable` (None: from all).
 
     vLLM itself offers only logits before the temperature or after the cut. Greedy rows are reported at temperature 1.
     """
@@ -160,6 +180,8 @@ def report_tempered_logprobs(sampler: Sampler) -> None:
         scores = (
             tempered_logprobs(logits, metadata.temperature) if wanted else None
         )  # before `draw`, which overwrites logits
+        if drawable is not None:
+            drawable.leave(logits)
         tokens, processed = draw(logits, metadata, logprobs_mode_override)
         return tokens, processed if scores is None else scores
 

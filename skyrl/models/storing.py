@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from attrs import frozen
 from safetensors import SafetensorError
 from torch import Tensor
@@ -96,13 +97,15 @@ def save_pretrained(
 ) -> None:
     """Store a model in transformers' format, from `weights` under their state-dict names, completely or not at all.
 
-    Each weight has the shape that the architecture gives it. `model` has the architecture and the generation defaults.
+    Each weight has the shape that the architecture gives it. `model` has the architecture and the generation defaults;
+    its configuration is stored with `tie_word_embeddings` as the weights are.
     A model that was in `folder` before is replaced only when the new one is complete. Raises `RunError` if writing
     fails.
     """
     disable_progress_bar()
 
     def fill(scratch: Path) -> None:
+        _say_whether_tied(model, weights)
         _make_storable(getattr(model, "generation_config", None))  # a classifier generates nothing
         model.save_pretrained(scratch, state_dict={name: weight.detach().cpu() for name, weight in weights.items()})
         tokenizer.save_pretrained(scratch)
@@ -128,6 +131,23 @@ def _replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise RunError(f"the model cannot be stored in {folder}: {error}") from error
+
+
+def _say_whether_tied(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Correct `tie_word_embeddings` of the model's configuration if the head is another matrix than the embedding, or
+    is not among the weights. A wrong value would make engines ignore the head, or invent one.
+    """
+    find = getattr(model, "get_output_embeddings", None)
+    head, embedding = find() if find else None, model.get_input_embeddings()
+    names = {module: f"{name}.weight" for name, module in model.named_modules()}
+    if head not in names or embedding not in names or names[embedding] not in weights:
+        return
+    given = weights.get(names[head])
+    for config in (model.config, model.config.get_text_config()):
+        if given is None:
+            config.tie_word_embeddings = True
+        elif not torch.equal(given, weights[names[embedding]]):
+            config.tie_word_embeddings = False
 
 
 def _make_storable(generation: GenerationConfig | None) -> None:

@@ -24,8 +24,8 @@ class TemplateRefusal(Exception):
 
 
 def render_template(template: str, messages: Sequence[Mapping[str, Any]], **variables: object) -> str | None:
-    """The conversation as the template renders it, with the header of an answer; `variables` are special tokens and
-    `chat_template_kwargs`.
+    """The conversation as the template renders it, with the header of an answer; `variables` are special tokens,
+    `chat_template_kwargs` and `tools`.
 
     None if the template needs a variable that only the tokenizer knows. Raises `TemplateRefusal`.
     """
@@ -33,7 +33,9 @@ def render_template(template: str, messages: Sequence[Mapping[str, Any]], **vari
         compiled = _environment().from_string(template)
         with bounded("the chat template"):
             return compiled.render(
-                messages=[dict(message) for message in messages], add_generation_prompt=True, tools=None, **variables
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=True,
+                **{"tools": None, **variables},
             )
     except UndefinedError:
         return None

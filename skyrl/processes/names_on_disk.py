@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -17,12 +18,15 @@ from skyrl.errors import ProcessError
 from skyrl.processes.names import Entry
 
 _SUFFIX = ".name"
+_LONGEST = 150
+"""Largest number of bytes of a name in the name of its file; with a digest and the suffix, Linux allows 255."""
 
 
 @frozen
 class _Lease:
     """A published name, as read from its file."""
 
+    name: str
     entry: Entry
     seconds: float
     """Seconds that the name lives without being renewed."""
@@ -53,7 +57,8 @@ class NamesOnDisk:
                 return False
             scratch = self._scratch()
             try:
-                scratch.write_text(json.dumps({"value": entry.value, "owner": entry.owner, "seconds": seconds}))
+                about = {"name": name, "value": entry.value, "owner": entry.owner, "seconds": seconds}
+                scratch.write_text(json.dumps(about))
                 scratch.replace(self._file(name))
             finally:
                 scratch.unlink(missing_ok=True)
@@ -75,9 +80,9 @@ class NamesOnDisk:
 
     def find(self, prefix: str) -> Mapping[str, str]:
         with self._reported():
-            names = sorted(unquote(file.name.removesuffix(_SUFFIX)) for file in self._folder.glob(f"*{_SUFFIX}"))
-            found = {name: self.get(name) for name in names if name.startswith(prefix)}
-            return {name: value for name, value in found.items() if value is not None}
+            read = (self._read(file) for file in self._folder.glob(f"*{_SUFFIX}"))
+            found = {each.name: each.entry.value for each in read if each is not None and each.is_alive}
+            return {name: found[name] for name in sorted(found) if name.startswith(prefix)}
 
     def get(self, name: str) -> str | None:
         with self._reported():
@@ -85,7 +90,10 @@ class NamesOnDisk:
             return found.entry.value if found is not None and found.is_alive else None
 
     def _file(self, name: str) -> Path:
-        return self._folder / f"{quote(name, safe='')}{_SUFFIX}"
+        quoted = quote(name, safe="")
+        if len(quoted) > _LONGEST:  # the file itself holds the name
+            quoted = f"{quoted[:_LONGEST]}-{sha256(name.encode()).hexdigest()}"
+        return self._folder / f"{quoted}{_SUFFIX}"
 
     def _scratch(self) -> Path:
         return self._folder / f".{secrets.token_hex(8)}"
@@ -98,7 +106,8 @@ class NamesOnDisk:
             with file.open(encoding="utf-8") as opened:
                 found = json.load(opened)
                 age = self._now() - os.fstat(opened.fileno()).st_mtime
-            return _Lease(Entry(found["value"], found["owner"]), float(found["seconds"]), age)
+            name = found.get("name", unquote(file.name.removesuffix(_SUFFIX)))
+            return _Lease(name, Entry(found["value"], found["owner"]), float(found["seconds"]), age)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 

@@ -17,13 +17,14 @@ from typing import Any, Self, TypeVar
 import attrs
 from attrs import evolve, frozen
 
+from skyrl.chats.contents import ALLOW_DROPPED, dropped_tools, with_tools
 from skyrl.chats.rendering import Message, Template
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
 from skyrl.envs.coroutines import settled
 from skyrl.envs.registry import MakeEnv
 from skyrl.envs.rows import fewest_turns
-from skyrl.errors import TextError
+from skyrl.errors import DataError, TextError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.rollout.agent_runner import AgentRunner
@@ -64,7 +65,7 @@ class Episode:
         self._env: Env | None = None
         self._transcript = Transcript(prompt.token_ids, with_logprobs=context.sampling.logprobs is not None)
         self._earlier: list[TokenRow] = []
-        self._begun_with: Sequence[Message] = prompt.messages
+        self._begun_with: Sequence[Message] = prompt.asked
         self._said: list[Message] = []
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._turns = 0
@@ -78,19 +79,23 @@ class Episode:
         """Make the environment; returns the request for the first turn. Raises `EpisodeError`."""
         prompt = self._prompt
         self._env, messages, tools = await self._in_env(
-            self._who("starting on"), _started, self._make, self._extras(), deepcopy(prompt.messages)
+            self._who("starting on"), _started, self._make, self._extras(), deepcopy(prompt.asked)
         )
-        self._begun_with, self._tools = messages, tools
+        self._begun_with, self._tools = messages, with_tools(tools, prompt.tools)
         config = self._context.config
-        if messages != prompt.messages or tools or config.chat_template.name_or_path is not None:
-            kwargs = config.chat_template_kwargs
-            template = Template(tokenizer=self._context.tokenizer, arguments=kwargs, tools=tools)
-            with self._readable("starting on"):
-                self._transcript = self._transcript.restarted(template.start(messages))
+        again = messages != prompt.asked or self._tools != prompt.tools
+        if again or config.chat_template.name_or_path is not None:
+            kwargs, tokenizer = config.chat_template_kwargs, self._context.tokenizer
+            template = Template(tokenizer=tokenizer, arguments=kwargs, tools=self._tools)
+            allowed = self._context.agent is not None or bool(prompt.extras.get(ALLOW_DROPPED))
+            with self._readable("starting on"), _naming_tools(tools):
+                ids = template.start([*messages, *prompt.begun], allow_dropped=allowed)
+            self._transcript = self._transcript.restarted(ids)
         return self._request(self.key)
 
     async def play(self, completion: Completion) -> Trajectory:
         """Play the episode from the first completion to its end. Raises `EpisodeError` if the environment fails."""
+        completion = evolve(completion, text=self._prompt.whole(completion.text))
         while True:
             self._transcript.sample(completion)
             step = await self._judge(completion)
@@ -246,6 +251,19 @@ class Episode:
     def _who(self, doing: str, answer: str | None = None) -> str:
         said = "" if answer is None else f" ({answer[:80]!r})"
         return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{said},"
+
+
+@contextmanager
+def _naming_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Add to a `DataError` what an environment may do about tools that the template does not show."""
+    try:
+        yield
+    except DataError as error:
+        missing = [part for part in dropped_tools(tools, "") if part in str(error)]
+        if not missing:
+            raise
+        remedy = "describe the environment's tools in the prompt and let tool_schemas() return ()"
+        raise DataError(f"{error}; or {remedy}") from error
 
 
 def _started(make: MakeEnv, extras: dict[str, Any], messages: tuple[Message, ...]) -> tuple[Env, Any, Any]:

@@ -52,9 +52,10 @@ class GroupJudge:
         self, prompt: Prompt, reward: GroupReward, rows: Sequence[Trajectory]
     ) -> tuple[float | None, ...]:
         who = f"{prompt.env_class}, judging the group of prompt {prompt.id},"
-        answers = [self._context.tokenizer.decode(row.response_ids, skip_special_tokens=True) for row in rows]
+        decode = self._context.tokenizer.decode
+        answers = [prompt.whole(decode(row.response_ids, skip_special_tokens=True)) for row in rows]
         extras: dict[str, Any] = {"data_source": prompt.data_source, **deepcopy(dict(prompt.extras))}
-        given, _ = await self._context.call(who, reward.rewards, prompt.messages, answers, extras)
+        given, _ = await self._context.call(who, reward.rewards, prompt.asked, answers, extras)
         return tuple(None if each is None else number(each, f"{who} gave the reward") for each in given)
 
     def _rewarded(self, row: Trajectory, reward: float | None) -> Trajectory:

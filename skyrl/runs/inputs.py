@@ -12,15 +12,17 @@ from skyrl.config.engine_backends import backend_of
 from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import has_reference
 from skyrl.data.cursor import batches
-from skyrl.data.prompts import PromptDataset
-from skyrl.data.sources import Columns, answered
-from skyrl.envs.registry import find_task, uses_sandbox
+from skyrl.data.prompts import NO_SOURCE, PromptDataset
+from skyrl.data.sources import answer_in
+from skyrl.envs.registry import find_task, left_out, told_of, uses_sandbox
+from skyrl.envs.rows import ground_truths
 from skyrl.errors import DataError
 from skyrl.inference.vllm_arguments import refuse_unsuitable
 from skyrl.inference.vllm_model import model_facts
 from skyrl.models.chat_templates import unread_variables
 from skyrl.models.loading import max_positions, refuse_small_vocabulary
 from skyrl.sandbox.sandbox import Sandbox
+from skyrl.tracking.source_labels import source_labels
 from skyrl.trajectory import Prompt
 
 
@@ -41,6 +43,8 @@ def check_data(run: SkyRLTrainConfig, train: PromptDataset | None, evaluation: P
             notice(f"{counted} bad and left out (data.bad_rows), the first:{first}")
     if train is not None:
         _tell_the_tail(run, len(train))
+    if evaluation is not None:
+        _tell_the_sources(run.data.val_data, evaluation)
     _report_unread_fields(run, [prompt for each in (train, evaluation) if each for prompt in each.prompts])
 
 
@@ -50,15 +54,32 @@ def _report_unread_fields(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> N
     own = sorted({prompt.env_class for prompt in prompts})
     if env_class not in (*own, None, EnvironmentConfig().env_class):
         notice(f"environment.env_class = {env_class} has no effect: every row names its own ({', '.join(own)})")
+    for task in own:
+        columns = {name for prompt in prompts if prompt.env_class == task for name in prompt.extras}
+        if names := left_out(find_task(task, env_class, run.environment.skyrl_gym), columns):
+            notice(told_of(names, task))
     if column is not None and not any(_has_answer(prompt.extras, column) for prompt in prompts):
         notice(f"data.answer_column = {column} has no effect: every row has a reward_spec of its own")
 
 
 def _has_answer(row: Mapping[str, Any], column: str) -> bool:
     """Whether the row's ground truth is the value of this column."""
-    if row.get(column) is None:
-        return False
-    return bool(answered({column: row[column]}, 0, "", Columns(answer=column))["reward_spec"] == row["reward_spec"])
+    answer = answer_in(row, column)
+    return answer is not None and ground_truths(row).get("reward_spec.ground_truth") == answer
+
+
+def _tell_the_sources(files: Sequence[str], evaluation: PromptDataset) -> None:
+    """Report data sources that are not evaluated under their own name, and several files without a `data_source`."""
+    origins: dict[str, dict[str, None]] = {}
+    for prompt in evaluation.prompts:
+        origins.setdefault(prompt.data_source, {})[files[int(prompt.id.partition(":")[0])]] = None
+    for source, label in source_labels(origins).items():
+        if label != source:
+            notice(f"the data_source {source!r:.80} is reported as eval/{label}")
+    pooled = [*origins.get(NO_SOURCE, ())]
+    if len(pooled) > 1:
+        named = ", ".join(pooled[:3]) + (", ..." if len(pooled) > 3 else "")
+        notice(f"rows of {named} name no data_source, and are reported together as eval/{NO_SOURCE}")
 
 
 def _tell_the_tail(run: SkyRLTrainConfig, prompts: int) -> None:

@@ -72,8 +72,8 @@ def table(results: dict[str, Any]) -> list[str]:
     """Lines for a terminal: a row for each data source and score, with its interval."""
     rows = [("source", "score", "value", "95 % interval")]
     for name, value in results["metrics"].items():
-        _, source, score = name.split("/", 2) if name.count("/") > 1 else ("", "", name)
-        if not score or score.endswith("_stderr") or source not in results["prompts"]:
+        source, _, score = name.removeprefix("eval/").rpartition("/")
+        if score.endswith("_stderr") or source not in results["prompts"]:
             continue
         bounds = results["intervals"].get(name)
         rows.append((source, score, f"{value:.4f}", f"{bounds[0]:.4f} to {bounds[1]:.4f}" if bounds else ""))

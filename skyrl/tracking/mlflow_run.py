@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, Self
 
 import attrs
@@ -88,5 +89,8 @@ class MlflowRun:
 
 
 def _name(name: str) -> str:
-    """The name restricted to what MLflow allows: letters, digits, spaces and `_ - . : /`."""
-    return re.sub(r"[^\w\-.: /]", "_", name, flags=re.ASCII)
+    """The name restricted to what MLflow allows: letters, digits, spaces and `_ - . : /`. A changed name gets a digest,
+    so that names remain distinct.
+    """
+    allowed = re.sub(r"[^\w\-.: /]", "_", name, flags=re.ASCII)
+    return allowed if allowed == name else f"{allowed}-{sha256(name.encode()).hexdigest()[:8]}"

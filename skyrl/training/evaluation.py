@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 from skyrl.config import GeneratorConfig
 from skyrl.processes.redaction import redacted_tree
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.measures import count_failures
 from skyrl.tracking.jsonlines import json_line, sample_records
+from skyrl.tracking.source_labels import file_name, source_labels
 from skyrl.training.eval_scores import Metrics, scores
 from skyrl.trajectory import Prompt, TrajectoryGroup
 from skyrl.tree import required
@@ -83,16 +83,17 @@ class Evaluation:
         folder.mkdir(parents=True, exist_ok=True)
         for source, own in by_source(groups).items():
             records = map(redacted_tree, sample_records(step, own, self._decode))
-            (folder / f"{quote(source, safe='')}.jsonl").write_text("".join(map(json_line, records)), encoding="utf-8")
+            (folder / file_name(source, ".jsonl")).write_text("".join(map(json_line, records)), encoding="utf-8")
         (folder / "aggregated_results.jsonl").write_text(json_line(metrics), encoding="utf-8")
 
 
 def by_source(groups: Sequence[TrajectoryGroup]) -> dict[str, list[TrajectoryGroup]]:
-    """The groups that were not dropped, in order, by the name of their data source."""
+    """The groups that were not dropped, in order, by the label of their data source."""
     found: dict[str, list[TrajectoryGroup]] = {}
+    labels = source_labels(group.prompt.data_source for group in groups)
     for group in groups:
         if not group.dropped:
-            found.setdefault(group.prompt.data_source, []).append(group)
+            found.setdefault(labels[group.prompt.data_source], []).append(group)
     return found
 
 

@@ -16,10 +16,13 @@ CHAT = [{"role": "user", "content": "hello"}]
 
 
 class Letters:
-    """A tokenizer with one token for each letter of a chat."""
+    """A tokenizer with one token for each letter of a chat, and of the names in it."""
 
-    def apply_chat_template(self, chats: list[list[dict[str, str]]], **_: Any) -> list[list[int]]:
-        return [[ord(letter) for message in chat for letter in message["content"]] for chat in chats]
+    def apply_chat_template(self, chat: list[dict[str, str]], **_: Any) -> str:
+        return "".join(message.get("name", "") + message["content"] for message in chat)
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [list(map(ord, text)) for text in texts]}
 
 
 LETTERS: Any = Letters()
@@ -180,17 +183,17 @@ def test_bad_rows_can_be_skipped_and_are_counted_with_their_reasons(tmp_path: Pa
 
 def test_a_prompt_that_the_template_refuses_is_one_bad_row(tmp_path: Path) -> None:
     class Picky(Letters):
-        def apply_chat_template(self, chats: list[list[dict[str, str]]], **others: Any) -> list[list[int]]:
-            if any(chat[0]["role"] == "system" for chat in chats):
+        def apply_chat_template(self, chat: list[dict[str, str]], **others: Any) -> str:
+            if chat[0]["role"] == "system":
                 raise ValueError("no system messages")
-            return super().apply_chat_template(chats, **others)
+            return super().apply_chat_template(chat, **others)
 
     told = [{"role": "system", "content": "be"}]
     source = jsonl(tmp_path, "\n".join(json.dumps({"prompt": chat}) for chat in (CHAT, told, CHAT)))
     picky: Any = Picky()
     dataset = load_prompts([source], picky, env_class="gsm8k", max_prompt_length=9, skip_bad_rows=True)
     assert [prompt.id for prompt in dataset.prompts] == ["0:0", "0:2"]
-    assert dataset.bad_rows[0].endswith("row 1: the tokenizer's chat template refuses the prompt: no system messages")
+    assert dataset.bad_rows[0].endswith("row 1: the chat template refuses a conversation of system: no system messages")
 
 
 def test_a_source_without_a_prompt_says_why(tmp_path: Path) -> None:

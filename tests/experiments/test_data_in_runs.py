@@ -100,12 +100,12 @@ def test_an_environment_that_no_row_is_played_in_is_reported(
 def test_an_answer_column_that_no_row_needs_is_reported(
     nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = {"answer": "They are #### 4"}
-    own = reported(
-        nano, tmp_path, {**answers, "reward_spec": {"ground_truth": "5"}}, capsys, data__answer_column="answer"
-    )
-    assert own == "data.answer_column = answer has no effect: every row has a reward_spec of its own\n"
+    answers, own = {"answer": "They are #### 4"}, {"reward_spec": {"ground_truth": "5"}}
+    said = reported(nano, tmp_path, own, capsys, data__answer_column="answer")
+    assert said == "data.answer_column = answer has no effect: every row has a reward_spec of its own\n"
     assert reported(nano, tmp_path, answers, capsys, data__answer_column="answer") == ""
+    with pytest.raises(DataError, match=r"row 0 has two ground truths: .* = '5' and answer .data.answer_column. = '4'"):
+        reported(nano, tmp_path, {**answers, **own}, capsys, data__answer_column="answer")
 
 
 def with_and_without_a_ground_truth(folder: Path) -> str:

@@ -278,8 +278,41 @@ def test_an_environment_of_ours_is_made_from_the_first_row(nano: Path, tmp_path:
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": [{"role": "user", "content": "a"}]}\n' * 4, encoding="utf-8")
     changes = {"data.train_data": [str(file)], "data.val_data": [str(file)], "environment.env_class": "gsm8k"}
-    (problem,) = problems(nano, tmp_path, changes)
-    assert "needs the column reward_spec" in problem.message
+    found = problems(nano, tmp_path, changes)
+    assert [problem.path for problem in found] == ["data.train_data", "data.val_data"]
+    assert all("4 of 4 rows" in each.message and "needs the column reward_spec" in each.message for each in found)
+
+
+PASSES_OVER = "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}"
+SHOWS_TOOLS = PASSES_OVER + "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+CALL = {"function": {"name": "add", "arguments": {"a": 1}}}
+ADD = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize(
+    ("row", "template", "missing"),
+    [
+        ({"prompt": [{"role": "human", "content": "2+2?"}]}, PASSES_OVER, "the content of a message of human ('2+2?')"),
+        ({"prompt": [{"role": "user", "content": "go", "name": "Ann"}]}, PASSES_OVER, "the name of a message of user"),
+        ({"prompt": [{"role": "user", "content": "go"}], "tools": [ADD]}, PASSES_OVER, "the tool add"),
+        ({"prompt": [{"role": "user", "content": "go"}], "tools": [ADD]}, SHOWS_TOOLS, ""),
+        ({"prompt": [{"role": "assistant", "tool_calls": [CALL]}]}, PASSES_OVER, "the call of add"),
+        ({"prompt": [{"role": "user", "content": "go"}, {"role": "assistant", "content": "So"}]}, PASSES_OVER, ""),
+    ],
+)
+def test_what_the_template_drops_of_the_first_row_is_named(
+    nano: Path, tmp_path: Path, row: Any, template: str, missing: str
+) -> None:
+    file, jinja = tmp_path / "x.jsonl", tmp_path / "mine.jinja"
+    file.write_text((json.dumps({"reward_spec": {"ground_truth": "4"}, **row}) + "\n") * 4, encoding="utf-8")
+    jinja.write_text(template, encoding="utf-8")
+    changes = {"generator.chat_template.source": "file", "generator.chat_template.name_or_path": str(jinja)}
+    found = problems(nano, tmp_path, {**changes, "data.train_data": [str(file)]})
+    ours = [each.message for each in found if each.path == "data.train_data"]
+    if missing:
+        assert len(ours) == 1 and f"x.jsonl, row 0: the chat template leaves out {missing}" in ours[0]
+    else:
+        assert ours == []
 
 
 def test_a_template_that_refuses_the_first_row_is_named(nano: Path, tmp_path: Path) -> None:
@@ -370,6 +403,7 @@ def asked(**message: object) -> dict[str, object]:
     [
         (asked(), ""),
         (asked(weight=0.5), ""),
+        ({**asked(), "tools": [{"type": "function", "function": {"name": "add"}}]}, ""),
         (asked(weight=-1), "row 0: the weight of a message is -1"),
         (asked(weight=0), "row 0: the weight of every assistant message is 0"),
         ({"messages": [{"role": "user", "content": "a"}]}, "row 0: no message is from the assistant"),

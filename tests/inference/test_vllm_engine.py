@@ -24,7 +24,9 @@ from skyrl.inference.vllm_environment import import_vllm
 from skyrl.inference.vllm_model import expected_weights, model_facts
 from skyrl.installation import install_command
 from skyrl.models.loading import load_causal_lm
+from tests.inference.nano import VOCABULARY as TOKENS
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
+from tests.inference.test_drawable import favoured
 from tests.inference.test_reported_tokens import together
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
@@ -300,3 +302,28 @@ def test_an_engine_in_one_process_starts_no_other_one_to_examine_its_model(
 ) -> None:
     assert host.run(started_on_a_new_machine, folder, tmp_path) > 0
     assert list(tmp_path.glob("modelinfos/*.json")), "the result is kept for the next start"
+
+
+async def drawn_by_vllm(folder: Path) -> tuple[int, float]:
+    """The largest token that vLLM draws, and the largest difference of a log-probability to the learner's."""
+    model = favoured(small_model(vocabulary=TOKENS + 62))
+    engine = start(folder)
+    asked = [request(prompt, count=4, temperature=t) for prompt in prompts(3, 20) for t in (0.0, 1.0)]
+    groups = await asyncio.gather(*map(engine.generate, asked))
+    await engine.close()
+    pairs = [(one, each) for one, group in zip(asked, groups, strict=True) for each in group]
+    away = [
+        full_forward_logprobs(model, one.prompt_ids, each, one.sampling.temperature or 1.0)
+        - torch.tensor(each.logprobs)
+        for one, each in pairs
+    ]
+    return max(max(each.token_ids) for _, each in pairs), max(each.abs().max().item() for each in away)
+
+
+def test_vllm_draws_no_row_of_a_padded_vocabulary(host: Host, tmp_path: Path) -> None:
+    model = favoured(small_model(vocabulary=TOKENS + 62))
+    assert len(model.lm_head.weight) > TOKENS
+    folder = saved(tmp_path / "model", model)
+    largest, away = host.run(drawn_by_vllm, folder)
+    assert largest < TOKENS
+    assert away < 1e-4

@@ -42,13 +42,15 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def small_model(family: str = "qwen2", *, tied: bool = False, seed: int = 0, head_dim: int = 32) -> Any:
+def small_model(
+    family: str = "qwen2", *, tied: bool = False, seed: int = 0, head_dim: int = 32, vocabulary: int = VOCABULARY
+) -> Any:
     """Random weights, large enough that every token of the context counts."""
     config, model, extra = FAMILIES[family]
     torch.manual_seed(seed)
     built = model(
         config(
-            vocab_size=VOCABULARY,
+            vocab_size=vocabulary,
             hidden_size=2 * head_dim,
             intermediate_size=96,
             num_hidden_layers=2,

@@ -57,6 +57,32 @@ def test_a_head_of_its_own_is_stored_too(folder: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(again(IDS).logits, model.eval()(IDS).logits, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("configured", [True, False])
+@pytest.mark.parametrize("weights", ["equal", "other", "other in one number", "no head"])
+def test_the_configuration_says_whether_the_head_is_tied(
+    folder: Path, tmp_path: Path, configured: bool, weights: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tokenizer = load(folder)
+    embedding = model.get_input_embeddings().weight.detach()
+    given = {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+    other = embedding.clone()
+    other[-1, -1] += 1.0
+    head = {"equal": embedding.clone(), "other": -embedding, "other in one number": other}.get(weights)
+    given = {name: weight for name, weight in given.items() if name != "lm_head.weight"}
+    given |= {} if head is None else {"lm_head.weight": head}
+    model.config.tie_word_embeddings = configured
+    store_weights = tmp_path / "like"
+    model.config.save_pretrained(store_weights)
+    tokenizer.save_pretrained(store_weights)
+    Export(like=str(store_weights), folder=tmp_path / "export")(iter(given.items()))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "export").eval()
+    hidden = again.model(IDS).last_hidden_state
+    torch.testing.assert_close(again(IDS).logits, hidden @ (embedding if head is None else head).T, rtol=0, atol=1e-5)
+    said = again.config.tie_word_embeddings
+    assert said is {"equal": configured, "no head": True}.get(weights, False)
+    assert "both are present in the checkpoints" not in caplog.text
+
+
 def test_an_older_model_is_replaced_and_nothing_is_left_beside_it(folder: Path) -> None:
     model, tokenizer = load(folder)
     (folder / "stale.txt").touch()

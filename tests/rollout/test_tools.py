@@ -85,5 +85,5 @@ async def test_a_conversation_with_tools_is_what_the_template_writes_of_the_whol
 
 async def test_a_template_that_shows_no_tools_ends_the_run_with_a_reason() -> None:
     plain = chat_tokenizer()
-    with pytest.raises(DataError, match="the chat template does not show them"):
+    with pytest.raises(DataError, match="leaves out the tool .*; or describe the environment's tools in the prompt"):
         await play(generator(Says(plain, ["10"]), plain), prompt(plain, "tests-shop", **ROW))
