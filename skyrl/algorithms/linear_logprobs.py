@@ -68,13 +68,8 @@ def linear_logprobs(
 
     Shapes: `hidden` (N, H) and `weight` (V, H), of one type, `targets` (N,) int64; both results (N,) float32. Softmax
     is computed in float32 whatever the type. The entropy has a gradient only with `entropy_gradient`. `compile_it`
-<<<<<<< Updated upstream
     runs what follows the product through `torch.compile` where there are no kernels for it. Raises ValueError unless
     `targets` has one entry per row of `hidden`.
-=======
-    runs what follows the product through `torch.compile`, in place of the kernels that a GPU has for it. Raises
-    ValueError unless `targets` has one entry per row of `hidden`.
->>>>>>> Stashed changes
 
     The rows of `weight` may be distributed over ranks that have the same other arguments. No rank then has the logits
     of the whole vocabulary, and all ranks get the results (Megatron-LM's vocabulary-parallel cross entropy,
@@ -82,11 +77,7 @@ def linear_logprobs(
     """
     expect_same_shape(hidden=hidden[:, 0], targets=targets)
     part = VocabularyPart.of(weight) if isinstance(weight, DTensor) else None
-<<<<<<< Updated upstream
     if part is None and has_kernels(hidden.device):
-=======
-    if part is None and not compile_it and has_kernels(hidden.device):
->>>>>>> Stashed changes
         fused: Any = _FusedLogprobs.apply
         logprobs, spread = fused(hidden, weight, targets, temperature)
         if not with_entropy:

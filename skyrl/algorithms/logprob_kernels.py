@@ -77,11 +77,7 @@ def overwrite_with_gradient(
 
 
 @triton.jit
-<<<<<<< Updated upstream
 def _statistics(logits, targets, logprobs, spread, norms, stride, vocabulary, scale, BLOCK: tl.constexpr):
-=======
-def _statistics(logits, targets, logprobs, spread, norms, stride, vocabulary, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton reads the body
->>>>>>> Stashed changes
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
     highest = -float("inf")
@@ -100,7 +96,6 @@ def _statistics(logits, targets, logprobs, spread, norms, stride, vocabulary, sc
         highest = newest
     target = tl.load(targets + row)
     chosen = tl.load(start + target).to(tl.float32) * scale
-<<<<<<< Updated upstream
     tl.store(logprobs + row, chosen - highest - tl.log(total))
     tl.store(spread + row, tl.log(total) - weighted / total)
     tl.store(norms + row, highest + tl.log(total))
@@ -108,16 +103,6 @@ def _statistics(logits, targets, logprobs, spread, norms, stride, vocabulary, sc
 
 @triton.jit
 def _gradient(
-=======
-    norm = highest + tl.log(total)
-    tl.store(logprobs + row, chosen - norm)
-    tl.store(spread + row, tl.log(total) - weighted / total)
-    tl.store(norms + row, norm)
-
-
-@triton.jit
-def _gradient(  # type: ignore[no-untyped-def]  # Triton reads the body
->>>>>>> Stashed changes
     logits,
     targets,
     norms,

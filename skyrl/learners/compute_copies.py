@@ -28,11 +28,7 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         for name, parameter in module._parameters.items()
         if parameter is not None and parameter.is_floating_point() and parameter.dtype is not dtype
     ]
-<<<<<<< Updated upstream
     copies = _copies({id(parameter): parameter for _, _, parameter in held}, dtype)
-=======
-    copies = {id(parameter): _copy(parameter, dtype) for _, _, parameter in held}
->>>>>>> Stashed changes
     try:
         for module, name, parameter in held:
             module._parameters[name] = copies[id(parameter)]
@@ -42,7 +38,6 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             module._parameters[name] = parameter
 
 
-<<<<<<< Updated upstream
 def _copies(parameters: dict[int, nn.Parameter], dtype: torch.dtype) -> dict[int, nn.Parameter]:
     """A copy of each parameter, under the same key. All are filled by one operator: a model has hundreds."""
     tensors = [torch.empty_like(each, dtype=dtype, requires_grad=False) for each in parameters.values()]
@@ -54,13 +49,6 @@ def _copies(parameters: dict[int, nn.Parameter], dtype: torch.dtype) -> dict[int
         if parameter.requires_grad:
             copies[key].register_post_accumulate_grad_hook(partial(_add_gradient, parameter))
     return copies
-=======
-def _copy(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    copy = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
-    if copy.requires_grad:
-        copy.register_post_accumulate_grad_hook(partial(_add_gradient, parameter))
-    return copy
->>>>>>> Stashed changes
 
 
 def _add_gradient(parameter: nn.Parameter, copy: Tensor) -> None:

@@ -157,19 +157,10 @@ class Fsdp2(DataParallel):
         self.optimizer.state.clear()
         for name, parameter in self.model.named_parameters():
             for slot in slots.get(name, ()):
-<<<<<<< Updated upstream
                 if slot == "step":
                     value = torch.zeros((), device=parameter.device)  # where a fused optimizer counts
                 else:
                     value = torch.zeros_like(parameter, requires_grad=False)
-=======
-                device = parameter.device  # a fused optimizer counts its steps there
-                value = (
-                    torch.zeros((), device=device)
-                    if slot == "step"
-                    else torch.zeros_like(parameter, requires_grad=False)
-                )
->>>>>>> Stashed changes
                 read_into(value, source, f"optimizer.{name}.{slot}")
                 self.optimizer.state[parameter][slot] = value
 

@@ -22,10 +22,6 @@ CLIP_EPS = 1e-6
 """Number that torch adds to the norm before it divides by it."""
 
 
-CLIP_EPS = 1e-6
-"""Number that torch adds to the norm before it divides by it."""
-
-
 def mesh_of(tensor: Tensor) -> DeviceMesh | None:
     """The mesh of ranks that a tensor is distributed over; None for a plain tensor."""
     return tensor.device_mesh if isinstance(tensor, DTensor) else None

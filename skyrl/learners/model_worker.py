@@ -174,12 +174,8 @@ class ModelWorker:
 
     def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
         named = [(name, each.detach()) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
-<<<<<<< Updated upstream
         numbers = [each for _, each in named if each.is_floating_point()]
         if get_total_norm(numbers).isfinite():  # NaN and infinity survive in a norm
-=======
-        if get_total_norm([each for _, each in named]).isfinite():  # NaN and infinity survive in a norm
->>>>>>> Stashed changes
             return
         broken = next((name for name, each in named if not each.isfinite().all()), None)  # or only the norm overflowed
         if broken is not None:

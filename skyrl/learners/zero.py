@@ -22,10 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import DeepSpeedConfig
 from skyrl.errors import UserError
-<<<<<<< Updated upstream
 from skyrl.installation import install_command
-=======
->>>>>>> Stashed changes
 from skyrl.learners.compute_copies import computing_in
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.moving import HOST

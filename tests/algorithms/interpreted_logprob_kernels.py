@@ -67,16 +67,11 @@ def test_a_second_backward_pass_computes_the_logits_again(monkeypatch: pytest.Mo
 def test_no_selected_token_gives_gradients_of_zero() -> None:
     hidden, weight, targets = problem(torch.float32)
     found, _ = linear_logprobs(hidden[:0], weight, targets[:0], temperature=1.0)
-<<<<<<< Updated upstream
     found.sum().backward()
-=======
-    found.sum().backward()  # type: ignore[no-untyped-call]  # of torch
->>>>>>> Stashed changes
     assert weight.grad is not None
     assert hidden.grad is not None
     assert not weight.grad.any()
     assert not hidden.grad.any()
-<<<<<<< Updated upstream
 
 
 @pytest.mark.parametrize("size", [70.0, -7e3, 3e4, 1e6])
@@ -86,5 +81,3 @@ def test_large_logits_cost_no_precision(size: float) -> None:
     wanted = torch.log_softmax(logits.double(), -1).gather(1, targets.unsqueeze(1)).squeeze(1)
     found, _, _ = logprob_kernels.statistics(logits, targets, 1.0)
     torch.testing.assert_close(found.double(), wanted, atol=3e-6, rtol=1e-6)
-=======
->>>>>>> Stashed changes

@@ -38,11 +38,7 @@ def check(dtype: torch.dtype, temperature: float, slope: float, device: str, tol
             found, spread = naive(hidden, weight, targets, temperature)
         assert spread is not None
         assert hidden.grad is None
-<<<<<<< Updated upstream
         ((found * factors[0]).sum() + (spread * factors[1]).sum()).backward()
-=======
-        ((found * factors[0]).sum() + (spread * factors[1]).sum()).backward()  # type: ignore[no-untyped-call]  # of torch
->>>>>>> Stashed changes
         results.append((found, spread, hidden.grad, weight.grad))
     for ours, wanted in zip(*results, strict=True):
         torch.testing.assert_close(ours, wanted, atol=tolerance, rtol=tolerance)

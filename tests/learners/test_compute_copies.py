@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< Updated upstream
 from typing import Any
 
-=======
->>>>>>> Stashed changes
 import torch
 from torch import Tensor, nn
 
@@ -15,11 +12,7 @@ from skyrl.learners.compute_copies import computing_in
 BFLOAT16 = torch.bfloat16
 
 
-<<<<<<< Updated upstream
 def tied_model() -> Any:
-=======
-def tied_model() -> nn.Sequential:
->>>>>>> Stashed changes
     """Two layers that share a matrix, and one that does not learn."""
     torch.manual_seed(0)
     first, frozen, last = (nn.Linear(4, 4, bias=False) for _ in range(3))
