@@ -70,7 +70,12 @@ class History:
         """
         for path, chain in self._chains.items():
             layers = [(each.asked_by or each, each.value) for each in chain] if len(chain) > 1 else []
-            by_name = {(layer.source, layer.path): (layer, value) for layer, value in layers if layer.path}
+            inside = f"{path}."  # an item of the list at this path, which is no other name of it
+            by_name = {
+                (layer.source, layer.path): (layer, value)
+                for layer, value in layers
+                if layer.path and not dotted(layer.path).startswith(inside)
+            }
             for one, other in combinations(by_name.values(), 2):
                 if one[0].source == other[0].source and one[0].path != other[0].path and one[1] != other[1]:
                     (old, former), (new, latter) = (one, other) if dotted(other[0].path) == path else (other, one)
