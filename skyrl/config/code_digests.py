@@ -36,14 +36,9 @@ def code_digests(run: RunConfig) -> dict[str, str]:
     for field in IMPORTED:
         name = value_at(run, field)
         if isinstance(name, str) and is_import_path(name):
-            found |= digests_of(field, name)
+            root, files = _sources(name.rpartition(":")[0])
+            found |= {f"{field}: {file.relative_to(root).as_posix()}": _digest(file) for file in files}
     return found
-
-
-def digests_of(field: str, name: str) -> dict[str, str]:
-    """Digests of the files of one import path, which `field` names."""
-    root, files = _sources(name.rpartition(":")[0])
-    return {f"{field}: {file.relative_to(root).as_posix()}": _digest(file) for file in files}
 
 
 def stored_digests(name: str) -> dict[str, str]:

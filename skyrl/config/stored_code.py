@@ -1,13 +1,10 @@
 """Refuses code that only a stored configuration names, unless the user's own file or argument names it as well.
 
-A checkpoint may come from somewhere else, and following an import path means running what it names. The import paths of
-one's own runs are followed while their code is what it was (`own_runs.py`).
+A checkpoint may come from somewhere else, and following an import path means running what it names.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,38 +30,22 @@ _CLUSTERS = ("trainer.placement.ray_address", "placement.ray_address")
 
 def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Problem]:
     """Import paths and other code that would run when the run starts, and that only a stored configuration names."""
-    for path, value, danger in named_code(run):
-        chains = [chain for known, chain in origins.items() if f"{known}.".startswith(f"{path}.")]
-        stored = [chain[-1].where for chain in chains if chain[-1].is_stored]
-        why = (
-            danger
-            if path not in IMPORTED
-            else next(filter(None, (_why_not_own(file, path, value) for file in stored)), "")
-        )
-        if stored and why:
-            words = value if isinstance(value, str) else json.dumps(value)
+    for path, value, why in named_code(run):
+        if any(chain[-1].is_stored for known, chain in origins.items() if f"{known}.".startswith(f"{path}.")):
             yield Problem(
                 path=path,
-                message=f"{words} is code that only the stored run names, and it is not run of its own accord: {why}",
-                hint=f"if you trust it, name it as well: {path}={shlex.quote(words)}",
+                message=f"{value!r} is given only in a stored configuration, and {why}",
+                hint=f"if you trust it, give it again: {path}={value}",
                 place=place_of(path, origins),
             )
 
 
-def _why_not_own(file: str, path: str, name: str) -> str:
-    from skyrl.config.own_runs import why_not_own
-
-    return why_not_own(file, path, name)
-
-
 def named_code(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
-    """Path, value and danger of each place of the tree that names code. That of an import path depends on whose run it
-    is.
-    """
+    """Path, value and danger of each place of the tree that names code."""
     for path in IMPORTED:
         value = value_at(run, path)
         if isinstance(value, str) and is_import_path(value):
-            yield path, value, ""
+            yield path, value, "naming code is running it"
     if command := value_at(run, _COMMAND):
         yield _COMMAND, list(command), "it is a program that would be started"
     for name, value in (value_at(run, _ENGINE) or {}).items():
