@@ -5,6 +5,8 @@ A checkpoint may come from somewhere else, and following an import path means ru
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,10 +34,12 @@ def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Probl
     """Import paths and other code that would run when the run starts, and that only a stored configuration names."""
     for path, value, why in named_code(run):
         if any(chain[-1].is_stored for known, chain in origins.items() if f"{known}.".startswith(f"{path}.")):
+            words = value if isinstance(value, str) else json.dumps(value)
             yield Problem(
                 path=path,
-                message=f"{value!r} is given only in a stored configuration, and {why}",
-                hint=f"if you trust it, give it again: {path}={value}",
+                message=f"{words} is code that only the stored run names, and such code is run only if you name it, too: "
+                f"{why}",
+                hint=f"if you trust it, name it in this command, too: {path}={shlex.quote(words)}",
                 place=place_of(path, origins),
             )
 
@@ -45,7 +49,7 @@ def named_code(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
     for path in IMPORTED:
         value = value_at(run, path)
         if isinstance(value, str) and is_import_path(value):
-            yield path, value, "naming code is running it"
+            yield path, value, "reading it runs it"
     if command := value_at(run, _COMMAND):
         yield _COMMAND, list(command), "it is a program that would be started"
     for name, value in (value_at(run, _ENGINE) or {}).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,9 @@ def test_an_import_path_that_only_a_checkpoint_names_is_refused_and_not_imported
 ) -> None:
     stored = checkpoint(tmp_path, {path: f"{canary}:thing"}, file)
     load([stored])
-    with pytest.raises(ConfigError, match=rf"{path}.*is given only in a stored configuration") as refused:
+    with pytest.raises(ConfigError, match=rf"{path}.*is code that only the stored run names") as refused:
         compose([stored])
-    assert f"give it again: {path}={canary}:thing" in str(refused.value)
+    assert f"name it in this command, too: {path}={canary}:thing" in str(refused.value)
     assert not canary.with_name("imported").exists()
 
 
@@ -64,7 +65,7 @@ def test_a_program_that_is_given_again_is_started(tmp_path: Path) -> None:
     stored = checkpoint(tmp_path, {"environment.agent.command": ("./agent", "--fast")})
     with pytest.raises(ConfigError) as refused:
         compose([stored])
-    word = str(refused.value).split("give it again: ")[1].strip()
+    [word] = shlex.split(str(refused.value).split("name it in this command, too: ")[1].strip())
     assert compose([stored], [word]).config.environment.agent.command == ("./agent", "--fast")
 
 
@@ -79,7 +80,7 @@ def test_a_program_that_is_given_again_is_started(tmp_path: Path) -> None:
 def test_engine_arguments_clusters_and_programs_that_only_a_checkpoint_names_are_refused(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match="is given only in a stored configuration"):
+    with pytest.raises(ConfigError, match="is code that only the stored run names"):
         compose([checkpoint(tmp_path, changes)])
 
 

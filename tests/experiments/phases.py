@@ -238,7 +238,7 @@ def command(words: list[str], environment: dict[str, str], folder: Path, verbs: 
     from skyrl.config.checks import megatron
     from skyrl.experiments import ppo, reward_model, sft
 
-    megatron.DEVICES = DEVICES
+    megatron.DEVICES = DEVICES  # type: ignore[assignment]  # replaced for the test
     ppo.BasePPOExp = PhasedExp  # type: ignore[misc]  # replaced for the test
     sft.SFTExp = PhasedSFTExp  # type: ignore[misc]  # replaced for the test
     reward_model.RewardModelExp = PhasedRewardModelExp  # type: ignore[misc]  # replaced for the test

@@ -417,7 +417,8 @@ def test_a_first_chat_of_which_nothing_can_be_learned_is_named(
 ) -> None:
     source = supervised_run.write(tmp_path / "rows.jsonl", [row])
     settings = supervised_run.settings(nano, tmp_path, "sft", train_datasets=(source,), batch_size=1)
-    found = [problem.message for problem in supervised_rows_can_be_used(whole=False)(compose([], settings).config)]
+    run: Any = compose([], settings).config
+    found = [problem.message for problem in supervised_rows_can_be_used(whole=False)(run)]
     assert [f"{source}, {said}" in message for message in found] == ([True] if said else [])
 
 
@@ -461,7 +462,7 @@ def test_data_that_does_not_fill_a_batch_is_found(suffix: str, run: bool, nano: 
 def test_rows_that_are_left_out_fill_no_batch(nano: Path, tmp_path: Path) -> None:
     file = rows_file(tmp_path, ".jsonl", 3)
     file.write_text(file.read_text() + "no JSON\n", encoding="utf-8")
-    changes = {"data.train_data": [str(file)], "data.bad_rows": "skip"}
+    changes: dict[str, Any] = {"data.train_data": [str(file)], "data.bad_rows": "skip"}
     (problem,) = problems(nano, tmp_path, changes)
     assert (problem.path, problem.message) == ("trainer.train_batch_size", "4 prompts, but the training data has 3")
     changes |= {f"trainer.{name}": 3 for name in ("train_batch_size", "policy_mini_batch_size")}

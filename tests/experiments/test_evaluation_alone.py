@@ -139,7 +139,7 @@ def test_what_cannot_be_evaluated_is_refused_with_what_to_do(nano: Path, trained
         UserError, match="nobody/nothing is not a local folder, so it is taken as a model on the hub: also"
     ):
         found("nobody/nothing")
-    with pytest.raises(ConfigError, match="is given only in a stored configuration"):
+    with pytest.raises(ConfigError, match="is code that only the stored run names"):
         found(str(trained / "run"))
     with pytest.raises(ResumeError, match="no checkpoint of step 4"):
         found(str(trained / "run"), "--step", "4")

@@ -54,7 +54,7 @@ def test_toml_has_a_word_for_null_at_any_depth_of_a_table_whose_class_is_named()
 @pytest.mark.parametrize(
     ("run", "path"),
     [
-        (Named(kind="settings", table=Settings(more={"a": None})), "table.more.a"),
+        (Named(kind="settings", table=Settings(more={"a": None})), "table.more.a"),  # type: ignore[arg-type]  # as `ClassOf` has it
         (Named(table={"a": [None]}), "table.a.0"),  # nobody knows its class, so it is what was written
     ],
 )
