@@ -37,7 +37,7 @@ def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Probl
             words = value if isinstance(value, str) else json.dumps(value)
             yield Problem(
                 path=path,
-                message=f"{words} is code that only the stored run names, and such code is run only if you name it, too: "
+                message=f"{words} is code that only the stored run names, and that runs only if you name it, too: "
                 f"{why}",
                 hint=f"if you trust it, name it in this command, too: {path}={shlex.quote(words)}",
                 place=place_of(path, origins),
