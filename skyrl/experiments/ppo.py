@@ -17,7 +17,7 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, starts_engines
-from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
+from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_road
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.policy_sampling import PolicySampling
@@ -189,6 +189,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         interruptible = in_context(self.shutdown.interruptible)
         profiled = ProfiledSteps(self.cfg.trainer.profile_steps, self.folder.profile)
 
+        parity = rollout_parity(self.cfg)
         ended = partial(endings, config=self.cfg.generator, agent=self.cfg.environment.agent)
         samples = self.folder.path / "trajectories.jsonl"
         constant = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
@@ -200,7 +201,8 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         def update(name: str, model: LearnerGroup[LearningWorker], timing: str) -> Call[[TrainingBatch], Metrics]:
             turn = run_before(partial(turns.for_learning, name))
             measured = in_context(partial(clock.measure, timing))
-            return layered(model.update, profiled.around(model), measured, turn, on_result=[trace.learned(name)])
+            method = parity.around(model.update) if name == "policy" else model.update
+            return layered(method, profiled.around(model), measured, turn, on_result=[trace.learned(name)])
 
         def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
             self._record_samples(version + 1, groups)
@@ -218,6 +220,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
                         numbers.arrived,
                         position.count,
                         constant.count,
+                        parity.sampled,
                         recorded,
                         trace.sampled,
                         profiled.sampled,

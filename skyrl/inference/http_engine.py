@@ -133,7 +133,7 @@ class HttpEngine:
             await self._server.resume()
         self._gate.open()
 
-    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
 
         Names, shapes and the version that the server holds are checked before anything is sent: another client may have
@@ -165,6 +165,7 @@ class HttpEngine:
         for flight in self._flights:
             flight.versions.add(version)
         _log.info("weights of version %d at %s", version, self._server.url)
+        return self._server.reads_back and not isinstance(incoming, Adapter)
 
     async def load(self) -> EngineLoad | None:
         """The load according to the server's metrics; None if it reports none, or cannot be reached now."""

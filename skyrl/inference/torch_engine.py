@@ -133,8 +133,9 @@ class TorchEngine:
         """Takes work again."""
         self._scheduler.resume()
 
-    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
-        """Copy the weights into the model and adopt `version`; see `InferenceEngine.load_weights`.
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
+        """Copy the weights into the model, compare the parameters with what arrived, and adopt `version`; see
+        `InferenceEngine.load_weights`.
 
         Keys and values of finished sequences are dropped. Samples that a pause keeps retain theirs, which later prompts
         do not reuse.
@@ -146,6 +147,7 @@ class TorchEngine:
         self._weight_version = version
         _log.info("weights of version %d; %s", version, was_kept)
         self._scheduler.weights_are(version)
+        return True
 
     async def load(self) -> EngineLoad | None:
         """Load of the engine: the number of samples that wait for places in the batch."""

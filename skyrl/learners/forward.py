@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,13 @@ class Outputs:
 
     numbers: dict[str, Tensor] = attrs.field(factory=dict)
     """Metrics by name, a number for each selected token."""
+
+    sums: dict[str, Tensor] = attrs.field(factory=dict)
+    """Scalars by name that add up over micro-batches."""
+
+
+PARITY = "parity/"
+"""Beginning of the names of sums that are not logged, but compared: see `by_engine`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -92,7 +99,9 @@ class ForwardOptions:
                 "engines report them with enable_return_routed_experts"
             )
         layout = self.layout(batch if self.replays else attrs.evolve(batch, routed_experts=None))
-        return MicroBatch(rows=attrs.evolve(batch, routed_experts=None).with_selected(), layout=layout)
+        rows = attrs.evolve(batch, routed_experts=None).with_selected()
+        engines = () if rows.engines is None else tuple(rows.pick(rows.engines).unique().tolist())
+        return MicroBatch(rows=rows, layout=layout, engines=tuple(each for each in engines if each >= 0))
 
     def answer(self, model: nn.Module, layout: RowLayout) -> Tensor:
         """The model's logits at the kept columns, or its output in place of them."""
@@ -153,14 +162,26 @@ def compute_logprobs(
     found, *spread = layout.join(columns).unbind(1)
     if not learns:
         return Outputs(values=batch.place(found))
-    numbers = {"policy_entropy": spread[0].detach()}
+    numbers, sums = {"policy_entropy": spread[0].detach()}, {}
     if batch.rollout_logprobs is not None:
-        numbers["rollout_train_logprobs_abs_diff"] = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
-    return Outputs(
-        values=batch.place(found),
-        entropy=batch.place(spread[0]),
-        numbers=numbers,
-    )
+        distance = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
+        numbers["rollout_train_logprobs_abs_diff"] = distance
+        if batch.engines is not None:
+            sums = by_engine(distance, batch.pick(batch.engines), micro.engines)
+    return Outputs(values=batch.place(found), entropy=batch.place(spread[0]), numbers=numbers, sums=sums)
+
+
+def by_engine(distance: Tensor, engines: Tensor, numbers: Sequence[int]) -> dict[str, Tensor]:
+    """Sum of distances (N,) in nats and number of tokens of each engine, with `engines` (N,) the engine of each token:
+    scalars `parity/<number>/nats` and `parity/<number>/tokens`, which `RolloutParity` reads. They are double, and the
+    host does not wait for them.
+    """
+    found = {}
+    for number in numbers:
+        own = engines == number
+        found[f"{PARITY}{number}/nats"] = torch.where(own, distance, 0.0).double().sum()
+        found[f"{PARITY}{number}/tokens"] = own.double().sum()
+    return found
 
 
 def _columns(*found: Tensor | None) -> Tensor:

@@ -182,7 +182,7 @@ class LearningWorker(ModelWorker):
             loss, parts, numbers = self.objective(outputs.values, micro.rows, outputs.entropy)
             if self._options.routers is not None:
                 loss = self._add_router_costs(loss, parts, self._options.routers.loads(), micro.rows, measured)
-            measured.add(parts, outputs.numbers | numbers)
+            measured.add(parts | outputs.sums, outputs.numbers | numbers)
             return loss
 
         cut = [self._options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)]
