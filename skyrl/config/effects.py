@@ -10,7 +10,7 @@ from collections.abc import Callable
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.effects_learners import LEARNER_EFFECTS
 from skyrl.config.effects_rollouts import ROLLOUT_EFFECTS
-from skyrl.config.engine_backends import backend_of
+from skyrl.config.engine_backends import backend_of, engine_dtype
 from skyrl.config.every_kind import EVERY_KIND_EFFECTS, saves
 from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.root import SkyRLTrainConfig
@@ -38,6 +38,11 @@ def _non_finite(policy: str) -> Callable[[SkyRLTrainConfig], bool]:
 
 def _counts_rows(run: SkyRLTrainConfig) -> bool:
     return run.trainer.max_tokens_per_microbatch == -1
+
+
+def _computes_in_16_bits(run: SkyRLTrainConfig) -> bool:
+    learner = run.trainer.compute_dtype or "float32"
+    return not learner == engine_dtype(run.generator.inference_engine, learner) == "float32"
 
 
 def _is_megatron(run: SkyRLTrainConfig) -> bool:
@@ -94,6 +99,7 @@ EFFECTS: tuple[Effect, ...] = (
         "use_sample_packing is on, and attention is sdpa or the strategy is megatron",
         lambda run: run.trainer.use_sample_packing and _packs_by_itself(run),
     ),
+    Effect("trainer.fp32_lm_head", "the learner or its engines compute in 16 bits", _computes_in_16_bits),
     Effect(
         "trainer.attention",
         "the strategy is not megatron, which has an attention of its own, or the engine is torch",

@@ -134,6 +134,7 @@ def engine_makers(
                 dtype=engine_dtype(engine, required(trainer.compute_dtype, "trainer.compute_dtype")),
                 attention=required(trainer.attention, "trainer.attention"),
                 device=required_device(run.trainer),
+                float32_head=trainer.fp32_lm_head,
                 use_fast_tokenizer=not trainer.disable_fast_tokenizer,
                 max_num_seqs=engine.max_num_seqs,
                 deterministic=required(engine.deterministic, "generator.inference_engine.deterministic"),
@@ -154,6 +155,7 @@ def engine_makers(
                 seed=trainer.seed,
                 max_model_len=longest_sequence(run),
                 overrides=engine_overrides(run),
+                float32_head=trainer.fp32_lm_head,
                 stored_weights=not drawn,
                 lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
                 tokenizer_path=trainer.tokenizer_path,
@@ -179,6 +181,7 @@ def _sglang_maker(run: SkyRLTrainConfig, path: str) -> Callable[[], InferenceEng
         max_model_len=longest_sequence(run),
         deadlines=server_deadlines(run),
         overrides=engine_overrides(run),
+        float32_head=trainer.fp32_lm_head,
         tokenizer_path=trainer.tokenizer_path,
         lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
     )

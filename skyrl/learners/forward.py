@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.errors import ModelError, RunError
 from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
 from skyrl.learners.sequence_parallel import own_stretch
+from skyrl.models import output_head
 from skyrl.models.output_head import has_plain_head, in_place_of_the_head
 from skyrl.models.routers import Routers
 from skyrl.models.segment_attention import takes_lengths, takes_segments
@@ -124,6 +126,7 @@ def compute_logprobs(
     entropy_gradient: bool = False,
     measured: bool = True,
     compile_it: bool = False,
+    float32_head: bool = False,
 ) -> Outputs:
     """A policy's `ForwardFn`: log-probability of every token that `loss_mask` selects. While the policy learns, also
     the entropy of the distribution that the token was drawn from, and the distance, in nats, between its
@@ -131,7 +134,7 @@ def compute_logprobs(
 
     `model` is a transformers causal language model. The entropy has a gradient only with `entropy_gradient`. `measured`
     False leaves out entropy and distance, for tokens that were not sampled. `compile_it` runs what follows the logits
-    through `torch.compile`.
+    through `torch.compile`. With `float32_head`, logits are computed in float32 from 16-bit weights.
     """
     batch, layout = micro.rows, micro.layout
     learns = measured and (options.measures or torch.is_grad_enabled())
@@ -145,10 +148,16 @@ def compute_logprobs(
             entropy_gradient=entropy_gradient,
             compile_it=compile_it,
         )
-        with in_place_of_the_head(model, lambda hidden, weight: _columns(*read(layout.pick(hidden), weight))):
+
+        def read_head(hidden: Tensor, weight: Tensor) -> Tensor:
+            picked = layout.pick(hidden)
+            return _columns(*(read(picked.float(), weight.float()) if float32_head else read(picked, weight)))
+
+        with in_place_of_the_head(model, read_head):
             columns = options.answer(model, layout)
     else:
-        logits = layout.pick(options.answer(model, layout))
+        with output_head.float32_head(model) if float32_head else nullcontext():
+            logits = layout.pick(options.answer(model, layout))
         columns = _columns(
             *logprobs_of_logits(
                 logits,

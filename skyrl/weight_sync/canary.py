@@ -69,12 +69,7 @@ class Canary:
         with the weights of an earlier version.
         """
         drawn = await asyncio.gather(*(self._continue(engine) for engine in engines))
-        former = [self._yardsticks[engine] for engine in engines if promised and engine in self._yardsticks]
-        scores = await _scored(
-            source,
-            [pair for each in drawn for pair in each]
-            + [(answer.prompt, answer.completion) for yardstick in former for answer in yardstick.answers],
-        )
+        scores = await _scored(source, [pair for each in drawn for pair in each])
         answers = [
             [Answer(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids]) for prompt, one in each]
             for each in drawn
@@ -83,27 +78,25 @@ class Canary:
             distances = [answer.distance for answer in each]
             refuse_far(distances, f"engine {number}", version, self.bound)
         if promised:
-            self._follow(engines, answers, scores, version)
+            self._follow(engines, answers, version)
         every = torch.cat([answer.distance for each in answers for answer in each])
         return {"weight_sync/parity_mean": every.mean().item(), "weight_sync/parity_max": every.max().item()}
 
-    def _follow(
-        self, engines: Sequence[InferenceEngine], answers: Sequence[list[Answer]], scores: Scores, version: int
-    ) -> None:
+    def _follow(self, engines: Sequence[InferenceEngine], answers: Sequence[list[Answer]], version: int) -> None:
         """Refuse engines that stayed behind, and move the yardsticks of those that provably have not."""
         held, self._yardsticks = self._yardsticks, {}
         for number, (engine, each) in enumerate(zip(engines, answers, strict=True)):
             new = Yardstick(version=version, answers=tuple(each))
-            before = held.get(engine, new)
-            verdict = before.verdict(each, scores) if before is not new else Verdict.FOLLOWS
-            if verdict is Verdict.STAYS:
+            before = held.get(engine)
+            verdict = Verdict.FOLLOWS if before is None else before.verdict(each)
+            if before is not None and verdict is Verdict.STAYS:
                 raise WeightSyncError(
                     f"engine {number} accepted the weights of version {version} and does not compute with them: since "
-                    f"version {before.version} the learner's log-probabilities have moved and the engine's have not, "
-                    f"over {sum(len(answer.tokens) for answer in each)} tokens. Check that the server loads what it "
+                    f"version {before.version} the learner's log-probabilities have moved, and the engine's have not, "
+                    f"over {sum(len(answer.learner) for answer in each)} tokens. Check that the server loads what it "
                     "is sent, and that a router in front of it does not lead to other servers"
                 )
-            self._yardsticks[engine] = new if verdict is Verdict.FOLLOWS else before
+            self._yardsticks[engine] = new if before is None or verdict is Verdict.FOLLOWS else before
 
     async def _continue(self, engine: InferenceEngine) -> list[Sampled]:
         """The engine's continuations of as many prompts as it takes to have enough tokens."""

@@ -1,18 +1,20 @@
 """Finds an engine that accepts new weights and keeps computing with old ones, by its log-probabilities alone.
 
 An engine that runs none of this library's code only promises that it has loaded what it was sent. Each version, it
-continues the same prompts from the same seeds, and the learner scores what it drew. How far both have moved since an
-earlier version, the yardstick, tells whether the engine follows the learner:
+continues the same prompts from the same seeds, and the learner scores what it drew. As far as an answer repeats that of
+an earlier version, the yardstick, each token says how far both have moved since then:
 
-    e, l          log-probability of one token, by the engine and by the learner, in nats
-    de, dl        how far each has moved since the yardstick was taken
-    |de - dl|     small if the engine follows, |dl| if it stays
-    |de|          |dl| if the engine follows, small if it stays
+    e, l               log-probability of the token, by the engine and by the learner
+    d = |e - l|        their distance: rounding, or rounding and lost updates
+    |de - dl| > |de|   the engine looks as if it had stayed: its own move is nearer to 0 than to the learner's
 
-Updates of a small learning rate move both by less than they round. The difference of the two columns then has no
-meaning: rounding alone makes the first larger by up to sqrt(2) times the distance that engine and learner had at the
-yardstick. So a verdict needs more than that, and more than chance. Without one the yardstick stays, and the updates
-since then add up: those that were lost are found together, at the first version at which they differ from rounding.
+Rounding alone fulfills the second condition for up to all tokens, as long as updates move the learner by less than it
+rounds: of right engines in bfloat16 after one update with a learning rate of 1e-6, for three quarters of them. But it
+does not make distances grow. An engine stays only if both hold: distances have grown, and its moves are nearer to none
+than to the learner's. Only signs are counted, because rounding is a hundred times larger at some tokens than at most.
+
+Without a verdict the yardstick stays where it is, and the updates since then add up: lost ones are found together, at
+the first version at which they differ from rounding. Until then they have changed samples by less than rounding does.
 """
 
 from __future__ import annotations
@@ -35,9 +37,6 @@ Scores = Mapping[tuple[Tokens, Tokens], Tensor]
 CERTAINTY = 5.0
 """Number of standard errors beyond which a mean is not chance. The rows of a comparison are its independent draws, a
 few dozen: Student's t with 31 degrees of freedom exceeds 5 with probability 1e-5."""
-
-ROUNDING = math.sqrt(2)
-"""Largest bias that rounding causes, in distances of engine and learner: that of the difference of two versions."""
 
 
 class Verdict(Enum):
@@ -64,14 +63,9 @@ class Answer:
         return torch.tensor(self.completion.logprobs, dtype=torch.float64)
 
     @property
-    def tokens(self) -> Tokens:
-        """The continuation."""
-        return self.completion.token_ids
-
-    @property
     def distance(self) -> Tensor:
-        """(N,): absolute difference at each token, in nats."""
-        return (self.engine - self.learner).abs()
+        """(N,) float64: absolute difference at each token, in nats."""
+        return (self.engine - self.learner).float().abs().double()
 
 
 @frozen(kw_only=True)
@@ -81,18 +75,16 @@ class Yardstick:
     version: int
     answers: tuple[Answer, ...]
 
-    def verdict(self, now: Sequence[Answer], rescored: Scores) -> Verdict:
-        """Compare with the answers to the same prompts at a later version. `rescored` are the learner's present
-        log-probabilities of this yardstick's own answers.
-        """
+    def verdict(self, now: Sequence[Answer]) -> Verdict:
+        """Compare with the answers to the same prompts at a later version."""
         before = {answer.prompt: answer for answer in self.answers}
-        noise = mean([answer.distance for answer in self.answers])
-        moved = mean([(rescored[each.prompt, each.tokens] - each.learner).abs() for each in self.answers])
-        evidence = [_evidence(before[answer.prompt], answer, moved, noise) for answer in now]
-        found, error = _mean_of_rows(evidence)
-        if found - CERTAINTY * error > ROUNDING * noise:
-            return Verdict.STAYS
-        return Verdict.FOLLOWS if found + CERTAINTY * error < 0 else Verdict.UNKNOWN
+        rows = [_signs(before[answer.prompt], answer) for answer in now if answer.prompt in before]
+        grown, grown_error = _mean_of_rows([grown for grown, _ in rows])
+        stayed, stayed_error = _mean_of_rows([stayed for _, stayed in rows])
+        if stayed < -CERTAINTY * stayed_error:
+            return Verdict.FOLLOWS
+        is_behind = grown > CERTAINTY * grown_error and stayed > CERTAINTY * stayed_error
+        return Verdict.STAYS if is_behind else Verdict.UNKNOWN
 
 
 def mean(rows: Sequence[Tensor]) -> float:
@@ -101,28 +93,29 @@ def mean(rows: Sequence[Tensor]) -> float:
     return whole.mean().item() if whole.numel() else 0.0
 
 
-def _evidence(before: Answer, now: Answer, moved: float, noise: float) -> Tensor:
-    """(N,) nats for each token of `now`: above 0 if it looks as if the engine has stayed, below 0 if it has followed.
-
-    Tokens are paired as far as the answers are equal. Behind that, the distance of engine and learner is compared with
-    the middle between `noise`, which an engine that follows shows, and `moved`, which one that stays does.
+def _signs(before: Answer, now: Answer) -> tuple[Tensor, Tensor]:
+    """Two rows (P,) of 1, 0 or -1 for the P tokens up to the first that differs: whether the distance of engine and
+    learner has grown, and whether the engine's move is nearer to none than to the learner's.
     """
     pairs = 0
-    for old, new in zip(before.tokens, now.tokens, strict=False):
+    for old, new in zip(before.completion.token_ids, now.completion.token_ids, strict=False):
         if old != new:
             break
         pairs += 1
     engine, learner = now.engine[:pairs] - before.engine[:pairs], now.learner[:pairs] - before.learner[:pairs]
-    return torch.cat([(engine - learner).abs() - engine.abs(), 2 * now.distance[pairs:] - moved - noise])
+    grown = torch.sign(now.distance[:pairs] - before.distance[:pairs])
+    return grown, torch.sign((engine - learner).abs() - engine.abs())
 
 
 def _mean_of_rows(rows: Sequence[Tensor]) -> tuple[float, float]:
-    """Mean over all tokens, and its standard error, where the tokens of one row may depend on each other."""
-    sizes = torch.tensor([float(row.numel()) for row in rows], dtype=torch.float64)
-    sums = torch.stack([row.sum() for row in rows])
-    count = sizes.sum().item()
-    if len(rows) < 2 or not count:
+    """Mean over all tokens of rows (N_i,) of numbers from -1 to 1, and its standard error, where the tokens of one row
+    may depend on each other. It is at least one row in all of them: equal rows are no proof of certainty.
+    """
+    some = [row for row in rows if row.numel()]
+    if not some:
         return 0.0, math.inf
+    sizes = torch.tensor([float(row.numel()) for row in some], dtype=torch.float64)
+    sums, count = torch.stack([row.sum() for row in some]), sizes.sum().item()
     found = sums.sum().item() / count
-    spread = (sums - found * sizes).square().sum().item() * len(rows) / (len(rows) - 1)
-    return found, math.sqrt(spread) / count
+    spread = (sums - found * sizes).square().sum().item()
+    return found, max(math.sqrt(spread) / count, 1 / len(some))
