@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -294,8 +294,7 @@ def _of_generate(answer: object, asked: Asked) -> Drawn:
     drawn = ids(choice.get("token_ids"))
     content = mapping(choice.get("logprobs"), "log-probabilities").get("content")
     listed = [mapping(each, "a log-probability") for each in _listed(content, "log-probabilities")]
-    if any(_other_token(each, token) for each, token in zip(listed, drawn, strict=False)):
-        raise BadAnswer("with the log-probabilities of other tokens than it drew")
+    _refuse_other_tokens(listed, drawn)
     return Drawn(
         token_ids=drawn,
         logprobs=numbers([each.get("logprob") for each in listed]),
@@ -305,13 +304,14 @@ def _of_generate(answer: object, asked: Asked) -> Drawn:
     )
 
 
-def _other_token(each: Mapping[str, Any], token: int) -> bool:
-    """Whether a log-probability is of another token: it has the token's number, or `token_id:7` in place of text."""
-    named = each.get("token_id", token)
-    text = each.get("token")
-    if isinstance(text, str) and text.startswith(_BY_NUMBER):
-        return named != token or text != f"{_BY_NUMBER}{token}"
-    return bool(named != token)
+def _refuse_other_tokens(listed: Sequence[Mapping[str, Any]], drawn: Sequence[int]) -> None:
+    """Raises `BadAnswer` if a log-probability names another token than was drawn, by its number: as `token_id`, or as
+    `token` where that is `token_id:7` in place of text.
+    """
+    for each, token in zip(listed, drawn, strict=False):
+        named, text = each.get("token_id", token), str(each.get("token"))
+        if named != token or (text.startswith(_BY_NUMBER) and text != f"{_BY_NUMBER}{token}"):
+            raise BadAnswer("with the log-probabilities of other tokens than it drew")
 
 
 def _listed(value: object, what: str) -> list[Any]:
@@ -326,9 +326,11 @@ def _listed(value: object, what: str) -> list[Any]:
 def _of_completions(answer: object, asked: Asked) -> Drawn:
     choice = only_choice(answer)
     refuse_other_prompt(choice.get("prompt_token_ids"), asked.request.prompt_ids)
+    drawn, reported = ids(choice.get("token_ids")), mapping(choice.get("logprobs"), "log-probabilities")
+    _refuse_other_tokens([{"token": each} for each in _listed(reported.get("tokens"), "tokens")], drawn)
     return Drawn(
-        token_ids=ids(choice.get("token_ids")),
-        logprobs=numbers(mapping(choice.get("logprobs"), "log-probabilities").get("token_logprobs")),
+        token_ids=drawn,
+        logprobs=numbers(reported.get("token_logprobs")),
         finish=str(choice.get("finish_reason")),
         stopped_by=choice.get("stop_reason"),
         versions=None,

@@ -97,7 +97,7 @@ def test_no_right_engine_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in WORLDS if "below" not in name and name != "no update"])
 def test_lost_updates_are_found_at_the_first_version_at_which_they_differ_from_rounding(name: str) -> None:
-    """At that version they have moved the learner by no more than three times what engine and learner differ by."""
+    """At that version they have moved the learner by no more than four times what engine and learner differ by."""
     world = WORLDS[name]
     for seed in range(8):
         first: tuple[Tensor, Tensor] | None = None
@@ -112,7 +112,7 @@ def test_lost_updates_are_found_at_the_first_version_at_which_they_differ_from_r
                 break
             noise = (first[0] - first[1]).abs().median()
             moved = (learner - first[1]).abs().median()
-            assert moved < 3 * noise
+            assert moved < 4 * noise
         assert verdict is Verdict.STAYS
 
 
