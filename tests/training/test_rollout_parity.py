@@ -90,7 +90,8 @@ def test_distances_are_added_up_for_each_engine_over_rows_and_ranks() -> None:
 
 
 def test_rows_of_older_weights_and_of_unknown_engines_are_not_compared() -> None:
-    tokens = {"prompt_ids": (1,), "response_ids": (2, 3), "loss_mask": (1, 1), "rollout_logprobs": (-1.0, -1.0)}
+    tokens: dict[str, Any] = {"prompt_ids": (1,), "response_ids": (2, 3), "loss_mask": (1, 1)}
+    tokens["rollout_logprobs"] = (-1.0, -1.0)
     whole, older, mixed, unknown = (
         evolve(answer("11", 0.0), **tokens, weight_versions=versions, engines=engines)
         for versions, engines in (((4, 4), (2, 2)), ((3, 3), (2, 2)), ((3, 4), (2, 2)), ((4, 4), ()))
