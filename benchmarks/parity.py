@@ -37,7 +37,7 @@ from skyrl.runs.recorded import NoEngines
 from skyrl.weight_sync.canary import Canary, _scored
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.transports import WeightSource
-from skyrl.weight_sync.yardstick import Answer, Verdict, Yardstick, mean
+from skyrl.weight_sync.yardstick import ScoredSample, Verdict, Yardstick, mean
 
 QUICK_START = "examples/quickstart/grpo.toml"
 
@@ -59,7 +59,7 @@ KEPT, EVERY, LONGEST = 10, 10, 100
 class Version:
     """What the right engine answered at one version, and what the learner then says of its earlier answers."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[ScoredSample, ...]
     rescored: Mapping[int, tuple[Tensor, ...]]
     """By version: log-probabilities of its answers."""
 
@@ -126,7 +126,8 @@ def trained(config: SkyRLTrainConfig, prompts: int) -> list[Version]:
             earlier = [(each.prompt, each.completion) for old in kept for each in versions[old].answers]
             scores = await _scored(source, [*pairs, *earlier])
             answers = tuple(
-                Answer(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids]) for prompt, one in pairs
+                ScoredSample(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids])
+                for prompt, one in pairs
             )
             rescored = {
                 old: tuple(scores[each.prompt, each.completion.token_ids] for each in versions[old].answers)

@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from attrs import evolve
+
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engine_backends import backend_of, engine_dtype, weight_dtype
 from skyrl.config.engine_options import given_length
+from skyrl.config.engines import InferenceEngineConfig
 from skyrl.config.kinds import kind_of
 from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import (
@@ -149,13 +152,12 @@ def engine_makers(
         case "vllm":
             make = partial(
                 VLLMEngine,
-                engine,
+                _with_head(run),
                 model_path=path,
                 device=required_device(run.trainer),
                 seed=trainer.seed,
                 max_model_len=longest_sequence(run),
                 overrides=engine_overrides(run),
-                float32_head=trainer.fp32_lm_head,
                 stored_weights=not drawn,
                 lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
                 tokenizer_path=trainer.tokenizer_path,
@@ -173,7 +175,7 @@ def _sglang_maker(run: SkyRLTrainConfig, path: str) -> Callable[[], InferenceEng
     trainer = run.trainer
     return partial(
         SGLangEngine,
-        run.generator.inference_engine,
+        _with_head(run),
         model_path=path,
         device=required_device(trainer),
         log=Path(trainer.log_path).expanduser().absolute(),
@@ -181,10 +183,22 @@ def _sglang_maker(run: SkyRLTrainConfig, path: str) -> Callable[[], InferenceEng
         max_model_len=longest_sequence(run),
         deadlines=server_deadlines(run),
         overrides=engine_overrides(run),
-        float32_head=trainer.fp32_lm_head,
         tokenizer_path=trainer.tokenizer_path,
         lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
     )
+
+
+def _with_head(run: SkyRLTrainConfig) -> InferenceEngineConfig:
+    """The engines' settings, with the type of the output head under the engine's own name."""
+    engine = run.generator.inference_engine
+    if not run.trainer.fp32_lm_head:
+        return engine
+    options = dict(engine.engine_init_kwargs)
+    if engine.backend == "vllm":
+        options["hf_overrides"] = {**(options.get("hf_overrides") or {}), "head_dtype": "float32"}
+    else:
+        options["enable_fp32_lm_head"] = True
+    return evolve(engine, engine_init_kwargs=options)
 
 
 def engine_restarts(run: SkyRLTrainConfig, processes: Processes) -> EngineRestarts | None:

@@ -180,7 +180,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
     def get_trainer(self, rollouts: Rollouts, sync: WeightSync | NoEngines) -> PPOTrainer:
         """The algorithm with its collaborators. The layers of every call are listed here, the outermost first."""
         turns, clock, algorithm = self.time_sharing, self.clock, self.cfg.trainer.algorithm
-        shaping, numbers = reward_shaping(algorithm), FiniteNumbers()
+        shaping, numbers, parity = reward_shaping(algorithm), FiniteNumbers(), rollout_parity(self.cfg)
         position = RolloutPosition(rollouts, shaping)
         sinks = self.get_sinks()
         without_digests = all(isinstance(sink, SampleSink | BatchDump) for sink in sinks)
@@ -189,7 +189,6 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         interruptible = in_context(self.shutdown.interruptible)
         profiled = ProfiledSteps(self.cfg.trainer.profile_steps, self.folder.profile)
 
-        parity = rollout_parity(self.cfg)
         ended = partial(endings, config=self.cfg.generator, agent=self.cfg.environment.agent)
         samples = self.folder.path / "trajectories.jsonl"
         constant = ConstantRewards(notice, samples, steps=min(STEPS, self.total_steps), endings=ended)
@@ -201,8 +200,9 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         def update(name: str, model: LearnerGroup[LearningWorker], timing: str) -> Call[[TrainingBatch], Metrics]:
             turn = run_before(partial(turns.for_learning, name))
             measured = in_context(partial(clock.measure, timing))
-            method = parity.around(model.update) if name == "policy" else model.update
-            return layered(method, profiled.around(model), measured, turn, on_result=[trace.learned(name)])
+            return layered(
+                parity.around(model.update), profiled.around(model), measured, turn, on_result=[trace.learned(name)]
+            )
 
         def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
             self._record_samples(version + 1, groups)

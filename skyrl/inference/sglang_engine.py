@@ -47,7 +47,6 @@ class SGLangEngine(HttpEngine):
         max_model_len: int | None = None,
         deadlines: ServerDeadlines | None = None,
         overrides: Mapping[str, Any] = FrozenDict(),
-        float32_head: bool = False,
         tokenizer_path: str | None = None,
         lora_rank: int = 0,
     ) -> None:
@@ -68,7 +67,6 @@ class SGLangEngine(HttpEngine):
             seed=seed,
             max_model_len=max_model_len,
             overrides=overrides,
-            float32_head=float32_head,
             lora_rank=lora_rank,
         )
         url = f"http://127.0.0.1:{port}"
@@ -119,7 +117,6 @@ def launch_command(
     seed: int = 0,
     max_model_len: int | None = None,
     overrides: Mapping[str, Any] = FrozenDict(),
-    float32_head: bool = False,
     lora_rank: int = 0,
 ) -> list[str]:
     """The command that starts the server; `overrides` are values of the model's own configuration. Raises `ConfigError`
@@ -141,7 +138,6 @@ def launch_command(
         "chunked_prefill_size": config.max_num_batched_tokens if config.enable_chunked_prefill else -1,
         "disable_radix_cache": not config.enable_prefix_caching,
         "disable_cuda_graph": config.enforce_eager,
-        "enable_fp32_lm_head": float32_head,
         "enable_deterministic_inference": bool(config.deterministic),
         "enable_metrics": True,
         "json_model_override_args": dict(overrides) or None,

@@ -36,7 +36,6 @@ def engine_arguments(
     max_model_len: int,
     known: Collection[str],
     overrides: Mapping[str, Any] = FrozenDict(),
-    float32_head: bool = False,
     stored_weights: bool = True,
     lora_ranks: Sequence[int] = (),
     tokenizer_path: str | None = None,
@@ -44,8 +43,7 @@ def engine_arguments(
     """Arguments of vLLM's `AsyncEngineArgs` or `EngineArgs`.
 
     `device` is `cpu` or `cuda`; `max_model_len` is in tokens, prompt and completion together; `known` are the names of
-    the arguments that the installed vLLM has; `overrides` are values of the model's own configuration. With
-    `float32_head`, logits are computed in float32. Without
+    the arguments that the installed vLLM has; `overrides` are values of the model's own configuration. Without
     `stored_weights`, vLLM fills the model with dummy weights until it receives others. There is room for one adapter of
     each of `lora_ranks`. Raises `ConfigError`, which lists all settings that vLLM does not support.
     """
@@ -84,8 +82,6 @@ def engine_arguments(
         arguments["enable_sleep_mode"] = True
     given: dict[str, Any] = {name: _thawed(value) for name, value in config.engine_init_kwargs.items()}
     replaced = {**(given.get("hf_overrides") or {}), **overrides}
-    if float32_head:
-        replaced["head_dtype"] = "float32"
     return arguments | given | ({"hf_overrides": replaced} if replaced else {})
 
 

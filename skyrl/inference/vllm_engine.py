@@ -68,17 +68,16 @@ class VLLMEngine:
         max_model_len: int | None = None,
         tokenizer: ChatTokenizer | None = None,
         overrides: Mapping[str, Any] = FrozenDict(),
-        float32_head: bool = False,
         stored_weights: bool = True,
         tokenizer_path: str | None = None,
         lora_rank: int = 0,
         adapters: Mapping[str, str] = FrozenDict(),
     ) -> None:
         """Returns when the model is loaded. `device` is `cpu` or `cuda`. If `tokenizer` is None, it is loaded from
-        `tokenizer_path`, or from the model. `overrides` replace values of the model's own configuration. With
-        `float32_head`, logits are computed in float32. Without `stored_weights`, no weights are read, and the first
-        ones come with `load_weights`. With `lora_rank`, trained adapters of that rank are accepted, too. `adapters`
-        maps the names in requests to folders with adapters in PEFT's format.
+        `tokenizer_path`, or from the model. `overrides` replace values of the model's own configuration. Without
+        `stored_weights`, no weights are read, and the first ones come with `load_weights`. With `lora_rank`, trained
+        adapters of that rank are accepted, too. `adapters` maps the names in requests to folders with adapters in
+        PEFT's format.
 
         `max_model_len` is in tokens, prompt and completion together; None is the length that the model supports. Raises
         `ConfigError` for settings that vLLM does not support, `ModelError` for the model, `UserError` if vLLM is not
@@ -111,7 +110,6 @@ class VLLMEngine:
                 stored_weights=stored_weights,
                 lora_ranks=_ranks(adapters, lora_rank),
                 tokenizer_path=tokenizer_path,
-                float32_head=float32_head,
                 overrides=overridden(model_path, overrides, trust_remote_code=trusted),
             )
             start = _start(config, arguments, adapters, Drawable.of(self._tokenizer))

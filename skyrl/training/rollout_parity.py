@@ -39,9 +39,9 @@ class RolloutParity:
         async def updated(batch: TrainingBatch) -> Metrics:
             found = await update(batch)
             sums = {name.removeprefix(PARITY): value for name, value in found.items() if name.startswith(PARITY)}
-            if self._is_fresh:
+            if self._is_fresh and sums:
+                self._is_fresh = False
                 self._add(sums)
-            self._is_fresh = False
             return {name: value for name, value in found.items() if not name.startswith(PARITY)}
 
         return updated

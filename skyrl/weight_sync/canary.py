@@ -23,7 +23,7 @@ from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
 from skyrl.models.routers import joined_choices
 from skyrl.weight_sync.transports import WeightSource
-from skyrl.weight_sync.yardstick import Answer, Scores, Tokens, Verdict, Yardstick, mean
+from skyrl.weight_sync.yardstick import ScoredSample, Scores, Tokens, Verdict, Yardstick, mean
 
 Metrics = dict[str, float]
 Sampled = tuple[Tokens, Completion]
@@ -57,7 +57,7 @@ class Canary:
     """Largest number of tokens sampled for each prompt."""
 
     _yardsticks: dict[InferenceEngine, Yardstick] = field(factory=dict, init=False)
-    """What each engine that only promises answered when it was last known to have the learner's weights."""
+    """Answers of each engine that only promises, from when it was last known to have the learner's weights."""
 
     async def compare(
         self, source: WeightSource, engines: Sequence[InferenceEngine], version: int, *, promised: bool = False
@@ -71,7 +71,7 @@ class Canary:
         drawn = await asyncio.gather(*(self._continue(engine) for engine in engines))
         scores = await _scored(source, [pair for each in drawn for pair in each])
         answers = [
-            [Answer(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids]) for prompt, one in each]
+            [ScoredSample(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids]) for prompt, one in each]
             for each in drawn
         ]
         for number, each in enumerate(answers):
@@ -82,7 +82,7 @@ class Canary:
         every = torch.cat([answer.distance for each in answers for answer in each])
         return {"weight_sync/parity_mean": every.mean().item(), "weight_sync/parity_max": every.max().item()}
 
-    def _follow(self, engines: Sequence[InferenceEngine], answers: Sequence[list[Answer]], version: int) -> None:
+    def _follow(self, engines: Sequence[InferenceEngine], answers: Sequence[list[ScoredSample]], version: int) -> None:
         """Refuse engines that stayed behind, and move the yardsticks of those that provably have not."""
         held, self._yardsticks = self._yardsticks, {}
         for number, (engine, each) in enumerate(zip(engines, answers, strict=True)):

@@ -48,7 +48,7 @@ class Verdict(Enum):
 
 
 @frozen(kw_only=True)
-class Answer:
+class ScoredSample:
     """An engine's continuation of one prompt, with the learner's scores."""
 
     prompt: Tokens
@@ -73,9 +73,9 @@ class Yardstick:
     """An engine's answers at the last version at which it was known to compute with the learner's weights."""
 
     version: int
-    answers: tuple[Answer, ...]
+    answers: tuple[ScoredSample, ...]
 
-    def verdict(self, now: Sequence[Answer]) -> Verdict:
+    def verdict(self, now: Sequence[ScoredSample]) -> Verdict:
         """Compare with the answers to the same prompts at a later version."""
         before = {answer.prompt: answer for answer in self.answers}
         rows = [_signs(before[answer.prompt], answer) for answer in now if answer.prompt in before]
@@ -93,7 +93,7 @@ def mean(rows: Sequence[Tensor]) -> float:
     return whole.mean().item() if whole.numel() else 0.0
 
 
-def _signs(before: Answer, now: Answer) -> tuple[Tensor, Tensor]:
+def _signs(before: ScoredSample, now: ScoredSample) -> tuple[Tensor, Tensor]:
     """Two rows (P,) of 1, 0 or -1 for the P tokens up to the first that differs: whether the distance of engine and
     learner has grown, and whether the engine's move is nearer to none than to the learner's.
     """

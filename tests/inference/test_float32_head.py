@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from skyrl.config import InferenceEngineConfig
+from skyrl.experiments.collaborators import engine_makers
 from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.engine import Completion
-from skyrl.inference.sglang_engine import launch_command
 from skyrl.learners.compute_copies import computing_in
 from skyrl.learners.forward import compute_logprobs, probe_forward
 from skyrl.weight_sync.canary import rows
 from tests.inference.nano import nano_model
-from tests.inference.test_vllm_arguments import arguments
+from tests.nano_run import config
 
 PROMPT = (5, 9, 2, 7, 3)
 KINDS = ("llama", "qwen2, tied", "qwen3", "qwen2, eager", "mixtral")  # the last two are transformers' own passes
@@ -65,9 +65,14 @@ def test_the_learner_computes_its_head_as_the_engine_does(kind: str) -> None:
 
 
 @pytest.mark.parametrize("on", [False, True])
-def test_vllm_and_sglang_are_asked_for_it_by_their_own_names(on: bool) -> None:
-    assert arguments(float32_head=on).get("hf_overrides", {}).get("head_dtype") == ("float32" if on else None)
-    words = launch_command(
-        InferenceEngineConfig(backend="sglang"), model_path="a/model", device="cuda", port=1, float32_head=on
-    )
-    assert ("--enable-fp32-lm-head" in words) is on
+def test_vllm_and_sglang_are_asked_for_it_by_their_own_names(nano: Path, tmp_path: Path, on: bool) -> None:
+    def options(kind: str, **own: object) -> Any:
+        values = {"generator__inference_engine__backend": kind, "trainer__fp32_lm_head": on}
+        run = config(nano, tmp_path, generator__inference_engine__engine_init_kwargs=own, **values)
+        maker: Any = engine_makers(run)[0]
+        return dict(maker.args[0].engine_init_kwargs)
+
+    head = {"head_dtype": "float32"} if on else {}
+    assert options("vllm", hf_overrides={"rope_theta": 5.0}) == {"hf_overrides": {"rope_theta": 5.0, **head}}
+    assert options("vllm") == ({"hf_overrides": head} if on else {})
+    assert options("sglang") == ({"enable_fp32_lm_head": True} if on else {})

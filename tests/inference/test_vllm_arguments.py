@@ -29,14 +29,7 @@ KNOWN = {
 MODEL = ModelFacts(head_dim=32, kv_numbers_per_token=128, positions=256, eos_ids=(1,), vocabulary=64)
 
 
-def arguments(
-    device: str = "cuda",
-    model: ModelFacts = MODEL,
-    max_model_len: int = 256,
-    *,
-    float32_head: bool = False,
-    **fields: Any,
-) -> Any:
+def arguments(device: str = "cuda", model: ModelFacts = MODEL, max_model_len: int = 256, **fields: Any) -> Any:
     return engine_arguments(
         InferenceEngineConfig(**fields),
         model_path="a/model",
@@ -45,7 +38,6 @@ def arguments(
         device=device,
         max_model_len=max_model_len,
         known=KNOWN,
-        float32_head=float32_head,
     )
 
 

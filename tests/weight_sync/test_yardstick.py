@@ -16,7 +16,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.weight_sync.canary import Canary
-from skyrl.weight_sync.yardstick import Answer, Verdict, Yardstick
+from skyrl.weight_sync.yardstick import ScoredSample, Verdict, Yardstick
 
 ROWS, TOKENS = 32, 10
 
@@ -53,7 +53,7 @@ def tailed(drawn: torch.Generator) -> Tensor:
     return normal * scale.exp() / 2
 
 
-def answers(engine: Tensor, learner: Tensor, same: int = TOKENS) -> list[Answer]:
+def answers(engine: Tensor, learner: Tensor, same: int = TOKENS) -> list[ScoredSample]:
     """Answers with these log-probabilities, of which the first `same` tokens are the same at every version."""
     found = []
     for row in range(ROWS):
@@ -61,7 +61,7 @@ def answers(engine: Tensor, learner: Tensor, same: int = TOKENS) -> list[Answer]
         later = int(engine[row, -1].item() * 1e6) % 100_000
         tokens = tuple(place if place < same else later for place in range(TOKENS))
         one = Completion(token_ids=tokens, text="", logprobs=values, weight_versions=tokens, stop_reason="length")
-        found.append(Answer(prompt=(row,), completion=one, learner=learner[row]))
+        found.append(ScoredSample(prompt=(row,), completion=one, learner=learner[row]))
     return found
 
 
