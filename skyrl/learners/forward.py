@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import attrs
@@ -139,35 +138,21 @@ def compute_logprobs(
     batch, layout = micro.rows, micro.layout
     learns = measured and (options.measures or torch.is_grad_enabled())
     targets = layout.own(batch.pick(batch.input_ids))
+    settings: dict[str, Any] = {"temperature": temperature, "with_entropy": learns, "compile_it": compile_it}
+    settings["entropy_gradient"] = entropy_gradient
     if options.plain_head:
-        read = partial(
-            linear_logprobs,
-            targets=targets,
-            temperature=temperature,
-            with_entropy=learns,
-            entropy_gradient=entropy_gradient,
-            compile_it=compile_it,
-        )
 
         def read_head(hidden: Tensor, weight: Tensor) -> Tensor:
             picked = layout.pick(hidden)
-            return _columns(*(read(picked.float(), weight.float()) if float32_head else read(picked, weight)))
+            states, matrix = (picked.float(), weight.float()) if float32_head else (picked, weight)
+            return _columns(*linear_logprobs(states, matrix, targets, **settings))
 
         with in_place_of_the_head(model, read_head):
             columns = options.answer(model, layout)
     else:
         with output_head.float32_head(model) if float32_head else nullcontext():
             logits = layout.pick(options.answer(model, layout))
-        columns = _columns(
-            *logprobs_of_logits(
-                logits,
-                targets,
-                temperature=temperature,
-                with_entropy=learns,
-                entropy_gradient=entropy_gradient,
-                compile_it=compile_it,
-            )
-        )
+        columns = _columns(*logprobs_of_logits(logits, targets, **settings))
     found, *spread = layout.join(columns).unbind(1)
     if not learns:
         return Outputs(values=batch.place(found))
