@@ -17,7 +17,7 @@ from skyrl.checkpoint.shards import TensorSource
 from skyrl.config import CriticConfig, PolicyConfig, TrainerConfig
 from skyrl.errors import NonFiniteError
 from skyrl.learners.budget import micro_batches
-from skyrl.learners.forward import ForwardFn, Outputs
+from skyrl.learners.forward import PARITY, ForwardFn, Outputs
 from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import DeviceMover
@@ -301,7 +301,7 @@ class LearningWorker(ModelWorker):
             self._loss_scale.load(numbers["loss_scale"])
 
     def _why_to_stop(self, norm: float, sums: Metrics) -> str:
-        parts = ", ".join(f"{name} {value:g}" for name, value in sums.items())
+        parts = ", ".join(f"{name} {value:g}" for name, value in sums.items() if not name.startswith(PARITY))
         times = f"{self._skipped} times in a row" if self._skipped > 1 else "now"
         data = ", or look at the rewards and log-probabilities of this step" if self._config_path else ""
         return (
