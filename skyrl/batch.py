@@ -73,6 +73,10 @@ class TrainingBatch:
     """(B, L, layers, K) int16: the K experts that the engine chose for each token in each MoE layer; -1 where it chose
     none. None: the engine did not report them."""
 
+    engines: Tensor | None = None
+    """(B, L) int64: number of the engine that drew the token, in rows that were drawn with the weights that the policy
+    had when the batch was made; -1 elsewhere. None: it is not known."""
+
     selected: Tensor | None = None
     """(N,) int64: indices of the true entries of the flattened (B x L) `loss_mask`. Filled on the host before a
     micro-batch goes to a device: indexing with a mask there would make the host wait for the device."""

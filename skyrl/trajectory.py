@@ -138,6 +138,7 @@ class TokenRow:
     weight_versions: tuple[int, ...]
     rewards: tuple[TurnReward, ...]
     routed_experts: RoutedExperts | None = None
+    engines: tuple[int, ...] = field(default=(), eq=False, repr=False)
 
     def silent(self) -> TokenRow:
         """A copy of the row with no token to train on."""
@@ -173,6 +174,10 @@ class Trajectory:
     rewards: tuple[TurnReward, ...]
     routed_experts: RoutedExperts | None = None
     """Experts that the engine chose for these tokens. None: the engine does not return them."""
+
+    engines: tuple[int, ...] = field(default=(), eq=False, repr=False)
+    """Number of the engine that sampled each token, 0 for tokens that none did. Empty if it is not known, as in a
+    recording: samples do not depend on it."""
 
     stop_reason: StopReason
     answer: str | None = None
@@ -213,6 +218,7 @@ class Trajectory:
             weight_versions=self.weight_versions,
             rewards=self.rewards,
             routed_experts=self.routed_experts,
+            engines=self.engines,
         )
         return (*self.earlier, last)
 

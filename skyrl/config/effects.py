@@ -10,11 +10,11 @@ from collections.abc import Callable
 from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
 from skyrl.config.effects_learners import LEARNER_EFFECTS
 from skyrl.config.effects_rollouts import ROLLOUT_EFFECTS
-from skyrl.config.engine_backends import backend_of
+from skyrl.config.engine_backends import backend_of, engine_dtype, kind_of_engine
 from skyrl.config.every_kind import EVERY_KIND_EFFECTS, saves
 from skyrl.config.fully_async import FullyAsyncConfig
 from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import evaluates, has_critic, has_reference
+from skyrl.config.sizes import evaluates, has_critic, has_reference, on_ray
 from skyrl.tree.classes import fields_of
 from skyrl.tree.rules import Effect
 
@@ -38,6 +38,19 @@ def _non_finite(policy: str) -> Callable[[SkyRLTrainConfig], bool]:
 
 def _counts_rows(run: SkyRLTrainConfig) -> bool:
     return run.trainer.max_tokens_per_microbatch == -1
+
+
+def _computes_in_16_bits(run: SkyRLTrainConfig) -> bool:
+    learner = run.trainer.compute_dtype or "float32"
+    return not learner == engine_dtype(run.generator.inference_engine, learner) == "float32"
+
+
+_WAITS = {f"placement.{name}_timeout_seconds" for name in ("start", "call", "heartbeat")}
+"""Fields that also bound what a run waits for from servers."""
+
+
+def _waits_for_others(run: SkyRLTrainConfig) -> bool:
+    return on_ray(run) or kind_of_engine(run.generator.inference_engine) in ("http", "sglang")
 
 
 def _is_megatron(run: SkyRLTrainConfig) -> bool:
@@ -66,7 +79,11 @@ def _keeps_the_best(run: SkyRLTrainConfig) -> bool:
 
 
 EFFECTS: tuple[Effect, ...] = (
-    *(effect.below("trainer") for effect in EVERY_KIND_EFFECTS),
+    *(effect.below("trainer") for effect in EVERY_KIND_EFFECTS if effect.path not in _WAITS),
+    *(
+        Effect(f"trainer.{path}", "the run is on Ray, or its engines are servers over HTTP", _waits_for_others)
+        for path in sorted(_WAITS)
+    ),
     *LEARNER_EFFECTS,
     Effect("trainer.update_ref_every_epoch", "a KL term is on", has_reference),
     Effect("trainer.critic_mini_batch_size", "there is a critic", has_critic),
@@ -94,6 +111,7 @@ EFFECTS: tuple[Effect, ...] = (
         "use_sample_packing is on, and attention is sdpa or the strategy is megatron",
         lambda run: run.trainer.use_sample_packing and _packs_by_itself(run),
     ),
+    Effect("trainer.fp32_lm_head", "the learner or its engines compute in 16 bits", _computes_in_16_bits),
     Effect(
         "trainer.attention",
         "the strategy is not megatron, which has an attention of its own, or the engine is torch",

@@ -142,6 +142,11 @@ class TrainerConfig(BaseConfig):
     """Type of forward and backward; master weights and the optimizer are float32. None: bfloat16 where `bf16` is on and
     the device is cuda, float32 otherwise: a CPU multiplies small float32 matrices faster, and exactly."""
 
+    fp32_lm_head: bool = False
+    """Compute logits in float32 from the 16-bit output matrix, in the policy, the reference and the engines: what is
+    then left of the difference between learner and engine is that of their layers (MiniMax-M1, arXiv:2506.13585).
+    A server that runs already is started so: vLLM with `--hf-overrides '{"head_dtype": "float32"}'`."""
+
     flash_attn: bool = True
     """Use FlashAttention where the device is cuda; see `attention`."""
 

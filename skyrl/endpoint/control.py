@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
-from skyrl.inference.incoming_weights import Broadcast, IncomingWeights, Native, RemoteWeights
+from skyrl.inference.incoming_weights import Broadcast, IncomingWeights, Native, RemoteWeights, receipt
 
 
 @frozen(kw_only=True)
@@ -88,14 +88,14 @@ class EngineControl:
         await self._change(self._engines.resume)
 
     async def load_weights(self, incoming: RemoteWeights) -> str:
-        """Replace the weights of all engines, which drop everything computed from the old ones. Returns an empty
-        string, or the reason of a failure. The version stays the old one until `name_weights` sets another.
+        """Replace the weights of all engines, which drop everything computed from the old ones. Returns the receipt of
+        the weights, or the reason of a failure. The version stays the old one until `name_weights` sets another.
         """
         try:
             await self._change(lambda: self._load(incoming))
         except WeightSyncError as error:
             return str(error)
-        return ""
+        return receipt(incoming)
 
     def name_weights(self, version: int) -> None:
         """Set the version of the weights that the engines hold now."""

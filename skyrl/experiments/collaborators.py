@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from attrs import evolve
+
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.engine_backends import backend_of, engine_dtype, weight_dtype
 from skyrl.config.engine_options import given_length
+from skyrl.config.engines import InferenceEngineConfig
 from skyrl.config.kinds import kind_of
 from skyrl.config.model_overrides import engine_overrides
 from skyrl.config.sizes import (
@@ -49,13 +52,14 @@ from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.engine_changes import EngineChanges
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.storage.places import is_address
+from skyrl.training.rollout_parity import RolloutParity
 from skyrl.tree import FrozenDict, required
 from skyrl.weight_sync.adapter_transport import (
     BroadcastAdapterTransport,
     FolderAdapterTransport,
     SharedAdapterTransport,
 )
-from skyrl.weight_sync.canary import Canary, canary_prompts
+from skyrl.weight_sync.canary import NEW_TOKENS, Canary, canary_prompts
 from skyrl.weight_sync.transports import (
     BroadcastTransport,
     DeltaTransport,
@@ -133,6 +137,7 @@ def engine_makers(
                 dtype=engine_dtype(engine, required(trainer.compute_dtype, "trainer.compute_dtype")),
                 attention=required(trainer.attention, "trainer.attention"),
                 device=required_device(run.trainer),
+                float32_head=trainer.fp32_lm_head,
                 use_fast_tokenizer=not trainer.disable_fast_tokenizer,
                 max_num_seqs=engine.max_num_seqs,
                 deterministic=required(engine.deterministic, "generator.inference_engine.deterministic"),
@@ -147,7 +152,7 @@ def engine_makers(
         case "vllm":
             make = partial(
                 VLLMEngine,
-                engine,
+                _with_head(run),
                 model_path=path,
                 device=required_device(run.trainer),
                 seed=trainer.seed,
@@ -170,7 +175,7 @@ def _sglang_maker(run: SkyRLTrainConfig, path: str) -> Callable[[], InferenceEng
     trainer = run.trainer
     return partial(
         SGLangEngine,
-        run.generator.inference_engine,
+        _with_head(run),
         model_path=path,
         device=required_device(trainer),
         log=Path(trainer.log_path).expanduser().absolute(),
@@ -181,6 +186,19 @@ def _sglang_maker(run: SkyRLTrainConfig, path: str) -> Callable[[], InferenceEng
         tokenizer_path=trainer.tokenizer_path,
         lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
     )
+
+
+def _with_head(run: SkyRLTrainConfig) -> InferenceEngineConfig:
+    """The engines' settings, with the type of the output head under the engine's own name."""
+    engine = run.generator.inference_engine
+    if not run.trainer.fp32_lm_head:
+        return engine
+    options = dict(engine.engine_init_kwargs)
+    if engine.backend == "vllm":
+        options["hf_overrides"] = {**(options.get("hf_overrides") or {}), "head_dtype": "float32"}
+    else:
+        options["enable_fp32_lm_head"] = True
+    return evolve(engine, engine_init_kwargs=options)
 
 
 def engine_restarts(run: SkyRLTrainConfig, processes: Processes) -> EngineRestarts | None:
@@ -296,26 +314,32 @@ def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous, *, workers: in
 
 
 def parity_canary(run: SkyRLTrainConfig, prompts: Sequence[Sequence[int]]) -> Canary:
-    """The log-probability parity canary, with some of the run's own prompts."""
-    engine, (prompt, new) = run.generator.inference_engine, canary_tokens(run)
+    """The log-probability parity canary: the run's own prompts, and answers that begin as its own do."""
+    engine, longest = run.generator.inference_engine, longest_sequence(run)
+    new = min(run.generator.sampling_params.max_generate_length, NEW_TOKENS)
     return Canary(
-        prompts=canary_prompts(prompts, length=min(prompt, longest_sequence(run) - new)),
+        prompts=canary_prompts(prompts, longest=max(1, longest - new)),
         new_tokens=new,
         temperature=required(run.trainer.algorithm.temperature, "trainer.algorithm.temperature"),
         bound=required(engine.logprob_parity_bound, "generator.inference_engine.logprob_parity_bound"),
     )
 
 
-def canary_tokens(run: SkyRLTrainConfig) -> tuple[int, int]:
-    """Tokens in a canary's prompt and in its answer: more than a block of the engine's prefix cache, or few if it has
-    none.
+def rollout_parity(run: SkyRLTrainConfig) -> RolloutParity:
+    """The comparison of engines and learner on samples, where the learner scores these as engines draw them: without
+    dropout, and without changes to the logits that it does not apply.
     """
-    return (160, 4) if backend_of(run.generator.inference_engine).shares_prefixes else (6, 2)
+    drawn, policy = run.generator.sampling_params, run.trainer.policy
+    drops = policy.use_dropout or (policy.model.lora.rank > 0 and policy.model.lora.dropout > 0)
+    changed = drawn.repetition_penalty != 1 or drawn.frequency_penalty != 0 or drawn.min_new_tokens > 0
+    hotter = drawn.temperature != run.trainer.algorithm.temperature
+    other = hotter or bool(drawn.additional_kwargs) or run.environment.agent.plays  # an agent sets its own
+    return RolloutParity(None if drops or changed or other else run.generator.inference_engine.logprob_parity_bound)
 
 
 def longest_sequence(run: SkyRLTrainConfig) -> int:
-    """Tokens in an engine's longest sequence: the length in its own options, or else the longest input with its answer
-    or a canary, at most the positions of the model.
+    """Tokens in an engine's longest sequence: the length in its own options, or else the longest input with its answer,
+    at most the positions of the model.
     """
     if given := given_length(run.generator.inference_engine):
         return given
@@ -323,7 +347,7 @@ def longest_sequence(run: SkyRLTrainConfig) -> int:
     evaluating = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
     answer = max(run.generator.sampling_params.max_generate_length, evaluating.max_generate_length)
     before = max(run.trainer.max_prompt_length, required(run.generator.max_input_length, "generator.max_input_length"))
-    wanted = max(before + answer, sum(canary_tokens(run)))
+    wanted = before + answer
     return min(wanted, max_positions(path, engine_overrides(run)) or wanted)
 
 

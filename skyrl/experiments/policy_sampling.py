@@ -21,6 +21,7 @@ from skyrl.experiments.collaborators import (
     engine_makers,
     engine_restarts,
     in_flight,
+    longest_sequence,
 )
 from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.sampling import read_prompts
@@ -115,7 +116,7 @@ class PolicySampling(BaseExp):
     def get_engines(self) -> Sequence[InferenceEngine]:
         """The engines: processes of the run, or servers that run already, which get the policy's weights."""
         if not starts_engines(self.cfg):
-            return server_engines(self.cfg, takes_weights=True)
+            return server_engines(self.cfg, takes_weights=True, needed=longest_sequence(self.cfg))
         return self.start_engines(engine_makers(self.cfg))
 
     def start_engines(self, makers: Sequence[Callable[[], InferenceEngine]]) -> Sequence[InferenceEngine]:

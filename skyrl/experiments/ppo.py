@@ -17,7 +17,7 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, starts_engines
-from skyrl.experiments.collaborators import engine_makers, parity_canary, weight_road
+from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_road
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.policy_sampling import PolicySampling
@@ -180,7 +180,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
     def get_trainer(self, rollouts: Rollouts, sync: WeightSync | NoEngines) -> PPOTrainer:
         """The algorithm with its collaborators. The layers of every call are listed here, the outermost first."""
         turns, clock, algorithm = self.time_sharing, self.clock, self.cfg.trainer.algorithm
-        shaping, numbers = reward_shaping(algorithm), FiniteNumbers()
+        shaping, numbers, parity = reward_shaping(algorithm), FiniteNumbers(), rollout_parity(self.cfg)
         position = RolloutPosition(rollouts, shaping)
         sinks = self.get_sinks()
         without_digests = all(isinstance(sink, SampleSink | BatchDump) for sink in sinks)
@@ -200,7 +200,9 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         def update(name: str, model: LearnerGroup[LearningWorker], timing: str) -> Call[[TrainingBatch], Metrics]:
             turn = run_before(partial(turns.for_learning, name))
             measured = in_context(partial(clock.measure, timing))
-            return layered(model.update, profiled.around(model), measured, turn, on_result=[trace.learned(name)])
+            return layered(
+                parity.around(model.update), profiled.around(model), measured, turn, on_result=[trace.learned(name)]
+            )
 
         def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
             self._record_samples(version + 1, groups)
@@ -218,6 +220,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
                         numbers.arrived,
                         position.count,
                         constant.count,
+                        parity.sampled,
                         recorded,
                         trace.sampled,
                         profiled.sampled,

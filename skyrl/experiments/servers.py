@@ -24,8 +24,10 @@ from skyrl.tree import required
 _ENGINE = "generator.inference_engine"
 
 
-def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[InferenceEngine]:
-    """One engine for each server. Without `takes_weights`, the server samples with the weights that it has."""
+def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool, needed: int = 0) -> list[InferenceEngine]:
+    """One engine for each server. Without `takes_weights`, the server samples with the weights that it has. `needed` is
+    the number of tokens of the run's longest sequence.
+    """
     engine, deadlines = run.generator.inference_engine, server_deadlines(run)
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
     tokenizer = load_tokenizer(run.trainer.tokenizer_path or path, use_fast=not run.trainer.disable_fast_tokenizer)
@@ -35,6 +37,7 @@ def server_engines(run: SkyRLTrainConfig, *, takes_weights: bool) -> list[Infere
             _dialect(engine, url, router, deadlines, workers_of_an_engine(run) if joins_servers(run) else None),
             model_path=path,
             heartbeat=deadlines.heartbeat,
+            needed=needed,
             tokenizer=tokenizer,
             overrides=engine_overrides(run),
             takes_weights=takes_weights,

@@ -52,7 +52,7 @@ class AdaptedEngine:
         """Takes work again."""
         await asyncio.gather(*(engine.resume() for engine in self._engines))
 
-    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         """Raises `WeightSyncError`: the adapters fit only the weights on which they were trained."""
         raise WeightSyncError(
             "an engine with several adapters takes no new weights: the adapters fit only the current ones"

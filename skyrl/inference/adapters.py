@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.incoming_weights import IncomingWeights, Shared, WeightInfo
-from skyrl.models.low_rank import LowRank, attach
+from skyrl.inference.weights import refuse_not_loaded
+from skyrl.models.low_rank import LowRank, attach, of_layers
 from skyrl.storage.modes import save_tensors
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
@@ -80,7 +81,8 @@ def linear_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
 def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
     """Make the model compute with this adapter beside its own weights, after all of it has arrived.
 
-    Raises `WeightSyncError`, with the old adapter in place, if it does not fit or a tensor is lost in transit.
+    Raises `WeightSyncError`, with the old adapter in place, if it does not fit or a tensor is lost in transit; also if
+    the layers do not hold what arrived.
     """
     refuse_foreign(adapter, linear_layers(model))
     received = received_tensors(adapter)
@@ -91,6 +93,11 @@ def apply_adapter(model: nn.Module, adapter: Adapter) -> None:
             b = received[name.replace(".lora_A.", ".lora_B.")]
             updates[match["module"]] = LowRank(a, b * (adapter.alpha / adapter.rank))
     attach(model, updates)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    held = dict(zip(layers, of_layers(list(layers.values())), strict=True))
+    for part in ("a", "b"):
+        parts = {name: (getattr(held[name], part), getattr(update, part)) for name, update in updates.items()}
+        refuse_not_loaded(parts)
 
 
 def received_tensors(adapter: Adapter) -> dict[str, Tensor]:

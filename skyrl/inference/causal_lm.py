@@ -24,6 +24,7 @@ from skyrl.inference.kept_prefixes import Kept, KeptPrefixes, common_length
 from skyrl.inference.kv_cache import RowCache
 from skyrl.inference.paged_cache import PagedCache, PagePool
 from skyrl.inference.paged_decoder import PagedDecoder, padded
+from skyrl.models.output_head import in_float32, output_layer
 from skyrl.models.routers import ChoiceRecorder
 from skyrl.models.segment_attention import leave_out_cudnn
 
@@ -58,17 +59,18 @@ class CausalLM:
         kept_bytes: int = 0,
         keeps_answers: bool = True,
         int8: bool = False,
+        float32_head: bool = False,
         records_experts: bool = False,
         base: CausalLM | None = None,
         paged: tuple[int, int] | None = None,
     ) -> None:
         """`kept_bytes` bounds the memory of keys and values that outlive their sequence; only models that
         `FusedDecoder` supports continue from them. Without `keeps_answers`, only common prefixes are kept. With `int8`,
-        projections compute in eight bits. `records_experts` records the experts to which each token is routed. `base`
-        is the same model without low-rank updates, with which this one shares parameters and prepared weights. With
-        `paged`, the largest number of rows in flight and of tokens in one, keys and values are in pages and decoding
-        uses CUDA graphs, if device and model support it. Raises `ModelError` for a model that cannot be sampled from,
-        or has no experts to record.
+        projections compute in eight bits; with `float32_head`, logits are computed in float32. `records_experts`
+        records the experts to which each token is routed. `base` is the same model without low-rank updates, with which
+        this one shares parameters and prepared weights. With `paged`, the largest number of rows in flight and of
+        tokens in one, keys and values are in pages and decoding uses CUDA graphs, if device and model support it.
+        Raises `ModelError` for a model that cannot be sampled from, or has no experts to record.
         """
         layers = DynamicCache(config=model.config).layers
         foreign = {type(layer).__name__ for layer in layers if type(layer) not in _KEYS_AND_VALUES}
@@ -95,7 +97,11 @@ class CausalLM:
         self._takes_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._fused: FusedDecoder | None = None
         if fused:
-            self._fused = FusedDecoder(self.model, int8=int8, base=None if base is None else base._fused)
+            shared = None if base is None else base._fused
+            self._fused = FusedDecoder(self.model, int8=int8, float32_head=float32_head, base=shared)
+        elif float32_head:
+            head = output_layer(model)
+            vars(head)["forward"] = in_float32(head)
         self.choices = None
         if records_experts:
             self.choices = ChoiceRecorder(model, "generator.inference_engine.enable_return_routed_experts")

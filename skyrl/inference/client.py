@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
@@ -75,6 +75,8 @@ class InferenceEngineClient:
         self._in_flight = in_flight
         self._none_left = asyncio.Event()
         self._last_loss: RunError | None = None
+        self.only_promised = False
+        """Whether an engine could not show that it loaded the newest weights (`InferenceEngine.load_weights`)."""
         self.holds_weights = True
         """False from the moment an engine discards its weights to sleep until weights are loaded again."""
 
@@ -179,7 +181,7 @@ class InferenceEngineClient:
                 call = await self._call(served, request)
                 if not call.cancelled() or served in self._serving:  # else the engine was lost
                     self._admission.drawn(request, served)
-                    return call.result()
+                    return tuple(evolve(each, engine=served.number) for each in call.result())
             except _LOST as error:
                 self._lose(served, error)
             finally:
@@ -249,18 +251,21 @@ class InferenceEngineClient:
         calls = [s.engine.load_weights(incoming, version) for s, incoming in zip(serving, incoming_sets, strict=True)]
         outcomes = await _outcomes(calls, abort)
         failed: list[tuple[Served, RunError]] = []
+        only_promised = False
         for served, outcome in zip(serving, outcomes, strict=True):
             if isinstance(outcome, _LOST):
                 failed.append((served, outcome))
-            elif outcome is not None:
+            elif isinstance(outcome, BaseException):
                 raise outcome
+            else:
+                only_promised |= not outcome
         all_failed = len(failed) == len(serving)
         for served, error in failed:
             if isinstance(error, ProcessError) or not all_failed:
                 self._lose(served, error)
         if all_failed:
             raise min((error for _, error in failed), key=lambda error: not isinstance(error, ProcessError))
-        self.holds_weights = True
+        self.holds_weights, self.only_promised = True, only_promised
         if self._in_flight != "keep":
             self._admission.forget_prefixes()
 
@@ -365,15 +370,15 @@ class InferenceEngineClient:
 
 
 async def _outcomes(
-    calls: Sequence[Coroutine[object, object, None]], abort: Callable[[str], None] | None
-) -> list[BaseException | None]:
-    """The error of each call, or None. If a process ends, `abort` ends the other calls, which are still awaited."""
+    calls: Sequence[Coroutine[object, object, T]], abort: Callable[[str], None] | None
+) -> list[T | BaseException]:
+    """Result or error of each call. If a process ends, `abort` ends the other calls, which are still awaited."""
     told = abort is None
 
-    async def outcome(call: Coroutine[object, object, None]) -> None:
+    async def outcome(call: Coroutine[object, object, T]) -> T:
         nonlocal told
         try:
-            await call
+            return await call
         except ProcessError as error:
             if not told and abort is not None:
                 told = True

@@ -95,6 +95,9 @@ class Completion:
     """Experts of the prompt's tokens and of all drawn tokens but the last, which the engine did not compute. None if
     the engine does not return them (`enable_return_routed_experts`), and for an answer without tokens."""
 
+    engine: int = field(default=0, eq=False, repr=False)
+    """Number of the engine, among those of a run, that sampled it; draws do not depend on it."""
+
 
 @frozen(kw_only=True)
 class EngineLoad:
@@ -147,9 +150,10 @@ class InferenceEngine(Protocol):
     async def resume(self) -> None:
         """Take work again."""
 
-    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         """Replace all weights, drop every cache computed from the old ones (except what a pause keeps) and adopt
-        `version`.
+        `version`. Returns True if this library's own code has loaded the weights and found them in the parameters, and
+        False if the engine only promises to have loaded them.
 
         Called while paused. Names are those of the Hugging Face state dict without tied duplicates. Raises
         `WeightSyncError` if a name is missing or unknown, a shape differs, or bytes were changed in transit. The engine

@@ -86,15 +86,24 @@ class FusedDecoder:
     The model's parameters may be replaced in place; `refresh` must then be called before the next token.
     """
 
-    def __init__(self, model: PreTrainedModel, *, int8: bool = False, base: FusedDecoder | None = None) -> None:
-        """With `int8`, the projections of the layers compute in eight bits, the head and attention in the model's type.
-        `base` computes with the same weights without low-rank updates; its prepared weights are shared.
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        int8: bool = False,
+        float32_head: bool = False,
+        base: FusedDecoder | None = None,
+    ) -> None:
+        """With `int8`, the projections of the layers compute in eight bits, the head and attention in the model's type;
+        with `float32_head`, the head computes in float32. `base` computes with the same weights without low-rank
+        updates; its prepared weights are shared.
 
         Raises `ModelError` if the device cannot compute `int8`.
         """
         if int8:
             refuse_without_kernels(model.device)
         self._int8, self._base, self._preparing = int8, base, Lock()
+        self._float32_head = float32_head
         config: Any = model.config
         self._model: Any = model
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -140,7 +149,7 @@ class FusedDecoder:
                     for number, (layer, base) in enumerate(zip(inner.layers, prepared, strict=True))
                 ]
                 self._norm = inner.norm.weight.detach()
-                self._head = projections.projection(self._model.lm_head, base=head)
+                self._head = projections.projection(self._model.lm_head, base=head, float32=self._float32_head)
             return self._head
 
     def prefill(self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None]) -> Iterator[Prefix]:

@@ -67,6 +67,7 @@ class HttpEngine:
         model_path: str,
         heartbeat: float = 60.0,
         max_model_len: int | None = None,
+        needed: int = 0,
         tokenizer: ChatTokenizer | None = None,
         overrides: Mapping[str, Any] = FrozenDict(),
         takes_weights: bool = True,
@@ -75,10 +76,12 @@ class HttpEngine:
         """`heartbeat` is the number of seconds of silence, while samples are drawn, after which the server counts as
         hung. Without `takes_weights`, the server keeps its own weights, of a model that it calls `model_path` or
         `served_model_name`. `max_model_len` is in tokens; None is the length that the model supports. A smaller limit
-        that the server reports takes precedence.
+        that the server reports takes precedence; there is a warning if it is below `needed`, the longest sequence of
+        the run.
         """
         facts = model_facts(model_path, overrides=overrides)
         self._vocabulary, self._max_model_len = facts.vocabulary, max_model_len or facts.positions
+        self._needed = needed
         self._names = {model_path, served_model_name}
         self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(model_path))
         self._ends = frozenset({*facts.eos_ids, self._tokenizer.eos_token_id} - {None})
@@ -133,7 +136,7 @@ class HttpEngine:
             await self._server.resume()
         self._gate.open()
 
-    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
 
         Names, shapes and the version that the server holds are checked before anything is sent: another client may have
@@ -165,6 +168,7 @@ class HttpEngine:
         for flight in self._flights:
             flight.versions.add(version)
         _log.info("weights of version %d at %s", version, self._server.url)
+        return self._server.reads_back and not isinstance(incoming, Adapter)
 
     async def load(self) -> EngineLoad | None:
         """The load according to the server's metrics; None if it reports none, or cannot be reached now."""
@@ -212,6 +216,15 @@ class HttpEngine:
                     f"the inference server {self._server.url} takes no weights and does not report the version "
                     "of its own: start vLLM with VLLM_SERVER_DEV_MODE=1, or use it with weight_sync_backend = none, "
                     "for skyrl eval and skyrl generate"
+                )
+            if facts.max_model_len and facts.max_model_len < self._needed:
+                _log.warning(
+                    "the inference server %s takes sequences of at most %d tokens, and this run has some of up to %d: "
+                    "longer prompts end the run, and longer answers are cut. %s",
+                    self._server.url,
+                    facts.max_model_len,
+                    self._needed,
+                    _longer(self._needed),
                 )
             known = [length for length in (facts.max_model_len, self._max_model_len) if length]
             if not known:
@@ -272,5 +285,16 @@ class HttpEngine:
         if length == 0:
             raise RunError(f"{name} is empty: there is nothing to continue")
         if length > longest:
-            raise RunError(f"{name} has {length} tokens, more than max_model_len = {longest}")
+            raise RunError(
+                f"{name} has {length} tokens, more than max_model_len = {longest} of the inference server "
+                f"{self._server.url}. {_longer(length + request.sampling.max_generate_length)}"
+            )
         return longest_completion(request.sampling, length, longest)
+
+
+def _longer(tokens: int) -> str:
+    """Advice for a server whose sequences are shorter than a run's."""
+    return (
+        f"Start it with room for {tokens} (vLLM: --max-model-len, SGLang: --context-length, skyrl serve: "
+        "trainer.max_prompt_length and generator.sampling_params.max_generate_length), or lower these two fields here"
+    )

@@ -80,6 +80,16 @@ class Folder:
     def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
         return nullcontext(verified(self._read(), self.weights))
 
+    def digests(self) -> dict[str, str]:
+        """Digests of all tensors as sent, by name. Raises `WeightSyncError`."""
+        found: dict[str, str] = {}
+        try:
+            for index in sorted(Path(self.path).glob("*.json")):
+                found |= _digests(index.read_bytes())
+        except OSError as error:
+            raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
+        return found
+
     def _read(self) -> Iterator[tuple[str, Tensor, str]]:
         try:
             for index in sorted(Path(self.path).glob("*.json")):
@@ -112,6 +122,10 @@ class Delta:
 
     def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
         return nullcontext(verified(self._values(), self.weights))
+
+    def digests(self) -> dict[str, str]:
+        """Digests of all tensors as sent, by name."""
+        return {name: each for digests in self.files.values() for name, each in digests.items()}
 
     def _values(self) -> Iterator[tuple[str, Tensor, str]]:
         for gone in [path for path in list(_HELD) if not (is_address(path) or Path(path).is_dir())]:
@@ -206,6 +220,31 @@ class UpdateGroup:
 
     def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
         raise UserError("only a server of SGLang takes weights by its own update group")
+
+
+LOADED = "loaded"
+"""First word of a receipt."""
+
+
+def receipt(incoming: IncomingWeights) -> str:
+    """What this library's code answers once it has loaded a set of weights and found it in a model's parameters: a
+    word, and a digest of the digests of all tensors if the set comes as files. A receiver in a group needs none: the
+    sender notices if it does not join.
+    """
+    if not isinstance(incoming, Folder | Delta):
+        return LOADED
+    lines = "".join(f"{name} {each}\n" for name, each in sorted(incoming.digests().items()))
+    return f"{LOADED} {xxhash.xxh3_128_hexdigest(lines.encode())}"
+
+
+def why_not_loaded(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
+    """An empty string if every outcome is the receipt of these weights, otherwise the reason why one is not."""
+    expected = receipt(incoming)
+    others = sorted({str(each or "") for each in outcomes} - {expected})
+    if not others:
+        return ""
+    silent = not others[0] or others[0].startswith(LOADED)
+    return f"the receiver does not show that it loaded what was sent ({others[0]!r})" if silent else "; ".join(others)
 
 
 RemoteWeights = Folder | Delta | Broadcast | Native

@@ -96,6 +96,25 @@ class Dense:
         return residual + self(x)
 
 
+class Float32:
+    """A projection of 16-bit rows by a 16-bit weight with a result in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, None if bias is None else bias.float()
+        self._packed = Packed(weight.float(), self._bias) if packs(weight) else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._packed is not None:
+            return self._packed(x.float())
+        if x.is_cuda and self._bias is None and x.dtype != torch.float32:  # no copy of the weight in float32
+            product: Tensor = torch.mm(x, self._weight.t(), out_dtype=torch.float32)
+            return product
+        return nn.functional.linear(x.float(), self._weight.float(), self._bias)
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual + self(x)
+
+
 class DenseGateUp:
     """Gate and up projection as one matrix product."""
 
@@ -154,11 +173,13 @@ def filled(rows: Tensor) -> Tensor:
     return onednn.filled(rows) if packs(rows) else rows
 
 
-def projection(*layers: nn.Linear, base: Projection | None = None) -> Projection:
+def projection(*layers: nn.Linear, base: Projection | None = None, float32: bool = False) -> Projection:
     """One projection with the concatenated outputs of the layers, low-rank updates included. `base` is an already
-    prepared projection of layers with the same weights and no update.
+    prepared projection of layers with the same weights and no update. With `float32`, the result is in float32.
     """
-    found = _prepared(layers) if base is None else base
+    if base is None:
+        base = Float32(*_fused(layers)) if float32 else _prepared(layers)
+    found = base
     return Adapted(found, layers) if any(low_rank.of_layers(layers)) else found
 
 

@@ -55,14 +55,15 @@ class RemoteEngine:
     async def resume(self) -> None:
         await self._handle.call(InferenceEngine.resume)
 
-    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         try:
-            await self._handle.call(InferenceEngine.load_weights, incoming, version)
+            are_loaded = await self._handle.call(InferenceEngine.load_weights, incoming, version)
         except ProcessLost as error:
             if error.process == self._handle.name:
                 raise
             raise WeightSyncError(f"{self._handle.name} got no weights: {error}") from error  # another member ended
         self._weight_version = version
+        return are_loaded
 
     async def load(self) -> EngineLoad | None:
         return await self._handle.call(InferenceEngine.load)

@@ -46,6 +46,10 @@ class Dialect(Protocol):
 
     url: str
 
+    @property
+    def reads_back(self) -> bool:
+        """Whether this library's code receives weights in the server, and finds them in the parameters."""
+
     async def connect(self, *, claim: bool) -> ServerFacts:
         """Wait until the server answers. With `claim`, prepare it for a run: it is not paused, and its weights have
         version 0. Raises `UserError` for a server that cannot be used.

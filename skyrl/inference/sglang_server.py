@@ -56,6 +56,10 @@ class SGLangServer:
         self._run, self._adapter = secrets.token_hex(4), ""
         """Part of the names of this run's adapters, and the name of the adapter that draws samples."""
 
+    @property
+    def reads_back(self) -> bool:
+        return False
+
     async def connect(self, *, claim: bool) -> ServerFacts:
         info = mapping(await self._get_first("/model_info", "/get_model_info"), "its model")
         if info.get("is_generation") is False:

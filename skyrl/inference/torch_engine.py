@@ -72,6 +72,7 @@ class TorchEngine:
         prefix_bytes: int = MOST_BYTES,
         several_turns: bool = True,
         int8: bool = False,
+        float32_head: bool = False,
         returns_experts: bool = False,
         base: TorchEngine | None = None,
     ) -> None:
@@ -80,8 +81,9 @@ class TorchEngine:
         of finished sequences, from which later prompts continue; 0, and deterministic mode, compute every prompt whole.
         Without `several_turns`, no prompt continues an answer, and only common prefixes of prompts are kept. With
         `int8`, the layers' projections compute in eight bits, and everything else in the model's type. With
-        `returns_experts`, completions report the experts of their tokens. `base` is an engine over the same model
-        without low-rank updates, with which this one shares the parameters in memory.
+        `float32_head`, logits are computed in float32. With `returns_experts`, completions report the experts of their
+        tokens. `base` is an engine over the same model without low-rank updates, with which this one shares the
+        parameters in memory.
 
         Raises `ModelError` for a model that cannot be sampled from.
         """
@@ -91,6 +93,7 @@ class TorchEngine:
             kept_bytes=0 if deterministic else prefix_bytes,
             keeps_answers=several_turns,
             int8=int8,
+            float32_head=float32_head,
             records_experts=returns_experts,
             base=None if base is None else base._model,
             paged=None if deterministic else (max_num_seqs, self._max_model_len),
@@ -133,8 +136,9 @@ class TorchEngine:
         """Takes work again."""
         self._scheduler.resume()
 
-    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
-        """Copy the weights into the model and adopt `version`; see `InferenceEngine.load_weights`.
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
+        """Copy the weights into the model, compare the parameters with what arrived, and adopt `version`; see
+        `InferenceEngine.load_weights`.
 
         Keys and values of finished sequences are dropped. Samples that a pause keeps retain theirs, which later prompts
         do not reuse.
@@ -146,6 +150,7 @@ class TorchEngine:
         self._weight_version = version
         _log.info("weights of version %d; %s", version, was_kept)
         self._scheduler.weights_are(version)
+        return True
 
     async def load(self) -> EngineLoad | None:
         """Load of the engine: the number of samples that wait for places in the batch."""
@@ -227,6 +232,7 @@ def load_torch_engine(
     dtype: str,
     attention: str,
     device: str,
+    float32_head: bool = False,
     use_fast_tokenizer: bool = True,
     max_num_seqs: int,
     deterministic: bool = False,
@@ -244,7 +250,7 @@ def load_torch_engine(
     Raises `ModelError`.
 
     `dtype` is torch's name of the type (`float32`), or `int8` for bfloat16 with projections in eight bits. `attention`
-    is transformers' name (`sdpa`), `device` is `cpu` or `cuda`.
+    is transformers' name (`sdpa`), `device` is `cpu` or `cuda`. With `float32_head`, logits are computed in float32.
     """
     held = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
     model = load_causal_lm(
@@ -263,6 +269,7 @@ def load_torch_engine(
         prefix_bytes=MOST_BYTES if prefix_caching else 0,
         several_turns=several_turns,
         int8=dtype == "int8",
+        float32_head=float32_head,
         returns_experts=returns_experts,
     )
     models = {name: with_stored_adapter(model, name, folder) for name, folder in adapters.items()}

@@ -29,7 +29,7 @@ from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
 from skyrl.inference.drawable import Drawable
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InFlight, longest_completion
 from skyrl.inference.gate import Gate
-from skyrl.inference.incoming_weights import IncomingWeights, Shared, as_plain
+from skyrl.inference.incoming_weights import IncomingWeights, Shared, as_plain, why_not_loaded
 from skyrl.inference.vllm_arguments import engine_arguments
 from skyrl.inference.vllm_async import AsyncBackend
 from skyrl.inference.vllm_backend import ADAPTER, Backend, adapter_request, first_line, refusals, reporter
@@ -148,7 +148,7 @@ class VLLMEngine:
         """Takes work again."""
         await self._on_loop(self._resume())
 
-    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
 
         Names and shapes are checked first. vLLM then replaces layer by layer, so that any later failure puts this
@@ -160,11 +160,12 @@ class VLLMEngine:
         if isinstance(incoming, Adapter):
             refuse_foreign(incoming, self._expected.matrices)
             await self._on_loop(self._replace(self._adopt(incoming), version))
-            return
+            return False  # vLLM reads the adapter from files
         refuse_unfit(self._expected, incoming)
         if isinstance(incoming, Shared) and not self._backend.shares_memory:
             raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
         await self._on_loop(self._replace(self._reload(incoming), version))
+        return True
 
     async def load(self) -> EngineLoad | None:
         """Number of requests that vLLM's scheduler does not run, and its cache use, after its last step."""
@@ -231,7 +232,7 @@ class VLLMEngine:
         """Replaces the weights in vLLM's workers. Returns an empty string, or the reason why that stopped halfway."""
         plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
         outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
-        return "; ".join(sorted({outcome for outcome in outcomes if outcome}))
+        return why_not_loaded(outcomes, incoming)
 
     async def _adopt(self, adapter: Adapter) -> str:
         """Draws samples with this adapter beside the weights, after its tensors were compared with their digests."""

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.http_connection import ATTEMPTS, MOST_ATTEMPTS, Connection
-from skyrl.inference.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain
+from skyrl.inference.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain, why_not_loaded
 from skyrl.inference.server_answers import (
     Asked,
     BadAnswer,
@@ -45,6 +46,9 @@ _GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 
 _LACKING = (403, 404, 405, 501)
 """Status codes of a route that a server does not have or does not allow."""
+
+_BY_NUMBER = "token_id:"
+"""Beginning of the name of a token, in a log-probability, where servers write its number."""
 
 _NOT_IN_COMPLETIONS = ("detokenize", "flat_logprobs")
 
@@ -77,6 +81,10 @@ class VLLMServer:
         self._run, self._adapter = secrets.token_hex(4), ""
         """Part of the names of this run's adapters, and the name of the adapter that draws samples. Each has a new
         name, because vLLM would read an adapter that is loaded in place of another again with every step."""
+
+    @property
+    def reads_back(self) -> bool:
+        return self._has_extension
 
     async def connect(self, *, claim: bool) -> ServerFacts:
         start = self._deadlines.start
@@ -149,8 +157,13 @@ class VLLMServer:
                 f"the inference server {self.url} would read the experts of this model under other names than the "
                 f"learner's: start the server with --worker-extension-cls {EXTENSION}"
             )
-        outcomes = mapping(await self._replace(incoming, expected), "its workers").get("results") or ()
-        if problem := "; ".join(sorted({str(outcome) for outcome in outcomes if outcome})):
+        outcomes = _listed(
+            mapping(await self._replace(incoming, expected), "its workers").get("results"), "its workers"
+        )
+        problem = "; ".join(sorted({str(outcome) for outcome in outcomes if outcome}))
+        if self._has_extension:
+            problem = why_not_loaded(outcomes or [""], incoming)
+        if problem:
             return problem
         return await self._forget(version, in_flight)
 
@@ -280,9 +293,8 @@ def _of_generate(answer: object, asked: Asked) -> Drawn:
     refuse_other_prompt(mapping(answer, "an answer").get("prompt_token_ids"), asked.request.prompt_ids)
     drawn = ids(choice.get("token_ids"))
     content = mapping(choice.get("logprobs"), "log-probabilities").get("content")
-    listed = [mapping(each, "a log-probability") for each in content or ()]
-    if tuple(each.get("token_id", token) for each, token in zip(listed, drawn, strict=False)) != drawn[: len(listed)]:
-        raise BadAnswer("with the log-probabilities of other tokens than it drew")
+    listed = [mapping(each, "a log-probability") for each in _listed(content, "log-probabilities")]
+    _refuse_other_tokens(listed, drawn)
     return Drawn(
         token_ids=drawn,
         logprobs=numbers([each.get("logprob") for each in listed]),
@@ -292,12 +304,33 @@ def _of_generate(answer: object, asked: Asked) -> Drawn:
     )
 
 
+def _refuse_other_tokens(listed: Sequence[Mapping[str, Any]], drawn: Sequence[int]) -> None:
+    """Raises `BadAnswer` if a log-probability names another token than was drawn, by its number: as `token_id`, or as
+    `token` where that is `token_id:7` in place of text.
+    """
+    for each, token in zip(listed, drawn, strict=False):
+        named, text = each.get("token_id", token), str(each.get("token"))
+        if named != token or (text.startswith(_BY_NUMBER) and text != f"{_BY_NUMBER}{token}"):
+            raise BadAnswer("with the log-probabilities of other tokens than it drew")
+
+
+def _listed(value: object, what: str) -> list[Any]:
+    """The value, if it is a list; an empty one for null. Raises `BadAnswer`."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadAnswer(f"with {type(value).__name__} in place of a list for {what}")
+    return value
+
+
 def _of_completions(answer: object, asked: Asked) -> Drawn:
     choice = only_choice(answer)
     refuse_other_prompt(choice.get("prompt_token_ids"), asked.request.prompt_ids)
+    drawn, reported = ids(choice.get("token_ids")), mapping(choice.get("logprobs"), "log-probabilities")
+    _refuse_other_tokens([{"token": each} for each in _listed(reported.get("tokens"), "tokens")], drawn)
     return Drawn(
-        token_ids=ids(choice.get("token_ids")),
-        logprobs=numbers(mapping(choice.get("logprobs"), "log-probabilities").get("token_logprobs")),
+        token_ids=drawn,
+        logprobs=numbers(reported.get("token_logprobs")),
         finish=str(choice.get("finish_reason")),
         stopped_by=choice.get("stop_reason"),
         versions=None,

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from skyrl.errors import WeightSyncError
 from skyrl.inference import vllm_native
 from skyrl.inference.drawable import Drawable
-from skyrl.inference.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain
+from skyrl.inference.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain, receipt
 from skyrl.inference.vllm_draws import Sampler, draw_by_keys
 from skyrl.inference.vllm_environment import end_with_host
 from skyrl.inference.vllm_in_place import load_in_place, why_not_in_place, without_reloading
@@ -74,7 +74,7 @@ class WeightReceiver:
         return vllm_native.group_holder(self)
 
     def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:
-        """Replaces all weights by those that arrive. Returns an empty string, or the reason why that stopped halfway.
+        """Replaces all weights by those that arrive. Returns their receipt, or the reason why that stopped halfway.
 
         `incoming` is plain data, or the set itself if it comes from this process. `tied` maps the second name of each
         tied weight to its first.
@@ -105,7 +105,7 @@ class WeightReceiver:
             return str(error)
         self._skyrl_renew_heads()
         self._skyrl_renew_experts()
-        return ""
+        return receipt(received)
 
     def _skyrl_named(
         self, weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], *, copied: bool

@@ -1,4 +1,4 @@
-"""Replaces a model's weights in place: everything is checked before anything is copied."""
+"""Replaces a model's weights in place: everything is checked before anything is copied, and read back afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
 
     Names are those of `model.state_dict()`. A tied tensor may come under any of its names, or under several if they
     agree. Raises `WeightSyncError`, with the old weights untouched, if a name is missing, unknown or sent twice, a
-    shape differs, or a tensor is lost or changed in transit.
+    shape differs, or a tensor is lost or changed in transit; also if the parameters are not those that arrived.
     """
     held: dict[str, Tensor] = model.state_dict(keep_vars=True)
     tied = _names_of_each(held)
@@ -27,6 +27,23 @@ def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
     with torch.no_grad():
         for name, tensor in received.items():
             held[name].copy_(tensor)
+        refuse_not_loaded({name: (held[name], tensor) for name, tensor in received.items()})
+
+
+def refuse_not_loaded(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Raises `WeightSyncError` unless each first tensor, as a model holds it, is the second of the same shape, as it
+    arrived, rounded to the model's type. The host waits for a GPU once.
+    """
+    found = [_differs(held, arrived.to(held)) for held, arrived in pairs.values()]
+    wrong = [name for name, differs in zip(pairs, torch.stack(found).tolist(), strict=True) if differs] if found else []
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise WeightSyncError(f"{wrong[0]}{more} arrived and is not what the model holds after it was loaded")
+
+
+def _differs(held: Tensor, arrived: Tensor) -> Tensor:
+    """() bool on the device of the tensors."""
+    return (held != arrived).any() if held.is_cuda else torch.tensor(not torch.equal(held, arrived))
 
 
 def _kept(tensor: Tensor, incoming: IncomingWeights) -> Tensor:

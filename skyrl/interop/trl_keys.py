@@ -138,7 +138,7 @@ _OBJECTIVE: dict[str, Entry] = {
     "use_bias_correction_kl": only(False, does="off", otherwise="a KL divergence weighted by importance ratios"),
     "router_aux_loss_coef": later("a load-balancing loss for experts", 0.0, 0.001),
     "disable_dropout": goes_to("trainer.policy.use_dropout", convert=lambda off: not off),
-    "cast_lm_head_to_fp32": not_there("logits and log-probabilities are computed in float32"),
+    "cast_lm_head_to_fp32": goes_to("trainer.fp32_lm_head"),
 }
 
 _OPTIMIZATION: dict[str, Entry] = {

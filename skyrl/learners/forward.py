@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -15,6 +15,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.errors import ModelError, RunError
 from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
 from skyrl.learners.sequence_parallel import own_stretch
+from skyrl.models import output_head
 from skyrl.models.output_head import has_plain_head, in_place_of_the_head
 from skyrl.models.routers import Routers
 from skyrl.models.segment_attention import takes_lengths, takes_segments
@@ -33,6 +34,13 @@ class Outputs:
 
     numbers: dict[str, Tensor] = attrs.field(factory=dict)
     """Metrics by name, a number for each selected token."""
+
+    sums: dict[str, Tensor] = attrs.field(factory=dict)
+    """Scalars by name that add up over micro-batches."""
+
+
+PARITY = "parity/"
+"""Beginning of the names of sums that are not logged, but compared: see `by_engine`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -92,7 +100,9 @@ class ForwardOptions:
                 "engines report them with enable_return_routed_experts"
             )
         layout = self.layout(batch if self.replays else attrs.evolve(batch, routed_experts=None))
-        return MicroBatch(rows=attrs.evolve(batch, routed_experts=None).with_selected(), layout=layout)
+        rows = attrs.evolve(batch, routed_experts=None).with_selected()
+        engines = () if rows.engines is None else tuple(rows.pick(rows.engines).unique().tolist())
+        return MicroBatch(rows=rows, layout=layout, engines=tuple(each for each in engines if each >= 0))
 
     def answer(self, model: nn.Module, layout: RowLayout) -> Tensor:
         """The model's logits at the kept columns, or its output in place of them."""
@@ -115,6 +125,7 @@ def compute_logprobs(
     entropy_gradient: bool = False,
     measured: bool = True,
     compile_it: bool = False,
+    float32_head: bool = False,
 ) -> Outputs:
     """A policy's `ForwardFn`: log-probability of every token that `loss_mask` selects. While the policy learns, also
     the entropy of the distribution that the token was drawn from, and the distance, in nats, between its
@@ -122,45 +133,49 @@ def compute_logprobs(
 
     `model` is a transformers causal language model. The entropy has a gradient only with `entropy_gradient`. `measured`
     False leaves out entropy and distance, for tokens that were not sampled. `compile_it` runs what follows the logits
-    through `torch.compile`.
+    through `torch.compile`. With `float32_head`, logits are computed in float32 from 16-bit weights.
     """
     batch, layout = micro.rows, micro.layout
     learns = measured and (options.measures or torch.is_grad_enabled())
     targets = layout.own(batch.pick(batch.input_ids))
+    settings: dict[str, Any] = {"temperature": temperature, "with_entropy": learns, "compile_it": compile_it}
+    settings["entropy_gradient"] = entropy_gradient
     if options.plain_head:
-        read = partial(
-            linear_logprobs,
-            targets=targets,
-            temperature=temperature,
-            with_entropy=learns,
-            entropy_gradient=entropy_gradient,
-            compile_it=compile_it,
-        )
-        with in_place_of_the_head(model, lambda hidden, weight: _columns(*read(layout.pick(hidden), weight))):
+
+        def read_head(hidden: Tensor, weight: Tensor) -> Tensor:
+            picked = layout.pick(hidden)
+            states, matrix = (picked.float(), weight.float()) if float32_head else (picked, weight)
+            return _columns(*linear_logprobs(states, matrix, targets, **settings))
+
+        with in_place_of_the_head(model, read_head):
             columns = options.answer(model, layout)
     else:
-        logits = layout.pick(options.answer(model, layout))
-        columns = _columns(
-            *logprobs_of_logits(
-                logits,
-                targets,
-                temperature=temperature,
-                with_entropy=learns,
-                entropy_gradient=entropy_gradient,
-                compile_it=compile_it,
-            )
-        )
+        with output_head.float32_head(model) if float32_head else nullcontext():
+            logits = layout.pick(options.answer(model, layout))
+        columns = _columns(*logprobs_of_logits(logits, targets, **settings))
     found, *spread = layout.join(columns).unbind(1)
     if not learns:
         return Outputs(values=batch.place(found))
-    numbers = {"policy_entropy": spread[0].detach()}
+    numbers, sums = {"policy_entropy": spread[0].detach()}, {}
     if batch.rollout_logprobs is not None:
-        numbers["rollout_train_logprobs_abs_diff"] = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
-    return Outputs(
-        values=batch.place(found),
-        entropy=batch.place(spread[0]),
-        numbers=numbers,
-    )
+        distance = (found.detach() - batch.pick(batch.rollout_logprobs)).abs()
+        numbers["rollout_train_logprobs_abs_diff"] = distance
+        if batch.engines is not None:
+            sums = by_engine(distance, batch.pick(batch.engines), micro.engines)
+    return Outputs(values=batch.place(found), entropy=batch.place(spread[0]), numbers=numbers, sums=sums)
+
+
+def by_engine(distance: Tensor, engines: Tensor, numbers: Sequence[int]) -> dict[str, Tensor]:
+    """Sum of distances (N,) in nats and number of tokens of each engine, with `engines` (N,) the engine of each token:
+    scalars `parity/<number>/nats` and `parity/<number>/tokens`, which `RolloutParity` reads. They are double, and the
+    host does not wait for them.
+    """
+    found = {}
+    for number in numbers:
+        own = engines == number
+        found[f"{PARITY}{number}/nats"] = torch.where(own, distance, 0.0).double().sum()
+        found[f"{PARITY}{number}/tokens"] = own.double().sum()
+    return found
 
 
 def _columns(*found: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from skyrl.checkpoint.shards import TensorSource
 from skyrl.config import CriticConfig, PolicyConfig, TrainerConfig
 from skyrl.errors import NonFiniteError
 from skyrl.learners.budget import micro_batches
-from skyrl.learners.forward import ForwardFn, Outputs
+from skyrl.learners.forward import PARITY, ForwardFn, Outputs
 from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import DeviceMover
@@ -182,7 +182,7 @@ class LearningWorker(ModelWorker):
             loss, parts, numbers = self.objective(outputs.values, micro.rows, outputs.entropy)
             if self._options.routers is not None:
                 loss = self._add_router_costs(loss, parts, self._options.routers.loads(), micro.rows, measured)
-            measured.add(parts, outputs.numbers | numbers)
+            measured.add(parts | outputs.sums, outputs.numbers | numbers)
             return loss
 
         cut = [self._options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)]
@@ -301,7 +301,7 @@ class LearningWorker(ModelWorker):
             self._loss_scale.load(numbers["loss_scale"])
 
     def _why_to_stop(self, norm: float, sums: Metrics) -> str:
-        parts = ", ".join(f"{name} {value:g}" for name, value in sums.items())
+        parts = ", ".join(f"{name} {value:g}" for name, value in sums.items() if not name.startswith(PARITY))
         times = f"{self._skipped} times in a row" if self._skipped > 1 else "now"
         data = ", or look at the rewards and log-probabilities of this step" if self._config_path else ""
         return (

@@ -89,6 +89,9 @@ class MicroBatch:
     rows: TrainingBatch
     layout: RowLayout
 
+    engines: tuple[int, ...] = ()
+    """Numbers of the engines that drew tokens of the rows with the policy's weights."""
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -221,4 +221,5 @@ def _log_probabilities(trainer: TrainerConfig, *, compile_it: bool = False) -> F
         temperature=required(algorithm.temperature, "trainer.algorithm.temperature"),
         entropy_gradient=algorithm.use_entropy_loss,
         compile_it=compile_it,
+        float32_head=trainer.fp32_lm_head,
     )

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from skyrl.errors import ModelError
+
 
 class PlainHead(nn.Module, ABC):
     """A custom output head whose logits are the product of hidden states and `matrix`."""
@@ -62,6 +64,35 @@ def in_place_of_the_head(model: nn.Module, read: Callable[[Tensor, Tensor], Tens
 
     with _forward_of(head, replaced):
         yield
+
+
+@contextmanager
+def float32_head(model: nn.Module) -> Iterator[None]:
+    """A block in which the model's own output head computes in float32, whatever type its weights have. What the model
+    does to logits afterwards then happens in float32, too.
+    """
+    head = output_layer(model)
+    with _forward_of(head, in_float32(head)):
+        yield
+
+
+def output_layer(model: nn.Module) -> nn.Linear:
+    """The linear layer that makes the model's logits. Raises `ModelError` if it has none."""
+    find = getattr(model, "get_output_embeddings", None)
+    head = find() if find else None
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"{type(model).__name__} has no linear output head: set trainer.fp32_lm_head = false")
+    return head
+
+
+def in_float32(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """x W^T + b in float32 with the present weight of the layer: (..., in) -> (..., out)."""
+
+    def forward(x: Tensor) -> Tensor:
+        bias = None if layer.bias is None else layer.bias.float()
+        return nn.functional.linear(x.float(), layer.weight.float(), bias)
+
+    return forward
 
 
 def _head(model: nn.Module) -> nn.Linear | PlainHead | None:

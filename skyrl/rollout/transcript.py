@@ -21,6 +21,7 @@ class Transcript:
         """1 for each token of the response that the policy sampled, 0 for the others."""
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.engines: list[int] = []
         self.rewards: list[TurnReward] = []
         self.routed_experts: RoutedExperts | None = None
 
@@ -48,6 +49,7 @@ class Transcript:
         self.sampled += [1] * len(completion.token_ids)
         self.logprobs += completion.logprobs if self._with_logprobs else ()
         self.versions += completion.weight_versions
+        self.engines += [completion.engine] * len(completion.token_ids)
 
     def place(self, token_ids: tuple[int, ...]) -> None:
         """Append tokens of the environment or the template; their version is that of the turn before them."""
@@ -55,12 +57,13 @@ class Transcript:
         self.sampled += [0] * len(token_ids)
         self.logprobs += [0.0] * len(token_ids) if self._with_logprobs else []
         self.versions += [self.versions[-1] if self.versions else 0] * len(token_ids)
+        self.engines += [0] * len(token_ids)
 
     def withdraw(self, count: int) -> None:
         """Remove the newest tokens, without which the conversation continues. A reward on them moves to the token that
         is then the last.
         """
-        columns: tuple[list[Any], ...] = (self.response_ids, self.sampled, self.versions)
+        columns: tuple[list[Any], ...] = (self.response_ids, self.sampled, self.versions, self.engines)
         for column in (*columns, *([self.logprobs] if self._with_logprobs else [])):
             del column[len(column) - count :]
         last = len(self.response_ids) - 1
@@ -78,6 +81,7 @@ class Transcript:
             weight_versions=tuple(self.versions),
             rewards=tuple(self.rewards),
             routed_experts=self.routed_experts,
+            engines=tuple(self.engines),
         )
 
     def _route(self, completion: Completion) -> None:

@@ -17,8 +17,11 @@ from skyrl.models.routers import joined_choices
 from skyrl.trajectory import TokenRow, Trajectory, TrajectoryGroup
 
 
-def collate(groups: Sequence[TrajectoryGroup], *, equal_rewards_are_silent: bool = False) -> TrainingBatch:
+def collate(
+    groups: Sequence[TrajectoryGroup], version: int = 0, *, equal_rewards_are_silent: bool = False
+) -> TrainingBatch:
     """One row for each step of each sample, in the order of the groups: prompt, response, padding on the right.
+    `version` is that of the policy's weights.
 
     Raises `RunError` if every answer was cut off and none may be trained on. With `equal_rewards_are_silent`
     (`algorithm.zero_variance_filter`), that is no error if the rewards of each group are equal.
@@ -34,6 +37,7 @@ def collate(groups: Sequence[TrajectoryGroup], *, equal_rewards_are_silent: bool
     loss_mask = np.zeros(shape, dtype=np.bool_)
     logprobs = np.zeros(shape, dtype=np.float32)
     rewards = np.zeros(shape, dtype=np.float32)
+    engines = np.full(shape, -1, dtype=np.int64)
     for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         prompt = len(row.prompt_ids)
         input_ids[index, :prompt] = _array(row.prompt_ids, "q")
@@ -41,6 +45,8 @@ def collate(groups: Sequence[TrajectoryGroup], *, equal_rewards_are_silent: bool
         loss_mask[index, prompt:length] = _array(row.loss_mask, "?")
         if len(row.rollout_logprobs):
             logprobs[index, prompt:length] = _array(row.rollout_logprobs, "f")
+        if row.engines and all(each == version for each in row.weight_versions):
+            engines[index, prompt:length] = _array(row.engines, "q")
         _credit(rewards[index], row)
     reasons = {trajectory.stop_reason for trajectory in trajectories}
     filtered = equal_rewards_are_silent and all(len(set(group.rewards)) == 1 for group in groups)
@@ -61,6 +67,7 @@ def collate(groups: Sequence[TrajectoryGroup], *, equal_rewards_are_silent: bool
         trajectory_lengths=torch.tensor([trajectory.length for trajectory in trajectories])[torch.from_numpy(per_row)],
         baselines=_baselines(groups, numbers),
         routed_experts=joined_choices([row.routed_experts for row in rows], shape[1]),
+        engines=torch.from_numpy(engines) if (engines >= 0).any() else None,
         **_steps(trajectories, per_row),
     )
 

@@ -110,7 +110,8 @@ class PPOTrainer:
         Nothing is learned before `improve`: a step abandoned before that point loses only its own time.
         """
         groups = await self.rollouts.next_batch(self.version)  # x ~ data, y_1..y_n ~ pi_old, r_i = R(x, y_i)
-        batch = collate(groups, equal_rewards_are_silent=self._config.algorithm.zero_variance_filter)
+        silent = self._config.algorithm.zero_variance_filter
+        batch = collate(groups, self.version, equal_rewards_are_silent=silent)
         if self._config.algorithm.old_logprobs != "learner":
             batch = self._with_the_engines_logprobs(batch, groups)
         elif self._needs_old_logprobs(batch):  # else pi_old is the policy itself, exactly

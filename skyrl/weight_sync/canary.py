@@ -1,7 +1,11 @@
-"""The canary: a few fixed prompts that the engines continue and the learner scores, after every sync.
+"""The canary: some of the run's own prompts that the engines continue and the learner scores.
 
-Digests prove that the right bytes arrived. The canary proves that the engine computes with them: a fused or tied module
-that kept its old values, or a key-value cache computed from them, shows as log-probabilities that differ.
+Two questions are asked about new weights. Did they arrive? An engine that runs this library's code reads back what it
+loaded, and says so (`InferenceEngine.load_weights`). Does the engine compute with them? Its log-probabilities are the
+learner's but for rounding: those of the samples that are trained on (`rollout_parity.py`), and those of the canary,
+which samples for that alone, at the start, for new engines, and now and then. An engine that only promises to have
+loaded its weights is asked after every transfer, and compared with what it and the learner said before
+(`yardstick.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import asyncio
 from collections.abc import Sequence
 
 import torch
-from attrs import frozen
+from attrs import define, field
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
@@ -19,20 +23,29 @@ from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
 from skyrl.models.routers import joined_choices
 from skyrl.weight_sync.transports import WeightSource
+from skyrl.weight_sync.yardstick import ScoredSample, Scores, Tokens, Verdict, Yardstick, mean
 
 Metrics = dict[str, float]
-Tokens = tuple[int, ...]
 Sampled = tuple[Tokens, Completion]
 """A prompt and an engine's continuation of it."""
 
+ENOUGH_TOKENS = 256
+"""Number of tokens from which the mean difference of a right engine hardly varies: rounding in bfloat16 has a standard
+deviation of 1.3 times its mean, so the mean over 256 tokens has one of a twelfth."""
 
-@frozen(kw_only=True)
+NEW_TOKENS = 32
+"""Largest number of tokens of an answer: further ones say nothing new, and shorter answers mean more prompts."""
+
+PROMPTS_AT_A_TIME = 32
+"""Number of prompts that are continued together; further ones follow while there are fewer than `ENOUGH_TOKENS`."""
+
+
+@define(kw_only=True, eq=False)
 class Canary:
-    """Compares an engine's log-probabilities with the learner's."""
+    """Compares engines' log-probabilities with the learner's."""
 
     prompts: tuple[Tokens, ...]
-    """Token ids. A prompt that fills a block of a prefix cache (at most 128 tokens) also detects a cache that was not
-    dropped."""
+    """Token ids of distinct prompts, as the run itself samples from them."""
 
     temperature: float
     """Sampling temperature at which the learner scores."""
@@ -40,53 +53,100 @@ class Canary:
     bound: float
     """Largest mean absolute difference, in nats, that is attributed to rounding."""
 
-    new_tokens: int = 4
-    """Number of tokens sampled and compared for each prompt: the first is drawn after prefill, the others after
-    decoding."""
+    new_tokens: int = NEW_TOKENS
+    """Largest number of tokens sampled for each prompt."""
 
-    async def compare(self, source: WeightSource, engines: Sequence[InferenceEngine], version: int) -> Metrics:
-        """Mean and largest absolute difference, in nats, over all engines.
+    _yardsticks: dict[InferenceEngine, Yardstick] = field(factory=dict, init=False)
+    """Answers of each engine that only promises, from when it was last known to have the learner's weights."""
 
-        Raises `WeightSyncError`, which names the engine, if the mean of an engine exceeds the bound.
+    async def compare(
+        self, source: WeightSource, engines: Sequence[InferenceEngine], version: int, *, promised: bool = False
+    ) -> Metrics:
+        """Mean and largest absolute difference, in nats, over all engines. `promised`: the engines have accepted the
+        weights of `version`, and cannot show that they loaded them.
+
+        Raises `WeightSyncError`, which names the engine, if the mean of one exceeds the bound, or if it still computes
+        with the weights of an earlier version.
         """
-        answers = await asyncio.gather(*(self._continue(engine, version) for engine in engines))
-        drawn = [list(zip(self.prompts, each, strict=True)) for each in answers]
-        scored = await _scored(source, [pair for each in drawn for pair in each])
-        differences = [_differences(each, scored) for each in drawn]
-        for number, difference in enumerate(differences):
-            self._refuse(difference.mean().item(), number, version)
-        every = torch.cat(differences)
+        drawn = await asyncio.gather(*(self._continue(engine) for engine in engines))
+        scores = await _scored(source, [pair for each in drawn for pair in each])
+        answers = [
+            [ScoredSample(prompt=prompt, completion=one, learner=scores[prompt, one.token_ids]) for prompt, one in each]
+            for each in drawn
+        ]
+        for number, each in enumerate(answers):
+            distances = [answer.distance for answer in each]
+            refuse_far(distances, f"engine {number}", version, self.bound)
+        if promised:
+            self._follow(engines, answers, version)
+        every = torch.cat([answer.distance for each in answers for answer in each])
         return {"weight_sync/parity_mean": every.mean().item(), "weight_sync/parity_max": every.max().item()}
 
-    def _refuse(self, mean: float, engine: int, version: int) -> None:
-        if not mean <= self.bound:  # refuses NaN as well
-            raise WeightSyncError(
-                f"engine {engine} does not compute with the weights of version {version} that it was sent, or computes "
-                f"in another precision: its log-probabilities differ from the learner's by {mean:.3g} nats on average, "
-                "more than "
-                f"generator.inference_engine.logprob_parity_bound = {self.bound:g}"
-            )
+    def _follow(self, engines: Sequence[InferenceEngine], answers: Sequence[list[ScoredSample]], version: int) -> None:
+        """Refuse engines that stayed behind, and move the yardsticks of those that provably have not."""
+        held, self._yardsticks = self._yardsticks, {}
+        for number, (engine, each) in enumerate(zip(engines, answers, strict=True)):
+            new = Yardstick(version=version, answers=tuple(each))
+            before = held.get(engine)
+            verdict = Verdict.FOLLOWS if before is None else before.verdict(each)
+            if before is not None and verdict is Verdict.STAYS:
+                raise WeightSyncError(
+                    f"engine {number} accepted the weights of version {version} and does not compute with them: since "
+                    f"version {before.version} the learner's log-probabilities have moved, and the engine's have not, "
+                    f"over {sum(len(answer.learner) for answer in each)} tokens. Check that the server loads what it "
+                    "is sent, and that a router in front of it does not lead to other servers"
+                )
+            self._yardsticks[engine] = new if before is None or verdict is Verdict.FOLLOWS else before
 
-    async def _continue(self, engine: InferenceEngine, version: int) -> list[Completion]:
-        sampling = SamplingParams(temperature=self.temperature, max_generate_length=self.new_tokens)
-        requests = [
-            GenerationRequest(
-                prompt_ids=prompt,
-                sampling=sampling,
-                keys=(SampleKey(run_seed=0, weight_version=version, prompt_id=f"canary-{n}", sample_index=0),),
-            )
-            for n, prompt in enumerate(self.prompts)
-        ]
-        return [answer for (answer,) in await asyncio.gather(*(engine.generate(request) for request in requests))]
+    async def _continue(self, engine: InferenceEngine) -> list[Sampled]:
+        """The engine's continuations of as many prompts as it takes to have enough tokens."""
+        found: list[Sampled] = []
+        for start in range(0, len(self.prompts), PROMPTS_AT_A_TIME):
+            some = self.prompts[start : start + PROMPTS_AT_A_TIME]
+            asked = (engine.generate(self._request(prompt, start + number)) for number, prompt in enumerate(some))
+            drawn = await asyncio.gather(*asked)
+            found += [(prompt, answer) for prompt, (answer,) in zip(some, drawn, strict=True) if answer.token_ids]
+            if sum(len(answer.token_ids) for _, answer in found) >= ENOUGH_TOKENS:
+                break
+        if not found:
+            raise WeightSyncError("the engines sampled no token after any prompt of the canary: they are too long")
+        return found
+
+    def _request(self, prompt: Tokens, number: int) -> GenerationRequest:
+        """A request whose draws are the same at every version, so that what changes is the engine."""
+        return GenerationRequest(
+            prompt_ids=prompt,
+            sampling=SamplingParams(temperature=self.temperature, max_generate_length=self.new_tokens),
+            keys=(SampleKey(run_seed=0, weight_version=0, prompt_id=f"canary-{number}", sample_index=0),),
+        )
 
 
-def canary_prompts(prompts: Sequence[Sequence[int]], *, length: int, number: int = 2) -> tuple[Tokens, ...]:
-    """The first `number` prompts, each repeated up to `length` tokens."""
-    return tuple(tuple((list(prompt) * -(-length // len(prompt)))[:length]) for prompt in prompts[:number])
+def refuse_far(distances: Sequence[Tensor], engine: str, version: int, bound: float) -> None:
+    """Raises `WeightSyncError` if the mean of distances (N_i,) in nats is more than rounding: `bound`, and a share of
+    it more where few tokens make the mean vary.
+    """
+    count, found = sum(map(len, distances)), mean(distances)
+    refuse_mean(found, count, engine, version, bound)
 
 
-async def _scored(source: WeightSource, answers: Sequence[Sampled]) -> dict[tuple[Tokens, Tokens], Tensor]:
-    """The learner's log-probabilities of each answer, by prompt and answer.
+def refuse_mean(found: float, count: int, engine: str, version: int, bound: float) -> None:
+    """Raises `WeightSyncError` if `found`, a mean distance in nats over `count` tokens, is more than rounding."""
+    if not found <= bound * (1 + 2 / max(count, 1) ** 0.5):  # refuses NaN as well
+        raise WeightSyncError(
+            f"{engine} does not compute with the weights of version {version} that it was sent, or computes in "
+            f"another precision: its log-probabilities differ from the learner's by {found:.3g} nats on average over "
+            f"{count} tokens, more than generator.inference_engine.logprob_parity_bound = {bound:g}"
+        )
+
+
+def canary_prompts(prompts: Sequence[Sequence[int]], *, longest: int, number: int = 128) -> tuple[Tokens, ...]:
+    """The first `number` distinct prompts of at most `longest` tokens; if all are longer, the end of the first."""
+    fitting = dict.fromkeys(tuple(prompt) for prompt in prompts if len(prompt) <= longest)
+    return tuple(fitting)[:number] or (tuple(prompts[0])[-longest:],)
+
+
+async def _scored(source: WeightSource, answers: Sequence[Sampled]) -> Scores:
+    """The learner's log-probabilities of each answer.
 
     Equal answers are scored once: the rounding of a row depends on the rows beside it, and the number of engines must
     not change what a run reports.
@@ -94,13 +154,7 @@ async def _scored(source: WeightSource, answers: Sequence[Sampled]) -> dict[tupl
     distinct = {(prompt, answer.token_ids): (prompt, answer) for prompt, answer in answers}
     batch = rows(list(distinct.values()))
     scores = await source.score(batch)
-    return {key: row[mask] for key, row, mask in zip(distinct, scores, batch.loss_mask, strict=True)}
-
-
-def _differences(answers: Sequence[Sampled], scored: dict[tuple[Tokens, Tokens], Tensor]) -> Tensor:
-    """(N,) float64: absolute difference, in nats, at each token of one engine's answers."""
-    pairs = [(scored[prompt, answer.token_ids], torch.tensor(answer.logprobs)) for prompt, answer in answers]
-    return torch.cat([(learner - engine).abs().double() for learner, engine in pairs])
+    return {key: row[mask].double() for key, row, mask in zip(distinct, scores, batch.loss_mask, strict=True)}
 
 
 def rows(answers: Sequence[Sampled]) -> TrainingBatch:

@@ -6,10 +6,11 @@ old ones, or out of service.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.engine import InferenceEngine
 from skyrl.weight_sync.canary import Canary, Metrics
 from skyrl.weight_sync.transports import WeightSource, WeightTransport
 
@@ -29,7 +30,8 @@ class WeightSync:
     ) -> None:
         """`arrived` is called with each version from which the engines now sample. Engines receive the first version,
         every version divisible by `interval`, and those that `catch_up` requests. The canary compares after the first
-        transfer, after every `canary_interval`th later one, and after every transfer in which new engines take part.
+        transfer, after every `canary_interval`th later one, after every transfer in which new engines take part, and
+        after each one that engines only promise to have loaded.
         """
         self._source, self._client, self._transport, self._canary = source, client, transport, canary
         self._arrived, self._interval = arrived, interval
@@ -87,14 +89,16 @@ class WeightSync:
             are_new = await self._client.admit_started() or are_new
             try:
                 await self._send_to_those_left(version)
-                if are_new or self._transfers % self._canary_interval == 0:
-                    return await self._client.inspect(
-                        lambda engines: self._canary.compare(self._source, engines, version)
-                    )
+                if are_new or self._client.only_promised or self._transfers % self._canary_interval == 0:
+                    return await self._client.inspect(lambda engines: self._compare(engines, version))
                 return {}
             except (ProcessError, WeightSyncError):
                 if self._client.in_service:
                     raise
+
+    async def _compare(self, engines: Sequence[InferenceEngine], version: int) -> Metrics:
+        promised = self._client.only_promised
+        return await self._canary.compare(self._source, engines, version, promised=promised)
 
     async def _send_to_those_left(self, version: int) -> None:
         """Send to the engines in service. If one of several is lost, on either end's report, start again without it."""

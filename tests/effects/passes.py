@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from skyrl.batch import TrainingBatch
-from skyrl.config import TrainerConfig
+from skyrl.config import SkyRLTrainConfig, TrainerConfig
 from skyrl.errors import DataError, ModelError
+from skyrl.experiments.collaborators import engine_makers
 from skyrl.experiments.experiment import experiment_class
+from skyrl.inference.engine import GenerationRequest, SampleKey
 from skyrl.learners import workers
 from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.supervised import CrossEntropy
@@ -50,6 +52,21 @@ def passes(scene: Scene) -> object:
         return [seen, model.config._attn_implementation, torch.are_deterministic_algorithms_enabled()]
     finally:
         torch.use_deterministic_algorithms(deterministic)
+
+
+@observable("the log-probabilities that the learner and the engine compute")
+def rounding(scene: Scene) -> object:
+    scores = asyncio.run(
+        PolicyWorker(scene.run.trainer, policy_objective(scene.run.trainer.algorithm)).score(small_batch())
+    )
+    engine, *_ = engine_makers(scene.run)
+    drawn = asyncio.run(engine().generate(asked(scene.run)))
+    return scores.tolist(), [each.logprobs for each in drawn]
+
+
+def asked(run: SkyRLTrainConfig) -> GenerationRequest:
+    key = SampleKey(run_seed=0, weight_version=0, prompt_id="0", sample_index=0)
+    return GenerationRequest(prompt_ids=(5, 6, 7), sampling=run.generator.sampling_params, keys=(key,))
 
 
 @observable("whether the inputs of recomputed layers may wait on the host")

@@ -16,10 +16,10 @@ EXTRA = "generator__inference_engine__engine_init_kwargs"
 @pytest.mark.parametrize(
     ("kind", "options", "longest"),
     [
-        ("vllm", {}, 64),  # of the model, which has fewer positions than a canary's tokens
+        ("vllm", {}, 21),  # the longest prompt and answer of the run
         ("vllm", {"max_model_len": 48}, 48),
         ("vllm", {"max_model_len": 4096}, 4096),
-        ("vllm", {"context_length": 48}, 64),
+        ("vllm", {"context_length": 48}, 21),
         ("sglang", {"context_length": 48}, 48),
     ],
 )

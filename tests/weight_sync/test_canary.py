@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
@@ -13,11 +15,11 @@ from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.weight_sync.canary import Canary
 
-CANARY = Canary(prompts=((1, 2, 3), (4,)), temperature=0.5, bound=0.125)
+BOUND = 0.125
 
 
 class Answers:
-    """An engine that draws two tokens with these log-probabilities after every prompt."""
+    """An engine that draws as many tokens after every prompt as it has log-probabilities."""
 
     def __init__(self, *logprobs: float) -> None:
         self.logprobs = logprobs
@@ -51,8 +53,17 @@ class RoundsWithItsRows:
         return -batch.loss_mask.float() * (1 + 2**-20 / len(batch))
 
 
-async def compare(*engines: Answers, learner: Any = None) -> dict[str, float]:
-    return await CANARY.compare(learner or Scores(), engines, 3)  # type: ignore[arg-type]  # stand-ins
+def canary(*prompts: tuple[int, ...]) -> Canary:
+    return Canary(prompts=prompts or ((1, 2, 3), (4,)), temperature=0.5, bound=BOUND, new_tokens=40)
+
+
+async def compare(*engines: Answers, learner: Any = None, asked: Canary | None = None) -> dict[str, float]:
+    return await (asked or canary()).compare(learner or Scores(), engines, 3)  # type: ignore[arg-type]  # stand-ins
+
+
+def many(*logprobs: float) -> Answers:
+    """An engine with so many of these that their mean has hardly room beyond the bound."""
+    return Answers(*logprobs * 2000)
 
 
 async def test_the_differences_of_all_engines_are_measured() -> None:
@@ -76,12 +87,46 @@ async def test_answers_that_differ_are_scored_each() -> None:
     assert found == pytest.approx({"weight_sync/parity_mean": 0.01, "weight_sync/parity_max": 0.03}, abs=1e-6)
 
 
+@pytest.mark.parametrize(("each", "prompts"), [(1, 128), (3, 96), (8, 32), (9, 32)])
+async def test_prompts_are_continued_until_there_are_256_tokens(each: int, prompts: int) -> None:
+    engine = Answers(*[-1.0] * each)
+    await compare(engine, asked=canary(*((number,) for number in range(128))))
+    assert len(engine.asked) == prompts  # 128 are all there are
+
+
 @pytest.mark.parametrize("wrong", [0, 1, 2])
 async def test_any_engine_that_computes_with_other_weights_is_named(wrong: int) -> None:
     engines = [Answers(-1.0, -1.0) for _ in range(3)]
-    engines[wrong].logprobs = (-1.0, -1.3)
+    engines[wrong].logprobs = (-1.0, -1.9)
     with pytest.raises(WeightSyncError, match=f"^engine {wrong} does not compute with the weights of version 3"):
         await compare(*engines)
+
+
+DAMAGES: dict[str, Callable[[list[float]], list[float]]] = {
+    "in another order": lambda values: values[::-1],
+    "of the next token": lambda values: [*values[1:], values[0]],
+    "all the same": lambda values: [-0.25] * len(values),
+    "in bits": lambda values: [value / math.log(2) for value in values],
+    "at another temperature": lambda values: [2 * value for value in values],
+    "of one row for all": lambda values: [min(values)] * len(values),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+async def test_log_probabilities_that_are_not_those_of_the_tokens_are_refused(damage: str) -> None:
+    scores = -3 * torch.rand(40, generator=torch.Generator().manual_seed(0))
+
+    class Knows:
+        async def score(self, batch: TrainingBatch) -> Tensor:
+            found = torch.zeros(batch.input_ids.shape)
+            for row, mask in enumerate(batch.loss_mask):
+                found[row, mask] = scores
+            return found
+
+    right, wrong = Answers(*scores.tolist()), Answers(*DAMAGES[damage](scores.tolist()))
+    assert (await compare(right, learner=Knows()))["weight_sync/parity_max"] == 0
+    with pytest.raises(WeightSyncError, match="^engine 1 does not compute"):
+        await compare(right, wrong, learner=Knows())
 
 
 async def test_a_difference_that_is_not_a_number_is_no_agreement() -> None:
@@ -89,5 +134,20 @@ async def test_a_difference_that_is_not_a_number_is_no_agreement() -> None:
         await compare(Answers(-1.0, math.nan))
 
 
-async def test_a_mean_at_the_bound_is_rounding() -> None:
-    assert (await compare(Answers(-1.125, -1.125)))["weight_sync/parity_mean"] == 0.125
+@pytest.mark.parametrize(
+    ("tokens", "most"), [(1, 3 * BOUND), (4, 2 * BOUND), (100, 1.2 * BOUND), (40_000, 1.01 * BOUND)]
+)
+async def test_a_mean_over_few_tokens_has_room_beyond_the_bound(tokens: int, most: float) -> None:
+    one = canary((1, 2, 3))
+    for beyond, refused in ((0.999, False), (1.001, True)):
+        engine = Answers(*[-1.0 - most * beyond] * tokens)
+        if refused:
+            with pytest.raises(WeightSyncError, match=f"over {tokens} tokens, more than .* = {BOUND}"):
+                await compare(engine, asked=one)
+        else:
+            await compare(engine, asked=one)
+
+
+async def test_an_engine_that_samples_nothing_is_not_taken_for_a_right_one() -> None:
+    with pytest.raises(WeightSyncError, match="no token after any prompt"):
+        await compare(Answers())

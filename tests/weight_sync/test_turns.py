@@ -29,7 +29,7 @@ class World:
 
     def __init__(self, **settings: Any) -> None:
         self.calls: list[str] = []
-        self.holds_weights = True
+        self.holds_weights, self.only_promised = True, False
         self.metrics = {"engines": 2.0}
         self.broken = self.has_new_engines = False
         self.in_service: tuple[str, ...] = ("a", "b")
@@ -59,8 +59,10 @@ class World:
     async def inspect(self, look: Callable[[object], Awaitable[Any]]) -> Any:
         return await look(())
 
-    async def compare(self, source: object, engines: object, version: int) -> dict[str, float]:
-        self.calls.append(f"compare {version}")
+    async def compare(
+        self, source: object, engines: object, version: int, *, promised: bool = False
+    ) -> dict[str, float]:
+        self.calls.append(f"compare {version}" + " with what was promised" * promised)
         return {"parity": 0.5}
 
     def sent(self) -> list[str]:
@@ -135,6 +137,15 @@ async def test_the_canary_compares_after_the_first_transfer_and_every_so_many(ev
     for version in range(1, 6):
         await world.sync.publish(version)
     assert [call for call in world.calls if call.startswith("compare")] == [f"compare {each}" for each in compared]
+
+
+async def test_weights_that_engines_only_promise_to_have_loaded_are_compared_every_time() -> None:
+    world = World(canary_interval=10)
+    world.only_promised = True
+    for version in (1, 2, 3):
+        await world.sync.publish(version)
+    compared = [call for call in world.calls if call.startswith("compare")]
+    assert compared == [f"compare {version} with what was promised" for version in (1, 2, 3)]
 
 
 # The parts that travel
@@ -327,11 +338,12 @@ def test_workers_of_vllm_compare_digests_before_the_update_is_finished() -> None
 # The canary's prompts
 
 
-def test_prompts_are_repeated_up_to_a_length_and_the_first_ones_suffice() -> None:
-    prompts = [[1, 2, 3], [4], [5, 6]]
-    assert canary_prompts(prompts, length=5) == ((1, 2, 3, 1, 2), (4, 4, 4, 4, 4))
-    assert canary_prompts(prompts, length=3, number=1) == ((1, 2, 3),)
-    assert canary_prompts(prompts, length=2, number=9) == ((1, 2), (4, 4), (5, 6))
+def test_the_first_different_prompts_that_fit_are_taken_as_they_are() -> None:
+    prompts = [[1, 2, 3], [4], [5, 6], [4]]
+    assert canary_prompts(prompts, longest=3) == ((1, 2, 3), (4,), (5, 6))
+    assert canary_prompts(prompts, longest=2) == ((4,), (5, 6))
+    assert canary_prompts(prompts, longest=3, number=2) == ((1, 2, 3), (4,))
+    assert canary_prompts([[1, 2, 3]], longest=2) == ((2, 3),)  # the end of one, if all are too long
 
 
 def test_rows_hold_prompt_and_completion_with_the_engines_numbers() -> None:
