@@ -256,8 +256,8 @@ def _time_arithmetic(add: Callable[[float], None]) -> None:
     """Call `add` with the CPU-seconds of each pass through the model, each draw of tokens and each optimizer step."""
     from skyrl.inference.causal_lm import CausalLM
     from skyrl.inference.decode_batch import DecodeBatch
-    from skyrl.learners.data_parallel import DataParallel
     from skyrl.learners.fsdp2 import Fsdp2
+    from skyrl.learners.workers import PolicyWorker
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -273,12 +273,13 @@ def _time_arithmetic(add: Callable[[float], None]) -> None:
     owners: dict[type, Sequence[str]] = {
         CausalLM: ("prefill", "decode"),
         DecodeBatch: ("_sample",),
-        DataParallel: ("_read",),
         Fsdp2: ("backward", "step"),
     }
     for owner, names in owners.items():
         for name in names:
             setattr(owner, name, timed(getattr(owner, name)))
+    reading = PolicyWorker._reading
+    PolicyWorker._reading = staticmethod(lambda trainer: timed(reading(trainer)))  # type: ignore[method-assign]
 
 
 def run_bare(steps: int, seed: int, folder: Path) -> None:

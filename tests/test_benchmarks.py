@@ -22,7 +22,7 @@ SHORTEST: Mapping[str, str] = {
     "driver": "--tokens 20 --steps 2 16",
     "endpoint": "--clients 4 --seconds 1",
     "generation": "--short --only uniform --rounds 1",
-    "grpo_step": "--sides skyrl,bare 2 0",
+    "grpo_step": "--sides skyrl,bare 4 0",
     "layouts": "--rounds 1",
     "linear_logprobs": "",
     "masks": "10",
