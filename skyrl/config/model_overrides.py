@@ -8,15 +8,20 @@ from typing import Any
 from skyrl.config.root import SkyRLTrainConfig
 from skyrl.config.trainer import TrainerConfig
 
+LONGEST_ROW = "longest_row"
+"""Entry beside the values by name: tokens of the run's longest row, which choose one set of rotary embeddings. Left
+out, they are those for all positions of the model."""
+
 
 def learner_overrides(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
     """Values by name for `policy`, `critic` or `ref`; `rope_scaling` and `rope_theta` apply to all models."""
-    return _with_rope(_own(trainer, model), trainer.rope_scaling, trainer.rope_theta)
+    return _with_rope(_own(trainer, model), trainer.rope_scaling, trainer.rope_theta, trainer.longest_row)
 
 
 def engine_overrides(run: SkyRLTrainConfig) -> Mapping[str, Any]:
     """Values by name for the engines: those of the policy. The tree must have passed `check`."""
-    return _with_rope(_own(run.trainer, "policy"), run.generator.rope_scaling, run.generator.rope_theta)
+    trainer, generator = run.trainer, run.generator
+    return _with_rope(_own(trainer, "policy"), generator.rope_scaling, generator.rope_theta, trainer.longest_row)
 
 
 def _own(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
@@ -29,6 +34,8 @@ def _own(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
     return own
 
 
-def _with_rope(own: Mapping[str, Any], scaling: Mapping[str, Any] | None, theta: float | None) -> dict[str, Any]:
-    rope = {"rope_scaling": scaling, "rope_theta": theta}
+def _with_rope(
+    own: Mapping[str, Any], scaling: Mapping[str, Any] | None, theta: float | None, longest: int | None
+) -> dict[str, Any]:
+    rope = {"rope_scaling": scaling, "rope_theta": theta, LONGEST_ROW: longest}
     return {**own, **{name: value for name, value in rope.items() if value is not None}}

@@ -13,6 +13,7 @@ import attrs
 
 from skyrl.config.allocation import ALLOCATION_RULES
 from skyrl.config.engine_backends import GROUP_TRANSPORTS, backend_of, engine_dtype
+from skyrl.config.engine_options import given_length
 from skyrl.config.every_kind import EVERY_KIND_RULES
 from skyrl.config.generator import SamplingParams
 from skyrl.config.losses import asks_for_correction
@@ -124,6 +125,30 @@ def a_sequence_is_input_and_answer(run: SkyRLTrainConfig) -> int | None:
     """
     longest_input = run.generator.max_input_length
     return None if longest_input is None else longest_input + run.generator.sampling_params.max_generate_length
+
+
+@rule(
+    writes="trainer.longest_row",
+    reads=(
+        "trainer.max_prompt_length",
+        "generator.max_input_length",
+        "generator.sampling_params.max_generate_length",
+        "generator.eval_sampling_params.max_generate_length",
+        "generator.inference_engine.engine_init_kwargs",
+        *_KIND_OF_ENGINE,
+    ),
+)
+def the_longest_row_is_what_the_engine_admits(run: SkyRLTrainConfig) -> int | None:
+    """A row ends at the length given to the engine, or with the longest answer to the longest input, in training or
+    evaluation.
+    """
+    generator = run.generator
+    if generator.max_input_length is None:
+        return None
+    sampled = (generator.sampling_params, generator.eval_sampling_params or generator.sampling_params)
+    answer = max(sampling.max_generate_length for sampling in sampled)
+    needed = max(run.trainer.max_prompt_length, generator.max_input_length) + answer
+    return given_length(generator.inference_engine) or needed
 
 
 @rule(
@@ -356,6 +381,7 @@ RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     evaluation_is_greedy,
     evaluation_answers_may_be_as_long_as_training_samples,
     a_sequence_is_input_and_answer,
+    the_longest_row_is_what_the_engine_admits,
     an_answer_is_overlong_where_the_engine_stops,
     policy_mini_batch_counted_in_samples,
     critic_mini_batch_counted_in_samples,

@@ -182,6 +182,11 @@ class TrainerConfig(BaseConfig):
     rope_theta: float | None = field(default=None, validator=positive)
     """Base of the rotary frequencies of all models. None: the model's own."""
 
+    longest_row: int | None = field(default=None, validator=positive)
+    """Tokens of the longest row, prompt and answers together, in training and evaluation. Models whose rotary
+    embeddings depend on length (`longrope`, `dynamic`) use those for rows of this length everywhere, exports included.
+    None: the length given to the engine, or else the longest input and answer."""
+
     eval_before_train: bool = field(default=True, metadata=FREE)
     """Evaluate once before the first training step."""
 

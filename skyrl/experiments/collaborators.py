@@ -140,6 +140,7 @@ def engine_makers(
                 float32_head=trainer.fp32_lm_head,
                 use_fast_tokenizer=not trainer.disable_fast_tokenizer,
                 max_num_seqs=engine.max_num_seqs,
+                max_model_len=longest_sequence(run),
                 deterministic=required(engine.deterministic, "generator.inference_engine.deterministic"),
                 prefix_caching=engine.enable_prefix_caching,
                 several_turns=run.generator.max_turns > 1 or run.environment.agent.plays,
@@ -338,16 +339,13 @@ def rollout_parity(run: SkyRLTrainConfig) -> RolloutParity:
 
 
 def longest_sequence(run: SkyRLTrainConfig) -> int:
-    """Tokens in an engine's longest sequence: the length in its own options, or else the longest input with its answer,
-    at most the positions of the model.
+    """Tokens in an engine's longest sequence: the length in its own options, or else the longest row of the run, at
+    most the positions of the model.
     """
     if given := given_length(run.generator.inference_engine):
         return given
     path = required(run.trainer.policy.model.path, "trainer.policy.model.path")
-    evaluating = required(run.generator.eval_sampling_params, "generator.eval_sampling_params")
-    answer = max(run.generator.sampling_params.max_generate_length, evaluating.max_generate_length)
-    before = max(run.trainer.max_prompt_length, required(run.generator.max_input_length, "generator.max_input_length"))
-    wanted = before + answer
+    wanted = required(run.trainer.longest_row, "trainer.longest_row")
     return min(wanted, max_positions(path, engine_overrides(run)) or wanted)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from skyrl.chats.masks import ChatMasks
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SupervisedConfig, TrainerConfig
-from skyrl.config.model_overrides import learner_overrides
+from skyrl.config.model_overrides import LONGEST_ROW, learner_overrides
 from skyrl.errors import DataError
 from skyrl.models.chat_templates import with_defaults, with_template
 from skyrl.models.loading import generation_ends, load_tokenizer
@@ -34,6 +34,7 @@ def export_of(run: SupervisedConfig, folder: Path) -> Export | RewardModelExport
     """Function that takes the gathered weights and stores them in the folder."""
     start: dict[str, Any] = {
         "like": required(run.model.path, "model.path"),
+        "overrides": {LONGEST_ROW: run.max_length},
         "tokenizer_path": run.tokenizer_path,
         "use_fast_tokenizer": not run.disable_fast_tokenizer,
     }

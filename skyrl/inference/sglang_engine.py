@@ -24,7 +24,8 @@ from skyrl.inference.http_connection import Connection
 from skyrl.inference.http_engine import HttpEngine
 from skyrl.inference.server_dialects import ServerDeadlines
 from skyrl.inference.sglang_server import SGLangServer
-from skyrl.models.loading import load_tokenizer
+from skyrl.models.loading import load_config, load_tokenizer
+from skyrl.models.overrides import values_as_given
 from skyrl.processes.background import in_a_daemon_thread
 from skyrl.processes.tied import start_tied
 from skyrl.tree import FrozenDict
@@ -66,7 +67,7 @@ class SGLangEngine(HttpEngine):
             port=port,
             seed=seed,
             max_model_len=max_model_len,
-            overrides=overrides,
+            overrides=values_as_given(load_config(model_path), overrides),
             lora_rank=lora_rank,
         )
         url = f"http://127.0.0.1:{port}"

@@ -46,10 +46,12 @@ from skyrl.inference.engine import (
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.kept_prefixes import MOST_BYTES
 from skyrl.inference.rows import Job
+from skyrl.inference.sampling_support import sampling_attention
 from skyrl.inference.scheduler import Scheduler
 from skyrl.inference.weights import replace_weights
-from skyrl.models.loading import load_causal_lm, load_tokenizer
+from skyrl.models.loading import load_causal_lm, load_config, load_tokenizer
 from skyrl.models.low_rank import attach
+from skyrl.models.rotation import varies_with_length
 from skyrl.tree import FrozenDict
 
 _log = logging.getLogger(__name__)
@@ -87,6 +89,11 @@ class TorchEngine:
 
         Raises `ModelError` for a model that cannot be sampled from.
         """
+        if varies_with_length(model.config):
+            raise ModelError(
+                "the model's rotary embeddings depend on the longest row of a call: load it with `load_causal_lm`, "
+                "which chooses one set of them"
+            )
         self._max_model_len = max_model_len or _positions(model)
         self._model: CausalLM = CausalLM(
             model,
@@ -235,6 +242,7 @@ def load_torch_engine(
     float32_head: bool = False,
     use_fast_tokenizer: bool = True,
     max_num_seqs: int,
+    max_model_len: int | None = None,
     deterministic: bool = False,
     prefix_caching: bool = True,
     several_turns: bool = True,
@@ -253,6 +261,7 @@ def load_torch_engine(
     is transformers' name (`sdpa`), `device` is `cpu` or `cuda`. With `float32_head`, logits are computed in float32.
     """
     held = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
+    attention = sampling_attention(load_config(path, overrides), attention)
     model = load_causal_lm(
         path,
         dtype=held,
@@ -265,6 +274,7 @@ def load_torch_engine(
         TorchEngine,
         tokenizer=load_tokenizer(tokenizer_path or path, use_fast=use_fast_tokenizer),
         max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
         deterministic=deterministic,
         prefix_bytes=MOST_BYTES if prefix_caching else 0,
         several_turns=several_turns,

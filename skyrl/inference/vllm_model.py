@@ -83,7 +83,7 @@ def model_facts(
 
 def overridden(path: str, overrides: Mapping[str, Any], *, trust_remote_code: bool = False) -> dict[str, Any]:
     """Values of the model's configuration that `overrides` change, in vLLM's form. Raises `ModelError`."""
-    return changed_values(_config(path, trust_remote_code), overrides) if overrides else {}
+    return changed_values(_config(path, trust_remote_code), overrides)
 
 
 def expected_weights(

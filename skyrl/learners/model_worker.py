@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -36,6 +37,8 @@ from skyrl.models.routers import Routers, known_routers
 from skyrl.models.segment_attention import leave_out_cudnn
 from skyrl.storage.disk import Storage
 from skyrl.tree import joined, required
+
+_log = logging.getLogger(__name__)
 
 
 class ModelWorker:
@@ -83,10 +86,12 @@ class ModelWorker:
             failed.callback(self.strategy.close)
             if sizes.sequence * sizes.context > 1:
                 refuse_unshareable(self.model, ranks.size, config_path, **asdict(sizes))
+            if source.rows.reason and ranks.rank == 0:
+                _log.warning("%s: %s", self._title, source.rows.reason)
             probe = partial(
                 probe_forward,
-                pack=trainer.use_sample_packing,
-                share_prompts=trainer.share_group_prompts,
+                pack=source.rows.pack,
+                share_prompts=source.rows.share_prompts,
                 device=self.device,
                 packing_field=trainer_field(table, "use_sample_packing"),
                 row_sharing=ranks.row_sharing(**asdict(sizes)),

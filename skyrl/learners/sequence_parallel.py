@@ -13,7 +13,7 @@ from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.stretches import Stretch
 from skyrl.models.routers import RoutedTokens
-from skyrl.models.segment_attention import Segments, takes_segments
+from skyrl.models.segment_attention import Segments, sees_whole_rows, takes_segments
 from skyrl.models.segments import Segment
 from skyrl.models.shared_rows import RowSharing
 from skyrl.planning.batches import uneven_heads
@@ -67,7 +67,7 @@ def refuse_unshareable(
     """
     transformer: Any = model
     field = joined(config_path, f"{'sequence' if sequence > 1 else 'context'}_parallel_size")
-    if not takes_segments(model):
+    if not takes_segments(model) or not sees_whole_rows(transformer.config):
         raise ModelError(
             "ranks can share a sequence only if attention is sdpa and every layer of the model sees the whole "
             f"sequence, without windows or chunks: set {field} = 1"

@@ -21,6 +21,7 @@ from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.routing import RouterCosts, RouterWork
 from skyrl.learners.row_layouts import MicroBatch
+from skyrl.learners.row_support import RowSupport
 from skyrl.models.stored_weights import StoredWeights
 
 T = TypeVar("T")
@@ -35,6 +36,9 @@ class ModelSource:
 
     meta_model: Callable[[], Any]
     """The same modules without values, on the meta device."""
+
+    rows: RowSupport
+    """The layout of its rows, and the attention with which the model is made."""
 
     stored: StoredWeights | None = None
     """The stored weights, for strategies that never have the whole model on one rank. None for a model with random

@@ -38,7 +38,6 @@ def load_causal_lm(
     dtype: torch.dtype,
     attention: str,
     device: torch.device,
-    trust_remote_code: bool = False,
     table: str = "trainer",
     overrides: Mapping[str, Any] = FrozenDict(),
     init_seed: int | None = None,
@@ -50,23 +49,23 @@ def load_causal_lm(
     weights are drawn from it, as the architecture initializes them, and none are loaded. Raises `ModelError`, also if
     weights are missing, which transformers would draw at random.
     """
-    source = model_source(path, trust_remote_code=trust_remote_code, weights=init_seed is None)
+    source = model_source(path, weights=init_seed is None)
     if device.type == "cuda" and not torch.cuda.is_available():
         field = trainer_field(table, "device")
         raise ModelError(f"{field} is cuda, but this torch sees no CUDA device: set {field} = cpu")
     disable_progress_bar()
     if init_seed is not None:
         return _drawn(path, overrides, init_seed, dtype, attention, device)
-    replaced = {"config": load_config(path, overrides)} if overrides else {}
+    config = load_config(path, overrides)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
+            config=config,
             dtype=dtype,
             attn_implementation=attention,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
-            **replaced,
         )
     except Exception as error:  # transformers, its hub client and safetensors each raise types of their own
         raise model_error("model", path, error, table=table) from error
@@ -162,17 +161,16 @@ def load_config(path: str, overrides: Mapping[str, Any] = FrozenDict()) -> Pretr
     return with_overrides(config, overrides)
 
 
-def model_source(path: str, *, trust_remote_code: bool = False, weights: bool = False) -> str:
+def model_source(path: str, *, weights: bool = False) -> str:
     """The hub name or folder to pass to transformers. Raises `ModelError` for a folder that cannot be a model, a name
-    that the hub does not have, and a model whose configuration requests code without `trust_remote_code`; with
+    that the hub does not have, and a model whose configuration requests code of its own; with
     `weights`, also for a folder without weights.
     """
     why = model_failure(path, weights=weights)
     if why:
         raise ModelError(why)
     source = str(local_folder(path) or path)
-    if not trust_remote_code:
-        refuse_foreign_code(source)
+    refuse_foreign_code(source)
     return source
 
 

@@ -32,7 +32,7 @@ from skyrl.models.megatron_modules import MegatronNorm, RowAttention, RowsOfToke
 from skyrl.models.megatron_routers import Watch, WatchedRouter, own_tokens, sparse_layer
 from skyrl.models.output_head import PlainHead
 from skyrl.models.routers import RoutedTokens, refuse_other_layers
-from skyrl.models.segment_attention import Segments, segments_fit
+from skyrl.models.segment_attention import Segments, sees_whole_rows
 from skyrl.models.shared_rows import RowSharing
 
 
@@ -112,7 +112,7 @@ def _mixture(
 
 def _refuse_what_is_not_converted(config: PretrainedConfig) -> None:
     """Raises `ModelError` for models that Megatron-core would compute differently."""
-    if not segments_fit(config):
+    if not sees_whole_rows(config):
         raise ModelError("strategy = megatron needs layers that see the whole sequence, without windows or chunks")
     biased = config.model_type != "qwen2" and getattr(config, "attention_bias", False)
     if biased or getattr(config, "mlp_bias", False):

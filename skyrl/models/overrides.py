@@ -11,7 +11,9 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from skyrl.config.model_overrides import LONGEST_ROW
 from skyrl.errors import ModelError
+from skyrl.models.rotation import with_fixed_rotation
 from skyrl.tree.frozen import thaw
 from skyrl.tree.names import nearest
 
@@ -26,11 +28,15 @@ KINDS = ("default", *SCALED, "longrope")
 
 
 def with_overrides(config: PretrainedConfig, overrides: Mapping[str, Any]) -> PretrainedConfig:
-    """A copy of the configuration with the named values replaced. Raises `ModelError` for a name that it does not have,
-    and for rotary embeddings that cannot be computed.
+    """A copy of the configuration with the named values replaced, and with the rotary embeddings for rows of
+    `LONGEST_ROW` tokens, an entry of its own. Raises `ModelError` for a name that it does not have, and for rotary
+    embeddings that cannot be computed.
     """
-    if not overrides:
-        return config
+    named = {name: value for name, value in overrides.items() if name != LONGEST_ROW}
+    return with_fixed_rotation(_replaced(config, named) if named else config, overrides.get(LONGEST_ROW))
+
+
+def _replaced(config: PretrainedConfig, overrides: Mapping[str, Any]) -> PretrainedConfig:
     known = config.to_dict()
     for name in overrides:
         if name not in known and name not in ROPE:
@@ -51,6 +57,20 @@ def changed_values(config: PretrainedConfig, overrides: Mapping[str, Any]) -> di
     """The values that `with_overrides` changes, by name, in the form that vLLM accepts. Raises the same errors."""
     before, after = config.to_dict(), with_overrides(config, overrides).to_dict()
     return {name: value for name, value in after.items() if name not in before or before[name] != value}
+
+
+def values_as_given(config: PretrainedConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are replaced, by name and as they were given; the table of rotary embeddings is whole where the
+    longest row chooses it. Raises the same errors.
+    """
+    named = {name: value for name, value in overrides.items() if name != LONGEST_ROW}
+    replaced = _replaced(config, named) if named else config
+    fixed: Any = with_fixed_rotation(replaced, overrides.get(LONGEST_ROW)).get_text_config()
+    if fixed is replaced.get_text_config():
+        return named
+    return {name: value for name, value in named.items() if name not in ROPE} | {
+        "rope_parameters": fixed.rope_parameters
+    }
 
 
 def _rope(known: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from skyrl.errors import DataError, ModelError
 from skyrl.models.failures import model_error
 from skyrl.models.loading import load_config, load_tokenizer, max_positions, model_source
 from skyrl.models.storing import save_pretrained
+from skyrl.tree import FrozenDict
 
 TOKENS_AT_A_TIME = 8192
 """Largest number of tokens, padding included, that are scored together."""
@@ -38,6 +39,9 @@ class RewardModelExport:
     chat_template: str | None = None
     """The template that the model was trained with, its variables included. None: the tokenizer's own."""
 
+    overrides: Mapping[str, Any] = FrozenDict()
+    """Values of the model's configuration that training replaced."""
+
     def __call__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Store `weights`, whole tensors by name in their own shapes, gathered in the memory of the host.
 
@@ -46,7 +50,7 @@ class RewardModelExport:
         gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
         tokenizer = load_tokenizer(self.tokenizer_path or self.like, use_fast=self.use_fast_tokenizer)
         tokenizer.chat_template = self.chat_template or tokenizer.chat_template
-        config = load_config(self.like)
+        config = load_config(self.like, self.overrides)
         config.num_labels = 1
         config.get_text_config().pad_token_id = tokenizer.pad_token_id
         config.pad_token_id = tokenizer.pad_token_id
@@ -65,7 +69,12 @@ class RewardModel:
         self._masks = ChatMasks(load_tokenizer(path))
         try:
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-                source, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+                source,
+                config=load_config(path),
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
         except Exception as error:  # transformers, its hub client and safetensors each raise types of their own
             raise model_error("model", path, error) from error

@@ -2,14 +2,16 @@
 that share one copy of their prompt.
 
 transformers separates packed sequences by a mask of all tokens against all tokens, whose cost grows with the square of
-the row's length. Here each sequence is attended to separately, so that a row costs as much as its sequences.
+the row's length, and cuts windows and chunks by the place in the packed row. Here each sequence is attended to
+separately, so that a row costs as much as its sequences, and bounds count from the start of each sequence. Soft caps of
+the scores and attention sinks, which torch's kernels leave out, are computed as the models define them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -18,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from skyrl.models.reach import WHOLE, Reach, reach_of
 from skyrl.models.segments import Segment
 from skyrl.models.shared_rows import RowSharing
 from skyrl.models.varlen_attention import (
@@ -30,6 +33,8 @@ from skyrl.models.varlen_attention import (
     has_varlen_kernels,
     varlen_attention,
 )
+
+T = TypeVar("T")
 
 SEGMENTS = "skyrl_segments"
 """Name of `segment_attention` in transformers' registry of attention functions."""
@@ -59,8 +64,8 @@ class _Together:
     """(tokens,) int64: for each position of the packed row, its index in the flattened (G, T)."""
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], device: torch.device) -> _Together:
-        """Lay the segments out side by side."""
+    def of(cls, segments: Sequence[Segment], device: torch.device, reach: Reach) -> _Together:
+        """Lay the segments out side by side, for layers that see as far as `reach`."""
         width = max(segment.tokens for segment in segments)
         lengths = torch.tensor([segment.tokens for segment in segments]).unsqueeze(1)
         columns = torch.arange(width)
@@ -68,7 +73,11 @@ class _Together:
         places = torch.where(filled, columns + torch.tensor([each.start for each in segments]).unsqueeze(1), 0)
         parts = torch.stack([_parts(segment, width) for segment in segments])  # 0: prompt, 1, 2, ...: answers
         same_part = (parts.unsqueeze(2) == parts.unsqueeze(1)) | (parts == 0).unsqueeze(1)
-        seen = (same_part & columns.le(columns.unsqueeze(1)) & filled.unsqueeze(1)) | torch.eye(width, dtype=torch.bool)
+        before = columns.le(columns.unsqueeze(1))
+        if reach != WHOLE:
+            positions = torch.stack([_positions(segment, width) for segment in segments])
+            before = before & reach.sees(positions, positions)
+        seen = (same_part & before & filled.unsqueeze(1)) | torch.eye(width, dtype=torch.bool)
         back = filled.flatten().nonzero().squeeze(1)
         columns_of_each = (places, seen.unsqueeze(1), back)
         return cls(*(each.to(device, non_blocking=True) for each in columns_of_each))
@@ -77,6 +86,13 @@ class _Together:
 def _parts(segment: Segment, width: int) -> Tensor:
     sizes = torch.tensor([segment.prompt, *segment.answers, width - segment.tokens])
     return torch.arange(len(sizes)).repeat_interleave(sizes)
+
+
+def _positions(segment: Segment, width: int) -> Tensor:
+    """(width,) int64: position of each token in its sequence; those of padding have no meaning."""
+    parts = [torch.arange(segment.prompt)]
+    parts += [torch.arange(segment.prompt, segment.prompt + answer) for answer in segment.answers]
+    return torch.nn.functional.pad(torch.cat(parts), (0, width - segment.tokens))
 
 
 @attrs.frozen(eq=False)
@@ -92,30 +108,44 @@ class Segments:
         return [tokens for segment in self.each for tokens in (segment.prompt, *segment.answers)]
 
     @cached_property
-    def together(self) -> _Together | None:
-        """The segments side by side, if one call over all pairs of tokens costs less than one call for each answer, as
-        for groups of short answers; else None.
+    def longest(self) -> int:
+        """Tokens of the longest sequence: of a prompt and one answer."""
+        return max(segment.prompt + max(segment.answers, default=0) for segment in self.each)
+
+    @cached_property
+    def fit_together(self) -> bool:
+        """Whether one call over all pairs of tokens of the segments side by side costs less than one call for each
+        answer, as for groups of short answers.
         """
         masked = len(self.each) * max(segment.tokens for segment in self.each) ** 2
         apart = len(self.sizes) * CALL + sum(_pairs(segment) for segment in self.each)
-        return _Together.of(self.each, self.device) if masked <= apart else None
+        return masked <= apart
 
     @cached_property
-    def sequences(self) -> Sequences:
-        """The segments as separate sequences, for variable-length kernels."""
-        return Sequences.of(self.each, self.device)
-
-    @cached_property
-    def masks(self) -> dict[tuple[int, int], Tensor]:
-        """Cache of masks (answer, prompt + answer) bool by both lengths, filled on demand."""
+    def _kept(self) -> dict[Any, Any]:
+        """What layers share, made on demand."""
         return {}
 
-    def mask(self, prompt: int, answer: int) -> Tensor:
-        """Mask (answer, prompt + answer) bool of the tokens that each token of an answer sees: those up to itself."""
-        if (prompt, answer) not in self.masks:
-            shape = (answer, prompt + answer)
-            self.masks[prompt, answer] = torch.ones(shape, dtype=torch.bool, device=self.device).tril(prompt)
-        return self.masks[prompt, answer]
+    def _made_once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._kept:
+            self._kept[key] = make()
+        made: T = self._kept[key]
+        return made
+
+    def together(self, reach: Reach) -> _Together:
+        """The segments side by side, for layers that see as far as `reach`."""
+        return self._made_once((_Together, reach), lambda: _Together.of(self.each, self.device, reach))
+
+    def sequences(self, reach: Reach) -> Sequences:
+        """The segments as separate sequences, for variable-length kernels; cut into the chunks of `reach`."""
+        chunk = reach.chunk
+        return self._made_once((Sequences, chunk), lambda: Sequences.of(self.each, self.device, chunk))
+
+    def mask(self, before: int, tokens: int, reach: Reach = WHOLE) -> Tensor:
+        """Mask (tokens, K) bool of the keys that each of `tokens` sees after `before` others; K leaves out those that
+        none of them sees.
+        """
+        return self._made_once((before, tokens, reach), lambda: reach.mask(before, tokens, self.device))
 
 
 def _pairs(segment: Segment) -> int:
@@ -139,13 +169,15 @@ def leave_out_cudnn() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def segments_fit(config: PretrainedConfig) -> bool:
-    """Whether every layer of a model of this transformers configuration sees all tokens before a token."""
+def sees_whole_rows(config: PretrainedConfig) -> bool:
+    """Whether every layer of a model of this transformers configuration sees all tokens before a token, and weighs them
+    by a softmax of their scores alone.
+    """
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["full_attention"]
     windowed = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True)
-    chunked = bool(getattr(text, "attention_chunk_size", None))
-    return set(kinds) == {"full_attention"} and not windowed and not chunked
+    bounded = bool(getattr(text, "attention_chunk_size", None)) or bool(getattr(text, "attn_logit_softcapping", None))
+    return set(kinds) == {"full_attention"} and not windowed and not bounded
 
 
 def takes_segments(model: nn.Module) -> bool:
@@ -173,29 +205,43 @@ def segment_attention(
     row_sharing: RowSharing | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each of `segments`, which together cover the row; plain causal attention without them.
-    A share `dropout` of the attention weights is dropped.
+    A share `dropout` of the attention weights is dropped. `softcap` and `s_aux` are as in `Weighing`.
 
     Shapes: query (1, heads, T, D), key and value (1, kv_heads, T, D) -> (1, T, heads, D). With `row_sharing`, which
     needs segments, T counts the tokens of this rank, and the segments cover the row of all ranks.
     """
-    if segments is None:
+    longest = key.shape[2] if segments is None else segments.longest
+    reach = reach_of(module, sliding_window).within(longest)
+    weighing = Weighing(scaling, dropout, reach=reach, softcap=softcap, sinks=s_aux)
+    if segments is None and weighing.plain:
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return result
+    if segments is None:
+        before = key.shape[2] - query.shape[2]
+        seen = reach.mask(before, query.shape[2], query.device)
+        key, value = (each[:, :, key.shape[2] - seen.shape[1] :] for each in (key, value))
+        if attention_mask is not None:
+            seen = seen & attention_mask[..., -seen.shape[1] :]
+        return attend(query, key, value, weighing, seen=seen).transpose(1, 2).contiguous(), None
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        kernel = next(each for each in KERNELS if each.suits(segments, query) and (each.drops or not dropout))
-        return kernel.attend(segments, query, key, value, Weighing(scaling, dropout))
+    def attend_all(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kernel = next(each for each in KERNELS if each.suits(segments, query) and each.computes(weighing))
+        return kernel.attend(segments, query, key, value, weighing)
 
     if row_sharing is None:
-        return attend(query, key, value), None
+        return attend_all(query, key, value), None
+    assert weighing.plain, "the start refuses models with bounds for rows that ranks share"
     assert row_sharing.context is None or not dropout, "a check refuses both"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return row_sharing.attend(query, key, value, segments.each, scale, attend), None
+    return row_sharing.attend(query, key, value, segments.each, scale, attend_all), None
 
 
 @attrs.frozen
@@ -210,6 +256,26 @@ class Weighing:
 
     by_cudnn: bool = False
     """Whether long sequences, of one length each, go through cuDNN's kernels."""
+
+    reach: Reach = WHOLE
+    """The keys before it that a token sees."""
+
+    softcap: float | None = None
+    """c of the soft cap c tanh(z / c) of the scaled products z (Gemma 2, arXiv:2408.00118, sec. 2)."""
+
+    sinks: Tensor | None = None
+    """(heads,): the score of a key without value for each head, which takes a share of the weights
+    (arXiv:2309.17453)."""
+
+    @property
+    def spelled_out(self) -> bool:
+        """Whether torch's kernels cannot compute these weights."""
+        return self.softcap is not None or self.sinks is not None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the weights are a softmax of the products with all keys before."""
+        return self.reach == WHOLE and not self.spelled_out
 
 
 def _are_long(segments: Segments, query: Tensor) -> bool:
@@ -227,7 +293,7 @@ def _takes_efficient(segments: Segments, query: Tensor) -> bool:
 
 
 def _efficient(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    return efficient_attention(segments.sequences, query, key, value, weighing.scaling)
+    return efficient_attention(segments.sequences(weighing.reach), query, key, value, weighing.scaling)
 
 
 def _takes_varlen(segments: Segments, query: Tensor) -> bool:
@@ -237,16 +303,16 @@ def _takes_varlen(segments: Segments, query: Tensor) -> bool:
 
 
 def _varlen(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    return varlen_attention(segments.sequences, query, key, value, weighing.scaling)
+    reach = weighing.reach
+    return varlen_attention(segments.sequences(reach), query, key, value, weighing.scaling, window=reach.window)
 
 
 def _has_short_groups(segments: Segments, query: Tensor) -> bool:
-    return segments.together is not None
+    return segments.fit_together
 
 
 def _side_by_side(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    assert segments.together is not None
-    return _in_one_batch(segments.together, query, key, value, weighing)
+    return _in_one_batch(segments.together(weighing.reach), query, key, value, weighing)
 
 
 def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
@@ -256,7 +322,9 @@ def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, w
     mixed: list[Tensor] = []
     for segment in segments.each:
         prompt = next(pieces)
-        mixed.append(_attend(prompt[0], prompt[1], prompt[2], weighing))
+        bound = weighing.reach.within(segment.prompt)
+        seen = None if bound == WHOLE else segments.mask(0, segment.prompt, bound)
+        mixed.append(attend(prompt[0], prompt[1], prompt[2], weighing, seen=seen))
         mixed += [_answer(prompt, next(pieces), segments, weighing) for _ in segment.answers]
     return torch.cat(mixed, dim=2).transpose(1, 2).contiguous()
 
@@ -268,7 +336,7 @@ def _in_one_batch(together: _Together, query: Tensor, key: Tensor, value: Tensor
         each[0].transpose(0, 1)[together.places.flatten()].view(rows, columns, *each.shape[1::2]).transpose(1, 2)
         for each in (query, key, value)
     )
-    mixed = _attend(query, key, value, weighing, seen=together.seen)
+    mixed = attend(query, key, value, weighing, seen=together.seen)
     return mixed.transpose(1, 2).flatten(0, 1)[together.back].unsqueeze(0)
 
 
@@ -280,18 +348,22 @@ def _answer(prompt: Sequence[Tensor], own: Sequence[Tensor], segments: Segments,
     accept no mask.
     """
     before, tokens = prompt[0].shape[2], own[0].shape[2]
-    key, value = (torch.cat(pair, dim=2) for pair in zip(prompt[1:], own[1:], strict=True))
+    reach = weighing.reach.within(before + tokens)
+    first = reach.first_key(before)
+    key, value = (torch.cat((each[:, :, first:], new), dim=2) for each, new in zip(prompt[1:], own[1:], strict=True))
     masks = before > 2 * tokens or (key.device.type == "cpu" and before + tokens < CAUSAL_FROM)
-    if masks and not weighing.by_cudnn:
-        return _attend(own[0], key, value, weighing, seen=segments.mask(before, tokens))
-    mixed = _attend(torch.cat([prompt[0], own[0]], dim=2), key, value, weighing)
+    if reach != WHOLE or (masks and not weighing.by_cudnn):
+        return attend(own[0], key, value, weighing, seen=segments.mask(before, tokens, reach))
+    mixed = attend(torch.cat([prompt[0], own[0]], dim=2), key, value, weighing)
     return mixed[:, :, before:]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, seen: Tensor | None = None) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, seen: Tensor | None = None) -> Tensor:
     """(rows, heads, T, D): attention, causal or with the mask `seen`. On CUDA heads are repeated for a mask, which with
     grouped heads would use the slowest kernel.
     """
+    if weighing.spelled_out:
+        return _spelled_out(query, key, value, weighing, seen)
     if weighing.by_cudnn and seen is None and query.shape[2] >= LONG:
         return cudnn_attention(query, key, value, weighing.scaling)
     grouped = seen is None or key.device.type == "cpu"
@@ -310,6 +382,27 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, seen:
     )
 
 
+def _spelled_out(query: Tensor, key: Tensor, value: Tensor, weighing: Weighing, seen: Tensor | None) -> Tensor:
+    """`attend` in single steps, with a soft cap and sinks; all scores are in memory at once."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
+    scale = query.shape[-1] ** -0.5 if weighing.scaling is None else weighing.scaling
+    scores = query @ key.transpose(2, 3) * scale
+    if weighing.softcap is not None:
+        scores = torch.tanh(scores / weighing.softcap) * weighing.softcap
+    if seen is None:
+        tokens = query.shape[2]
+        seen = torch.ones((tokens, tokens), dtype=torch.bool, device=query.device).tril()
+    scores = scores.masked_fill(~seen, -torch.inf).float()
+    if weighing.sinks is not None:
+        sinks = weighing.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.softmax(torch.cat((scores, sinks), dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)
+    weights = torch.nn.functional.dropout(weights.to(query.dtype), weighing.dropout)
+    return weights @ value
+
+
 @attrs.frozen(kw_only=True)
 class Kernel:
     """One way to compute attention inside segments."""
@@ -320,16 +413,25 @@ class Kernel:
     attend: Callable[[Segments, Tensor, Tensor, Tensor, Weighing], Tensor]
     """Segments, query, key and value, as in `segment_attention` -> (1, T, heads, D)."""
 
-    drops: bool = True
-    """Whether the kernel supports dropout."""
+    computes: Callable[[Weighing], bool] = lambda weighing: True
+    """Whether the kernel computes these weights."""
 
 
 KERNELS = (
-    Kernel(suits=_are_long, attend=_long, drops=False),
-    Kernel(suits=_takes_varlen, attend=_varlen, drops=False),
-    Kernel(suits=_takes_efficient, attend=_efficient, drops=False),
+    Kernel(suits=_are_long, attend=_long, computes=lambda weighing: weighing.plain and not weighing.dropout),
+    Kernel(
+        suits=_takes_varlen,
+        attend=_varlen,
+        computes=lambda weighing: not weighing.dropout and not weighing.spelled_out,
+    ),
+    Kernel(
+        suits=_takes_efficient,
+        attend=_efficient,
+        computes=lambda weighing: not weighing.dropout and not weighing.spelled_out and weighing.reach.window is None,
+    ),
     Kernel(suits=_has_short_groups, attend=_side_by_side),
     Kernel(suits=lambda segments, query: True, attend=_one_by_one),
 )
 """Ways to compute attention inside segments, of which the first suitable one is used. On CUDA all sequences share one
-call, or are long enough for a call each; masks and short calls are for the CPU, and for dropout."""
+call, or are long enough for a call each; masks and short calls are for the CPU, and for weights that torch's kernels do
+not compute."""

@@ -69,9 +69,11 @@ class Sequences:
         return gathered[:, : key.shape[1]], gathered[:, key.shape[1] :]
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], device: torch.device) -> Sequences:
-        """The sequences of `segments`, computed on the host and copied to `device`."""
-        stretches = list(_sequences(segments))
+    def of(cls, segments: Sequence[Segment], device: torch.device, chunk: int | None = None) -> Sequences:
+        """The sequences of `segments`, computed on the host and copied to `device`. With `chunk`, each is cut at the
+        multiples of this position, and no piece sees another.
+        """
+        stretches = [piece for each in _sequences(segments) for piece in _chunks(*each, chunk)]
         queries = [own.stop - own.start for _, own in stretches]
         keys = [len(before) + len(own) for before, own in stretches]
         ranges = torch.tensor([(each.start, len(each)) for pair in stretches for each in pair])
@@ -96,13 +98,35 @@ def _sequences(segments: Sequence[Segment]) -> Iterator[tuple[range, range]]:
             first += tokens
 
 
+def _chunks(before: range, own: range, chunk: int | None) -> Iterator[tuple[range, range]]:
+    """A sequence as pieces of `chunk` positions, from the position 0 of `before`: the keys before each, and itself."""
+    if chunk is None:
+        yield before, own
+        return
+    start = 0
+    while start < len(own):
+        first = (len(before) + start) // chunk * chunk  # position of the first token of the piece's chunk
+        stop = min(first + chunk - len(before), len(own))
+        seen = before[first:] if start == 0 else own[:0]
+        yield seen, own[start:stop]
+        start = stop
+
+
 def _bounds(lengths: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
 
 
-def varlen_attention(sequences: Sequences, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Causal attention inside each sequence. Shapes: query (1, heads, T, D), key and value (1, kv_heads, T, D), all of
-    one 16-bit type -> (1, T, heads, D).
+def varlen_attention(
+    sequences: Sequences,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    *,
+    window: int | None = None,
+) -> Tensor:
+    """Causal attention inside each sequence, to the last `window` keys. Shapes: query (1, heads, T, D), key and value
+    (1, kv_heads, T, D), all of one 16-bit type -> (1, T, heads, D).
     """
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     mixed, *_ = _flash_attention(
@@ -116,7 +140,7 @@ def varlen_attention(sequences: Sequences, query: Tensor, key: Tensor, value: Te
         False,  # the window is causal
         False,
         scale=scaling,
-        window_size_left=-1,  # any number of keys before a query
+        window_size_left=-1 if window is None else window - 1,  # number of keys before a query; -1: any
         window_size_right=0,  # and none after it
     )
     return mixed.unsqueeze(0)

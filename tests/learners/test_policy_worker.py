@@ -278,14 +278,15 @@ def test_a_model_that_looks_ahead_is_refused(trainer: TrainerConfig, tmp_path: P
         worker(trainer, policy__model__path=str(tmp_path / "bert"))
 
 
-def test_a_model_whose_packed_rows_see_each_other_is_refused_unless_packing_is_off(
-    trainer: TrainerConfig, tmp_path: Path
+async def test_a_model_whose_packed_rows_see_each_other_runs_unpacked_and_says_so(
+    trainer: TrainerConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     BertLMHeadModel(bert(is_decoder=True)).save_pretrained(tmp_path / "bert")
     eager = {"policy__model__path": str(tmp_path / "bert"), "attention": "eager"}
-    with pytest.raises(ModelError, match=r"set trainer\.use_sample_packing = false"):
-        worker(trainer, **eager)
-    worker(trainer, **eager, use_sample_packing=False)
+    rows = evolve(batch(), input_ids=batch().input_ids % 64)
+    found = await worker(trainer, **eager).score(rows)
+    assert "policy: bert: rows run unpacked, with attention eager: packed rows differ from each row" in caplog.text
+    assert torch.equal(found, await worker(trainer, **eager, use_sample_packing=False).score(rows))
 
 
 def bert(*, is_decoder: bool) -> BertConfig:

@@ -14,6 +14,7 @@ from skyrl.config import DeepSpeedConfig, OffloadConfig, OptimizerConfig, ZeroOp
 from skyrl.errors import UserError
 from skyrl.installation import install_command
 from skyrl.learners.ranks import Ranks
+from skyrl.learners.row_support import RowSupport
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.learners.zero import Zero, import_deepspeed
 from skyrl.learners.zero_config import engine_config
@@ -113,7 +114,8 @@ def test_a_model_that_never_changes_computes_in_the_configured_type_below_stage_
     stage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("skyrl.learners.zero.import_deepspeed", lambda *_: None)  # there is no engine
-    source = ModelSource(load=lambda device: torch.nn.Linear(2, 2), meta_model=lambda: None)
+    rows = RowSupport(attention="sdpa", pack=False, share_prompts=False)
+    source = ModelSource(load=lambda device: torch.nn.Linear(2, 2), meta_model=lambda: None, rows=rows)
     context = StrategyContext(ranks=Ranks(), device=CPU, compute_dtype=torch.bfloat16, optimizer=None)
     zero = Zero(source, DeepSpeedConfig(zero_optimization=ZeroOptimizationConfig(stage=stage)), context)
     with zero.computing():

@@ -41,7 +41,7 @@ def test_every_token_sees_its_own_prompt_and_its_own_answer_so_far(
                 if stretch is not prompt:
                     seen[token, prompt.start : prompt.stop] = True
     row = Segments(segments, query.device)
-    assert (row.together is not None) == together
+    assert row.fit_together == together
     found, _ = segment_attention(torch.nn.Identity(), query, key, value, None, segments=row)
     expected = scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True).transpose(1, 2)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

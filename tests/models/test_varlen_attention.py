@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from skyrl.models import segment_attention, varlen_attention
+from skyrl.models.reach import WHOLE
 from skyrl.models.segment_attention import KERNELS, Segments
 from skyrl.models.segments import Segment
 
@@ -68,7 +69,7 @@ def test_sequences_are_told_apart_by_where_they_begin(
 
 
 def test_a_prompt_is_computed_once_and_read_by_each_answer() -> None:
-    made = Segments(SHARED, torch.device("cpu")).sequences
+    made = Segments(SHARED, torch.device("cpu")).sequences(WHOLE)
     assert made.query_bounds.tolist() == [0, 5, 8, 9, 18, 22]
     assert made.key_bounds.tolist() == [0, 5, 13, 19, 33, 37]
     assert made.keys is not None
@@ -78,7 +79,7 @@ def test_a_prompt_is_computed_once_and_read_by_each_answer() -> None:
 
 
 def test_nothing_is_gathered_where_nothing_is_shared() -> None:
-    made = Segments(APART, torch.device("cpu")).sequences
+    made = Segments(APART, torch.device("cpu")).sequences(WHOLE)
     assert made.keys is None and made.query_bounds.tolist() == made.key_bounds.tolist() == [0, 4, 7]
 
 
@@ -144,7 +145,7 @@ def test_the_arguments_are_those_of_this_torch() -> None:
 
 
 def test_gradients_of_gathered_rows_add_up_in_float32() -> None:
-    sequences = attrs.evolve(Segments(APART, torch.device("cpu")).sequences, keys=torch.tensor([0, 1, 1, 1]))
+    sequences = attrs.evolve(Segments(APART, torch.device("cpu")).sequences(WHOLE), keys=torch.tensor([0, 1, 1, 1]))
     key, value = (torch.zeros(2, 1, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     keys, values = sequences.gathered(key, value)
     weights = torch.tensor([1.0, 256.0, 1.0, 1.0], dtype=torch.bfloat16).view(4, 1, 1)

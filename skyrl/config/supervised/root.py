@@ -384,6 +384,7 @@ def _trainer_of(run: SupervisedConfig) -> TrainerConfig:
         micro_train_batch_size_per_gpu=rows,
         micro_forward_batch_size_per_gpu=rows,
         use_sample_packing=run.use_sequence_packing,
+        longest_row=run.max_length,
         resume_mode="from_path" if named else "latest" if resume else "none",
         resume_path=resume if named else None,
         ckpt_path=run.ckpt_path or "",

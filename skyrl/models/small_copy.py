@@ -1,0 +1,216 @@
+"""A copy of a model that is small enough to be probed in milliseconds: few and narrow layers, one of each kind, random
+weights, and bounds of tens of tokens.
+
+Everything that makes tokens depend on each other keeps its kind and gets smaller: windows, chunks, the length from
+which rotary embeddings are stretched, soft caps. What a few short rows show about the copy holds for the model at its
+lengths.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from skyrl.errors import ModelError
+
+T = TypeVar("T")
+
+VOCABULARY, HEADS, HEAD, HIDDEN = 64, 4, 16, 64
+
+WINDOW, CHUNK, ORIGINAL = 8, 12, 20
+"""Bounds of the copy, in tokens: of windows, of chunks, and of the rotary embeddings that are not stretched."""
+
+CAP = 2.0
+"""Largest soft cap of attention scores in the copy, so that its scores reach it."""
+
+MOST_WEIGHTS = 5_000_000
+
+LONGEST = 48
+"""Tokens of the longest rows that the copy should be probed with."""
+
+TOLERANCE = 1e-3
+"""Largest difference of log-probabilities that is rounding, as a part of their standard deviation."""
+
+_WIDTHS: Mapping[str, int] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "lru_width"), HIDDEN),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "index_n_heads"), HEADS),
+    **dict.fromkeys(("linear_num_heads", "linear_num_value_heads"), HEADS),
+    "linear_num_key_heads": HEADS // 2,
+    **dict.fromkeys(
+        ("head_dim", "rotary_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), HEAD
+    ),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank"), HEAD),
+    "qk_head_dim": 2 * HEAD,
+    **dict.fromkeys(("index_head_dim", "hidden_size_per_layer_input", "laurel_rank", "block_multiple_of"), HEAD),
+    **dict.fromkeys(("mamba_head_dim", "mamba_d_head"), HEAD),
+    **dict.fromkeys(("mamba_num_heads", "mamba_n_heads"), 2 * HIDDEN // HEAD),
+    **dict.fromkeys(("mamba_d_ssm", "mamba_intermediate_size"), 2 * HIDDEN),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 8),
+    **dict.fromkeys(("mamba_dt_rank", "time_step_rank"), 4),
+    **dict.fromkeys(("n_groups", "mamba_n_groups", "mamba_ngroups", "n_group", "num_expert_group", "topk_group"), 1),
+    **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "ffn_dim", "ffn_hidden_size", "n_inner"), HIDDEN),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), HIDDEN),
+    "moe_shared_expert_intermediate_size": HIDDEN,
+    **dict.fromkeys(("attn_layer_period", "expert_layer_period"), 2),
+    **dict.fromkeys(("attn_layer_offset", "expert_layer_offset", "first_k_dense_replace"), 1),
+}
+"""Sizes of the copy by transformers' name, whatever the model's; one that the model lacks stays out."""
+
+_MOST: Mapping[str, int] = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), HEADS),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts"), 2),
+    **dict.fromkeys(("chunk_size", "mamba_chunk_size", "block_size"), 16),
+    **dict.fromkeys(("sliding_window", "attention_window_size", "window_size", "index_topk"), WINDOW),
+    **dict.fromkeys(("attention_chunk_size", "floor_scale"), CHUNK),
+    "original_max_position_embeddings": ORIGINAL,
+}
+"""Largest value of each bound and number in the copy."""
+
+_KINDS = ("layer_types", "layers_block_type", "block_types", "no_rope_layers", "mlp_layer_types")
+"""Lists that say of which kind each layer is."""
+
+
+class NoCopyError(Exception):
+    """A small copy of a model cannot be made, or does not compute."""
+
+
+def small_copy(config: PretrainedConfig, *, attention: str = "eager", seed: int = 0) -> PreTrainedModel:
+    """The copy of a causal language model in float32 on the CPU, in evaluation, with weights drawn from `seed`.
+
+    Raises `NoCopyError`.
+    """
+    return tried(lambda: _made(small_config(config), attention, seed))
+
+
+def _made(small: PretrainedConfig, attention: str, seed: int) -> PreTrainedModel:
+    if small.sub_configs:  # towers for images or sound, whose sizes stay
+        with torch.device("meta"):
+            size = AutoModelForCausalLM.from_config(small).num_parameters()
+        if size > MOST_WEIGHTS:
+            raise ValueError(f"{size:,} weights of a small copy are too many")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = AutoModelForCausalLM.from_config(small, dtype=torch.float32, attn_implementation=attention)
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                torch.nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[-1]))
+            elif name.endswith("sinks"):
+                torch.nn.init.normal_(weight)
+    found: PreTrainedModel = model.eval().requires_grad_(False)
+    return found
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """(..., V) -> (..., V) float32, in nats."""
+    return torch.log_softmax(logits.float(), dim=-1)
+
+
+def is_rounding(difference: float, expected: Tensor) -> bool:
+    """Whether a difference of log-probabilities from the `expected` ones is rounding."""
+    return difference <= TOLERANCE * float(expected.std())
+
+
+def tried(compute: Callable[[], T]) -> T:
+    """The result of a computation with a small copy. Raises `NoCopyError` for all that transformers raises: types of
+    its models' own, for sizes that do not go together and inputs that a model does not take.
+    """
+    try:
+        return compute()
+    except ModelError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        first = lines[0].split(". ")[0] if lines else "no message"
+        raise NoCopyError(f"{type(error).__name__}: {first}") from error
+
+
+def small_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the text model with the sizes and bounds of the copy."""
+    text: Any = copy.deepcopy(config.get_text_config())
+    values = text.to_dict()
+    if values.pop("per_layer_config", None):  # layers of other sizes, in Gemma 4: all get those of the copy
+        text = type(text).from_dict({**values, "head_dim": HEAD, "global_head_dim": HEAD})
+    _choose_layers(text)
+    if {"num_heads", "expand"} <= vars(text).keys():  # Mamba 2
+        text.num_heads = text.expand * HIDDEN // HEAD
+    for sizes, exact in ((_WIDTHS, True), (_MOST, False)):
+        for name, size in sizes.items():
+            held = getattr(text, name, None)
+            if isinstance(held, int) and not isinstance(held, bool):
+                with suppress(AttributeError):  # a property of other sizes
+                    setattr(text, name, size if exact else min(held, size))
+            elif isinstance(held, list | tuple) and held and all(isinstance(each, int) for each in held):
+                setattr(text, name, type(held)(size if exact else min(each, size) for each in held))
+    if getattr(text, "head_dim", HEAD) is None:
+        text.head_dim = HEAD
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        if isinstance(held := getattr(text, name, None), int):
+            whole = held >= config.get_text_config().num_attention_heads
+            setattr(text, name, HEADS if whole else min(held, HEADS // 2))
+    if getattr(text, "attn_logit_softcapping", None):
+        text.attn_logit_softcapping = min(text.attn_logit_softcapping, CAP)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if getattr(text, name, None) is not None:
+            setattr(text, name, 0)
+    _shrink_rotation(text)
+    found: PretrainedConfig = text
+    return found
+
+
+def _choose_layers(config: PretrainedConfig) -> None:
+    """Keep the first layer of each kind, and at least two layers, whose lists are cut alike. Layers that share keys and
+    values are kept behind those that have them.
+    """
+    text: Any = config
+    lists = [list(getattr(text, name)) for name in _KINDS if isinstance(getattr(text, name, None), list | tuple)]
+    layers = getattr(text, "num_hidden_layers", None) or len(lists[0])
+    lists = [each for each in lists if len(each) == layers]
+    kinds = list(zip(*lists, strict=True)) if lists else []
+    chosen = [index for index, kind in enumerate(kinds) if kind not in kinds[:index]]
+    chosen = chosen if len(chosen) > 1 else list(range(min(2, layers)))
+    if getattr(text, "num_kv_shared_layers", None):
+        text.num_kv_shared_layers = len(chosen)
+        chosen = chosen * 2
+    for name, held in list(vars(text).items()):
+        if isinstance(held, list | tuple) and held and not name.startswith("_"):
+            if len(held) == layers:
+                setattr(text, name, type(held)(held[index] for index in chosen))
+            elif name.endswith(("_layers", "_idxs", "_indices", "_ids")) and all(
+                isinstance(each, int) for each in held
+            ):
+                setattr(text, name, [place for place, index in enumerate(chosen) if index in held])
+    with suppress(AttributeError):  # a property of the lists
+        text.num_hidden_layers = len(chosen)
+
+
+def _shrink_rotation(config: PretrainedConfig) -> None:
+    text: Any = config
+    tables = getattr(text, "rope_parameters", None) or {}
+    nested = all(isinstance(table, Mapping) for table in tables.values())
+    made = {name: _small_table(table) for name, table in tables.items()} if nested else _small_table(tables)
+    if tables:
+        text.rope_parameters = made
+    if any(table["rope_type"] == "dynamic" for table in (made.values() if nested else [made]) if "rope_type" in table):
+        text.max_position_embeddings = ORIGINAL  # the length from which transformers stretches these
+
+
+def _small_table(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of rotary embeddings for heads of `HEAD`, stretched from `ORIGINAL` tokens on."""
+    angles = int(HEAD * table.get("partial_rotary_factor", 1.0)) // 2
+    small = dict(table)
+    if "original_max_position_embeddings" in table:
+        small["original_max_position_embeddings"] = min(table["original_max_position_embeddings"], ORIGINAL)
+    for name in ("short_factor", "long_factor"):
+        if isinstance(factors := table.get(name), Sequence):
+            small[name] = [factors[index * len(factors) // angles] for index in range(angles)]
+    if "mrope_section" in table:
+        small["mrope_section"] = [angles - 2 * (angles // 3), angles // 3, angles // 3]
+    return small
