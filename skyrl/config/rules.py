@@ -133,6 +133,7 @@ def a_sequence_is_input_and_answer(run: SkyRLTrainConfig) -> int | None:
         "trainer.max_prompt_length",
         "generator.max_input_length",
         "generator.sampling_params.max_generate_length",
+        "generator.eval_sampling_params",
         "generator.eval_sampling_params.max_generate_length",
         "generator.inference_engine.engine_init_kwargs",
         *_KIND_OF_ENGINE,

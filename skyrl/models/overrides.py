@@ -59,7 +59,7 @@ def changed_values(config: PretrainedConfig, overrides: Mapping[str, Any]) -> di
     return {name: value for name, value in after.items() if name not in before or before[name] != value}
 
 
-def values_as_given(config: PretrainedConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def values_as_given(config: PretrainedConfig, overrides: Mapping[str, Any]) -> dict[str, object]:
     """The values that are replaced, by name and as they were given; the table of rotary embeddings is whole where the
     longest row chooses it. Raises the same errors.
     """

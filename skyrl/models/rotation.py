@@ -41,7 +41,7 @@ def varies_with_length(config: PretrainedConfig) -> bool:
     return any(_varies(table) for _, table in _tables(config))
 
 
-def _tables(config: PretrainedConfig) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
+def _tables(config: PretrainedConfig) -> Iterator[tuple[str | None, Mapping[str, object]]]:
     """The tables of rotary embeddings of the text model: one under None, or one for each type of layer."""
     found = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if "rope_type" in found:
@@ -52,7 +52,7 @@ def _tables(config: PretrainedConfig) -> Iterator[tuple[str | None, Mapping[str,
             yield name, table
 
 
-def _varies(table: Mapping[str, Any]) -> bool:
+def _varies(table: Mapping[str, object]) -> bool:
     """Whether transformers computes other embeddings for calls with longer rows."""
     match table["rope_type"]:
         case "longrope":
@@ -64,7 +64,8 @@ def _varies(table: Mapping[str, Any]) -> bool:
             return False
 
 
-def _for_rows(table: Mapping[str, Any], config: PretrainedConfig, rows: int) -> dict[str, Any]:
+def _for_rows(given: Mapping[str, object], config: PretrainedConfig, rows: int) -> dict[str, object]:
+    table: Any = given
     text: Any = config
     original = table.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
     original = original or text.max_position_embeddings

@@ -202,10 +202,11 @@ def _shrink_rotation(config: PretrainedConfig) -> None:
         text.max_position_embeddings = ORIGINAL  # the length from which transformers stretches these
 
 
-def _small_table(table: Mapping[str, Any]) -> dict[str, Any]:
+def _small_table(given: Mapping[str, object]) -> dict[str, object]:
     """A table of rotary embeddings for heads of `HEAD`, stretched from `ORIGINAL` tokens on."""
+    table: Any = given
     angles = int(HEAD * table.get("partial_rotary_factor", 1.0)) // 2
-    small = dict(table)
+    small: dict[str, Any] = dict(table)
     if "original_max_position_embeddings" in table:
         small["original_max_position_embeddings"] = min(table["original_max_position_embeddings"], ORIGINAL)
     for name in ("short_factor", "long_factor"):

@@ -186,6 +186,16 @@ EXAMPLES: list[tuple[dict[str, Any], str, Any]] = [
         1,
     ),
     ({"generator.sampling_params.logprobs": None}, "generator.sampling_params.logprobs", None),
+    (
+        {
+            "trainer.max_prompt_length": 100,
+            "generator.max_input_length": 300,
+            "generator.sampling_params.max_generate_length": 20,
+            "generator.eval_sampling_params.max_generate_length": 50,
+        },
+        "trainer.longest_row",
+        350,
+    ),
     ({"trainer.rope_theta": 1e4}, "generator.rope_theta", 1e4),
     ({"trainer.rope_scaling": {"factor": 2}}, "generator.rope_scaling", {"factor": 2}),
     ({"trainer.deterministic": True}, "generator.inference_engine.deterministic", True),

@@ -352,6 +352,11 @@ def _offloads(part: str, at_first: str) -> list[tuple[Any, ...]]:
     ]
 
 
+STRETCHED: Values = {
+    "trainer.rope_scaling": {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 16},
+}
+"""Where rotary embeddings depend on the length of rows."""
+
 LEARNING = (POLICY_PLACE, CRITIC_PLACE, SFT_PLACE, REWARD_PLACE)
 
 HALF_DROPPED: Mapping[str, Values] = {
@@ -392,6 +397,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     Probe("trainer.rope_theta", 50.0, POLICY_PLACE.sights.trained()),
     Probe("trainer.rope_scaling", {"rope_type": "linear", "factor": 4.0}, POLICY_PLACE.sights.trained()),
+    Probe("trainer.longest_row", 8, POLICY_PLACE.sights.trained(), STRETCHED),
     Probe("generator.rope_theta", 50.0, problems),
     Probe("generator.rope_scaling", {"rope_type": "linear", "factor": 4.0}, problems),
     *(

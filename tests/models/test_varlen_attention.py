@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from skyrl.models import segment_attention, varlen_attention
-from skyrl.models.reach import WHOLE
-from skyrl.models.segment_attention import KERNELS, Segments
+from skyrl.models.reach import WHOLE, Reach
+from skyrl.models.segment_attention import KERNELS, Segments, Weighing
 from skyrl.models.segments import Segment
 
 SHARED = (Segment(0, 5, (3, 1, 9)), Segment(18, 4))
@@ -24,13 +24,17 @@ def loop(
     query: Tensor, key: Tensor, value: Tensor, query_bounds: Tensor, key_bounds: Tensor, *others: Any, **kwargs: Any
 ) -> tuple[Tensor]:
     """The kernel as torch documents it: (tokens, heads, D), causal from the last query and the last key backwards."""
-    assert (kwargs.pop("window_size_left"), kwargs.pop("window_size_right")) == (-1, 0)
+    window = kwargs.pop("window_size_left") + 1
+    assert kwargs.pop("window_size_right") == 0
     assert query_bounds.dtype == key_bounds.dtype == torch.int32
     assert others == (*(int(bounds.diff().max()) for bounds in (query_bounds, key_bounds)), 0.0, False, False)
     mixed = []
     for begin, end, first, last in zip(query_bounds, query_bounds[1:], key_bounds, key_bounds[1:], strict=False):
         own, keys, values = query[begin:end], key[first:last], value[first:last]
-        seen = torch.ones(len(own), len(keys), dtype=torch.bool).tril(len(keys) - len(own))
+        before = len(keys) - len(own)
+        seen = torch.ones(len(own), len(keys), dtype=torch.bool).tril(before)
+        if window:
+            seen &= torch.ones_like(seen).triu(before - window + 1)
         own, keys, values = (each.transpose(0, 1) for each in (own, keys, values))
         mixed.append(
             scaled_dot_product_attention(own, keys, values, attn_mask=seen, enable_gqa=True, **kwargs).transpose(0, 1)
@@ -66,6 +70,25 @@ def test_sequences_are_told_apart_by_where_they_begin(
     patched(monkeypatch)
     for found, wanted in zip(attended(segments, row(segments, torch.bfloat16)), expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("bounds", [Reach(window=4), Reach(chunk=4), Reach(chunk=5), Reach(window=1)], ids=str)
+@pytest.mark.parametrize("segments", [SHARED, APART], ids=["shared", "apart"])
+def test_windows_and_chunks_are_those_of_masks(
+    segments: tuple[Segment, ...], bounds: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window is an argument of the kernel; chunks are sequences of their own."""
+    patched(monkeypatch)
+    weighing = Weighing(None, reach=bounds)
+    query, key, value = (each.detach() for each in row(segments, torch.float32))
+    by_kernel, by_masks = (
+        attend(Segments(segments, query.device), query, key, value, weighing)
+        for attend in (segment_attention._varlen, segment_attention._one_by_one)
+    )
+    torch.testing.assert_close(by_kernel, by_masks, atol=1e-5, rtol=1e-5)
+    assert [kernel.attend.__name__ for kernel in KERNELS if not kernel.computes(weighing)] == (
+        ["_long"] if bounds.window is None else ["_long", "_efficient"]
+    )
 
 
 def test_a_prompt_is_computed_once_and_read_by_each_answer() -> None:

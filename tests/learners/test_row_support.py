@@ -1,0 +1,224 @@
+"""The small copy shows what a model's rows may share, and every fault that its bounds can cause."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from skyrl.config.model_overrides import LONGEST_ROW
+from skyrl.errors import ModelError
+from skyrl.inference import sampling_support
+from skyrl.inference.sampling_support import sampling_attention
+from skyrl.learners import row_support as rows
+from skyrl.learners.row_support import row_support
+from skyrl.models import reach, rotation, segment_attention
+from skyrl.models.overrides import with_overrides
+from skyrl.models.reach import WHOLE, Reach
+from skyrl.models.segment_attention import SEGMENTS
+from skyrl.models.small_copy import small_copy
+from tests.models.families import FAMILIES
+
+BOUNDED = {
+    "Gemma 2": "softcap",
+    "Gemma 3": "window",
+    "gpt-oss": "sinks",
+    "Llama 4 without temperature tuning": "chunk",
+    "Mistral": "window",
+    "Qwen2, windows": "window",
+    "Phi-3, windows": "window",
+    "OLMo 3": "window",
+    "Cohere 2": "window",
+}
+"""Families whose attention has a bound or a weight that a plain kernel leaves out, and which."""
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """What is found about a configuration is kept; here the code changes."""
+    for each in (rows._difference, rows._copy, sampling_support._fault):
+        each.cache_clear()
+    yield
+    for each in (rows._difference, rows._copy, sampling_support._fault):
+        each.cache_clear()
+
+
+def asked(family: str) -> Any:
+    return with_overrides(FAMILIES[family].config(), {LONGEST_ROW: 60})
+
+
+@pytest.mark.parametrize("family", BOUNDED)
+def test_bounded_attention_is_packed_and_shares_prompts(family: str) -> None:
+    found = row_support(asked(family), "sdpa", pack=True, share_prompts=True)
+    assert (found.attention, found.pack, found.share_prompts, found.reason) == (SEGMENTS, True, True, "")
+
+
+@pytest.mark.parametrize(("family", "lost"), BOUNDED.items())
+def test_a_bound_that_attention_loses_is_found(family: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention without it gives every layout other numbers; the rows then run as the model defines them."""
+    lose(lost, monkeypatch)
+    found = row_support(asked(family), "sdpa", pack=True, share_prompts=True)
+    assert found.attention != SEGMENTS
+    assert "differ from each row alone by" in found.reason
+
+
+def lose(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the remedy for one kind of bound away."""
+    if lost in ("window", "chunk"):
+        whole = reach.reach_of
+
+        def shorter(module: torch.nn.Module, window: int | None) -> Reach:
+            found = whole(module, window)
+            return Reach(
+                window=None if lost == "window" else found.window, chunk=None if lost == "chunk" else found.chunk
+            )
+
+        monkeypatch.setattr(segment_attention, "reach_of", shorter)
+    else:
+        kept = segment_attention.segment_attention
+
+        def without(*args: Any, **kwargs: Any) -> Any:
+            return kept(*args, **{**kwargs, "softcap" if lost == "softcap" else "s_aux": None})
+
+        monkeypatch.setattr(segment_attention, "segment_attention", without)
+    segment_attention.register()
+    monkeypatch.setattr(rows, "register", lambda: segment_attention.register())
+
+
+@pytest.fixture(autouse=True)
+def registered_again() -> Iterator[None]:
+    yield
+    segment_attention.register()
+
+
+@pytest.mark.parametrize("family", ["Phi-3.5 and Phi-4-mini, LongRoPE", "Phi-3.5-MoE", "Llama, dynamic NTK"])
+def test_rotary_embeddings_of_each_call_are_found(family: str) -> None:
+    """A long row would change the numbers of the short ones beside it, however they are laid out."""
+    config = FAMILIES[family].config()
+    assert rotation.varies_with_length(config)
+    with pytest.raises(ModelError, match="depends on"):
+        row_support(config, "sdpa", pack=True, share_prompts=True)
+    with pytest.raises(ModelError, match=r"tokens differ from those of each row alone by .* nats"):
+        sampling_attention(config, "sdpa")
+    assert not row_support(asked(family), "sdpa", pack=True, share_prompts=True).reason
+    assert sampling_attention(asked(family), "sdpa") == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("family", "attention", "said"),
+    [
+        ("Llama 4", "sdpa", "packed rows with shared prompts differ from each row alone"),  # by place, not position
+        ("Qwen3.5", "sdpa", "packed rows with shared prompts differ from each row alone"),  # a state along the row
+        ("LFM2", "sdpa", "packed rows with shared prompts differ from each row alone"),  # convolutions along the row
+        ("Mamba", "eager", "packed rows with shared prompts differ from each row alone"),
+        ("BLOOM", "eager", "BloomForCausalLM has no attention but its own"),  # alibi
+        ("Falcon", "eager", "FalconForCausalLM has no attention but its own"),
+    ],
+)
+def test_what_cannot_be_packed_runs_unpacked_and_says_why(family: str, attention: str, said: str) -> None:
+    config = asked(family)
+    found = row_support(config, "sdpa", pack=True, share_prompts=True)
+    assert (found.attention, found.pack, found.share_prompts) == (attention, False, False)
+    kind = config.model_type
+    assert found.reason.startswith(f"{kind}: rows run unpacked, with attention {attention}: {said}")
+
+
+def test_a_model_may_pack_without_sharing_prompts() -> None:
+    found = row_support(asked("StableLM"), "sdpa", pack=True, share_prompts=True)
+    assert (found.attention, found.pack, found.share_prompts) == ("sdpa", True, False)
+    assert "packed without shared prompts" in found.reason
+
+
+def test_what_is_asked_is_not_exceeded() -> None:
+    unpacked = row_support(asked("Gemma 2"), "sdpa", pack=False, share_prompts=True)
+    assert (unpacked.attention, unpacked.pack, unpacked.share_prompts, unpacked.reason) == (SEGMENTS, False, False, "")
+    eager = row_support(asked("Gemma 2"), "eager", pack=True, share_prompts=True)
+    assert (eager.attention, eager.pack, eager.share_prompts, eager.reason) == ("eager", True, False, "")
+
+
+def test_a_model_that_cannot_be_made_small_runs_by_its_own_definition() -> None:
+    config: Any = asked("Llama")
+    config.hidden_act = "none of transformers'"
+    found = row_support(config, "sdpa", pack=True, share_prompts=True)
+    assert (found.attention, found.pack, found.share_prompts) == ("eager", False, False)
+    assert "no small copy can be probed (KeyError" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("Llama 4", "tokens differ from those of each row alone"),  # its queries are scaled by place
+        ("RecurrentGemma", "tokens differ from those of each row alone"),  # a state that no cache knows of
+        ("Qwen3-Next", "keeps a state other than keys and values"),
+        ("LFM2", "keeps a state other than keys and values"),
+    ],
+)
+def test_the_embedded_engine_refuses_what_it_cannot_sample_from(family: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        sampling_attention(asked(family), "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"), [("Gemma 2", "sdpa"), ("Gemma 3", "sdpa"), ("gpt-oss", "eager"), ("BLOOM", "eager")]
+)
+def test_the_embedded_engine_samples_by_an_attention_that_is_right(family: str, attention: str) -> None:
+    assert sampling_attention(asked(family), "sdpa") == attention
+
+
+def test_a_soft_cap_that_the_engine_loses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from skyrl.inference import attention
+
+    monkeypatch.setattr(attention, "attend", lambda query, key, value, _, seen: plain(query, key, value, seen))
+    assert sampling_attention(asked("Gemma 2"), "sdpa") == "eager"
+
+
+def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=True
+    )
+
+
+LARGE: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama 4 Scout": ("llama4_text", {}),
+    "Gemma 2 27B": ("gemma2", {"hidden_size": 4608, "num_hidden_layers": 46}),
+    "Qwen3-Next 80B": ("qwen3_next", {}),
+    "DeepSeek-V3": ("deepseek_v3", {}),
+    "gpt-oss 120B": ("gpt_oss", {}),
+    "Phi-3.5-mini": (
+        "phi3",
+        {
+            "max_position_embeddings": 131_072,
+            "original_max_position_embeddings": 4096,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "short_factor": [1.0] * 48,
+                "long_factor": [2.0] * 48,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("model", LARGE)
+def test_a_copy_of_a_large_model_is_small(model: str) -> None:
+    """Few weights, whatever the model's size; a probe of it takes a tenth of a second."""
+    from transformers import AutoConfig
+
+    kind, values = LARGE[model]
+    config = with_overrides(AutoConfig.for_model(kind, **values), {LONGEST_ROW: 8192})
+    copy: Any = small_copy(config)
+    assert copy.num_parameters() < 500_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    row_support(config, "sdpa", pack=True, share_prompts=True)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
+
+
+def test_reach_counts_positions_of_the_sequence() -> None:
+    assert Reach(window=2).mask(1, 3, torch.device("cpu")).int().tolist() == [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    assert Reach(chunk=2).mask(1, 3, torch.device("cpu")).int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    assert Reach(window=4, chunk=8).within(4) == WHOLE
