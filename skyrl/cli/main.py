@@ -35,6 +35,7 @@ IMPORTED = {
     "generate": "skyrl.cli.evaluate:generate",
     "init": "skyrl.cli.init:init",
     "launch": "skyrl.cli.launch:launch",
+    "model": "skyrl.cli.model:model",
     "plan": "skyrl.cli.plan:plan",
     "publish": "skyrl.cli.publish:publish",
     "rehearse": "skyrl.cli.rehearse:rehearse",

@@ -25,6 +25,7 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
     how = "in one process" if alone else f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
     yield "The configuration is valid, and this machine has what it names:"
     yield f"  model    {model}, trained on {trainer.device} {how}"
+    yield from _rows(run)
     if trainer.device == "cuda":
         yield f"  compute  {trainer.compute_dtype}, attention by {trainer.attention}"
     if slower := _slower_than_the_preset(run):
@@ -32,6 +33,34 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
     yield f"  data     {counted(sources, 'source')}, whose files were read"
     yield f"  folder   {trainer.run_path}, free and writable"
     yield "Lengths of rows, data on the hub, weights and the resources of a cluster are checked when the run starts."
+
+
+def _rows(run: RunConfig) -> Iterator[str]:
+    """Lines about what a small copy of the model shows: how its rows run, and how the embedded engine samples. Raises
+    `ModelError` if they cannot.
+    """
+    from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+    from skyrl.config.engine_backends import backend_of
+    from skyrl.config.model_overrides import learner_overrides
+    from skyrl.config.sizes import starts_engines
+    from skyrl.inference.sampling_support import sampling_support
+    from skyrl.learners.row_support import rows_of_run
+    from skyrl.models.loading import load_config
+    from skyrl.tree import required
+
+    if not isinstance(run, SkyRLTrainConfig | SupervisedConfig):
+        return
+    trainer, table = run.trainer, "trainer" if isinstance(run, SkyRLTrainConfig) else ""
+    path, attention = required(trainer.policy.model.path, "model.path"), required(trainer.attention, "attention")
+    config = load_config(path, learner_overrides(trainer, "policy"))
+    rows = rows_of_run(trainer, config, attention, table)
+    if rows.reason:
+        yield f"  rows     {rows.reason}"
+    engine = run.generator.inference_engine if isinstance(run, SkyRLTrainConfig) and starts_engines(run) else None
+    if engine is not None and backend_of(engine).is_embedded:
+        support = sampling_support(config, attention)
+        if support.reason:
+            yield f"  engine   samples with attention {support.attention}: {support.reason}"
 
 
 def _slower_than_the_preset(run: RunConfig) -> list[str]:

@@ -119,7 +119,7 @@ class TrainerConfig(BaseConfig):
 
     share_group_prompts: bool = True
     """Compute the prompt of neighbouring samples of one group once for all of them in a packed micro-batch, where
-    `attention` is sdpa and the model's layers see whole sequences; the result is the same up to rounding."""
+    `attention` is sdpa and a small copy of the model shows that the result is the same up to rounding."""
 
     update_ref_every_epoch: bool = False
     """Copy the policy into the reference at the end of every epoch; checkpoints then include the reference. Its model

@@ -7,7 +7,6 @@ windows, chunks, soft caps.
 
 from __future__ import annotations
 
-import logging
 from functools import cache, partial
 
 import torch
@@ -27,35 +26,36 @@ from skyrl.models.small_copy import (
     tried,
 )
 
-_log = logging.getLogger(__name__)
-
 _PROMPTS = (3, 22)
 """Tokens of the prompts: below and above the bounds of a small copy."""
 
 
-def sampling_attention(config: PretrainedConfig, attention: str) -> str:
-    """The attention with which the engine computes rows of a model of this configuration as if each were alone:
-    `attention`, or else the model's own definition, with a line in the log that says why.
+@frozen(kw_only=True)
+class SamplingSupport:
+    """The attention with which the embedded engine samples from a model."""
 
-    Raises `ModelError` if neither does.
+    attention: str
+
+    reason: str = ""
+    """Why it is not the one that was asked for; empty if it is."""
+
+
+def sampling_support(config: PretrainedConfig, attention: str) -> SamplingSupport:
+    """The attention with which the engine computes rows of a model of this configuration as if each were alone: the one
+    that is asked for, or else the model's own definition. Raises `ModelError` if neither does.
     """
     if attention.startswith("flash_attention"):  # not on this device, or in 16 bits only
-        return attention
+        return SamplingSupport(attention=attention)
     asked = _Asked(key=config.to_json_string(use_diff=False), config=config)
     faults: list[str] = []
     try:
         for name in dict.fromkeys((attention, "eager")):
-            if fault := _fault(asked, name):
-                faults.append(fault)
-                continue
-            if faults:
-                _log.warning("engine: %s samples with attention %s: %s", config.model_type, name, faults[0])
-            return name
+            fault = _fault(asked, name)
+            if not fault:
+                return SamplingSupport(attention=name, reason="".join(faults))
+            faults.append(fault)
     except NoCopyError as error:
-        _log.warning(
-            "engine: %s samples with attention eager: no small copy can be probed (%s)", config.model_type, error
-        )
-        return "eager"
+        return SamplingSupport(attention="eager", reason=f"no small copy can be probed ({error})")
     raise ModelError(
         f"the torch engine cannot sample from a {config.model_type} model: {'; '.join(faults)}. Use another inference "
         "backend"

@@ -46,7 +46,7 @@ from skyrl.inference.engine import (
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.kept_prefixes import MOST_BYTES
 from skyrl.inference.rows import Job
-from skyrl.inference.sampling_support import sampling_attention
+from skyrl.inference.sampling_support import sampling_support
 from skyrl.inference.scheduler import Scheduler
 from skyrl.inference.weights import replace_weights
 from skyrl.models.loading import load_causal_lm, load_config, load_tokenizer
@@ -261,11 +261,14 @@ def load_torch_engine(
     is transformers' name (`sdpa`), `device` is `cpu` or `cuda`. With `float32_head`, logits are computed in float32.
     """
     held = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
-    attention = sampling_attention(load_config(path, overrides), attention)
+    config = load_config(path, overrides)
+    support = sampling_support(config, attention)
+    if support.reason:
+        _log.warning("engine: %s samples with attention %s: %s", config.model_type, support.attention, support.reason)
     model = load_causal_lm(
         path,
         dtype=held,
-        attention=attention,
+        attention=support.attention,
         device=torch.device(device),
         overrides=overrides,
         init_seed=init_seed,

@@ -20,6 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig, PreTrainedModel
 
 from skyrl.batch import TrainingBatch
+from skyrl.config import TrainerConfig
+from skyrl.config.trainer_fields import trainer_field
 from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import packed, padded
 from skyrl.models.segment_attention import SEGMENTS, register
@@ -64,6 +66,20 @@ class Difference:
 
     fault: str = ""
     """A clause that says what is wrong; empty if the rows are those alone."""
+
+
+def rows_of_run(trainer: TrainerConfig, config: PretrainedConfig, attention: str, table: str) -> RowSupport:
+    """Attention and layout of the rows of a model. Raises `ModelError` if its rows depend on each other in each."""
+    pack, share = trainer.use_sample_packing, trainer.share_group_prompts
+    if trainer.strategy == "megatron":  # its own modules, which refuse what they do not compute
+        register()
+        return RowSupport(attention=SEGMENTS, pack=pack, share_prompts=share)
+    if attention.startswith("flash_attention"):  # not on this device, or in 16 bits only
+        if getattr(config.get_text_config(), "attention_chunk_size", None):
+            field = trainer_field(table, "attention")
+            raise ModelError(f"FlashAttention has no chunks, which {config.model_type} has: set {field} = sdpa")
+        return RowSupport(attention=attention, pack=pack, share_prompts=share)
+    return row_support(config, attention, pack=pack, share_prompts=share)
 
 
 def row_support(config: PretrainedConfig, attention: str, *, pack: bool, share_prompts: bool) -> RowSupport:

@@ -13,18 +13,16 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from skyrl.config import ModelConfig, TrainerConfig
 from skyrl.config.model_overrides import learner_overrides
 from skyrl.config.trainer_fields import table_above, trainer_field
-from skyrl.errors import ModelError
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
 from skyrl.learners.learning_worker import LearningWorker, Objective
 from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.row_support import RowSupport, row_support
+from skyrl.learners.row_support import rows_of_run
 from skyrl.learners.strategy import ModelSource
 from skyrl.models.compiled_layers import compile_layers
 from skyrl.models.fused_layers import fuse_layers
@@ -32,7 +30,6 @@ from skyrl.models.loading import load_causal_lm, load_config
 from skyrl.models.lora import with_adapter
 from skyrl.models.meta_model import causal_lm_skeleton, without_numbers
 from skyrl.models.naming import named_weights
-from skyrl.models.segment_attention import SEGMENTS, register
 from skyrl.models.stored_adapter import merge_adapters
 from skyrl.models.stored_weights import StoredWeights
 from skyrl.models.value_head import ValueModel
@@ -146,7 +143,7 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
     field, table = joined(config_path, "model"), table_above(config_path)
     source, overrides = required(model.path, f"{field}.path"), learner_overrides(trainer, role)
     attention: str = required(trainer.attention, trainer_field(table, "attention"))
-    rows = _row_support(trainer, load_config(source, overrides), attention, table)
+    rows = rows_of_run(trainer, load_config(source, overrides), attention, table)
 
     def on_device(loaded: nn.Module) -> nn.Module:
         """The model with the kernels that its device has for its layers."""
@@ -180,20 +177,6 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
         return ModelSource(load=lambda device: merge_adapters(adapt(load(device))), meta_model=meta_model, rows=rows)
     stored = None if model.init_from_scratch else StoredWeights(source, table)
     return _under(adapt, ModelSource(load=load, meta_model=meta_model, rows=rows, stored=stored))
-
-
-def _row_support(trainer: TrainerConfig, config: PretrainedConfig, attention: str, table: str) -> RowSupport:
-    """Attention and layout of the rows of a model. Raises `ModelError` if its rows depend on each other in each."""
-    pack, share = trainer.use_sample_packing, trainer.share_group_prompts
-    if trainer.strategy == "megatron":  # its own modules, which refuse what they do not compute
-        register()
-        return RowSupport(attention=SEGMENTS, pack=pack, share_prompts=share)
-    if attention.startswith("flash_attention"):  # not on this device, or in 16 bits only
-        if getattr(config.get_text_config(), "attention_chunk_size", None):
-            field = trainer_field(table, "attention")
-            raise ModelError(f"FlashAttention has no chunks, which {config.model_type} has: set {field} = sdpa")
-        return RowSupport(attention=attention, pack=pack, share_prompts=share)
-    return row_support(config, attention, pack=pack, share_prompts=share)
 
 
 def _under(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource:

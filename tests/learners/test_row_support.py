@@ -11,8 +11,8 @@ import torch
 
 from skyrl.config.model_overrides import LONGEST_ROW
 from skyrl.errors import ModelError
-from skyrl.inference import sampling_support
-from skyrl.inference.sampling_support import sampling_attention
+from skyrl.inference import sampling_support as engine
+from skyrl.inference.sampling_support import sampling_support
 from skyrl.learners import row_support as rows
 from skyrl.learners.row_support import row_support
 from skyrl.models import reach, rotation, segment_attention
@@ -39,10 +39,10 @@ BOUNDED = {
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """What is found about a configuration is kept; here the code changes."""
-    for each in (rows._difference, rows._copy, sampling_support._fault):
+    for each in (rows._difference, rows._copy, engine._fault):
         each.cache_clear()
     yield
-    for each in (rows._difference, rows._copy, sampling_support._fault):
+    for each in (rows._difference, rows._copy, engine._fault):
         each.cache_clear()
 
 
@@ -102,9 +102,9 @@ def test_rotary_embeddings_of_each_call_are_found(family: str) -> None:
     with pytest.raises(ModelError, match="depends on"):
         row_support(config, "sdpa", pack=True, share_prompts=True)
     with pytest.raises(ModelError, match=r"tokens differ from those of each row alone by .* nats"):
-        sampling_attention(config, "sdpa")
+        sampling_support(config, "sdpa")
     assert not row_support(asked(family), "sdpa", pack=True, share_prompts=True).reason
-    assert sampling_attention(asked(family), "sdpa") == "sdpa"
+    assert not sampling_support(asked(family), "sdpa").reason
 
 
 @pytest.mark.parametrize(
@@ -158,21 +158,21 @@ def test_a_model_that_cannot_be_made_small_runs_by_its_own_definition() -> None:
 )
 def test_the_embedded_engine_refuses_what_it_cannot_sample_from(family: str, said: str) -> None:
     with pytest.raises(ModelError, match=said):
-        sampling_attention(asked(family), "sdpa")
+        sampling_support(asked(family), "sdpa")
 
 
 @pytest.mark.parametrize(
     ("family", "attention"), [("Gemma 2", "sdpa"), ("Gemma 3", "sdpa"), ("gpt-oss", "eager"), ("BLOOM", "eager")]
 )
 def test_the_embedded_engine_samples_by_an_attention_that_is_right(family: str, attention: str) -> None:
-    assert sampling_attention(asked(family), "sdpa") == attention
+    assert sampling_support(asked(family), "sdpa").attention == attention
 
 
 def test_a_soft_cap_that_the_engine_loses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from skyrl.inference import attention
 
     monkeypatch.setattr(attention, "attend", lambda query, key, value, _, seen: plain(query, key, value, seen))
-    assert sampling_attention(asked("Gemma 2"), "sdpa") == "eager"
+    assert "tokens differ" in sampling_support(asked("Gemma 2"), "sdpa").reason
 
 
 def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:

@@ -64,18 +64,19 @@ SHORT_AND_LONG = [
 def test_bounds_count_from_the_start_of_each_sequence(
     segments: tuple[Segment, ...], kind: str | None, weights: str
 ) -> None:
-    """Each sequence, a prompt with one answer, on its own: by a mask of positions, and by the formulas of the weights."""
+    """Each sequence, a prompt with one answer, on its own: by a mask of positions and the formulas of the weights."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 4, segments[-1].stop, 8, generator=generator)
     key, value = (torch.randn(1, 2, segments[-1].stop, 8, generator=generator) for _ in range(2))
     cap, sinks = 1.5 if weights == "capped" else None, torch.randn(4) if weights == "with sinks" else None
     bounds: dict[str | None, int] = {"sliding_attention": 6, "chunked_attention": 7, None: 5}
     module: Any = torch.nn.Identity()
+    module.num_key_value_groups = 2  # which transformers' function reads
     if kind is not None:
         module.layer_idx = 0
         module.config = SimpleNamespace(layer_types=[kind], sliding_window=6, attention_chunk_size=7)
     window = bounds[None] if kind is None else None  # what a module of an older kind passes to its attention
-    given = {"sliding_window": window, "softcap": cap, "s_aux": sinks}
+    given: Any = {"sliding_window": window, "softcap": cap, "s_aux": sinks}
     row = Segments(segments, query.device)
     found, _ = segment_attention(module, query, key, value, None, segments=row, **given)
     alone, _ = segment_attention(module, query[:, :, :20], key[:, :, :20], value[:, :, :20], None, **given)

@@ -1,0 +1,91 @@
+"""What this program can do with a model: how its rows run, whether the embedded engine samples from it, what follows.
+
+Only the model's configuration is read; a small copy of it is tried (`learners/row_support.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from skyrl.config.model_overrides import LONGEST_ROW
+from skyrl.errors import ModelError
+from skyrl.inference.sampling_support import sampling_support
+from skyrl.learners.row_support import RowSupport, differences, row_support
+from skyrl.models.loading import load_config
+from skyrl.models.megatron_layout import ARCHITECTURES
+from skyrl.models.segment_attention import SEGMENTS, sees_whole_rows
+from skyrl.tree import FrozenDict
+
+
+def model_report(
+    path: str, *, longest: int | None = None, attention: str = "sdpa", overrides: Mapping[str, Any] = FrozenDict()
+) -> Iterator[str]:
+    """Lines about the model at `path`, a folder or hub name, in runs whose longest row has `longest` tokens. Raises
+    `ModelError` for a model that cannot be trained.
+    """
+    config = load_config(path, {**overrides, LONGEST_ROW: longest})
+    yield f"{path}: {config.model_type}{_bounds(config)}"
+    rows = row_support(config, attention, pack=True, share_prompts=True)
+    yield f"  rows      {rows.reason.partition(': rows run ')[2] or _exactness(config, rows)}"
+    yield f"  engine    {_engine(config, attention)}"
+    if _has_two_rotations(path, overrides):
+        rows_of = "as long as its positions" if longest is None else f"of {longest} tokens"
+        yield f"  rotation  one set in all of a run, by trainer.longest_row; here for rows {rows_of}"
+    yield f"  megatron  {_megatron(config)}"
+    if settings := ", ".join(_settings(config, rows)):
+        yield f"  settings  {settings}"
+
+
+def _bounds(config: PretrainedConfig) -> str:
+    """The bounds of the model's attention, in words."""
+    text = config.get_text_config()
+    names = {
+        "sliding_window": "windows of {} tokens",
+        "attention_chunk_size": "chunks of {} tokens",
+        "attn_logit_softcapping": "scores capped at {}",
+    }
+    held = [words.format(getattr(text, name)) for name, words in names.items() if getattr(text, name, None)]
+    kinds = dict.fromkeys(getattr(text, "layer_types", None) or [])
+    layers = [" and ".join(kinds).replace("_", " ")] if len(kinds) > 1 else []
+    return "".join(f", {each}" for each in (*layers, *held))
+
+
+def _exactness(config: PretrainedConfig, rows: RowSupport) -> str:
+    asked = "sdpa" if rows.attention == SEGMENTS else rows.attention
+    found = next(differences(config, asked, pack=rows.pack, share_prompts=rows.share_prompts))
+    return f"packed with shared prompts, within {found.nats:.1g} nats of each row alone in a small copy"
+
+
+def _engine(config: PretrainedConfig, attention: str) -> str:
+    try:
+        support = sampling_support(config, attention)
+    except ModelError as error:
+        return f"refused: {error}"
+    return f"attention {support.attention}" + (f": {support.reason}" if support.reason else "")
+
+
+def _has_two_rotations(path: str, overrides: Mapping[str, Any]) -> bool:
+    """Whether short and long runs have other rotary embeddings."""
+    short, long = (load_config(path, {**overrides, LONGEST_ROW: length}) for length in (1, None))
+    return short.to_dict() != long.to_dict()
+
+
+def _megatron(config: PretrainedConfig) -> str:
+    if config.model_type not in ARCHITECTURES or not sees_whole_rows(config):
+        return "no converter: another strategy trains it"
+    return "has a converter"
+
+
+def _settings(config: PretrainedConfig, rows: RowSupport) -> Iterator[str]:
+    """Fields whose values follow, as a user would write them."""
+    if not rows.pack:
+        yield "trainer.use_sample_packing = false"
+    elif not rows.share_prompts:
+        yield "trainer.share_group_prompts = false"
+    if rows.attention not in (SEGMENTS, "sdpa"):
+        yield f'trainer.attention = "{rows.attention}"'
+    if not rows.pack or not sees_whole_rows(config):
+        yield "sequence_parallel_size = context_parallel_size = 1"
