@@ -15,6 +15,7 @@ from tests import guarantees
 from tests.effects.table import page as page_of_fields
 from tests.interop import figures
 from tests.interop.foreign_names import foreign_names
+from tests.models import family_cells
 from tests.sandbox import attacks
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,7 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "docs/gpu.md": lambda page: measurements.with_measurements(page, measurements.markdown(measurements.stored())),
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "skyrl/config/foreign_names.json": lambda text: foreign_names(),
+    "docs/models.md": lambda page: with_table(page, family_cells.table()),
     "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),
 }
 """Each page, and how the code makes it from what is there."""

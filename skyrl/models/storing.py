@@ -56,7 +56,7 @@ class Export:
         `save_pretrained`.
         """
         gathered = {name: weight.detach().to("cpu", copy=True) for name, weight in weights}
-        model = causal_lm_skeleton(self.like, attention="sdpa", overrides=self.overrides)
+        model = causal_lm_skeleton(self.like, attention="eager", overrides=self.overrides)
         with suppress(OSError):  # a model without such a file has the defaults of its architecture
             model.generation_config = GenerationConfig.from_pretrained(model_source(self.like))
         if self.turn_end is not None:
