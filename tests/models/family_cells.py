@@ -1,7 +1,7 @@
 """What each family of models does, measured on a small model of it: the table of `docs/models.md`.
 
-`python -m tests.models.family_cells` measures all families and writes `families.json`, from which `python -m
-tests.pages` makes the table. Each number is the largest difference of a log-probability, in nats, or of the gradient, as
+`python -m tests.models.family_cells [FAMILY]...` writes `families.json`, from which `python -m tests.pages` makes the
+table. Each number is the largest difference of a log-probability, in nats, or of the gradient, as
 a part of its norm, from transformers' `eager` pass of each row alone.
 """
 
@@ -252,7 +252,8 @@ def stored() -> Mapping[str, Mapping[str, str | float]]:
 def table() -> str:
     """The table of `docs/models.md`."""
     lines = [f"| family | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for family, row in stored().items():
+    for family in FAMILIES:
+        row = stored()[family]
         shown = [row[name] if isinstance(row[name], str) else f"{row[name]:.0e}" for name in COLUMNS]
         lines.append(f"| {family} | {' | '.join(map(str, shown))} |")
     return "\n".join(lines)
@@ -265,7 +266,7 @@ def main() -> None:
     set_verbosity_error()
     disable_progress_bar()
     measured: dict[str, dict[str, str | float]] = dict(json.loads(STORED.read_text())) if STORED.exists() else {}
-    wanted = sys.argv[1:] or FAMILIES
+    wanted = sys.argv[1:] or [family for family in FAMILIES if family not in measured]
     with tempfile.TemporaryDirectory() as scratch:
         _save_model(Path(scratch) / "nano")
         for number, family in enumerate(wanted):
