@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from skyrl.models.reach import WHOLE, Reach, reach_of
+from skyrl.models.key_bounds import WHOLE, KeyBounds, key_bounds_of
 from skyrl.models.segments import Segment
 from skyrl.models.shared_rows import RowSharing
 from skyrl.models.varlen_attention import (
@@ -64,8 +64,8 @@ class _Together:
     """(tokens,) int64: for each position of the packed row, its index in the flattened (G, T)."""
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], device: torch.device, reach: Reach) -> _Together:
-        """Lay the segments out side by side, for layers that see as far as `reach`."""
+    def of(cls, segments: Sequence[Segment], device: torch.device, bounds: KeyBounds) -> _Together:
+        """Lay the segments out side by side, for layers that see as far as `bounds`."""
         width = max(segment.tokens for segment in segments)
         lengths = torch.tensor([segment.tokens for segment in segments]).unsqueeze(1)
         columns = torch.arange(width)
@@ -74,9 +74,9 @@ class _Together:
         parts = torch.stack([_parts(segment, width) for segment in segments])  # 0: prompt, 1, 2, ...: answers
         same_part = (parts.unsqueeze(2) == parts.unsqueeze(1)) | (parts == 0).unsqueeze(1)
         before = columns.le(columns.unsqueeze(1))
-        if reach != WHOLE:
+        if bounds != WHOLE:
             positions = torch.stack([_positions(segment, width) for segment in segments])
-            before = before & reach.sees(positions, positions)
+            before = before & bounds.sees(positions, positions)
         seen = (same_part & before & filled.unsqueeze(1)) | torch.eye(width, dtype=torch.bool)
         back = filled.flatten().nonzero().squeeze(1)
         columns_of_each = (places, seen.unsqueeze(1), back)
@@ -132,20 +132,20 @@ class Segments:
         made: T = self._kept[key]
         return made
 
-    def together(self, reach: Reach) -> _Together:
-        """The segments side by side, for layers that see as far as `reach`."""
-        return self._made_once((_Together, reach), lambda: _Together.of(self.each, self.device, reach))
+    def together(self, bounds: KeyBounds) -> _Together:
+        """The segments side by side, for layers that see as far as `bounds`."""
+        return self._made_once((_Together, bounds), lambda: _Together.of(self.each, self.device, bounds))
 
-    def sequences(self, reach: Reach) -> Sequences:
-        """The segments as separate sequences, for variable-length kernels; cut into the chunks of `reach`."""
-        chunk = reach.chunk
+    def sequences(self, bounds: KeyBounds) -> Sequences:
+        """The segments as separate sequences, for variable-length kernels; cut into the chunks of `bounds`."""
+        chunk = bounds.chunk
         return self._made_once((Sequences, chunk), lambda: Sequences.of(self.each, self.device, chunk))
 
-    def mask(self, before: int, tokens: int, reach: Reach = WHOLE) -> Tensor:
+    def mask(self, before: int, tokens: int, bounds: KeyBounds = WHOLE) -> Tensor:
         """Mask (tokens, K) bool of the keys that each of `tokens` sees after `before` others; K leaves out those that
         none of them sees.
         """
-        return self._made_once((before, tokens, reach), lambda: reach.mask(before, tokens, self.device))
+        return self._made_once((before, tokens, bounds), lambda: bounds.mask(before, tokens, self.device))
 
 
 def _pairs(segment: Segment) -> int:
@@ -217,8 +217,8 @@ def segment_attention(
     needs segments, T counts the tokens of this rank, and the segments cover the row of all ranks.
     """
     longest = key.shape[2] if segments is None else segments.longest
-    reach = reach_of(module, sliding_window).within(longest)
-    weighing = Weighing(scaling, dropout, reach=reach, softcap=softcap, sinks=s_aux)
+    bounds = key_bounds_of(module, sliding_window).within(longest)
+    weighing = Weighing(scaling, dropout, bounds=bounds, softcap=softcap, sinks=s_aux)
     if segments is None and weighing.plain:
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -226,7 +226,7 @@ def segment_attention(
         return result
     if segments is None:
         before = key.shape[2] - query.shape[2]
-        seen = reach.mask(before, query.shape[2], query.device)
+        seen = bounds.mask(before, query.shape[2], query.device)
         key, value = (each[:, :, key.shape[2] - seen.shape[1] :] for each in (key, value))
         if attention_mask is not None:
             seen = seen & attention_mask[..., -seen.shape[1] :]
@@ -257,7 +257,7 @@ class Weighing:
     by_cudnn: bool = False
     """Whether long sequences, of one length each, go through cuDNN's kernels."""
 
-    reach: Reach = WHOLE
+    bounds: KeyBounds = WHOLE
     """The keys before it that a token sees."""
 
     softcap: float | None = None
@@ -275,7 +275,7 @@ class Weighing:
     @property
     def plain(self) -> bool:
         """Whether the weights are a softmax of the products with all keys before."""
-        return self.reach == WHOLE and not self.spelled_out
+        return self.bounds == WHOLE and not self.spelled_out
 
 
 def _are_long(segments: Segments, query: Tensor) -> bool:
@@ -293,7 +293,7 @@ def _takes_efficient(segments: Segments, query: Tensor) -> bool:
 
 
 def _efficient(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    return efficient_attention(segments.sequences(weighing.reach), query, key, value, weighing.scaling)
+    return efficient_attention(segments.sequences(weighing.bounds), query, key, value, weighing.scaling)
 
 
 def _takes_varlen(segments: Segments, query: Tensor) -> bool:
@@ -303,8 +303,8 @@ def _takes_varlen(segments: Segments, query: Tensor) -> bool:
 
 
 def _varlen(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    reach = weighing.reach
-    return varlen_attention(segments.sequences(reach), query, key, value, weighing.scaling, window=reach.window)
+    bounds = weighing.bounds
+    return varlen_attention(segments.sequences(bounds), query, key, value, weighing.scaling, window=bounds.window)
 
 
 def _has_short_groups(segments: Segments, query: Tensor) -> bool:
@@ -312,7 +312,7 @@ def _has_short_groups(segments: Segments, query: Tensor) -> bool:
 
 
 def _side_by_side(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
-    return _in_one_batch(segments.together(weighing.reach), query, key, value, weighing)
+    return _in_one_batch(segments.together(weighing.bounds), query, key, value, weighing)
 
 
 def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, weighing: Weighing) -> Tensor:
@@ -322,7 +322,7 @@ def _one_by_one(segments: Segments, query: Tensor, key: Tensor, value: Tensor, w
     mixed: list[Tensor] = []
     for segment in segments.each:
         prompt = next(pieces)
-        bound = weighing.reach.within(segment.prompt)
+        bound = weighing.bounds.within(segment.prompt)
         seen = None if bound == WHOLE else segments.mask(0, segment.prompt, bound)
         mixed.append(attend(prompt[0], prompt[1], prompt[2], weighing, seen=seen))
         mixed += [_answer(prompt, next(pieces), segments, weighing) for _ in segment.answers]
@@ -348,12 +348,12 @@ def _answer(prompt: Sequence[Tensor], own: Sequence[Tensor], segments: Segments,
     accept no mask.
     """
     before, tokens = prompt[0].shape[2], own[0].shape[2]
-    reach = weighing.reach.within(before + tokens)
-    first = reach.first_key(before)
+    bounds = weighing.bounds.within(before + tokens)
+    first = bounds.first_key(before)
     key, value = (torch.cat((each[:, :, first:], new), dim=2) for each, new in zip(prompt[1:], own[1:], strict=True))
     masks = before > 2 * tokens or (key.device.type == "cpu" and before + tokens < CAUSAL_FROM)
-    if reach != WHOLE or (masks and not weighing.by_cudnn):
-        return attend(own[0], key, value, weighing, seen=segments.mask(before, tokens, reach))
+    if bounds != WHOLE or (masks and not weighing.by_cudnn):
+        return attend(own[0], key, value, weighing, seen=segments.mask(before, tokens, bounds))
     mixed = attend(torch.cat([prompt[0], own[0]], dim=2), key, value, weighing)
     return mixed[:, :, before:]
 
@@ -427,7 +427,7 @@ KERNELS = (
     Kernel(
         suits=_takes_efficient,
         attend=_efficient,
-        computes=lambda weighing: not weighing.dropout and not weighing.spelled_out and weighing.reach.window is None,
+        computes=lambda weighing: not weighing.dropout and not weighing.spelled_out and weighing.bounds.window is None,
     ),
     Kernel(suits=_has_short_groups, attend=_side_by_side),
     Kernel(suits=lambda segments, query: True, attend=_one_by_one),

@@ -193,12 +193,13 @@ def _choose_layers(config: PretrainedConfig) -> None:
 
 def _shrink_rotation(config: PretrainedConfig) -> None:
     text: Any = config
-    tables = getattr(text, "rope_parameters", None) or {}
+    tables: Mapping[str, Any] = getattr(text, "rope_parameters", None) or {}
     nested = all(isinstance(table, Mapping) for table in tables.values())
-    made = {name: _small_table(table) for name, table in tables.items()} if nested else _small_table(tables)
     if tables:
-        text.rope_parameters = made
-    if any(table["rope_type"] == "dynamic" for table in (made.values() if nested else [made]) if "rope_type" in table):
+        text.rope_parameters = (
+            {name: _small_table(table) for name, table in tables.items()} if nested else _small_table(tables)
+        )
+    if any(table.get("rope_type") == "dynamic" for table in (tables.values() if nested else (tables,))):
         text.max_position_embeddings = ORIGINAL  # the length from which transformers stretches these
 
 

@@ -67,7 +67,7 @@ def _engine(config: PretrainedConfig, attention: str) -> str:
     return f"attention {support.attention}" + (f": {support.reason}" if support.reason else "")
 
 
-def _has_two_rotations(path: str, overrides: Mapping[str, Any]) -> bool:
+def _has_two_rotations(path: str, overrides: Mapping[str, object]) -> bool:
     """Whether short and long runs have other rotary embeddings."""
     short, long = (load_config(path, {**overrides, LONGEST_ROW: length}) for length in (1, None))
     return short.to_dict() != long.to_dict()

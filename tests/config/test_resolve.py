@@ -294,9 +294,13 @@ def written(values: dict[str, Any]) -> SkyRLTrainConfig:
 
 
 def variants(rule: Rule[Any]) -> list[SkyRLTrainConfig]:
-    """Trees that differ in up to three of the values that the rule reads, so that all its branches are taken."""
+    """Trees that differ in up to three of the values that the rule reads, so that all its branches are taken. A table
+    that may be absent has no other value of its own.
+    """
     trees = [SkyRLTrainConfig(), resolve(SkyRLTrainConfig()), resolve(written(RUNNABLE | {"trainer.device": "cuda"}))]
-    changed = chain.from_iterable(combinations(rule.reads, count) for count in range(4))
+    changed = chain.from_iterable(
+        combinations([path for path in rule.reads if path in OTHERS], count) for count in range(4)
+    )
     return [
         reduce(lambda run, path: evolve_at(run, path, OTHERS[path]), paths, tree) for paths in changed for tree in trees
     ]

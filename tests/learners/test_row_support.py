@@ -15,9 +15,9 @@ from skyrl.inference import sampling_support as engine
 from skyrl.inference.sampling_support import sampling_support
 from skyrl.learners import row_support as rows
 from skyrl.learners.row_support import row_support
-from skyrl.models import reach, rotation, segment_attention
+from skyrl.models import key_bounds, rotation, segment_attention
+from skyrl.models.key_bounds import WHOLE, KeyBounds
 from skyrl.models.overrides import with_overrides
-from skyrl.models.reach import WHOLE, Reach
 from skyrl.models.segment_attention import SEGMENTS
 from skyrl.models.small_copy import small_copy
 from tests.models.families import FAMILIES
@@ -68,15 +68,15 @@ def test_a_bound_that_attention_loses_is_found(family: str, lost: str, monkeypat
 def lose(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the remedy for one kind of bound away."""
     if lost in ("window", "chunk"):
-        whole = reach.reach_of
+        whole = key_bounds.key_bounds_of
 
-        def shorter(module: torch.nn.Module, window: int | None) -> Reach:
+        def shorter(module: torch.nn.Module, window: int | None) -> KeyBounds:
             found = whole(module, window)
-            return Reach(
+            return KeyBounds(
                 window=None if lost == "window" else found.window, chunk=None if lost == "chunk" else found.chunk
             )
 
-        monkeypatch.setattr(segment_attention, "reach_of", shorter)
+        monkeypatch.setattr(segment_attention, "key_bounds_of", shorter)
     else:
         kept = segment_attention.segment_attention
 
@@ -219,6 +219,14 @@ def test_a_copy_of_a_large_model_is_small(model: str) -> None:
 
 
 def test_reach_counts_positions_of_the_sequence() -> None:
-    assert Reach(window=2).mask(1, 3, torch.device("cpu")).int().tolist() == [[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    assert Reach(chunk=2).mask(1, 3, torch.device("cpu")).int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
-    assert Reach(window=4, chunk=8).within(4) == WHOLE
+    assert KeyBounds(window=2).mask(1, 3, torch.device("cpu")).int().tolist() == [
+        [1, 1, 0, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 1],
+    ]
+    assert KeyBounds(chunk=2).mask(1, 3, torch.device("cpu")).int().tolist() == [
+        [1, 1, 0, 0],
+        [0, 0, 1, 0],
+        [0, 0, 1, 1],
+    ]
+    assert KeyBounds(window=4, chunk=8).within(4) == WHOLE

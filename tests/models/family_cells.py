@@ -177,7 +177,7 @@ def _gradient(learner: PolicyWorker, truth: Any, batch: TrainingBatch, expected:
         )
         return step()
 
-    learner.strategy.step = taken  # type: ignore[method-assign]
+    learner.strategy.step = taken  # type: ignore[method-assign]  # the gradient is taken before it is used
     asyncio.run(learner.update(batch.given(old_logprobs=expected.detach())))
     assert wanted.keys() == found.keys()
     return _norm(found[name] - each for name, each in wanted.items()) / _norm(wanted.values())
@@ -214,7 +214,7 @@ async def _sampled(path: str, truth: Any) -> float | str:
     for ids, [answer] in zip(prompts, answers, strict=True):
         row = torch.tensor([*ids, *answer.token_ids])
         scored = torch.log_softmax(truth(input_ids=row.unsqueeze(0), use_cache=False).logits[0].float(), -1)[:-1]
-        expected = scored.gather(-1, row[1:, None]).squeeze(1)[len(ids) - 1 :]
+        expected = scored.gather(-1, row[1:, None]).squeeze(1)[len(ids) - 1 :].detach()
         tokens += len(answer.token_ids)
         worst = max(worst, float((expected - torch.tensor(answer.logprobs)).abs().max()))
     assert tokens > len(prompts), "nothing was decoded"

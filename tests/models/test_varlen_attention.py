@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from skyrl.models import segment_attention, varlen_attention
-from skyrl.models.reach import WHOLE, Reach
+from skyrl.models.key_bounds import WHOLE, KeyBounds
 from skyrl.models.segment_attention import KERNELS, Segments, Weighing
 from skyrl.models.segments import Segment
 
@@ -72,14 +72,16 @@ def test_sequences_are_told_apart_by_where_they_begin(
         torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("bounds", [Reach(window=4), Reach(chunk=4), Reach(chunk=5), Reach(window=1)], ids=str)
+@pytest.mark.parametrize(
+    "bounds", [KeyBounds(window=4), KeyBounds(chunk=4), KeyBounds(chunk=5), KeyBounds(window=1)], ids=str
+)
 @pytest.mark.parametrize("segments", [SHARED, APART], ids=["shared", "apart"])
 def test_windows_and_chunks_are_those_of_masks(
-    segments: tuple[Segment, ...], bounds: Reach, monkeypatch: pytest.MonkeyPatch
+    segments: tuple[Segment, ...], bounds: KeyBounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A window is an argument of the kernel; chunks are sequences of their own."""
     patched(monkeypatch)
-    weighing = Weighing(None, reach=bounds)
+    weighing = Weighing(None, bounds=bounds)
     query, key, value = (each.detach() for each in row(segments, torch.float32))
     by_kernel, by_masks = (
         attend(Segments(segments, query.device), query, key, value, weighing)

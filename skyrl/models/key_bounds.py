@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 @frozen
-class Reach:
+class KeyBounds:
     """The tokens before it that a token sees, itself included. Hashable, so that masks are made once for each."""
 
     window: int | None = None
@@ -23,9 +23,11 @@ class Reach:
     chunk: int | None = None
     """Tokens of the stretches of positions that do not see each other, as in Llama 4. None: no bound."""
 
-    def within(self, tokens: int) -> Reach:
+    def within(self, tokens: int) -> KeyBounds:
         """The bounds that matter in a sequence of `tokens`."""
-        return Reach(*(bound if bound is not None and bound < tokens else None for bound in (self.window, self.chunk)))
+        return KeyBounds(
+            *(bound if bound is not None and bound < tokens else None for bound in (self.window, self.chunk))
+        )
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Whether a query reaches a key: positions (..., Q) and (..., K) -> (..., Q, K) bool. A later key counts as
@@ -54,11 +56,11 @@ class Reach:
         return self.sees(queries, keys) & (keys <= queries.unsqueeze(1))
 
 
-WHOLE = Reach()
+WHOLE = KeyBounds()
 """All tokens before it."""
 
 
-def reach_of(module: nn.Module, window: int | None) -> Reach:
+def key_bounds_of(module: nn.Module, window: int | None) -> KeyBounds:
     """The bounds of a transformers attention module; `window` is what it passes to its attention function."""
     config: Any = getattr(module, "config", None)
     kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
@@ -66,8 +68,8 @@ def reach_of(module: nn.Module, window: int | None) -> Reach:
         case "full_attention":
             return WHOLE
         case "chunked_attention":
-            return Reach(chunk=config.attention_chunk_size)
+            return KeyBounds(chunk=config.attention_chunk_size)
         case "sliding_attention":
-            return Reach(window=window or config.sliding_window)
+            return KeyBounds(window=window or config.sliding_window)
         case _:
-            return Reach(window=window)
+            return KeyBounds(window=window)
