@@ -35,11 +35,22 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
     yield "Lengths of rows, data on the hub, weights and the resources of a cluster are checked when the run starts."
 
 
+_DO_EVERYTHING = ("llama", "qwen2", "qwen3")
+"""Types of models that need not be tried, which takes the import of torch: see docs/models.md."""
+
+
 def _rows(run: RunConfig) -> Iterator[str]:
     """Lines about what a small copy of the model shows: how its rows run, and how the embedded engine samples. Raises
     `ModelError` if they cannot.
     """
     from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+    from skyrl.config.kinds import kind_of
+    from skyrl.experiments.model_checks import readable_files
+    from skyrl.tree import get_at
+
+    files = readable_files(get_at(run, f"{kind_of(run).model}.path"))
+    if files is None or files.config.get("model_type") in _DO_EVERYTHING:
+        return
     from skyrl.config.engine_backends import backend_of
     from skyrl.config.model_overrides import learner_overrides
     from skyrl.config.sizes import starts_engines

@@ -12,6 +12,7 @@ from skyrl.cli.report import doctor_report
 from skyrl.errors import ModelError
 from skyrl.tools.model_check import model_report
 from tests.models.families import FAMILIES
+from tests.models.family_cells import store
 from tests.nano_run import config
 
 
@@ -76,7 +77,7 @@ def test_the_command_prints_bounds_and_refuses_what_cannot_be_trained(tmp_path: 
 def test_doctor_says_what_does_not_run_as_asked(nano: Path, tmp_path: Path) -> None:
     usual = list(doctor_report(config(nano, tmp_path)))
     assert not [line for line in usual if "rows run" in line or "engine  " in line]
-    path = stored("BLOOM", tmp_path / "bloom")
+    path = store("BLOOM", nano / "model", tmp_path / "bloom")
     unusual = list(doctor_report(config(nano, tmp_path, trainer__policy__model__path=path)))
     assert (
         "  rows     bloom: rows run unpacked, with attention eager: BloomForCausalLM has no attention but its own"
