@@ -49,10 +49,11 @@ class SlowEngine:
         self._fail()
         self.events.append("resume")
 
-    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         self._fail()
         self.weights = [info.name for info in incoming.weights]
         self.weight_version = version
+        return True
 
     async def load(self) -> EngineLoad | None:
         self.events.append("load")
@@ -378,10 +379,10 @@ class WaitingEngine(SlowEngine):
         """From another thread."""
         self.loop.call_soon_threadsafe(self.aborted.set_result, why)
 
-    async def load_weights(self, incoming: IncomingWeights, version: int) -> None:
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
         if not self.aborted.done():
             raise WeightSyncError(await self.aborted)
-        await super().load_weights(incoming, version)
+        return await super().load_weights(incoming, version)
 
 
 async def test_engines_with_different_weights_are_an_error() -> None:

@@ -137,11 +137,12 @@ class Deceived(TorchEngine):
         super().__init__(model, tokenizer, max_num_seqs=8)
         self._held, self._spoil = model, spoil
 
-    async def load_weights(self, incoming: Any, version: int) -> None:
+    async def load_weights(self, incoming: Any, version: int) -> bool:
         old = {name: tensor.clone() for name, tensor in self._held.state_dict().items()}
-        await super().load_weights(incoming, version)
+        is_there = await super().load_weights(incoming, version)
         self._spoil(self._held, old)
         self._model.refresh()  # what it computes with is what the model holds now
+        return is_there
 
 
 def keep_old_head(model: Any, old: dict[str, Tensor]) -> None:
