@@ -49,6 +49,10 @@ class Numbers:
         """The numbers, with spaces between."""
         return " ".join(map(str, ids))
 
+    def get_vocab(self) -> dict[str, int]:
+        """All of the model's tokens."""
+        return {str(number): number for number in range(VOCABULARY)}
+
 
 def save_mixture(folder: Path, *, layers: int, experts: int) -> None:
     """A random model of 64 hidden sizes whose router is as sharp as a trained one's."""

@@ -81,7 +81,7 @@ class RunFolder:
 
     def flush(self) -> None:
         """Make durable what was written since the last call. Raises `OSError`."""
-        folders = [self.path, *(folder for folder in map(self.path.joinpath, _WRITTEN) if folder.is_dir())]
+        folders = [folder for folder in (self.path, *map(self.path.joinpath, _WRITTEN)) if folder.is_dir()]
         for folder in folders:
             for file in folder.iterdir():
                 with suppress(FileNotFoundError):  # a scratch file that has got its final name meanwhile

@@ -63,7 +63,7 @@ def sampling(words: str, says: str | Refused | None, refused: str | None) -> Row
 NOT_SAMPLED = "{run} is a run of kind = {kind}, which samples nothing"
 NOT_REHEARSED = "kind = {kind}: only reinforcement-learning runs can be rehearsed"
 SCORES = Refused("{run} is a run of kind = reward_model, which scores chats: use skyrl serve-reward")
-TRUST = Refused("if you trust it, name it as well: environment.env_class=")
+TRUST = Refused("if you trust it, name it in this command, too: environment.env_class=")
 ON_TORCH = "generator.inference_engine.backend=torch trainer.device=cpu generator.sampling_params.max_generate_length=5"
 ANSWERS = "--prompts {nano}/validation.jsonl --to out"
 OWN_REWARD = "environment.env_class={nano}/reward.py:in_ascii --to out"
@@ -93,7 +93,7 @@ QUICK = (
     alike("ckpt verify {run}", "2  good"),
     alike("ckpt show {run}", "global_step_2"),
     alike("ckpt diff {checkpoints}/global_step_1 {checkpoints}/global_step_2", "trainer.version: 1 -> 2"),
-    alike("watch --once {run}", "{name}: finished"),
+    alike("watch --once {run}", "{run}: finished"),
     alike("timeline {run} --to trace.json", "1 step in trace.json"),
     alike("bisect {run} {run}", "are equal in"),
     sampling("view {run} --port 0", "{run} at http://127.0.0.1:", NOT_SAMPLED + ": skyrl report {run} shows"),

@@ -47,7 +47,8 @@ TEXT_OF_ITS_OWN: dict[str, Any] = {
 def problems(values: dict[str, Any]) -> dict[str, tuple[str, str]]:
     loaded = load([], RUNNABLE | values)
     run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
-    return {each.path: (each.severity, f"{each.message}; {each.hint}") for each in check(run, origins)}
+    found = sorted(check(run, origins), key=lambda each: each.severity == "error")  # of two, the error is told
+    return {each.path: (each.severity, f"{each.message}; {each.hint}") for each in found}
 
 
 @each(NAMES.items())

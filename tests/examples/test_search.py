@@ -67,13 +67,17 @@ def test_nobody_who_is_asked_for_in_validation_is_asked_for_in_training(example:
     assert not asked[0] & asked[1]
 
 
+def test_the_file_has_no_setting_without_effect() -> None:
+    assert not compose([str(SEARCH / "grpo.toml")], [], strict=True).warnings
+
+
 def test_two_steps_are_trained_against_the_real_retriever(example: ModuleType, tmp_path: Path) -> None:
     base, run = tmp_path / "base", tmp_path / "run"
     base.mkdir()
     example.make(base)
     with example.retriever(base / "corpus.jsonl") as url:
         values = overrides(base, run) | {"environment.skyrl_gym.search.search_url": url}
-        BasePPOExp(compose([str(SEARCH / "grpo.toml")], values, strict=True).config).run()
+        BasePPOExp(compose([str(SEARCH / "grpo.toml")], values).config).run()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["step"]]
     assert [line["step"] for line in trained] == [1, 2]

@@ -56,6 +56,10 @@ def test_a_fruit_in_another_spelling_is_not_found(example: ModuleType, tmp_path:
     assert env.step(f"<think>so</think><solution>{wrong}</solution>").reward == 0.0
 
 
+def test_the_file_has_no_setting_without_effect() -> None:
+    assert not compose([str(TEXT2SQL / "grpo.toml")], [], strict=True).warnings
+
+
 def test_two_steps_are_trained(example: ModuleType, tmp_path: Path) -> None:
     base, run = tmp_path / "base", tmp_path / "run"
     base.mkdir()
@@ -66,7 +70,7 @@ def test_two_steps_are_trained(example: ModuleType, tmp_path: Path) -> None:
         "trainer.policy_mini_batch_size": 2,
         "generator.n_samples_per_prompt": 2,
     }
-    BasePPOExp(compose([str(TEXT2SQL / "grpo.toml")], values, strict=True).config).run()
+    BasePPOExp(compose([str(TEXT2SQL / "grpo.toml")], values).config).run()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["step"]]
     assert [line["step"] for line in trained] == [1, 2]

@@ -328,6 +328,9 @@ class Poisoned:
         self.updates += 1
         return self.original.weigh(batch)
 
+    def watched(self, batch: Any) -> Any:
+        return self.original.watched(batch)
+
     def __call__(self, logprobs: torch.Tensor, batch: Any, entropy: torch.Tensor | None) -> Any:
         loss, *rest = self.original(logprobs, batch, entropy)
         return (loss * float("inf") if self.updates in self.at else loss), *rest
