@@ -46,7 +46,7 @@ def stored_digests(name: str) -> dict[str, str]:
     try:
         stored = json.loads(Path(file_of(name)).expanduser().read_text(encoding="utf-8"))["code"]
         return {str(file): str(digest) for file, digest in stored.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 

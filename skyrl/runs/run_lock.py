@@ -94,13 +94,18 @@ def stored_config(file: Path, field: str) -> object:
 
     Raises `ResumeError` for one that is damaged.
     """
-    text = _read_text(file)
+    try:
+        text = file.read_bytes()
+    except OSError:
+        return None
     if not text:
         return None
     try:
         return json.loads(text)["config"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ResumeError(f"{file} is damaged ({error}): choose another {field}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        other = f"choose another {field}"
+        remedy = f"delete it, since every checkpoint has its own copy, or {other}" if file.name == SIGNATURE else other
+        raise ResumeError(f"{file} is damaged ({error}): {remedy}") from error
 
 
 @frozen(kw_only=True)
@@ -207,13 +212,6 @@ def _folders_beside(run: AnyRun) -> str:
         if getattr(run.trainer, field) != f"{own}/{name}":
             folders[field] = f"{free}/{name}"
     return " ".join(f"{field_path(run, field)}={folder}" for field, folder in folders.items())
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def _short(value: object) -> str:

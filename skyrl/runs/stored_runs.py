@@ -25,7 +25,7 @@ def stored_run(folder: Path) -> Run:
         stored = json.loads(file.read_text(encoding="utf-8"))["config"]
     except OSError:
         raise UserError(f"{folder} is not the folder of a run: it contains no {_FILE}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ResumeError(f"{file} cannot be read: {error}") from error
     return run_of(stored, str(file))
 

@@ -95,7 +95,7 @@ def _is_run(folder: Path) -> bool:
     """Whether the folder is a run's, by the content of `config.json`, a file that model folders have, too."""
     try:
         return is_stored_form(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
@@ -154,6 +154,6 @@ def _run_in(folder: Path) -> Run:
         return stored_run(folder)
     try:
         stored = json.loads(manifest.read_text(encoding="utf-8"))["config"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ResumeError(f"{manifest} cannot be read: {error}") from error
     return run_of(stored, str(manifest))

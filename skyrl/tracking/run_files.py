@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from skyrl.errors import UserError
 from skyrl.storage.json_files import complete_lines, record_of
 from skyrl.tracking.jsonlines import is_sample
 from skyrl.tracking.service import Table
@@ -94,8 +95,14 @@ def evaluation_tables(folder: Path, step: int, rows: int) -> Iterator[Table]:
 
 
 def stored_configuration(folder: Path) -> dict[str, Any]:
-    """`config.json` of the run's folder, which has secrets masked."""
-    stored: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    """`config.json` of the run's folder, which has secrets masked. Raises `UserError` if it cannot be read."""
+    file = folder / "config.json"
+    try:
+        stored = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+    if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
+        raise UserError(f"{file} contains no configuration")
     return stored
 
 

@@ -83,7 +83,7 @@ def _stored(folder: Path) -> Mapping[str, Any]:
             return stored
     except OSError:
         raise UserError(f"{folder} is not the folder of a run: it contains no {FILE}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{folder / FILE} cannot be read: {error}") from error
     raise UserError(f"{folder / FILE} contains no configuration")
 

@@ -18,14 +18,15 @@ from filelock import FileLock
 
 from skyrl.config import compose
 from skyrl.config.run_kind import RunKind
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError, Problem, ResumeError, UserError
 from skyrl.experiments import whole_rows
 from skyrl.experiments.first_rows import supervised_rows_can_be_used
 from skyrl.experiments.folder_checks import folders_can_be_written
 from skyrl.runs.run_lock import RunLock
 from skyrl.runs.run_owner import sign
+from skyrl.tracking.run_files import stored_configuration
 from tests import supervised_run
-from tests.nano_run import as_words, config, overrides
+from tests.nano_run import as_words, config, overrides, train
 
 
 def problems(nano: Path, out: Path, changes: Mapping[str, Any] = {}, *, run: bool = False) -> list[Problem]:
@@ -609,12 +610,27 @@ def test_a_checkpoint_of_another_run_is_found_before_it_is_loaded(nano: Path, tm
     assert "belongs to a run with another configuration" in found["trainer.resume_path"]
 
 
-def test_a_damaged_configuration_of_a_folder_is_named(nano: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]", b"{}", b"7", b"\0" * 40, b"[" * 100_000])
+def test_a_damaged_configuration_of_a_folder_is_named(nano: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text("{", encoding="utf-8")
+    (tmp_path / "run" / "config.json").write_bytes(content)
     (problem,) = problems(nano, tmp_path)
     assert problem.path == "trainer.run_path"
     assert "config.json is damaged" in problem.message
+    assert "delete it, since every checkpoint has its own copy" in problem.message
+    with pytest.raises(ResumeError, match="delete it"):
+        RunLock(tmp_path / "run", "trainer.run_path", config(nano, tmp_path)).acquire()
+    with pytest.raises(UserError, match=r"config\.json (cannot be read|contains no configuration)"):
+        stored_configuration(tmp_path / "run")
+
+
+def test_a_run_whose_damaged_configuration_is_deleted_goes_on(nano: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"trainer__eval_interval": -1, "trainer__eval_before_train": False}
+    train(nano, tmp_path, **settings, trainer__max_training_steps=2)
+    (tmp_path / "run" / "config.json").unlink()
+    with pytest.raises(ResumeError, match="belongs to a run with another configuration"):
+        train(nano, tmp_path, **settings, trainer__max_training_steps=4, trainer__seed=7)
+    assert train(nano, tmp_path, **settings, trainer__max_training_steps=4).last.metrics
 
 
 def test_what_has_changed_in_a_supervised_run_is_found(nano: Path, tmp_path: Path) -> None:
