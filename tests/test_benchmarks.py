@@ -28,6 +28,7 @@ SHORTEST: Mapping[str, str] = {
     "masks": "10",
     "memory": "tiny",
     "ray_step": "--steps 3 --prompts 2 --samples 2 --tokens 4",
+    "parity": "--steps 3 --sets 1",
     "rollouts": "--trajectories 8 --workers 4 --milliseconds 1",
     "routing": "--engines 2",
     "routing_replay": "--layers 1 --experts 4 --prompts 1 --samples 2 --tokens 4",
@@ -45,7 +46,7 @@ NOT_ALONE = {
 }
 """Scripts that cannot run here, and why."""
 
-NEEDS_THE_QUICK_START = {"asynchrony", "checkpoints", "driver", "grpo_step", "staleness"}
+NEEDS_THE_QUICK_START = {"asynchrony", "checkpoints", "driver", "grpo_step", "parity", "staleness"}
 
 
 def test_every_script_of_the_benchmarks_has_a_shortest_form() -> None:

@@ -131,6 +131,7 @@ ELSEWHERE: Mapping[str, str] = {
     "completion": "reads no run",
     "templates check": "reads a model",
     "templates show": "reads a model",
+    "model check": "reads a model",
     "publish": "starts a program",
     "serve-code": "reads no run",
     "serve-retriever": "reads documents",

@@ -214,7 +214,9 @@ class WeightTransport:
 class Asking:
     """A canary that asks every engine, and compares versions."""
 
-    async def compare(self, source: Any, engines: Sequence[InferenceEngine], version: int) -> dict[str, float]:
+    async def compare(
+        self, source: Any, engines: Sequence[InferenceEngine], version: int, *, promised: bool = False
+    ) -> dict[str, float]:
         key = SampleKey(run_seed=0, weight_version=version, prompt_id="canary", sample_index=0, purpose="canary")
         request = GenerationRequest(prompt_ids=(1,), sampling=GeneratorConfig().sampling_params, keys=(key,))
         answers = await asyncio.gather(*(engine.generate(request) for engine in engines))

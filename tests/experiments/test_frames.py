@@ -19,7 +19,7 @@ from tests.nano_run import overrides
 from tests.supervised_run import settings, toml_file
 
 PACKAGE = Path(skyrl.__file__).parent
-MOST = 16
+MOST = 17
 
 
 def stack() -> Iterator[CodeType]:
@@ -88,7 +88,7 @@ def named(codes: list[CodeType]) -> list[str]:
     return [code.co_qualname for code in codes]
 
 
-def test_the_optimizer_of_a_policy_lies_sixteen_functions_below_the_command_and_all_are_typed(
+def test_the_optimizer_of_a_policy_lies_seventeen_functions_below_the_command_and_all_are_typed(
     nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = overrides(nano, tmp_path, trainer__max_training_steps=1, trainer__eval_interval=-1)

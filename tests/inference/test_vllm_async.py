@@ -19,7 +19,7 @@ from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference import vllm_async
 from skyrl.inference.engine import Completion
-from skyrl.inference.incoming_weights import Folder, Shared, as_plain, digest, receipt, weight_info
+from skyrl.inference.incoming_weights import Folder, Shared, as_plain, digest, from_plain, receipt, weight_info
 from skyrl.inference.vllm_engine import VLLMEngine
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.steps import Steps, gate_of_processes
@@ -125,7 +125,7 @@ async def load_in_flight(incoming: Any, version: int) -> Completion:
         steps.hold(after=1)
     steps.release()
     loaded = backend.call_workers("skyrl_load_weights", incoming, engine._expected.tied)
-    assert await engine._on_loop(loaded) == [receipt(incoming)]
+    assert await engine._on_loop(loaded) == [receipt(from_plain(incoming))]
     await engine._on_loop(backend._llm.reset_prefix_cache(reset_running_requests=True))
     await engine._on_loop(backend._llm.update_weight_version(str(version)))
     await engine._on_loop(backend._llm.resume_generation())

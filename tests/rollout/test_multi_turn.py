@@ -177,7 +177,7 @@ async def test_at_the_limit_a_conversation_ends_with_the_tokens_that_were_sample
         if played == 4:
             continue
         lengths.add(played)
-        assert row.stop_reason == "length"
+        assert row.stop_reason == "context"
         assert row.prompt_ids + row.response_ids == engine.requests[-1].prompt_ids + drawn
         assert row.loss_mask[-len(drawn) :] == (1,) * len(drawn)
         assert row.rollout_logprobs[-len(drawn) :] == engine.completion(turns[played - 1]).logprobs
