@@ -57,11 +57,11 @@ KEPT, EVERY, LONGEST = 10, 10, 100
 
 @frozen
 class Version:
-    """What the right engine answered at one version, and what the learner then says of its earlier answers."""
+    """Answers of the right engine at one version, and the learner's later scores of the answers before it."""
 
     answers: tuple[ScoredSample, ...]
     rescored: Mapping[int, tuple[Tensor, ...]]
-    """By version: log-probabilities of its answers."""
+    """Version of the weights -> log-probabilities of the answers that it drew."""
 
 
 def main() -> None:
