@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,9 +24,12 @@ from skyrl.inference.incoming_weights import IncomingWeights, Native, Shared, fo
 from skyrl.inference.vllm_draws import Sampler, draw_by_keys
 from skyrl.inference.vllm_environment import end_with_host
 from skyrl.inference.vllm_in_place import load_in_place, why_not_in_place, without_reloading
+from skyrl.inference.vllm_read_back import ReadBack
 from skyrl.models.expert_names import stored_names
 
 _log = logging.getLogger(__name__)
+
+Weights = Iterator[tuple[str, Tensor]]
 
 _GREEDY = 1e-5
 """Temperature below which vLLM samples greedily."""
@@ -87,29 +90,39 @@ class WeightReceiver:
             _log.info("vLLM rebuilds its layers for new weights: %s", reason)
         in_place = not reason
         borrowed = not (in_place or isinstance(received, Shared))
+        is_shown = not in_place or getattr(self, "skyrl_read_back", False)
+        read_back = None if is_shown else ReadBack(self.model_runner.get_model())
 
-        def named(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-            return self._skyrl_named(weights, tied, copied=borrowed)
+        def named(weights: Weights) -> Weights:
+            found = self._skyrl_named(weights, tied, copied=borrowed)
+            return read_back.named(found) if read_back else found
 
         try:
-            if isinstance(received, Native):
-                with without_reloading() if in_place else nullcontext():
-                    vllm_native.receive(self, place, received, named)
-            else:
-                with for_worker(received, place).open() as weights:
-                    if in_place:
-                        load_in_place(self, named(weights))
-                    else:
-                        self.reload_weights(weights_iterator=named(weights))
+            with read_back or nullcontext():
+                self._skyrl_receive(received, place, named, in_place=in_place)
+            if read_back:
+                read_back.compare(may_go_nowhere=tied)
+                self.skyrl_read_back = True
         except WeightSyncError as error:
             return str(error)
         self._skyrl_renew_heads()
         self._skyrl_renew_experts()
         return receipt(received)
 
-    def _skyrl_named(
-        self, weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], *, copied: bool
-    ) -> Iterator[tuple[str, Tensor]]:
+    def _skyrl_receive(
+        self, received: IncomingWeights, place: int, named: Callable[[Weights], Weights], *, in_place: bool
+    ) -> None:
+        if isinstance(received, Native):
+            with without_reloading() if in_place else nullcontext():
+                vllm_native.receive(self, place, received, named)
+            return
+        with for_worker(received, place).open() as weights:
+            if in_place:
+                load_in_place(self, named(weights))
+            else:
+                self.reload_weights(weights_iterator=named(weights))
+
+    def _skyrl_named(self, weights: Weights, tied: Mapping[str, str], *, copied: bool) -> Weights:
         """The weights under all names that vLLM reads in the files of this model."""
         return stored_names(under_all_names(weights, tied, copied=copied), self.model_config.hf_text_config.model_type)
 
@@ -140,9 +153,7 @@ def know_names_of_the_text(model: torch.nn.Module) -> None:
         model.hf_to_vllm_mapper = longer_first
 
 
-def under_all_names(
-    weights: Iterator[tuple[str, Tensor]], tied: Mapping[str, str], *, copied: bool
-) -> Iterator[tuple[str, Tensor]]:
+def under_all_names(weights: Weights, tied: Mapping[str, str], *, copied: bool) -> Weights:
     """Each weight with its whole shape, a tied one under its second names too: vLLM would not update a head that is not
     among them.
 

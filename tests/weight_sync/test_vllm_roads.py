@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,42 @@ def test_weights_that_nothing_processes_are_loaded_in_place(
     assert {name: len(found) for name, found in differences.items()} == dict.fromkeys(TRANSPORTS, 2)
     assert all(difference < 1e-4 for found in differences.values() for difference in found)
     assert not rebuilt
+
+
+async def misled_in_place(folder: Path, road: str, name: str, instead: str) -> str:
+    """What a publish raises if vLLM's model takes a weight for another one; for none, if `instead` is empty."""
+    model = importlib.import_module("vllm.model_executor.models.qwen2").Qwen2ForCausalLM
+    load = model.load_weights
+
+    def misled(self: Any, weights: Weights) -> Any:
+        renamed = ((instead if each == name else each, tensor) for each, tensor in weights)
+        return load(self, ((each, tensor) for each, tensor in renamed if each))
+
+    with pytest.MonkeyPatch.context() as patch:
+        compute_with_plain_weights(patch)
+        between = Between(folder, "qwen2", tied=True)
+        patch.setattr(model, "load_weights", misled)
+        try:
+            await between.sync(road).publish(1)
+        except WeightSyncError as error:
+            return str(error)
+        finally:
+            await between.client.close()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("road", "instead", "said"),
+    [
+        ("shared", "", "model.layers.0.mlp.up_proj.weight was taken by vLLM and is in none of its parameters"),
+        ("native", "model.layers.1.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight was replaced by another weight"),
+    ],
+)
+def test_weights_are_read_back_from_where_they_were_loaded(
+    host: Host, tmp_path: Path, road: str, instead: str, said: str
+) -> None:
+    stored = saved(tmp_path / "model", small_model("qwen2", tied=True))
+    assert said in host.run(misled_in_place, stored, road, "model.layers.0.mlp.up_proj.weight", instead)
 
 
 def without(name: str) -> Any:
