@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Mapping
 from contextlib import redirect_stderr
-from functools import partial
 from io import StringIO
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,17 +168,23 @@ def stop(scene: Scene) -> object:
 
 @observable("the message of a run that was asked to stop and did not, within its grace period")
 def grace(scene: Scene) -> object:
-    """On a clock that advances by an hour whenever it is read."""
+    """On a clock that only waiting advances."""
     words: list[str] = []
-    clock = SimpleNamespace(monotonic=partial(next, count(0.0, 3600.0)))
     shutdown = experiment_class(scene.run)(scene.run).shutdown
+    seconds = 0.0
+
+    def wait(read: list[Any], write: list[Any], failed: list[Any], longest: float) -> Any:
+        nonlocal seconds
+        seconds += longest
+        return select.select(read, write, failed, 0)
+
+    def end(why: str) -> None:
+        words.append(why)
+        shutdown._ended.set()
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skyrl.processes.shutdown.time", clock)
-
-        def end(why: str) -> None:
-            words.append(why)
-            shutdown._ended.set()
-
+        patch.setattr("skyrl.processes.shutdown.select", SimpleNamespace(select=wait))
+        patch.setattr(shutdown, "now", lambda: seconds)
         patch.setattr(shutdown, "_end_at_once", end)
         with shutdown:
             shutdown.request("Stopped")
