@@ -15,7 +15,7 @@ MIB = 2**20
 
 def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
     """The estimate as `skyrl plan --json` prints it; all sizes in bytes."""
-    from skyrl.config.memory import FITS_WITHIN, models_without_sizes, phases_of
+    from skyrl.config.memory import FITS_WITHIN, models_of_estimated_sizes, models_without_sizes, phases_of
     from skyrl.config.memory_fit import described, verdict_of
 
     phases = phases_of(run, known_shape_of)
@@ -34,6 +34,7 @@ def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
             }
             for phase in phases
         ],
+        "estimated": list(models_of_estimated_sizes(run, known_shape_of)),
         "gpu_kind": run.trainer.placement.gpu_kind,
         "gpu_bytes": None if verdict is None else verdict.memory,
         "usable_bytes": None if verdict is None else round(verdict.memory * FITS_WITHIN),
@@ -67,7 +68,11 @@ def memory_lines(plan: Mapping[str, Any]) -> list[str]:
     unit, name = (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
     on_cuda = plan["device"] == "cuda"
     rows = _rows(memory["phases"], unit, f"{name} per {'GPU' if on_cuda else 'process'}")
-    return ["", *rows, *(_verdict(memory) if on_cuda else [])]
+    estimated = ", ".join(memory["estimated"])
+    guessed = [f"{estimated}: layers of a kind that is not counted; taken for those of a Llama or Mixtral."] * bool(
+        estimated
+    )
+    return ["", *rows, *guessed, *(_verdict(memory) if on_cuda else [])]
 
 
 def _rows(phases: Sequence[Mapping[str, Any]], unit: int, title: str) -> list[str]:

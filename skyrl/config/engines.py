@@ -143,7 +143,7 @@ class InferenceEngineConfig(BaseConfig):
     alone. Beyond it the run stops. If not set, it is that of the side that rounds more: 1e-3 in float32, 0.05 in
     float16, 0.2 in bfloat16, 0.3 in int8. Raise it for an engine that computes in less, such as fp8."""
 
-    logprob_parity_interval: int = field(default=25, validator=positive, metadata=FREE)
+    logprob_parity_interval: int = field(default=50, validator=positive, metadata=FREE)
     """Number of weight transfers from one comparison on prompts of its own to the next. The first transfer of every
     start and of a new engine is always compared, and each one to servers that do not show what they loaded."""
 

@@ -108,6 +108,13 @@ def models_without_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_
     return tuple(path for path in dict.fromkeys(paths) if _shape(run, path, shape_of_model) is None)
 
 
+def models_of_estimated_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[str, ...]:
+    """Paths of the run's models whose layers are others than those that are counted."""
+    paths = dict.fromkeys(path_of(run, model) for model in models_of(run))
+    shapes = ((path, _shape(run, path, shape_of_model)) for path in paths)
+    return tuple(path for path, shape in shapes if shape is not None and shape.is_estimated)
+
+
 def gpu_memory(run: SkyRLTrainConfig) -> int | None:
     """Bytes of a GPU of the kind that the configuration names; None if it names none."""
     kind = run.trainer.placement.gpu_kind

@@ -282,7 +282,7 @@ def _shard_modules(model: nn.Module, config: FSDPConfig, options: dict[str, Any]
             f"fsdp_config.wrap_policy names {', '.join(sorted(classes))}, but the model has no such module: "
             "use the class name of its decoder layers"
         )
-    for module in (*layers, model):
+    for module in (*reversed(layers), model):  # those within another one first
         fully_shard(module, **options)
 
 

@@ -19,7 +19,16 @@ from torch.distributed.tensor import DTensor, Shard
 from skyrl.errors import ModelError, UserError
 from skyrl.installation import package_command
 from skyrl.models.output_head import PlainHead
-from skyrl.models.tensor_parallel import COLUMNS, EMBEDDINGS, HEAD, PARTIAL, ROWS, gathered_logits, module_styles
+from skyrl.models.tensor_parallel import (
+    COLUMNS,
+    EMBEDDINGS,
+    GATHERED,
+    PARTIAL,
+    ROWS,
+    SPLIT,
+    module_styles,
+    whole_outputs,
+)
 
 
 class CutHead(PlainHead):
@@ -37,7 +46,7 @@ class CutHead(PlainHead):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., H), the same on every rank -> logits of the whole vocabulary (..., V) on every rank."""
-        return gathered_logits(hidden, self.matrix, None, self._mesh)
+        return whole_outputs(hidden, self.matrix, None, self._mesh)
 
 
 def cut_by_deepspeed(model: nn.Module, mesh: DeviceMesh, field: str) -> dict[str, int]:
@@ -55,7 +64,7 @@ def cut_by_deepspeed(model: nn.Module, mesh: DeviceMesh, field: str) -> dict[str
         module = model.get_submodule(name)
         if style == PARTIAL:
             _sum_gradients(module, mesh)
-        elif style in (COLUMNS, ROWS) or cuts_vocabulary:
+        elif style in (COLUMNS, ROWS) or (style != SPLIT and cuts_vocabulary):  # DeepSpeed has no layer for SPLIT
             model.set_submodule(name, _cut_layer(layers, module, style, mesh, field))
     return {
         name: next(dim for dim, length in enumerate(each.shape) if length != whole[name][dim])
@@ -90,7 +99,7 @@ def _cut_layer(layers: ModuleType, whole: nn.Module, style: str, mesh: DeviceMes
         new = CutHead(module.weight, mesh)
     else:
         new = layers.LinearLayer(module, group, gather_output=style != COLUMNS)
-        if style == HEAD and module.bias is None:
+        if style == GATHERED and module.bias is None:
             new = CutHead(module.weight, mesh)
     return new
 

@@ -30,16 +30,23 @@ transformers would sum after every backward pass, when FSDP2 has already moved t
 once instead, before the step.
 """
 
-EMBEDDINGS, HEAD = "embedding_rowwise", "colwise_gather_output"
-"""Styles of the two matrices with a row for each token of the vocabulary: each rank has some of the tokens."""
+EMBEDDINGS = "embedding_rowwise"
+"""Style of the embeddings: each rank has those of some tokens."""
 
-_KNOWN = {COLUMNS, ROWS, PARTIAL, EMBEDDINGS, HEAD, "colwise_rep"}
+GATHERED, SPLIT = "colwise_gather_output", "rowwise_split_input"
+"""Styles of matrices that are cut, by outputs or by inputs, while their inputs and outputs are whole on every rank: the
+output head, and layers whose outputs are divided, normalized or mixed in a way that needs all of them.
+"""
+
+_BETWEEN_WHOLE = {GATHERED: Shard(0), SPLIT: Shard(1)}
+
+_KNOWN = {COLUMNS, ROWS, PARTIAL, EMBEDDINGS, *_BETWEEN_WHOLE, "colwise_rep"}
 
 
 def has_plan(model: nn.Module) -> bool:
     """Whether transformers has a plan for this model in which all styles are supported here."""
-    styles = set(_model_plan(model).values())
-    return COLUMNS in styles and styles <= _KNOWN
+    plan = _model_plan(model)
+    return any("*" in name for name in plan) and _KNOWN.issuperset(plan.values())
 
 
 def cut(model: nn.Module, mesh: DeviceMesh) -> list[str]:
@@ -50,10 +57,11 @@ def cut(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     plan = dict(_plan(model))
     partial = {name for name, style in plan.items() if style == PARTIAL}
     ties = tied_names(model)
-    own_ways = (PARTIAL, HEAD)
+    own_ways = (PARTIAL, *_BETWEEN_WHOLE)
     apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if style not in own_ways})
-    for name in (name for name, style in plan.items() if style == HEAD):
-        _cut_head(model.get_submodule(name), mesh)
+    for name, style in list(module_styles(model)):
+        if style in _BETWEEN_WHOLE:
+            _cut_between_whole(model.get_submodule(name), mesh, _BETWEEN_WHOLE[style])
     _share_inputs(model, plan, mesh)
     for second, first in ties.items():  # cutting unties them
         module, _, name = second.rpartition(".")
@@ -101,24 +109,27 @@ class _SharedInput:
         return common, *others
 
 
-def _cut_head(head: nn.Module, mesh: DeviceMesh) -> None:
-    """Cut the head so that each rank has the rows of some tokens, in any vocabulary; its output is all logits."""
-    linear: Any = head
-    assert isinstance(head, nn.Linear), "the plan calls it a matrix"
-    for name, parameter in list(head.named_parameters()):
-        own = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
-        head.register_parameter(name, nn.Parameter(own, requires_grad=parameter.requires_grad))
-
-    linear.forward = lambda hidden: gathered_logits(hidden, head.weight, head.bias, mesh)
-
-
-def gathered_logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, mesh: DeviceMesh) -> Tensor:
-    """Logits (..., V) on every rank, from hidden states (..., H), the same on every rank, and a matrix (V, H) and a
-    bias (V,) distributed by rows.
+def _cut_between_whole(module: nn.Module, mesh: DeviceMesh, weight: Shard) -> None:
+    """Cut a matrix whose inputs and outputs are whole on every rank. By outputs, in any number of them: each rank has
+    the rows of some. By inputs: its bias is whole.
     """
-    common = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
-    logits: Any = nn.functional.linear(common, matrix, bias)
-    whole: Tensor = logits.redistribute(placements=[Replicate()]).to_local()
+    linear: Any = module
+    assert isinstance(module, nn.Linear), "the plan calls it a matrix"
+    for name, parameter in list(module.named_parameters()):
+        placement = Replicate() if name == "bias" and weight.dim == 1 else Shard(weight.dim)
+        own = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(own, requires_grad=parameter.requires_grad))
+
+    linear.forward = lambda hidden: whole_outputs(hidden, module.weight, module.bias, mesh)
+
+
+def whole_outputs(inputs: Tensor, matrix: Tensor, bias: Tensor | None, mesh: DeviceMesh) -> Tensor:
+    """Outputs (..., V) on every rank, from inputs (..., H), the same on every rank, and a distributed matrix (V, H) and
+    bias (V,). Logits, if the matrix is the output head.
+    """
+    common = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
+    outputs: Any = nn.functional.linear(common, matrix, bias)
+    whole: Tensor = outputs.redistribute(placements=[Replicate()]).to_local()
     return whole
 
 

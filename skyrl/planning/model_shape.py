@@ -42,6 +42,9 @@ class ModelShape:
     converts: bool = True
     """Whether the model type has a converter to Megatron's layout; set by `shape_of`."""
 
+    is_estimated: bool = False
+    """Whether the layers of this model type are others, so that its weights are only estimated; set by `shape_of`."""
+
     @property
     def query_width(self) -> int:
         """Width of the queries of all heads."""
@@ -115,6 +118,13 @@ class ModelShape:
 CONVERTED = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 """Model types that have a converter to Megatron's layout."""
 
+COUNTED = {
+    *("cohere", "cohere2", "exaone4", "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "ministral3"),
+    *("mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "qwen2", "qwen3", "qwen3_moe", "smollm3"),
+    "stablelm",
+}
+"""Model types whose weights are counted to 1 %. Others have shared experts, latent attention, a state along the row."""
+
 NAMES = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -146,6 +156,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
         experts=experts,
         experts_per_token=int(values.get("num_experts_per_tok") or 0),
         converts=kind in CONVERTED,
+        is_estimated=kind not in COUNTED,
     )
 
 

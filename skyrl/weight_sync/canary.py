@@ -11,6 +11,7 @@ loaded its weights is asked after every transfer, and compared with what it and 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import torch
@@ -36,8 +37,8 @@ deviation of 1.3 times its mean, so the mean over 256 tokens has one of a twelft
 NEW_TOKENS = 32
 """Largest number of tokens of an answer: further ones say nothing new, and shorter answers mean more prompts."""
 
-PROMPTS_AT_A_TIME = 32
-"""Number of prompts that are continued together; further ones follow while there are fewer than `ENOUGH_TOKENS`."""
+FIRST_PROMPTS = 32
+"""Number of prompts that are continued together. As many follow as are likely to bring the rest of `ENOUGH_TOKENS`."""
 
 
 @define(kw_only=True, eq=False)
@@ -101,13 +102,15 @@ class Canary:
     async def _continue(self, engine: InferenceEngine) -> list[Sampled]:
         """The engine's continuations of as many prompts as it takes to have enough tokens."""
         found: list[Sampled] = []
-        for start in range(0, len(self.prompts), PROMPTS_AT_A_TIME):
-            some = self.prompts[start : start + PROMPTS_AT_A_TIME]
+        start, more = 0, FIRST_PROMPTS
+        while more and start < len(self.prompts):
+            some = self.prompts[start : start + more]
             asked = (engine.generate(self._request(prompt, start + number)) for number, prompt in enumerate(some))
             drawn = await asyncio.gather(*asked)
             found += [(prompt, answer) for prompt, (answer,) in zip(some, drawn, strict=True) if answer.token_ids]
-            if sum(len(answer.token_ids) for _, answer in found) >= ENOUGH_TOKENS:
-                break
+            start += len(some)
+            tokens = sum(len(answer.token_ids) for _, answer in found)
+            more = math.ceil(max(ENOUGH_TOKENS - tokens, 0) / max(tokens / start, 1))
         if not found:
             raise WeightSyncError("the engines sampled no token after any prompt of the canary: they are too long")
         return found

@@ -273,6 +273,16 @@ def test_a_model_of_unknown_sizes_is_planned_without_memory() -> None:
     assert "Memory is not estimated: the sizes of somebody/else are unknown" in said
 
 
+@pytest.mark.parametrize(("kind", "said"), [("deepseek_v3", True), ("llama", False)])
+def test_layers_of_another_kind_are_said_to_be_estimated(tmp_path: Path, kind: str, said: bool) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = {"model_type": kind, "vocab_size": 256, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    words = [*RUN, f"trainer.policy.model.path={tmp_path}"]
+    shown = CliRunner().invoke(plan, words, catch_exceptions=False).stdout
+    assert (f"{tmp_path}: layers of a kind that is not counted" in shown) is said
+
+
 def test_every_mistake_is_told_as_by_config_check() -> None:
     mistakes = ["trainer.policy_mini_batch_size=300", "trainer.epochs=two", "data.train_data=[]"]
     error = CliRunner().invoke(plan, [*RUN, *mistakes]).exception

@@ -138,6 +138,7 @@ _OURS: Sequence[Any] = (_make, _close, _stay, _go)
 
 def _serve(pipe: Connection) -> None:
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # OPT; nothing writes into it
     held: dict[str, Any] = {}
     while True:
         method, args, kwargs = pickle.loads(pipe.recv_bytes())

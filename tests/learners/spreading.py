@@ -75,6 +75,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
         {FSDP + "wrap_policy": {"transformer_layer_cls_to_wrap": ["Qwen2Attention"]}},
         2,
     ),
+    "FSDP2, attention within wrapped layers": (
+        {FSDP + "wrap_policy": {"transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer", "Qwen2Attention"]}},
+        2,
+    ),
     "ZeRO-2, a row at a time": ({**DEEPSPEED, ZERO + "stage": 2, "micro_train_batch_size_per_gpu": 1}, 2),
     "ZeRO-2, offloaded optimizer": ({**DEEPSPEED, ZERO + "stage": 2, ZERO + "offload_optimizer.device": "cpu"}, 2),
     "ZeRO-3, three rows and one": ({**DEEPSPEED, "micro_train_batch_size_per_gpu": 3}, 2),

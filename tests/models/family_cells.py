@@ -12,8 +12,10 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,13 +36,19 @@ from skyrl.config.model_overrides import LONGEST_ROW
 from skyrl.errors import ModelError
 from skyrl.inference.engine import GenerationRequest, SampleKey
 from skyrl.inference.torch_engine import load_torch_engine
+from skyrl.learners.group import LearnerGroup
 from skyrl.learners.row_support import row_support
 from skyrl.learners.workers import PolicyWorker
 from skyrl.models.loading import load_config
 from skyrl.models.megatron_layout import ARCHITECTURES
 from skyrl.models.segment_attention import SEGMENTS, sees_whole_rows
 from skyrl.models.storing import Export
+from skyrl.planning.replicas import replicas
+from skyrl.processes.handles import Group
+from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
+from tests.learners.pool import Pool
+from tests.learners.spreading import changed
 from tests.models.families import FAMILIES
 
 STORED = Path(__file__).with_name("families.json")
@@ -58,6 +66,8 @@ COLUMNS = {
     "engine": "torch engine",
     "lora": "LoRA, merged",
     "export": "export, read back",
+    "sharded": "FSDP2, 2 ranks",
+    "cut": "TP, 2 ranks",
     "megatron": "Megatron",
 }
 
@@ -123,12 +133,14 @@ def alone(model: Any, batch: TrainingBatch) -> Tensor:
     return torch.stack(columns)
 
 
-def worker(path: str, *, lora: int = 0, lr: float = 1e-3) -> PolicyWorker:
+def trainer_of(
+    path: str, *, lora: int = 0, lr: float = 1e-3, optimizer: Literal["adamw", "sgd"] = "adamw"
+) -> TrainerConfig:
     """A learner with default layouts, whose micro-batches hold all rows."""
     model = ModelConfig(path=path, lora=SkyRLLoraConfig(rank=lora, alpha=8))
-    optimizer = OptimizerConfig(lr=lr, scheduler="constant", num_warmup_steps=0, max_grad_norm=0.0, weight_decay=0.0)
-    trainer = TrainerConfig(
-        policy=PolicyConfig(model=model, optimizer_config=optimizer),
+    steps = OptimizerConfig(optimizer=optimizer, lr=lr, scheduler="constant", max_grad_norm=0.0, weight_decay=0.0)
+    return TrainerConfig(
+        policy=PolicyConfig(model=model, optimizer_config=steps),
         algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=False),
         device="cpu",
         compute_dtype="float32",
@@ -137,11 +149,18 @@ def worker(path: str, *, lora: int = 0, lr: float = 1e-3) -> PolicyWorker:
         micro_train_batch_size_per_gpu=16,
         micro_forward_batch_size_per_gpu=16,
     )
+
+
+def worker(path: str, *, lora: int = 0, lr: float = 1e-3) -> PolicyWorker:
+    """The learner in this process."""
+    trainer = trainer_of(path, lora=lora, lr=lr)
     return PolicyWorker(trainer, policy_objective(trainer.algorithm))
 
 
-def cells(family: str, nano: Path, folder: Path) -> Iterator[tuple[str, str | float]]:
-    """Column and content of each cell of the family's row: a difference, or a clause that says what does not work."""
+def cells(family: str, nano: Path, folder: Path, pool: Pool) -> Iterator[tuple[str, str | float]]:
+    """Column and content of each cell of the family's row: a difference, or a clause that says what does not work.
+    The `pool` has the processes of two ranks.
+    """
     path = store(family, nano, folder / "model")
     config = load_config(path, {LONGEST_ROW: LONGEST})
     support = row_support(config, "sdpa", pack=True, share_prompts=True)
@@ -156,6 +175,8 @@ def cells(family: str, nano: Path, folder: Path) -> Iterator[tuple[str, str | fl
     yield "engine", asyncio.run(_sampled(path, truth))
     yield "lora", _trained(path, batch, folder / "lora", lora=4)
     yield "export", _trained(path, batch, folder / "export", lora=0)
+    yield "sharded", spread(pool, path, batch, expected, {"strategy": "fsdp2"})
+    yield "cut", spread(pool, path, batch, expected, {"policy.tensor_parallel_size": 2})
     yield "megatron", "yes" if config.model_type in ARCHITECTURES and sees_whole_rows(config) else "no converter"
 
 
@@ -221,6 +242,29 @@ async def _sampled(path: str, truth: Any) -> float | str:
     return worst
 
 
+def spread(pool: Pool, path: str, batch: TrainingBatch, expected: Tensor, changes: Mapping[str, Any]) -> float | str:
+    """Distance of two ranks from each row alone, and after one update from one rank that made it, too. Their step is
+    the gradient itself (SGD).
+    """
+    plain = trainer_of(path, lr=0.005, optimizer="sgd")
+    objective = policy_objective(plain.algorithm)
+    old, cut = expected.detach(), changed(plain, dict(changes))
+    together = replicas(2, inner=cut.policy.tensor_parallel_size)
+    try:
+        group = pool.start(partial(PolicyWorker, cut, objective), 2, together)
+    except ModelError:
+        return "refused"
+    alone_in_it = Group([LocalHandle("rank-0", PolicyWorker(plain, objective))])
+    found = []
+    for learner in (LearnerGroup(alone_in_it, objective), LearnerGroup(group, objective, replicas=together)):
+        before = asyncio.run(learner.score(batch))
+        asyncio.run(learner.update(batch.given(old_logprobs=old)))
+        found.append((before, asyncio.run(learner.score(batch))))
+    (_, after), (before, spread) = found
+    assert (after - before)[batch.loss_mask].abs().max() > 1e-3, "it has learned nothing"
+    return max(_apart(before, old, batch), _apart(spread, after, batch))
+
+
 def _trained(path: str, batch: TrainingBatch, folder: Path, *, lora: int) -> float | str:
     """Distance of a model that learned once from its export, which transformers reads; merged, if it has an adapter."""
     try:
@@ -267,10 +311,10 @@ def main() -> None:
     disable_progress_bar()
     measured: dict[str, dict[str, str | float]] = dict(json.loads(STORED.read_text())) if STORED.exists() else {}
     wanted = sys.argv[1:] or [family for family in FAMILIES if family not in measured]
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, closing(Pool(2)) as pool:
         _save_model(Path(scratch) / "nano")
         for number, family in enumerate(wanted):
-            measured[family] = dict(cells(family, Path(scratch) / "nano", Path(scratch) / str(number)))
+            measured[family] = dict(cells(family, Path(scratch) / "nano", Path(scratch) / str(number), pool))
             print(family, measured[family], flush=True)
             STORED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
 

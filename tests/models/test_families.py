@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from skyrl.config.model_overrides import LONGEST_ROW
 from skyrl.models.storing import Export
+from skyrl.planning.model_shape import COUNTED, shape_of
+from tests.learners.pool import Pool
 from tests.long_cases import long_except
 from tests.models.families import FAMILIES
-from tests.models.family_cells import COLUMNS, cells, definition, state, store, stored
+from tests.models.family_cells import COLUMNS, alone, cells, definition, rows, spread, state, store, stored
 
 DEFAULT = ("Qwen3", "Gemma 2", "Phi-3.5 and Phi-4-mini, LongRoPE", "Qwen3.5")
 """A plain family, one with windows and a soft cap, one whose rotation depends on length, one with a state."""
 
 
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pool]:
+    with closing(Pool(2)) as started:
+        yield started
+
+
 @pytest.mark.parametrize("family", long_except(FAMILIES, *DEFAULT))
-def test_a_family_does_what_its_row_says(family: str, nano: Path, tmp_path: Path) -> None:
-    found = {name: state(cell) for name, cell in cells(family, nano / "model", tmp_path)}
+def test_a_family_does_what_its_row_says(family: str, nano: Path, tmp_path: Path, pair: Pool) -> None:
+    found = {name: state(cell) for name, cell in cells(family, nano / "model", tmp_path, pair)}
     assert found == {name: state(stored()[family][name]) for name in COLUMNS}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["Qwen3", "OLMo 2", "OLMo 3", "Phi-3, windows", "GLM-4", "GPT-NeoX"])
+def test_deepspeed_cuts_the_matrices_of_a_family(family: str, nano: Path, tmp_path: Path) -> None:
+    """Also those whose inputs or outputs are whole on every rank."""
+    path = store(family, nano / "model", tmp_path / "model")
+    batch = rows(definition(path).config.vocab_size)
+    zero = {"strategy": "deepspeed", "policy.deepspeed_config.zero_optimization.stage": 2}
+    with closing(Pool(2, stay=True)) as ranks:
+        changes = {**zero, "policy.tensor_parallel_size": 2}
+        apart = spread(ranks, path, batch, alone(definition(path), batch), changes)
+    assert state(apart) == "exact"
 
 
 def test_the_table_has_every_family_and_no_wrong_number() -> None:
@@ -49,7 +72,20 @@ def test_the_table_has_every_family_and_no_wrong_number() -> None:
 def test_these_families_do_everything(family: str) -> None:
     row = stored()[family]
     assert row["rows"] == "packed, shared prompts"
-    assert {state(row[name]) for name in ("learner", "gradient", "engine", "lora", "export")} == {"exact"}
+    assert {state(row[name]) for name in ("learner", "gradient", "engine", "lora", "export", "sharded")} == {"exact"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_counted_or_said_to_be_estimated(family: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(FAMILIES[family].config())
+    shape = shape_of(model.config.to_dict())
+    weights = sum(each.numel() for each in model.parameters())
+    assert shape is None or shape.is_estimated or shape.parameters == pytest.approx(weights, rel=0.01)
+
+
+def test_the_kinds_that_are_counted_are_among_the_families() -> None:
+    assert {family.config().model_type for family in FAMILIES.values()} >= COUNTED
 
 
 def test_a_model_that_has_eager_attention_alone_is_exported(nano: Path, tmp_path: Path) -> None:
