@@ -18,6 +18,7 @@ from skyrl.processes.silence import Silence
 from skyrl.runs.experiment import Experiment
 from skyrl.runs.inputs import notice
 from skyrl.runs.progress_file import ProgressFile
+from skyrl.runs.read_again import carried_on, refuse_changed_inputs
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_lock import RunLock, changes_to_say
 from skyrl.runs.run_tree import field_path
@@ -48,6 +49,8 @@ class RunSession:
             finished = checkpoint is not None and self._is_last(checkpoint)
             is_whole = all(product.exists() for product in self._experiment.products)
             if not finished or not is_whole:  # the latter: stopped just before the end
+                if checkpoint is not None:
+                    self._read_again(checkpoint)
                 self._show_progress(checkpoint)
                 self._watch_progress()
                 with self._shutdown.in_loop(), event_loop() as run:
@@ -83,6 +86,13 @@ class RunSession:
         if sandbox is not None:
             self._folder.record_sandbox(sandbox)
         return checkpoint
+
+    def _read_again(self, checkpoint: Checkpoint | None) -> dict[str, str]:
+        """The digests of what the run reads again, compared with those of the checkpoint. Raises `ResumeError`."""
+        now = self._experiment.read_again()
+        if checkpoint is not None:
+            refuse_changed_inputs(checkpoint, now, self._cfg)
+        return carried_on(checkpoint, now)
 
     def _is_last(self, checkpoint: Checkpoint) -> bool:
         """Whether the checkpoint is final: it is of the last step, or an alarm ended the run there."""
@@ -134,6 +144,8 @@ class RunSession:
             await experiment.prepare()
             trackers = [experiment.get_tracker(first), StepsInLogs(experiment.processes, first), experiment.last]
             loop = experiment.get_loop(Trackers(trackers))
+            # once more, for models that were on the hub until now
+            experiment.saving.read_again = self._read_again(checkpoint)
             if checkpoint is not None:
                 self._report(checkpoint)
                 loop.load_state(dict(checkpoint.state["trainer"]))
