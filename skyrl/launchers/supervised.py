@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
-from skyrl.launchers.job import write_state
+from skyrl.launchers.job import process_id, write_state
 
 _ENDINGS = {0: "finished", EXIT_REQUEUE: "stopped", EXIT_INTERRUPTED: "stopped"}
 _LOOK_SECONDS = 0.5
@@ -28,12 +28,14 @@ def supervise(command: Sequence[str], folder: Path, environment: Mapping[str, st
     appears. Without it, only the first signal to stop is passed on to the command, which runs in a new session: a
     second signal would end the run before it has saved. SIGQUIT kills it.
     """
-    facts = {"host": socket.gethostname(), "pid": os.getpid(), "began": time.time()}
+    own = os.getpid()
+    facts = {"host": socket.gethostname(), "pid": own, "process": process_id(own), "began": time.time()}
     write_state(folder, state="starting", **facts)
     receiver = _Receiver(passes_on=ask is None)
     with receiver.hearing():
         child = subprocess.Popen(command, env=dict(environment), start_new_session=True)
         receiver.starts(child.pid)
+        facts["run"] = process_id(child.pid)
         write_state(folder, state="running", **facts)
         with _watching(ask, receiver):
             code = child.wait()

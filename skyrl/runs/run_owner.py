@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 LOCK, _OWNER = ".lock", ".owner"
+_UNKNOWN = "its owner cannot be read"
 
 
 def sign(folder: Path) -> None:
@@ -27,14 +28,15 @@ def unsign(folder: Path) -> None:
 
 def in_use(folder: Path, field: str) -> str:
     """The message about a folder that another run holds; `field` names the folder in the configuration."""
+    return f"{folder} is in use by another run ({owner(folder)}): wait for its end, or choose another {field}"
+
+
+def owner(folder: Path) -> str:
+    """The process that holds a folder, as `sign` wrote it."""
     try:
-        owner = (folder / _OWNER).read_text(encoding="utf-8")
+        return (folder / _OWNER).read_text(encoding="utf-8") or _UNKNOWN
     except OSError:
-        owner = ""
-    return (
-        f"{folder} is in use by another run ({owner or 'its owner cannot be read'}): wait for its end, or "
-        f"choose another {field}"
-    )
+        return _UNKNOWN
 
 
 def is_locked(folder: Path) -> bool:
