@@ -11,7 +11,8 @@ import time
 
 from skyrl.config.cluster import ClusterConfig
 from skyrl.errors import UserError
-from skyrl.launchers.job import LOGS, Job, Launch, forget_report, lives, process_id, state_in
+from skyrl.launchers.job import LOGS, Job, Launch, forget_report, state_in
+from skyrl.processes.lifetimes import lives, process_id
 
 SCRIPT = "run.sh"
 

@@ -20,8 +20,9 @@ from skyrl.cli.main import cli
 from skyrl.config.cluster import ClusterConfig
 from skyrl.config.sweep import SweepConfig, load_sweep
 from skyrl.errors import ConfigError, Stopped, UserError
-from skyrl.launchers.job import GONE, Job, Launch, lives, process_id, report_in, write_state
+from skyrl.launchers.job import GONE, Job, Launch, report_in, write_state
 from skyrl.launchers.local import LocalLauncher
+from skyrl.processes.lifetimes import lives, process_id
 from skyrl.sweeps.points import points_of
 from skyrl.sweeps.results import results, table
 from skyrl.sweeps.running import ACTIVE, _job, one_at_a_time, run_here
