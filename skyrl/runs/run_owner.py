@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 
 LOCK, _OWNER = ".lock", ".owner"
@@ -15,7 +15,7 @@ _UNKNOWN = "its owner cannot be read"
 
 def sign(folder: Path) -> None:
     """Write which process this is to `.owner`. The text outlives the lock, and is read only while the lock is held."""
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")  # unlike datetime's, it takes any TZ
     text = f"process {os.getpid()} on {socket.gethostname()}, since {now}"
     (folder / _OWNER).write_text(text, encoding="utf-8")
 

@@ -17,6 +17,7 @@ from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
 from skyrl.processes.silence import Silence
 from skyrl.runs.experiment import Experiment
 from skyrl.runs.inputs import notice
+from skyrl.runs.process_settings import ProcessSettings
 from skyrl.runs.progress_file import ProgressFile
 from skyrl.runs.read_again import carried_on, refuse_changed_inputs
 from skyrl.runs.resume import find_start
@@ -122,7 +123,8 @@ class RunSession:
             with self._shutdown.interruptible():
                 await experiment.saving.restore(checkpoint)
         if not finished:
-            loop = await self._make_loop(checkpoint)
+            loop = await self._make_loop(checkpoint, settings := ProcessSettings())
+            settings.begin()
             try:
                 with lasting_objects():
                     await loop.run()
@@ -130,6 +132,7 @@ class RunSession:
                 await self._folder.samples.finished()
             except BaseException as error:
                 await experiment.saving.finish_after(error)
+                settings.name_in(error)
                 raise
             finally:
                 loop.tracker.close()
@@ -137,12 +140,17 @@ class RunSession:
         await experiment.finish()
         self._folder.flush()
 
-    async def _make_loop(self, checkpoint: Checkpoint | None) -> TrainingLoop:
+    async def _make_loop(self, checkpoint: Checkpoint | None, settings: ProcessSettings) -> TrainingLoop:
         """The loop in its state at the checkpoint. Files that it will write again are deleted."""
         experiment, first = self._experiment, checkpoint.step if checkpoint else 0
         with self._shutdown.interruptible():
             await experiment.prepare()
-            trackers = [experiment.get_tracker(first), StepsInLogs(experiment.processes, first), experiment.last]
+            trackers = [
+                experiment.get_tracker(first),
+                StepsInLogs(experiment.processes, first),
+                experiment.last,
+                settings,
+            ]
             loop = experiment.get_loop(Trackers(trackers))
             # once more, for models that were on the hub until now
             experiment.saving.read_again = self._read_again(checkpoint)
