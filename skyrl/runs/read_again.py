@@ -78,9 +78,9 @@ def of_folder(field: str, folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def of_many(key: str, files: Iterable[Path]) -> dict[str, str]:
-    """One digest of many files, in the order of their paths; empty without files."""
+    """One digest of the content of many files, in the order of their paths; empty without files."""
     found = file_digests(sorted(files))
-    return {key: digest_of(f"{file} {digest}\n".encode() for file, digest in found.items())} if found else {}
+    return {key: digest_of(digest.encode() for digest in found.values())} if found else {}
 
 
 def judged_with(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> dict[str, str]:

@@ -15,8 +15,9 @@ from skyrl.config import ModelConfig, SkyRLTrainConfig, compose
 from skyrl.errors import ResumeError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.runs.read_again import STATE, carried_on, model_digests, refuse_changed_inputs
+from skyrl.runs.read_again import STATE, carried_on, judged_with, model_digests, refuse_changed_inputs
 from skyrl.storage import file_digests
+from skyrl.trajectory import Prompt
 from tests import nano_run, supervised_run
 from tests.nano_run import train
 
@@ -191,6 +192,20 @@ def test_an_input_that_changed_has_another_digest_under_its_field(of: Input, nan
     now = digests(values)
     assert before.keys() == now.keys()
     assert [name for name in before if before[name] != now[name]] == [place]
+
+
+def test_the_folders_of_harbor_tasks_are_read_again(nano: Path, tmp_path: Path) -> None:
+    run = nano_run.config(nano, tmp_path)
+    folder = tmp_path / "tasks" / "first"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "tests" / "test.sh").write_text("exit 0")
+    task = {"harbor_task": str(folder)}
+    prompt = Prompt(id="0:0", messages=(), token_ids=(1,), env_class="harbor", extras=task)
+    before = judged_with(run, [prompt])
+    assert before.keys() == {"the folders of Harbor tasks"}
+    (folder / "tests" / "test.sh").write_text("exit 1")
+    assert judged_with(run, [prompt]) != before
+    assert judged_with(run, []) == {}
 
 
 def digests(values: Any) -> dict[str, str]:
