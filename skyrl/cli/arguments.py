@@ -84,8 +84,13 @@ def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Files and arguments (`path=value`, `~path`, `@file`), each in order. A word with an equals sign is not a file.
 
     `~/run.toml` is a file in the home folder: it has a slash, or the suffix of a configuration file. Raises
-    `ConfigError` for an assignment with spaces around its equals sign.
+    `ConfigError` for an assignment with spaces around its equals sign, and `UserError` without a current folder, which
+    relative paths need.
     """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the current folder was deleted or unmounted: change to one that exists") from None
     _refuse_spaces(arguments)
     files = [
         word for word in arguments if "=" not in word and not word.startswith(("+", "-", "@")) and not _forgets(word)

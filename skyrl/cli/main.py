@@ -241,10 +241,12 @@ def _errors_as_exit_codes() -> Iterator[None]:
         _explain(hint or _traceback())
         sys.exit(2 if hint else 1)
     except OSError as error:
-        _explain(_of_a_file(error) or _traceback())
+        _explain(_of_a_file(error) or _of_a_limit(error) or _traceback())
         sys.exit(1)
-    except Exception:  # noqa: BLE001 - a defect of skyrl: print the full traceback, without secrets
-        _explain(_traceback())
+    except BaseException as error:  # a defect of skyrl: print the full traceback, without secrets
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
+        _explain(_of_a_limit(error) or _traceback())
         sys.exit(1)
 
 
@@ -266,6 +268,23 @@ def _of_a_file(error: OSError) -> str | None:
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return error.strerror if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+
+
+_PANIC = "PanicException"
+"""Name of the class of errors that libraries in Rust raise, which is no `Exception`."""
+
+
+def _of_a_limit(error: BaseException) -> str | None:
+    """The message for a limit of this machine on memory or threads; None for any other error."""
+    text = str(error)
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text:
+        return f"This process gets no more memory: raise its limit ({_MEMORY})."
+    if "can't start new thread" in text or "Resource temporarily unavailable" in text:
+        return f"This process gets no more threads: raise its limits (ulimit -u; for the memory of stacks {_MEMORY})."
+    return None
+
+
+_MEMORY = "ulimit -v, or that of its container or job"
 
 
 def _traceback() -> str:

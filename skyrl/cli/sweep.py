@@ -74,16 +74,24 @@ def sweep(
 
 def _train(target: str, asked: SweepConfig, trials: Trials, chosen: list[Any], at_once: int, cluster: Any) -> bool:
     """Train the chosen trials. Returns whether they have ended."""
-    from skyrl.sweeps.running import refuse_while_it_runs, run_here, submit_array
+    from skyrl.sweeps.running import (
+        one_at_a_time,
+        refuse_other_targets,
+        refuse_while_it_runs,
+        run_here,
+        submit_array,
+    )
 
     launcher = launcher_of(target, cluster)
+    refuse_other_targets(trials.folder, target)
     if target == "slurm":
         refuse_while_it_runs(trials.folder, launcher)
         started = submit_array(launcher, trials, chosen, at_once, asked.name)
         click.echo(f"{len(chosen)} runs were submitted as job {started.id}, {at_once} at a time.")
         click.echo(f"  skyrl launch status {started.folder}\n  skyrl launch stop {started.folder}")
         return False
-    run_here(launcher, chosen, at_once, click.echo)
+    with one_at_a_time(trials.folder):
+        run_here(launcher, chosen, at_once, click.echo)
     return True
 
 

@@ -32,6 +32,7 @@ from skyrl.processes.shutdown import ShutdownSignal
 from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
 from skyrl.runs.held import HeldResources
 from skyrl.runs.inputs import notice
+from skyrl.runs.read_again import TOKENIZER, model_digests, of_model
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.runs.session import RunSession
@@ -137,6 +138,16 @@ class BaseExp:
         """The models that a checkpoint holds."""
         return self.learners
 
+    def read_again(self) -> dict[str, str]:
+        """Digests of what a resumed run reads again: here the configuration of the model that is trained, the weights
+        below its adapter, and its tokenizer. See `skyrl.runs.read_again`.
+        """
+        model, own = self.cfg.trainer.policy.model, self.cfg.trainer.tokenizer_path
+        field = f"{kind_of(self.cfg).model}.path"
+        place = field if own is None else field_path(self.cfg, "tokenizer_path")
+        found = model_digests(field, model, weights=bool(model.lora.rank))
+        return found | of_model(place, own or self.model_path, TOKENIZER)
+
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer of the model that is trained."""
         fast, own = not self.cfg.trainer.disable_fast_tokenizer, self.cfg.trainer.tokenizer_path
@@ -223,7 +234,7 @@ class BaseExp:
     @property
     def model_path(self) -> str:
         """The model that training starts from."""
-        return required(self.cfg.trainer.policy.model.path, field_path(self.cfg, "policy.model.path"))
+        return required(self.cfg.trainer.policy.model.path, f"{kind_of(self.cfg).model}.path")
 
     @property
     def exports(self) -> Path:

@@ -18,6 +18,7 @@ from skyrl.learners.normalized_critic import NormalizedCritic
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective
 
@@ -52,6 +53,20 @@ class PolicyGradientModels(BaseExp):
         if self.reference and self.cfg.trainer.update_ref_every_epoch:
             models["ref"] = self.reference
         return models
+
+    def read_again(self) -> dict[str, str]:
+        """Digests of what a resumed run reads again, with the models beside the policy: those that no checkpoint holds
+        with their weights.
+        """
+        trainer, found = self.cfg.trainer, super().read_again()
+        if has_reference(self.cfg) and not trainer.update_ref_every_epoch:
+            ref = trainer.ref.model
+            found |= model_digests("trainer.ref.model.path", ref, weights=True)
+            found |= adapter_digests("trainer.ref.model.lora.path", ref)
+        if has_critic(self.cfg):
+            critic = trainer.critic.model
+            found |= model_digests("trainer.critic.model.path", critic, weights=bool(critic.lora.rank))
+        return found
 
     def get_policy(self) -> LearnerGroup[PolicyWorker]:
         """The model that learns, on all its ranks."""

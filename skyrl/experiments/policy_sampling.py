@@ -35,6 +35,7 @@ from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.runs.engine_changes import EngineChanges
 from skyrl.runs.inputs import check_data, look_at_the_models, notice, report_unread_variables, sandbox_in_force
+from skyrl.runs.read_again import files_below, judged_with, of_many
 from skyrl.runs.recorded import RecordedRun
 from skyrl.training.evaluation import Evaluation
 
@@ -81,6 +82,22 @@ class PolicySampling(BaseExp):
         """The run whose samples this one is trained on, in place of engines; None for runs that sample."""
         source = self.cfg.trainer.rollouts_from
         return RecordedRun(Path(source).expanduser()) if source else None
+
+    def read_again(self) -> dict[str, str]:
+        """Digests of what a resumed run reads again, with what sampling and judging read: validation rows, databases,
+        tasks, a reward model.
+        """
+        found, template = super().read_again(), self.cfg.generator.chat_template
+        if template.source == "file" and template.name_or_path is not None:
+            file = Path(template.name_or_path).expanduser()
+            found |= of_many("generator.chat_template.name_or_path", [file])
+        if self.recorded:
+            recording = self.recorded.recording.folder
+            return found | of_many("trainer.rollouts_from", files_below(recording))
+        if self.eval_dataset is not None:
+            found["data.val_data"] = self.eval_dataset.fingerprint
+        datasets = [dataset for dataset in (self.train_dataset, self.eval_dataset) if dataset is not None]
+        return found | judged_with(self.cfg, [prompt for dataset in datasets for prompt in dataset.prompts])
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The policy's tokenizer, with the chat template that is configured."""

@@ -33,6 +33,7 @@ from skyrl.learners.workers import SFTWorker
 from skyrl.models.loading import max_positions, refuse_small_vocabulary
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.runs.inputs import notice, report_unread_variables
+from skyrl.runs.read_again import of_many
 from skyrl.tracking.source_labels import source_labels
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.describe import Metrics
@@ -113,6 +114,14 @@ class SupervisedExp(BaseExp):
         if cfg.max_training_samples is not None:
             limits.append(batches_before(cfg.max_training_samples, rows, cfg.batch_size, cfg.epoch_tail))
         return min([steps, *(limit for limit in limits if limit is not None)])
+
+    def read_again(self) -> dict[str, str]:
+        """Digests of what a resumed run reads again, with the chat template and the rows to evaluate on."""
+        template, place = self.cfg.chat_template, "chat_template.name_or_path"
+        is_file = template.source == "file" and template.name_or_path is not None
+        found = super().read_again()
+        found |= of_many(place, [Path(str(template.name_or_path)).expanduser()]) if is_file else {}
+        return found | {f"eval_datasets: {name}": rows.fingerprint for name, rows in self.eval_datasets.items()}
 
     def load(self, sources: tuple[str, ...]) -> Rows[Any]:
         """Rows of this kind of run."""

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from skyrl.errors import UserError
+from skyrl.processes.lifetimes import lives
 
 RECORD = "launch.json"
 STATE = "state.json"
@@ -24,6 +26,12 @@ STOP = "stop"
 LOGS = "logs"
 TASKS = "tasks"
 """Folder that contains a folder for each task of an array, named by its number."""
+
+UNDER_WAY = ("starting", "running")
+"""States of a report whose run has not ended."""
+
+GONE = "failed (its process is gone)"
+"""State of a run that has ended without a report."""
 
 Target = Literal["local", "ray", "slurm"]
 
@@ -117,12 +125,7 @@ class Launch:
 
     def state(self, task: int | None = None) -> dict[str, Any]:
         """The last report of the command itself: `state`, `code`, `host`; empty before it began."""
-        folder = self.folder if task is None else self.folder / TASKS / str(task)
-        try:
-            found = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return report_in(self.folder if task is None else self.folder / TASKS / str(task))
 
     def ask_to_stop(self) -> None:
         """Mark the launch as ending, so that it is not started again."""
@@ -174,6 +177,43 @@ def launches(parent: Path) -> Iterator[Launch]:
     """Launches below a folder, the oldest first."""
     found = [Launch.read(file.parent) for file in parent.glob(f"*/{RECORD}")]
     yield from sorted(found, key=lambda launch: launch.submitted)
+
+
+def report_in(folder: Path) -> dict[str, Any]:
+    """The last report of the command of a launch: `state`, `code`, `host`, and the processes `process`, which reports,
+    and `run`; empty before it began.
+    """
+    try:
+        found = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def state_in(folder: Path) -> str:
+    """State of the run that was started last in a folder: `new`, or the last report. A report of a run that is under
+    way counts while one of its processes lives; `GONE` afterwards. Of another machine, a report is believed.
+    """
+    report, started = report_in(folder), _started_here(folder)
+    state = str(report.get("state", "new" if started is None else "starting"))
+    if state not in UNDER_WAY or report.get("host", socket.gethostname()) != socket.gethostname():
+        return state
+    processes = (started, report.get("process"), report.get("run"))
+    return state if any(lives(str(each)) for each in processes if each) else GONE
+
+
+def _started_here(folder: Path) -> str | None:
+    """The process that a launcher started on this machine; None if there is none."""
+    try:
+        launch = Launch.read(folder)
+    except UserError:
+        return None
+    return launch.id if launch.target == "local" else None
+
+
+def forget_report(folder: Path) -> None:
+    """Remove the report of an earlier run before another one is started in its folder."""
+    (folder / STATE).unlink(missing_ok=True)
 
 
 def write_state(folder: Path, **content: object) -> None:

@@ -8,11 +8,11 @@ import shlex
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 from skyrl.config.cluster import ClusterConfig
 from skyrl.errors import UserError
-from skyrl.launchers.job import LOGS, Job, Launch
+from skyrl.launchers.job import LOGS, Job, Launch, forget_report, state_in
+from skyrl.processes.lifetimes import lives, process_id
 
 SCRIPT = "run.sh"
 
@@ -28,6 +28,7 @@ class LocalLauncher:
         """Start the job in a new session, with its output in the launch's folder. Raises `UserError`."""
         if job.after or job.array:
             raise UserError("runs on this machine start at once: --after needs the target slurm")
+        forget_report(job.folder)
         script = job.folder / SCRIPT
         script.write_text(local_script(job, self._cluster, self._python), encoding="utf-8")
         with (job.folder / LOGS / "local.log").open("ab") as log:
@@ -43,7 +44,7 @@ class LocalLauncher:
             target="local",
             name=job.name,
             folder=job.folder,
-            id=f"{process.pid}:{began(process.pid)}",
+            id=process_id(process.pid),
             cwd=str(job.cwd),
             submitted=time.time(),
         )
@@ -52,22 +53,23 @@ class LocalLauncher:
         return launch
 
     def state(self, launch: Launch) -> str:
-        """The last report of the run, unless its process is gone."""
+        """The last report of the run, unless its processes are gone."""
         if (process := self._processes.get(launch.id)) is not None:
             process.poll()  # an ended child stays a zombie until it is polled
-        reported = str(launch.state().get("state", "starting"))
-        if reported in ("starting", "running") and not _is_alive(launch):
-            return "failed (its process is gone)"
-        return reported
+        return state_in(launch.folder)
 
     def stop(self, launch: Launch, *, now: bool) -> str:
         """Ask the run to save and end, or end it at once if `now`."""
         launch.ask_to_stop()
-        if not _is_alive(launch):
+        report = launch.state()
+        supervisors = [each for each in (launch.id, str(report.get("process"))) if lives(each)]
+        alone = [] if supervisors else [each for each in (str(report.get("run")),) if lives(each)]
+        for process in supervisors[:1] or alone:
+            kill = signal.SIGQUIT if supervisors else signal.SIGKILL
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(process.partition(":")[0]), kill if now else signal.SIGTERM)
+        if not supervisors and not alone:
             return f"{launch.name} has ended already."
-        pid = int(launch.id.partition(":")[0])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGQUIT if now else signal.SIGTERM)
         return f"{launch.name} was ended." if now else f"{launch.name} is saving a checkpoint and will then end."
 
 
@@ -79,19 +81,3 @@ def local_script(job: Job, cluster: ClusterConfig, python: str) -> str:
     words = [python, "-m", "skyrl.cli", "launch", "node", "--folder", str(job.folder), "--"]
     words += ["run", str(job.folder / "run.toml"), *job.words]
     return "\n".join([*lines, f"exec {shlex.join(words)}"]) + "\n"
-
-
-def began(pid: int) -> str:
-    """Start time of a process in kernel ticks, which distinguishes it from a later process with the same pid."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def _is_alive(launch: Launch) -> bool:
-    pid, _, start = launch.id.partition(":")
-    if began(int(pid)) != start or not start:
-        return False
-    status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    return status != "Z"

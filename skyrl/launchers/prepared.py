@@ -20,6 +20,7 @@ from skyrl.launchers.local import local_script
 from skyrl.launchers.ray import RayLauncher
 from skyrl.launchers.sbatch import script_of
 from skyrl.tree import get_at
+from skyrl.tree.rules import Check
 
 RUN_FILE = "run.toml"
 _SAVING_SECONDS = 60.0
@@ -38,12 +39,14 @@ class Prepared:
         *,
         environ: Mapping[str, str],
         strict: bool = False,
+        also: Sequence[Check[Any]] = (),
     ) -> None:
+        """`also` are further checks of the run, such as those of its folders."""
         self._target, self._cluster = target, cluster
         device = kind_of(chosen_root(files, overrides)).path("device")
         self.is_taken_for_cuda = target != "local" and _is_open(device, files, overrides, environ)
         taken = [f"{device}=cuda"] if self.is_taken_for_cuda else []
-        composed = compose(files, [*overrides, *taken], strict=strict, environ=environ)
+        composed = compose(files, [*overrides, *taken], strict=strict, environ=environ, also=lambda _: also)
         self.run: Any = composed.config
         """The configuration, resolved as far as this machine can tell."""
         self._warnings = composed.warnings

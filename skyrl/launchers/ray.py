@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from skyrl.config.cluster import ClusterConfig
 from skyrl.errors import UserError
-from skyrl.launchers.job import Job, Launch
+from skyrl.launchers.job import Job, Launch, forget_report
 
 if TYPE_CHECKING:
     from skyrl.processes.ray_jobs import RayJobs
@@ -33,6 +33,7 @@ class RayLauncher:
         if job.after or job.array:
             raise UserError("jobs of Ray start at once: --after needs the target slurm")
         address = self._cluster.ray.address
+        forget_report(job.folder)
         variables = {"PYTHONUNBUFFERED": "1", **self._cluster.variables}
         number = self._connected(address).submit(self.command(job), f"{job.folder.name}-{time.time_ns()}", variables)
         launch = Launch(

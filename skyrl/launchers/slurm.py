@@ -12,7 +12,7 @@ from attrs import evolve
 
 from skyrl.config.cluster import ClusterConfig
 from skyrl.errors import ProcessError, UserError
-from skyrl.launchers.job import RECORD, STOP, Job, Launch
+from skyrl.launchers.job import RECORD, STOP, TASKS, Job, Launch, forget_report
 from skyrl.launchers.node import make_token
 from skyrl.launchers.sbatch import SCRIPT, script_of
 
@@ -68,8 +68,10 @@ class SlurmLauncher:
         if job.machines.on_ray:
             make_token(job.folder)
         (job.folder / STOP).unlink(missing_ok=True)
-        number = self._command(["sbatch", "--parsable", str(script)]).strip().partition(";")[0]
         tasks = job.array.tasks if job.array else ()
+        for folder in (job.folder, *(job.folder / TASKS / str(task) for task in tasks)):
+            forget_report(folder)
+        number = self._command(["sbatch", "--parsable", str(script)]).strip().partition(";")[0]
         launch = Launch(
             target="slurm",
             name=job.name,

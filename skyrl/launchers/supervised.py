@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,10 @@ from types import FrameType
 
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
 from skyrl.launchers.job import write_state
+from skyrl.processes.lifetimes import process_id
+
+UNFINISHED = "SKYRL_UNFINISHED"
+"""Variable with a file that a launched run makes when it begins, and removes at its regular end."""
 
 _ENDINGS = {0: "finished", EXIT_REQUEUE: "stopped", EXIT_INTERRUPTED: "stopped"}
 _LOOK_SECONDS = 0.5
@@ -27,17 +32,28 @@ def supervise(command: Sequence[str], folder: Path, environment: Mapping[str, st
     With `ask`, a scheduler delivers its signals to the command itself, which also gets SIGTERM when the file `ask`
     appears. Without it, only the first signal to stop is passed on to the command, which runs in a new session: a
     second signal would end the run before it has saved. SIGQUIT kills it.
+
+    A run that ends with 0 in the middle, such as by `os._exit` of a user's code, has failed with exit code 1.
     """
-    facts = {"host": socket.gethostname(), "pid": os.getpid(), "began": time.time()}
+    own, unfinished = os.getpid(), folder.absolute() / "unfinished"
+    unfinished.unlink(missing_ok=True)
+    facts = {"host": socket.gethostname(), "pid": own, "process": process_id(own), "began": time.time()}
     write_state(folder, state="starting", **facts)
     receiver = _Receiver(passes_on=ask is None)
     with receiver.hearing():
-        child = subprocess.Popen(command, env=dict(environment), start_new_session=True)
+        child = subprocess.Popen(command, env={**environment, UNFINISHED: str(unfinished)}, start_new_session=True)
         receiver.starts(child.pid)
+        facts["run"] = process_id(child.pid)
         write_state(folder, state="running", **facts)
         with _watching(ask, receiver):
             code = child.wait()
     code = 128 - code if code < 0 else code
+    if code == 0 and unfinished.exists():
+        print(
+            f"The run did not reach its end: something in it ended its process {child.pid} (os._exit?).",
+            file=sys.stderr,
+        )
+        code = 1
     write_state(folder, state=_ENDINGS.get(code, "failed"), code=code, **facts)
     return code
 

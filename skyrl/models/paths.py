@@ -9,7 +9,8 @@ from pathlib import Path
 
 from skyrl.hub import HUB_NAME, beside, hub_failure
 
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
+"""Name of the file that lists the files of a model's weights."""
 
 
 def local_folder(path: str) -> Path | None:
@@ -55,18 +56,25 @@ def tokenizer_failure(path: str) -> str | None:
     return why and f"the tokenizer {path} cannot be loaded: there is no such folder here{beside(path)}, and {why}"
 
 
-def _missing_weights(folder: Path, path: str) -> str | None:
-    """A sentence on missing weights, or None. An index names all files of the weights; without one, any safetensors
-    file suffices.
+def weight_files(folder: Path) -> set[str]:
+    """Names of the files of a model's weights: those of its index or, without one, all safetensors files. Raises
+    `ValueError` if the index is damaged.
     """
-    index = folder / _INDEX
-    if index.is_file():
-        try:
-            files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return f"{_INDEX} in {path} is damaged: copy the model again"
-    else:
-        files = {file.name for file in folder.glob("*.safetensors")}
+    index = folder / INDEX
+    if not index.is_file():
+        return {file.name for file in folder.glob("*.safetensors")}
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} names no files") from error
+
+
+def _missing_weights(folder: Path, path: str) -> str | None:
+    """A sentence on missing weights, or None."""
+    try:
+        files = weight_files(folder)
+    except ValueError:
+        return f"{INDEX} in {path} is damaged: copy the model again"
     if not files:
         return f"the folder {path} contains no weights in safetensors, the only supported format"
     missing = sorted(name for name in files if not (folder / name).is_file())

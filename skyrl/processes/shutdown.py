@@ -220,4 +220,4 @@ def seconds_until(moment: float | str) -> float:
     """Seconds of a duration, or from now to a point in time in ISO 8601, by the clock of this machine."""
     if not isinstance(moment, str):
         return moment
-    return datetime.fromisoformat(moment).astimezone().timestamp() - time.time()
+    return datetime.fromisoformat(moment).timestamp() - time.time()

@@ -18,6 +18,7 @@ from skyrl.config.stored import stored_tree
 from skyrl.errors import ResumeError
 from skyrl.learners.group import ScorerGroup
 from skyrl.processes.redaction import redacted_configuration
+from skyrl.runs.read_again import STATE, Digests
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun
 from skyrl.tracking.tracker import LastMetrics
@@ -53,6 +54,8 @@ class CheckpointManager:
         self._run, self._store, self._models, self._turns = run, store, models, turns
         self._folder, self._last = folder, last
         self._pending = PendingSave()
+        self.read_again: Digests = {}
+        """Digests of what a resumed run reads again besides its checkpoint."""
 
     async def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Copy the state of every model and write it with the loop's `state`, at once or while the run continues.
@@ -74,7 +77,7 @@ class CheckpointManager:
         checkpoint = Checkpoint(
             step=step,
             models={},
-            state={"trainer": deepcopy(state), **numbers},  # it is written later
+            state={"trainer": deepcopy(state), STATE: self.read_again, **numbers},  # it is written later
             config=redacted_configuration(stored_tree(self._run)),
             fingerprint=fingerprint(self._run),
             derived=derived(self._run),

@@ -72,6 +72,9 @@ class Experiment(Protocol):
         Raises `TaskError`, `DataError`, `ModelError`, `ConfigError`.
         """
 
+    def read_again(self) -> dict[str, str]:
+        """Digests of what a resumed run reads again besides its training rows. See `skyrl.runs.read_again`."""
+
     def get_alarms(self) -> Alarms:
         """Alarms of the configuration, in their initial state."""
 

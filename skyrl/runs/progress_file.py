@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from skyrl.errors import Stopped
+from skyrl.launchers.supervised import UNFINISHED
+from skyrl.processes.lifetimes import process_id
 from skyrl.processes.memory import resident_bytes
 from skyrl.processes.progress import Progress
 from skyrl.processes.redaction import redacted_tree
@@ -26,12 +29,17 @@ class ProgressFile:
     def __init__(self, folder: Path, progress: Progress, *, name: str, total_steps: int, first_step: int) -> None:
         """`first_step` is the step at which the session begins."""
         self._path, self._progress = folder / FILE, progress
-        self._fixed = {"pid": os.getpid(), "name": name, "total_steps": total_steps, "first_step": first_step}
+        own = {"pid": os.getpid(), "process": process_id(os.getpid()), "host": socket.gethostname()}
+        self._fixed = {**own, "name": name, "total_steps": total_steps, "first_step": first_step}
+        self._unfinished = os.environ.get(UNFINISHED)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._write_on, name="skyrl-progress", daemon=True)
 
     def __enter__(self) -> Self:
         self.write("running")
+        if self._unfinished is not None:
+            with contextlib.suppress(OSError):
+                Path(self._unfinished).touch()
         self._thread.start()
         return self
 
@@ -42,6 +50,9 @@ class ProgressFile:
         self._thread.join()
         stopped = kind is not None and issubclass(kind, Stopped | KeyboardInterrupt)
         self.write("finished" if kind is None else "stopped" if stopped else "failed")
+        if self._unfinished is not None and kind is None:
+            with contextlib.suppress(OSError):
+                Path(self._unfinished).unlink()
 
     def write(self, state: str) -> None:
         """Replace the file with the current state."""

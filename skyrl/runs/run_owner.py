@@ -5,16 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 
 LOCK, _OWNER = ".lock", ".owner"
+_UNKNOWN = "its owner cannot be read"
 
 
 def sign(folder: Path) -> None:
     """Write which process this is to `.owner`. The text outlives the lock, and is read only while the lock is held."""
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")  # unlike datetime's, it takes any TZ
     text = f"process {os.getpid()} on {socket.gethostname()}, since {now}"
     (folder / _OWNER).write_text(text, encoding="utf-8")
 
@@ -27,14 +28,15 @@ def unsign(folder: Path) -> None:
 
 def in_use(folder: Path, field: str) -> str:
     """The message about a folder that another run holds; `field` names the folder in the configuration."""
+    return f"{folder} is in use by another run ({owner(folder)}): wait for its end, or choose another {field}"
+
+
+def owner(folder: Path) -> str:
+    """The process that holds a folder, as `sign` wrote it."""
     try:
-        owner = (folder / _OWNER).read_text(encoding="utf-8")
+        return (folder / _OWNER).read_text(encoding="utf-8") or _UNKNOWN
     except OSError:
-        owner = ""
-    return (
-        f"{folder} is in use by another run ({owner or 'its owner cannot be read'}): wait for its end, or "
-        f"choose another {field}"
-    )
+        return _UNKNOWN
 
 
 def is_locked(folder: Path) -> bool:

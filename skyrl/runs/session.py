@@ -17,7 +17,9 @@ from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
 from skyrl.processes.silence import Silence
 from skyrl.runs.experiment import Experiment
 from skyrl.runs.inputs import notice
+from skyrl.runs.process_settings import ProcessSettings
 from skyrl.runs.progress_file import ProgressFile
+from skyrl.runs.read_again import carried_on, refuse_changed_inputs
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_lock import RunLock, changes_to_say
 from skyrl.runs.run_tree import field_path
@@ -48,6 +50,8 @@ class RunSession:
             finished = checkpoint is not None and self._is_last(checkpoint)
             is_whole = all(product.exists() for product in self._experiment.products)
             if not finished or not is_whole:  # the latter: stopped just before the end
+                if checkpoint is not None:
+                    self._read_again(checkpoint)
                 self._show_progress(checkpoint)
                 self._watch_progress()
                 with self._shutdown.in_loop(), event_loop() as run:
@@ -84,6 +88,13 @@ class RunSession:
             self._folder.record_sandbox(sandbox)
         return checkpoint
 
+    def _read_again(self, checkpoint: Checkpoint | None) -> dict[str, str]:
+        """The digests of what the run reads again, compared with those of the checkpoint. Raises `ResumeError`."""
+        now = self._experiment.read_again()
+        if checkpoint is not None:
+            refuse_changed_inputs(checkpoint, now, self._cfg)
+        return carried_on(checkpoint, now)
+
     def _is_last(self, checkpoint: Checkpoint) -> bool:
         """Whether the checkpoint is final: it is of the last step, or an alarm ended the run there."""
         alarms = self._experiment.get_alarms()
@@ -112,7 +123,8 @@ class RunSession:
             with self._shutdown.interruptible():
                 await experiment.saving.restore(checkpoint)
         if not finished:
-            loop = await self._make_loop(checkpoint)
+            loop = await self._make_loop(checkpoint, settings := ProcessSettings())
+            settings.begin()
             try:
                 with lasting_objects():
                     await loop.run()
@@ -120,6 +132,7 @@ class RunSession:
                 await self._folder.samples.finished()
             except BaseException as error:
                 await experiment.saving.finish_after(error)
+                settings.name_in(error)
                 raise
             finally:
                 loop.tracker.close()
@@ -127,13 +140,20 @@ class RunSession:
         await experiment.finish()
         self._folder.flush()
 
-    async def _make_loop(self, checkpoint: Checkpoint | None) -> TrainingLoop:
+    async def _make_loop(self, checkpoint: Checkpoint | None, settings: ProcessSettings) -> TrainingLoop:
         """The loop in its state at the checkpoint. Files that it will write again are deleted."""
         experiment, first = self._experiment, checkpoint.step if checkpoint else 0
         with self._shutdown.interruptible():
             await experiment.prepare()
-            trackers = [experiment.get_tracker(first), StepsInLogs(experiment.processes, first), experiment.last]
+            trackers = [
+                experiment.get_tracker(first),
+                StepsInLogs(experiment.processes, first),
+                experiment.last,
+                settings,
+            ]
             loop = experiment.get_loop(Trackers(trackers))
+            # once more, for models that were on the hub until now
+            experiment.saving.read_again = self._read_again(checkpoint)
             if checkpoint is not None:
                 self._report(checkpoint)
                 loop.load_state(dict(checkpoint.state["trainer"]))

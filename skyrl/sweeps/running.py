@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from skyrl.config.cluster import ClusterConfig
-from skyrl.errors import UserError
-from skyrl.launchers.job import LOGS, RECORD, Array, Job, Launch, Launcher, Machines
+from skyrl.errors import Stopped, UserError
+from skyrl.launchers.job import GONE, LOGS, RECORD, TASKS, Array, Job, Launch, Launcher, Machines, state_in
 from skyrl.launchers.prepared import machines_of
+from skyrl.runs.run_owner import LOCK, owner, sign, unsign
 from skyrl.sweeps.trials import Trial, Trials, spelled
 
 ACTIVE = ("waiting", "starting", "running", "ending")
@@ -19,24 +23,82 @@ _LOOK_SECONDS = 0.5
 
 
 def run_here(launcher: Launcher, trials: Sequence[Trial], at_once: int, say: Callable[[str], None]) -> None:
-    """Start each trial as a separate launch and wait for all; on Ctrl-C or SIGTERM, running trials save and end."""
-    waiting, running, pause = list(trials), dict[int, tuple[Trial, Launch]](), threading.Event()
+    """Start each trial as a separate launch and wait for all; on Ctrl-C or SIGTERM, running trials save and end.
+
+    Trials that an earlier command has started and that still run are not started again, but waited for and counted.
+    """
+    by_number = {trial.number: trial for trial in trials}
+    running = _taken_over(launcher, trials, say)
+    waiting, pause = [trial for trial in trials if trial.number not in running], threading.Event()
+    again = set[int]()
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
                 trial = waiting.pop(0)
-                running[trial.number] = trial, launcher.start(_job(trial))
+                running[trial.number] = launcher.start(_job(trial))
                 say(f"trial {trial.number} started: {spelled(trial.point)}")
-            _note_the_ended(launcher, running, say)
+            for number, state in _note_the_ended(launcher, running, say):
+                if state == GONE and number in by_number and number not in again:  # it may have finished all the same
+                    again.add(number)
+                    waiting.insert(0, by_number[number])
             if running:
                 pause.wait(_LOOK_SECONDS)
-    except BaseException:
-        for _, launch in running.values():
+    except BaseException as error:
+        for launch in running.values():
             launcher.stop(launch, now=False)
+        ended = len(running)
         while running:
             _note_the_ended(launcher, running, say)
             pause.wait(_LOOK_SECONDS)
+        if isinstance(error, Stopped):
+            told = f"The sweep was stopped, and running trials with it: {ended}. The same command continues them."
+            raise Stopped(told, error.exit_code) from None
         raise
+
+
+def _taken_over(launcher: Launcher, trials: Sequence[Trial], say: Callable[[str], None]) -> dict[int, Launch]:
+    """Launches of trials that an earlier command has started and that still run, those of values that the sweep no
+    longer has included.
+    """
+    running, points = {}, {trial.number: spelled(trial.point) for trial in trials}
+    for launch in _launches_in(trials[0].folder.parent) if trials else ():
+        if launcher.state(launch).startswith(ACTIVE):
+            number = int(launch.folder.name)
+            running[number] = launch
+            say(f"trial {number} is running already: {points.get(number, 'values that the sweep no longer has')}")
+    return running
+
+
+def _launches_in(tasks: Path) -> list[Launch]:
+    return [Launch.read(file.parent) for file in sorted(tasks.glob(f"[0-9]*/{RECORD}"))]
+
+
+def refuse_other_targets(folder: Path, target: str) -> None:
+    """Raise `UserError` if a trial of the sweep in this folder runs on another target: it would be trained twice."""
+    for launch in _launches_in(folder / TASKS):
+        if launch.target != target and (state := state_in(launch.folder)).startswith(ACTIVE):
+            raise UserError(
+                f"trial {launch.folder.name} of this sweep is {state} (target {launch.target}): wait for it, or end it "
+                f"(skyrl launch stop {launch.folder})"
+            )
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Context in which no other command starts trials of the sweep in this folder. Raises `UserError` if one does."""
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(
+            f"another skyrl sweep trains the trials in {folder} ({owner(folder)}): wait for its end, or stop it"
+        ) from None
+    try:
+        sign(folder)
+        yield
+    finally:
+        unsign(folder)
+        lock.release()
 
 
 def submit_array(launcher: Launcher, trials: Trials, chosen: Sequence[Trial], at_once: int, name: str) -> Launch:
@@ -64,13 +126,18 @@ def _job(trial: Trial) -> Job:
     return Job(name=trial.run_folder.parent.name, folder=trial.folder, cwd=Path.cwd(), machines=machines)
 
 
-def _note_the_ended(launcher: Launcher, running: dict[int, tuple[Trial, Launch]], say: Callable[[str], None]) -> None:
-    for number, (trial, launch) in list(running.items()):
+def _note_the_ended(
+    launcher: Launcher, running: dict[int, Launch], say: Callable[[str], None]
+) -> list[tuple[int, str]]:
+    """Remove the launches that have ended from `running`. Returns their numbers and states."""
+    ended = []
+    for number, launch in list(running.items()):
         state = launcher.state(launch)
         if not state.startswith(ACTIVE):
             del running[number]
-            log = trial.folder / LOGS
-            say(f"trial {number} {state}" + (f": see {log}" if state.startswith("failed") else ""))
+            ended.append((number, state))
+            say(f"trial {number} {state}" + (f": see {launch.folder / LOGS}" if state.startswith("failed") else ""))
+    return ended
 
 
 def _largest(trials: Sequence[Trial]) -> Machines:

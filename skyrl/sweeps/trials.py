@@ -16,7 +16,7 @@ from skyrl.config.kinds import kind_of
 from skyrl.config.load import compose, load
 from skyrl.config.sweep import SweepConfig, draws_of, flat
 from skyrl.errors import ConfigError, Problem, UserError
-from skyrl.launchers.job import STATE, TASKS
+from skyrl.launchers.job import TASKS, state_in
 from skyrl.launchers.prepared import RUN_FILE
 from skyrl.sweeps.points import Point, points_of
 from skyrl.tree import fingerprint, get_at, thaw
@@ -49,11 +49,8 @@ class Trial:
 
     @property
     def state(self) -> str:
-        """The last report of the trial: finished, failed, stopped, running, starting; new if it has not begun."""
-        try:
-            return str(json.loads((self.folder / STATE).read_text(encoding="utf-8"))["state"])
-        except (OSError, ValueError, KeyError):
-            return "new"
+        """State of the run that was started last: finished, failed, stopped, running, starting; new if none was."""
+        return state_in(self.folder)
 
     def write(self) -> None:
         """Create the trial's folder and write its configuration file."""
@@ -182,7 +179,7 @@ def _numbers(folder: Path) -> dict[str, int]:
 
 
 def waiting(trials: Trials, *, retry: bool) -> Iterator[Trial]:
-    """Trials to train now: all that have not finished; failed ones only with `retry`."""
+    """Trials to train now, or to wait for: all that have not finished; with a reported failure only if `retry`."""
     for trial in trials.trials:
         if trial.state != "finished" and (retry or trial.state != "failed"):
             yield trial

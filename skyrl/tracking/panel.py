@@ -21,7 +21,7 @@ _QUIET_AFTER = 10.0
 def panel(run: RunProgress) -> Panel:
     """Progress of the run and of its step, reward, speed, engines, memory, and the last warning."""
     now = run.now
-    title = f"{now.name or 'run'}: {now.state}"
+    title = f"{now.name or 'run'}: {run.state}"
     steps = Table.grid(Column(ratio=1), Column(no_wrap=True), padding=(0, 2), expand=True)
     steps.add_row(ProgressBar(total=max(1, now.total_steps), completed=run.step), Text(_steps(run)))
     parts: list[RenderableType] = [steps, _numbers(run)]

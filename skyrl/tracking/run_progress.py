@@ -7,6 +7,7 @@ progress.json     current activity of the run, replaced every second: `skyrl.run
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,10 +17,14 @@ from typing import Any
 
 import attrs
 
+from skyrl.processes.lifetimes import lives
 from skyrl.storage.json_files import complete_lines, record_of
 
 FILE = "progress.json"
 """Name of the file in the run's folder."""
+
+GONE = "gone"
+"""State of a run whose process has ended without a report: it was killed, or its own code ended it."""
 
 _SHOWN = 60
 """Number of steps whose rewards are kept."""
@@ -34,7 +39,12 @@ class Now:
     """Content of `progress.json`."""
 
     state: str = "running"
-    """State of the run: running, finished, stopped, or failed."""
+    """State of the run: running, finished, stopped, failed, or `GONE`."""
+
+    process: str = ""
+    """`process_id` of the command; empty in runs of earlier versions."""
+
+    host: str = ""
 
     name: str = ""
     total_steps: int = 0
@@ -100,6 +110,12 @@ class RunProgress:
         return int(self.last.get("step", 0))
 
     @property
+    def state(self) -> str:
+        """State of the run in words, with the step that it had reached if its process is gone."""
+        at = f": its process ended without a word, at step {self.step} of {self.now.total_steps}"
+        return self.now.state + (at if self.now.state == GONE else "")
+
+    @property
     def seconds_left(self) -> float | None:
         """Estimate from this session's steps, without its first, which warms up; None before there is such a step."""
         timed = [seconds for step, seconds in self._seconds if step > self.now.first_step + 1]
@@ -113,12 +129,22 @@ class RunProgress:
         return {name.removeprefix("timing/"): float(value) for name, value in found.items()}
 
     def _read_now(self) -> None:
+        """Read `progress.json`, again if its process is gone: it may have ended properly after the first look."""
         try:
-            text = self._file.read_text(encoding="utf-8")
-            self.now = Now.read(text)
-            self._text = text
+            for _ in range(2):
+                text = self._file.read_text(encoding="utf-8")
+                self.now = Now.read(text)
+                self._text = text
+                if not self._is_gone():
+                    return
+            self.now = attrs.evolve(self.now, state=GONE)
         except (OSError, ValueError, TypeError):
             return  # not written yet
+
+    def _is_gone(self) -> bool:
+        now = self.now
+        is_here = bool(now.process) and now.host == socket.gethostname()
+        return now.state == "running" and is_here and not lives(now.process)
 
     def _read_metrics(self) -> None:
         """Read the new complete lines; a file that was replaced, as by a resumed run, is read again from the start."""

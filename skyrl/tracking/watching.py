@@ -58,7 +58,7 @@ def _refuse_strange(folder: Path) -> None:
 
 def follow(folder: Path, say: Callable[[str], None], ended: threading.Event, *, look_every: float = LOOK_EVERY) -> str:
     """Report the last step and each new one through `say`, until the run has ended or `ended` is set. Returns the run's
-    last state.
+    last state in words.
 
     Raises `UserError` if no run has written its progress into the folder.
     """
@@ -70,7 +70,7 @@ def follow(folder: Path, say: Callable[[str], None], ended: threading.Event, *, 
     run.on_step = lambda: say(line(run))
     while run.now.state == "running" and not ended.wait(look_every):
         run.look()
-    return run.now.state
+    return run.state
 
 
 def line(run: RunProgress) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from skyrl.cli import main as command
 from skyrl.errors import (
@@ -21,6 +23,11 @@ from skyrl.errors import (
     UserError,
 )
 
+
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
 ENDINGS: list[tuple[BaseException, int, str]] = [
     (UserError("no such file"), 2, "no such file"),
     (ConfigError([Problem(path="trainer.seed", message="is odd")]), 2, "trainer.seed"),
@@ -30,7 +37,13 @@ ENDINGS: list[tuple[BaseException, int, str]] = [
     (ProcessError("engine-0 died"), 1, "engine-0 died"),
     (NonFiniteError("the loss is nan"), 1, "the loss is nan"),
     (ZeroDivisionError("of a mistake"), 1, "ZeroDivisionError: of a mistake"),
-    (MemoryError(), 1, "MemoryError"),
+    (MemoryError(), 1, "This process gets no more memory: raise its limit (ulimit -v, or that of"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"), 1, "This process gets no more memory"),
+    (RuntimeError("can't start new thread"), 1, "This process gets no more threads: raise its limits (ulimit -u;"),
+    (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), 1, "This process gets no more threads"),
+    (PanicException("ThreadPoolBuildError { Resource temporarily unavailable }"), 1, "gets no more threads"),
+    (PanicException("index out of bounds"), 1, "PanicException: index out of bounds"),
+    (RuntimeError("another"), 1, "RuntimeError: another"),
     (PermissionError(errno.EACCES, "Permission denied", "out/x"), 1, "out/x: Permission denied\n"),
     (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device\n"),
     (OSError(errno.EBADF, "Bad file descriptor"), 1, "Traceback"),
@@ -54,7 +67,9 @@ def test_every_way_to_end_has_its_exit_code_and_says_why(
     with pytest.raises(SystemExit) as ended:
         command.main([])
     assert ended.value.code == code
-    assert said in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert said in told
+    assert ("Traceback" in told) == (said == "Traceback" or f"{type(ending).__name__}: " in said)
 
 
 def test_a_file_that_cannot_be_written_is_named_without_a_traceback(
@@ -67,6 +82,18 @@ def test_a_file_that_cannot_be_written_is_named_without_a_traceback(
     with pytest.raises(SystemExit):
         command.main([])
     assert capsys.readouterr().err == "out.svg: Read-only file system\n"
+
+
+@pytest.mark.parametrize("words", [["run"], ["config", "check"], ["doctor"], ["launch", "local"], ["plan"]])
+def test_a_current_folder_that_was_deleted_is_told(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = CliRunner().invoke(command.cli, [*words, "trainer.policy.model.path=/model"])
+    assert isinstance(done.exception, UserError), done.exception
+    assert str(done.exception) == "the current folder was deleted or unmounted: change to one that exists"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -14,9 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skyrl.cli.main import cli
+from skyrl.config import compose
 from skyrl.config.cluster import ClusterConfig
 from skyrl.config.machines import need_of
-from skyrl.errors import ProcessError, UserError
+from skyrl.config.stored import stored_form
+from skyrl.errors import ConfigError, ProcessError, UserError
 from skyrl.launchers.job import Launch, Machines, new_folder
 from skyrl.launchers.local import LocalLauncher
 from skyrl.launchers.prepared import Prepared
@@ -132,6 +135,31 @@ def test_a_launch_that_is_refused_leaves_no_folder(nano: Path, here: Path) -> No
     assert isinstance(done.exception, UserError)
     assert "--after needs the target slurm" in str(done.exception)
     assert not (here / "launches").exists()
+
+
+@pytest.mark.parametrize("target", ["local", "ray", "slurm"])
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("trainer.seed", 7, "trainer.seed .* 42 there, 7 here"),
+        ("trainer.algorithm.eps_clip_low", 0.1, "eps_clip_low .* 0.2 there, 0.1 here"),
+        ("trainer.run_name", "another", None),
+    ],
+)
+def test_a_folder_of_another_run_is_refused_before_anything_is_submitted(
+    target: str, field: str, value: object, said: str | None, nano: Path, here: Path
+) -> None:
+    values = overrides(nano, here)
+    (here / "run").mkdir()
+    stored = stored_form(compose([], values).config)
+    (here / "run" / "config.json").write_text(json.dumps(stored))
+    done = launch(target, "--dry-run", *as_words(values | {field: value}))
+    if said is None:
+        assert done.exit_code == 0, done.output
+        return
+    assert isinstance(done.exception, ConfigError)
+    assert re.search(said, str(done.exception))
+    assert "run belongs to a run with another configuration" in str(done.exception)
 
 
 REFUSING = """#!/bin/bash

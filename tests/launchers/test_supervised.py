@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.launchers.job import STATE
+from skyrl.launchers.job import STATE, report_in
 from skyrl.launchers.supervised import supervise
+from skyrl.tracking.watching import follow
 
 WAITS = """
 import signal, sys
@@ -40,6 +41,47 @@ def test_a_command_that_is_killed_has_failed(tmp_path: Path) -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert supervise([sys.executable, "-c", program], tmp_path, os.environ) == 137
     assert state(tmp_path)["state"] == "failed"
+
+
+ENDS = """
+import os, signal, sys
+from pathlib import Path
+from skyrl.processes.progress import Progress
+from skyrl.runs.progress_file import ProgressFile
+folder = Path(sys.argv[1])
+with ProgressFile(folder, Progress(), name="mine", total_steps=3, first_step=0):
+    (folder / "metrics.jsonl").write_text('{"step": 1}\\n')
+    exec(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "state", "watched"),
+    [
+        ("pass", 0, "finished", "finished"),
+        ("sys.exit(0)", 1, "failed", "failed"),
+        ("sys.exit(75)", 75, "stopped", "failed"),
+        ("raise ValueError", 1, "failed", "failed"),
+        ("os._exit(0)", 1, "failed", "gone: its process ended without a word, at step 1 of 3"),
+        ("os._exit(75)", 75, "stopped", "gone: its process ended without a word, at step 1 of 3"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            137,
+            "failed",
+            "gone: its process ended without a word, at step 1 of 3",
+        ),
+        ("os.execv('/bin/true', ['true'])", 1, "failed", "gone: its process ended without a word, at step 1 of 3"),
+    ],
+)
+def test_a_run_that_ends_in_the_middle_has_not_finished(
+    ends: str, code: int, state: str, watched: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert supervise([sys.executable, "-c", ENDS, str(tmp_path), ends], tmp_path, environ) == code
+    assert (report_in(tmp_path)["state"], report_in(tmp_path)["code"]) == (state, code)
+    assert follow(tmp_path, lambda line: None, threading.Event()) == watched
+    assert ("did not reach its end" in capfd.readouterr().err) == (code == 1 and "raise" not in ends)
+    assert supervise(["true"], tmp_path, os.environ) == 0  # what is left of it counts no more
 
 
 def test_a_file_asks_the_command_to_stop(tmp_path: Path) -> None:

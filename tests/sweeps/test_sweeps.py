@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +17,16 @@ import tomli_w
 from click.testing import CliRunner, Result
 
 from skyrl.cli.main import cli
+from skyrl.config.cluster import ClusterConfig
 from skyrl.config.sweep import SweepConfig, load_sweep
-from skyrl.errors import ConfigError
-from skyrl.launchers.job import Job, Launch, write_state
+from skyrl.errors import ConfigError, Stopped, UserError
+from skyrl.launchers.job import GONE, Job, Launch, report_in, write_state
+from skyrl.launchers.local import LocalLauncher
+from skyrl.processes.lifetimes import lives, process_id
 from skyrl.sweeps.points import points_of
 from skyrl.sweeps.results import results, table
-from skyrl.sweeps.running import run_here
-from skyrl.sweeps.trials import Trials, trials_of, waiting
+from skyrl.sweeps.running import ACTIVE, _job, one_at_a_time, run_here
+from skyrl.sweeps.trials import Trial, Trials, trials_of, waiting
 from tests.nano_run import overrides
 
 LR = "trainer.policy.optimizer_config.lr"
@@ -205,12 +213,158 @@ def test_an_interrupted_sweep_lets_its_runs_save(here: Path, monkeypatch: pytest
 
     def say(line: str) -> None:
         if line.startswith("trial 1 started"):
-            raise KeyboardInterrupt
+            raise Stopped("Stopped by SIGTERM; nothing was saved.", 75)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stopped, match="running trials with it: 2. The same command continues them") as stopped:
         run_here(launcher, found.trials, 2, say)
+    assert stopped.value.exit_code == 75
     assert launcher.stopped == ["0", "1"]
     assert launcher.running == {}
+
+
+STUB = """
+import os, sys
+from pathlib import Path
+from skyrl.launchers.supervised import supervise
+folder = Path(sys.argv[sys.argv.index("--folder") + 1])
+wait = 'echo >> "$0/began"; trap "exit 75" TERM; until [ -e "$0/end" ]; do sleep 0.02; done; exit 0'
+sys.exit(supervise(["bash", "-c", wait, str(folder)], folder, os.environ))
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], LocalLauncher]]:
+    """Makes launchers on this machine as separate commands do. Each run ends when the file `end` is in its folder."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setattr("skyrl.sweeps.running._LOOK_SECONDS", 0.02)
+    (tmp_path / "stub.py").write_text(STUB)
+    (tmp_path / "python").write_text(f'#!/bin/bash\nexec {sys.executable} {tmp_path / "stub.py"} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    made = list[LocalLauncher]()
+
+    def make() -> LocalLauncher:
+        made.append(LocalLauncher(ClusterConfig(), str(tmp_path / "python")))
+        return made[-1]
+
+    yield make
+    for folder in tmp_path.glob("sweeps/*/tasks/*"):
+        (folder / "end").touch()
+    for process in (each for launcher in made for each in launcher._processes.values()):
+        process.wait()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Return when it holds."""
+    pause = threading.Event()
+    while not holds():
+        pause.wait(0.02)
+
+
+def runs_of(folder: Path) -> int:
+    """How often a run began in a trial's folder."""
+    return len((folder / "began").read_text()) if (folder / "began").exists() else 0
+
+
+def process_of(trial: Trial, name: str) -> int:
+    return int(report_in(trial.folder)[name].partition(":")[0])
+
+
+def test_a_second_start_waits_for_what_the_first_one_started(here: Path, launcher: Callable[[], LocalLauncher]) -> None:
+    found = trials(seeds=(1, 2, 3))
+    found.write()
+    first, lines = launcher(), list[str]()
+    for trial in found.trials[:2]:  # then the first command is killed
+        write_state(trial.folder, state="stopped")  # by an earlier session
+        first.start(_job(trial))
+    until(lambda: all(runs_of(trial.folder) for trial in found.trials[:2]))
+    os.kill(process_of(found.trials[1], "process"), signal.SIGKILL)  # the supervisor of a run that lives on
+
+    def say(line: str) -> None:
+        lines.append(line)
+        active = sum(trial.state.startswith(ACTIVE) for trial in found.trials)
+        assert active <= 2 if "already" in line or line.startswith("trial 0") else active <= 1
+        if line.startswith("trial 1 is running already"):
+            (found.trials[0].folder / "end").touch()
+        elif line == "trial 0 finished":
+            (found.trials[1].folder / "end").touch()
+        elif line.startswith("trial 2 started"):
+            (found.trials[2].folder / "end").touch()
+
+    run_here(launcher(), list(waiting(found, retry=False)), 1, say)
+    assert [" ".join(line.split()[:3]) for line in lines] == [
+        "trial 0 is",
+        "trial 1 is",
+        "trial 0 finished",
+        "trial 1 failed",
+        "trial 1 started:",
+        "trial 1 finished",
+        "trial 2 started:",
+        "trial 2 finished",
+    ]
+    assert [trial.state for trial in found.trials] == ["finished"] * 3
+    assert [runs_of(trial.folder) for trial in found.trials] == [1, 2, 1]  # the one without a report is asked again
+
+
+def test_trials_that_the_sweep_no_longer_has_count_while_they_run(
+    here: Path, launcher: Callable[[], LocalLauncher]
+) -> None:
+    old = trials(seeds=(1, 2))
+    old.write()
+    launcher().start(_job(old.trials[1]))
+    until(lambda: runs_of(old.trials[1].folder) == 1)
+    lines = list[str]()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        number = 1 if "already" in line else 0
+        (old.trials[number].folder / "end").touch()
+
+    run_here(launcher(), trials(seeds=(1,)).trials, 1, say)
+    assert lines[0] == "trial 1 is running already: values that the sweep no longer has"
+    assert [line.split()[1] for line in lines] == ["1", "1", "0", "0"]
+
+
+def test_the_state_of_a_launch_is_that_of_its_processes(here: Path, launcher: Callable[[], LocalLauncher]) -> None:
+    trial, started = trials(seeds=(1,)).trials[0], launcher()
+    trials(seeds=(1,)).write()
+    assert trial.state == "new"
+    first = started.start(_job(trial))
+    assert trial.state in ("starting", "running")
+    until(lambda: runs_of(trial.folder) == 1 and trial.state == "running")
+    run, supervisor = process_of(trial, "run"), process_of(trial, "process")
+    assert first.id == report_in(trial.folder)["process"]
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: not lives(first.id))
+    assert trial.state == started.state(first) == "running"  # the run lives
+    assert started.stop(first, now=False) == f"{first.name} is saving a checkpoint and will then end."
+    until(lambda: not lives(process_id(run)))
+    assert trial.state == started.state(first) == GONE
+    assert started.stop(first, now=False) == f"{first.name} has ended already."
+    second = started.start(_job(trial))
+    assert trial.state == started.state(second) in ("starting", "running")
+    (trial.folder / "end").touch()
+    until(lambda: trial.state == "finished")
+    third = started.start(_job(trial))  # at once: the report of the second one is no state of the third
+    until(lambda: not lives(third.id))
+    write_state(trial.folder, state="running", host="another")
+    assert trial.state == "running"
+    write_state(trial.folder, state="running", host=socket.gethostname(), process="1:1", run="1:1")
+    assert trial.state == GONE
+
+
+def test_one_command_at_a_time_starts_trials_of_a_sweep(here: Path, launcher: Callable[[], LocalLauncher]) -> None:
+    write(here, seeds=[1])
+    found = trials_of(load_sweep("sweep.toml"), {})
+    found.write()
+    with one_at_a_time(found.folder):
+        done = command()
+    assert isinstance(done.exception, UserError)
+    assert f"another skyrl sweep trains the trials in {found.folder} (process {os.getpid()} on" in str(done.exception)
+    launcher().start(_job(found.trials[0]))
+    until(lambda: found.trials[0].state == "running")
+    done = command("--on", "slurm")
+    assert isinstance(done.exception, UserError)
+    assert "trial 0 of this sweep is running (target local): wait for it, or end it" in str(done.exception)
 
 
 def test_results_are_means_over_seeds_the_best_first(here: Path) -> None:

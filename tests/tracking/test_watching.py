@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from skyrl.errors import UserError
+from skyrl.processes.lifetimes import process_id
 from skyrl.processes.progress import Progress
 from skyrl.runs.progress_file import ProgressFile
 from skyrl.tracking.panel import panel, sparkline
@@ -141,6 +143,28 @@ def test_following_says_each_new_step_and_ends_with_the_run(tmp_path: Path) -> N
 
     assert follow(tmp_path, say, threading.Event(), look_every=0.001) == "finished"
     assert [line.partition("  reward")[0] for line in lines] == ["step  1/10", "step  2/10", "step  3/10"]
+
+
+@pytest.mark.parametrize(
+    ("of", "state"),
+    [
+        ({"process": process_id(os.getpid()), "host": socket.gethostname()}, "running"),
+        (
+            {"process": f"{os.getpid()}:1", "host": socket.gethostname()},
+            "gone: its process ended without a word, at step 4 of 10",
+        ),
+        ({"process": "1:1", "host": "another"}, "running"),
+        ({}, "running"),  # of an earlier version
+        ({"process": "1:1", "host": socket.gethostname(), "state": "finished"}, "finished"),
+    ],
+)
+def test_a_run_whose_process_is_gone_is_not_running(of: dict[str, str], state: str, tmp_path: Path) -> None:
+    tell(tmp_path, **of)
+    record(tmp_path, 4)
+    run = RunProgress(tmp_path)
+    run.look()
+    assert run.state == state
+    assert f"skyrl / mine: {state}" in shown(run)
 
 
 def test_a_folder_that_no_run_writes_into_is_refused(tmp_path: Path) -> None:

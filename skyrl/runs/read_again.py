@@ -1,0 +1,148 @@
+"""Comparison of the inputs that a resumed run reads again: models, validation rows, databases, templates.
+
+A checkpoint has a digest of each, made when the session had read them. A session that finds another one is refused: it
+would continue as another run without a word. Training rows are compared by `skyrl.data.cursor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from skyrl.checkpoint.store import Checkpoint
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.models import ModelConfig
+from skyrl.envs.text2sql import database
+from skyrl.errors import ResumeError, TaskError
+from skyrl.hub import cached_folder
+from skyrl.models.paths import INDEX, local_folder, weight_files
+from skyrl.rollout.harbor import TASK as HARBOR_TASK
+from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.storage.disk import digest_of
+from skyrl.storage.file_digests import file_digests
+from skyrl.trajectory import Prompt
+
+Digests = Mapping[str, str]
+"""A digest of each file or set of rows, keyed by the field that names it and the name of the file:
+`trainer.ref.model.path: model.safetensors`. The digest of a missing file is empty."""
+
+STATE = "read_again"
+"""Key of the digests in a checkpoint's state."""
+
+CONFIGURATION = ("config.json", "generation_config.json")
+"""Files of every model whose settings are used."""
+
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "tekken.json", "chat_template.jinja",
+    "chat_template.json",
+)  # fmt: skip
+"""Files of tokenizers and their chat templates."""
+
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def model_digests(field: str, model: ModelConfig, *, weights: bool) -> dict[str, str]:
+    """Digests of a model's configuration and, with `weights`, of its weights and of the adapter that is merged into
+    them. `field` is the dotted path of the model's name or folder.
+    """
+    path = str(model.path)
+    found = of_model(field, path, CONFIGURATION)
+    if weights and not model.init_from_scratch:
+        found |= of_model(field, path, (INDEX, *_weights(path)))
+    return found
+
+
+def adapter_digests(field: str, model: ModelConfig) -> dict[str, str]:
+    """Digests of the stored adapter of a model that does not learn; empty if it has none. `field` names its folder."""
+    path = model.lora.path
+    return {} if path is None else of_folder(field, Path(path).expanduser(), _ADAPTER)
+
+
+def of_model(field: str, path: str, names: Iterable[str]) -> dict[str, str]:
+    """Digests of files of a model's folder. Of a name on the hub, only files that this machine has are known."""
+    folder = local_folder(path)
+    if folder is not None:
+        return of_folder(field, folder, names)
+    cached = cached_folder(path)
+    known = {} if cached is None else of_folder(field, cached, names)
+    return {name: digest for name, digest in known.items() if digest}
+
+
+def of_folder(field: str, folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Digests of files of a folder, given their names."""
+    files = {folder / name: f"{field}: {name}" for name in names}
+    found = file_digests(files)
+    return {name: found.get(file, "") for file, name in files.items()}
+
+
+def of_many(key: str, files: Iterable[Path]) -> dict[str, str]:
+    """One digest of the content of many files, in the order of their paths; empty without files."""
+    found = file_digests(sorted(files))
+    return {key: digest_of(digest.encode() for digest in found.values())} if found else {}
+
+
+def judged_with(run: SkyRLTrainConfig, prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Digests of what the environments of these prompts read: a reward model, databases, folders of Harbor tasks."""
+    found, gym = dict[str, str](), run.environment.skyrl_gym
+    tasks = {prompt.env_class for prompt in prompts}
+    if "reward_model" in tasks and gym.reward_model.url is None and gym.reward_model.path is not None:
+        place, path = "environment.skyrl_gym.reward_model.path", gym.reward_model.path
+        found |= of_model(place, path, (*CONFIGURATION, *TOKENIZER, INDEX, *_weights(path)))
+    names = {prompt.extras.get("db_id") for prompt in prompts if prompt.env_class == "text2sql"}
+    found |= of_many("environment.skyrl_gym.text2sql.db_path", _databases(Path(gym.text2sql.db_path), names))
+    folders = {str(prompt.extras[HARBOR_TASK]) for prompt in prompts if HARBOR_TASK in prompt.extras}
+    tasks_files = (file for folder in folders for file in files_below(Path(folder)))
+    return found | of_many("the folders of Harbor tasks", tasks_files)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All files of a folder and of those inside."""
+    return (file for file in folder.rglob("*") if file.is_file())
+
+
+def refuse_changed_inputs(checkpoint: Checkpoint, now: Digests, run: AnyRun) -> None:
+    """Raise `ResumeError` with what differs from what the run of the checkpoint read. What only one of them has read,
+    such as validation rows before evaluation was turned on, is not compared.
+    """
+    before = _stored(checkpoint)
+    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    if changed:
+        named = "\n".join(f"  {name}{_how(before[name], now[name])}" for name in changed)
+        raise ResumeError(
+            f"what this run reads again is not what it was when the checkpoint of step {checkpoint.step} was "
+            f"saved:\n{named}\n"
+            f"Restore it, or start a new run with another {field_path(run, 'run_path')}"
+        )
+
+
+def carried_on(checkpoint: Checkpoint | None, now: Digests) -> dict[str, str]:
+    """The digests of this session, and those of earlier ones for what it has not read."""
+    return {**(_stored(checkpoint) if checkpoint else {}), **now}
+
+
+def _stored(checkpoint: Checkpoint) -> Digests:
+    """The digests in a checkpoint; empty for one of an earlier version."""
+    found = checkpoint.state.get(STATE, {})
+    return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, Mapping) else {}
+
+
+def _how(before: str, now: str) -> str:
+    if before and now:
+        return " has changed"
+    return " is missing" if before else " is new"
+
+
+def _databases(folder: Path, names: Iterable[object]) -> Iterator[Path]:
+    for name in names:
+        with suppress(TaskError):  # the sample that asks for it reports it
+            yield database(folder.expanduser(), name)
+
+
+def _weights(path: str) -> list[str]:
+    folder = local_folder(path) or cached_folder(path)
+    try:
+        return sorted(weight_files(folder)) if folder is not None else []
+    except (OSError, ValueError):  # loading the model reports it
+        return []

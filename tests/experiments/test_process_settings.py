@@ -1,0 +1,88 @@
+"""Settings of the whole process that a user's code changes are named: after the step, and if the run then fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from skyrl.errors import RunError, UserError
+from skyrl.runs.process_settings import ProcessSettings
+from skyrl.runs.run_owner import owner, sign
+from tests.nano_run import train
+
+CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "torch.set_default_dtype": (
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_default_dtype(torch.float32),
+    ),
+    "torch.use_deterministic_algorithms": (
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: torch.use_deterministic_algorithms(False),
+    ),
+    "torch.set_float32_matmul_precision": (
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: torch.set_float32_matmul_precision("highest"),
+    ),
+    "torch.autograd.set_detect_anomaly": (
+        lambda: torch.autograd.set_detect_anomaly(True),
+        lambda: torch.autograd.set_detect_anomaly(False),
+    ),
+    "torch.backends.cudnn.benchmark": (
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: setattr(torch.backends.cudnn, "benchmark", False),
+    ),
+    "sys.setrecursionlimit": (lambda: sys.setrecursionlimit(900), lambda: sys.setrecursionlimit(1000)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_setting_is_told_once_and_named_in_the_failure(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    change, restore = CHANGES[name]
+    restore()
+    settings = ProcessSettings()
+    settings.log(1, {})
+    settings.name_in(ValueError("of another cause"))
+    assert capsys.readouterr().err == ""
+    try:
+        change()
+        settings.log(2, {})
+        settings.log(3, {})
+        told = capsys.readouterr().err
+        assert told.count("warning: code of this run") == 1 and f"({name}: " in told
+        with pytest.raises(
+            RunError, match=rf"\({name}: .* before, .* now\). The run then failed: ValueError: of the dtype"
+        ):
+            settings.name_in(ValueError("of the dtype"))
+        settings.name_in(UserError("whose message says it"))
+    finally:
+        restore()
+
+
+def test_a_reward_that_changes_the_default_dtype_is_named_in_place_of_a_traceback(nano: Path, tmp_path: Path) -> None:
+    source = (
+        "import torch\ndef reward(completion, **others):\n    torch.set_default_dtype(torch.float64)\n    return 1.0\n"
+    )
+    (tmp_path / "reward.py").write_text(source)
+    try:
+        with pytest.raises(RunError, match="set_default_dtype: torch.float32 before, torch.float64 now"):
+            train(nano, tmp_path, environment__env_class=f"{tmp_path / 'reward.py'}:reward")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("zone", ["XXX+30", "UTC", "Asia/Kolkata", "no such zone"])
+def test_a_folder_is_signed_in_any_time_zone(zone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        sign(tmp_path)
+        assert "since 20" in owner(tmp_path)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
