@@ -101,7 +101,7 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
         if settings["namespaces"]:
             user = None if confinement.enter_namespaces(user) else user
         elif user is not None:
-            os.chown(request["folder"], user, user)
+            os.chown(request["folder"], user, user, follow_symlinks=False)
         if request["command"]:
             with confinement.listen_on_loopback(SERVICE_PORT) as listener:
                 socket.send_fds(control, [LISTENING], [listener.fileno()])
