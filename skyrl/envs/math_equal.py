@@ -1,7 +1,7 @@
 """Asks math-verify whether two answers are equal, in worker processes that are reused, and ended when they are late.
 
 An answer that exhausts a worker's time or memory is not equal, if the next worker can then compare the ground truth
-with itself. If it cannot, the answer is not to blame: that is a `WorkerEnded`, which the run counts as a failure.
+with 1. If it cannot, the answer is not to blame: that is a `WorkerEnded`, which the run counts as a failure.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ SECONDS = 2.0
 LONGEST = 2_000
 """Largest number of characters of an answer that is compared; longer ones are never equal."""
 
+_CONTROL = "1"
+"""The answer that a worker is asked about after one that has ended a worker."""
+
 _HOST = "skyrl.envs.math_host"
 
 
@@ -44,7 +47,7 @@ class MathEqual:
 
     def __call__(self, answer: str, truth: str, seconds: float = SECONDS) -> bool:
         """Whether `answer` equals `truth`. Raises `WorkerEnded` if there is no result within `seconds`, nor one for
-        `truth` and itself.
+        `truth` and a plain number.
         """
         if len(answer) > LONGEST or len(truth) > LONGEST:
             return False
@@ -53,7 +56,7 @@ class MathEqual:
                 return self._ask(answer, truth, seconds)
             except WorkerEnded as error:
                 try:
-                    self._ask(truth, truth, seconds)
+                    self._ask(_CONTROL, truth, seconds)
                 except WorkerEnded:
                     raise WorkerEnded(error.how, f"math-verify, on {answer[:80]!r}, {error}") from None
                 return False

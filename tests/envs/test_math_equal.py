@@ -75,14 +75,14 @@ def test_an_answer_that_ends_a_worker_is_wrong_and_the_end_of_the_next_is_a_fail
 
     monkeypatch.setattr(Worker, "ask", ask)
     assert not equal("ends", "1")
-    with pytest.raises(WorkerEnded, match="math-verify, on '1', is gone") as ended:
-        equal("1", "ends")
+    with pytest.raises(WorkerEnded, match="math-verify, on '2', is gone") as ended:
+        equal("2", "ends")
     assert ended.value.how == how
 
 
 def test_a_ground_truth_that_would_be_computed_for_ever_is_a_failure(equal: MathEqual) -> None:
     with pytest.raises(WorkerEnded, match=r"gave no answer within 0.3 s") as ended:
-        equal("1", FOR_EVER[0], seconds=0.3)
+        equal("2", FOR_EVER[0], seconds=0.3)
     assert ended.value.how == "timeout"
     assert equal("3", "3")
 
