@@ -57,7 +57,10 @@ def test_an_answer_that_would_be_computed_for_ever_is_wrong(
     equal: MathEqual, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = Worker.ask
-    patient = lambda worker, asked, _: ask(worker, asked, 0.3 if attack in asked else 100.0)  # noqa: E731
+
+    def patient(worker: Worker, asked: list[str], seconds: float) -> object:
+        return ask(worker, asked, 0.3 if attack in asked else 100.0)
+
     monkeypatch.setattr(Worker, "ask", patient)
     assert not equal(attack, "1")
     assert equal("3", "3")
