@@ -6,7 +6,6 @@ A part counts as contained if its text occurs verbatim, without surrounding whit
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -23,18 +22,21 @@ THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 RESULTS = ("tool", "function", "ipython")
 """Roles of messages with the result of a tool call."""
 
-_INLINE = re.compile(r"\s*(?:<think>)?((?:(?!<think>).)*?)</think>(.*)", re.DOTALL)
-"""Thoughts at the beginning of a content; if the header opens them, the text has only the closing tag."""
-
 
 def split_thoughts(message: Message) -> tuple[str, str]:
-    """Thoughts of an assistant's message and the rest of its content; ("", content) if it has none."""
+    """Thoughts of an assistant's message and the rest of its content; ("", content) if it has none.
+
+    In a content they come first; if the header opens them, the text has only the closing tag.
+    """
     content = message.get("content") or ""
     for name in THOUGHT_FIELDS:
         if isinstance(message.get(name), str) and message[name]:
             return message[name], content
-    inline = _INLINE.fullmatch(content) if message.get("role") == "assistant" else None
-    return (inline[1].strip("\n"), inline[2].lstrip("\n")) if inline else ("", content)
+    inside, closing, rest = content.partition("</think>")
+    thought = inside.lstrip().removeprefix("<think>")
+    if message.get("role") != "assistant" or not closing or "<think>" in thought:
+        return "", content
+    return thought.strip("\n"), rest.lstrip("\n")
 
 
 def calls_of(message: Message) -> Iterator[Mapping[str, Any]]:

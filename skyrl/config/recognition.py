@@ -77,7 +77,7 @@ def _program_of_script(text: str) -> str:
     if "uv run rl @" in text or "prime_rl" in text or "uv run orchestrator @" in text:
         return "prime-rl"
     is_trl = "--model_name_or_path" in text or any(f"trl {each}" in text for each in _TRL_COMMANDS)
-    return "TRL" if is_trl or re.search(r"^\s*(from|import) trl\b", text, re.MULTILINE) else ""
+    return "TRL" if is_trl or re.search(r"^[^\S\n]*(from|import) trl\b", text, re.MULTILINE) else ""
 
 
 def _of_program(name: str, program: str, what: str) -> tuple[str, str] | None:

@@ -77,7 +77,7 @@ def normalized(answer: str) -> str:
     dollars = text.split("$", 2)
     text = f"${dollars[1]}$" if len(dollars) == 3 else text
     for command in ("text", "textbf", "overline"):
-        text = re.sub(rf"\\{command}\{{([^}}\n]*)\}}", r"\1", text)
+        text = re.sub(rf"\\{command}\{{([^}}\n]{{0,{TAIL}}})\}}", r"\1", text)
     text = _unboxed(text)
     text = re.sub(r"frac([^{])(.)", r"frac{\1}{\2}", text)
     text = re.sub(r"sqrt([^{])", r"sqrt{\1}", text).replace("$", "")

@@ -1,6 +1,7 @@
 """Asks math-verify whether two answers are equal, in worker processes that are reused, and ended when they are late.
 
-A late or dead worker is a `WorkerEnded`: the run counts it as a failure, never as a wrong answer.
+An answer that exhausts a worker's time or memory is not equal, if the next worker can then compare the ground truth
+with 1. If it cannot, the answer is not to blame: that is a `WorkerEnded`, which the run counts as a failure.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ SECONDS = 2.0
 LONGEST = 2_000
 """Largest number of characters of an answer that is compared; longer ones are never equal."""
 
+_CONTROL = "1"
+"""The answer that a worker is asked about after one that has ended a worker."""
+
 _HOST = "skyrl.envs.math_host"
 
 
@@ -42,18 +46,27 @@ class MathEqual:
         self._lock = Lock()
 
     def __call__(self, answer: str, truth: str, seconds: float = SECONDS) -> bool:
-        """Whether `answer` equals `truth`. Raises `WorkerEnded` if there is no result within `seconds`."""
+        """Whether `answer` equals `truth`. Raises `WorkerEnded` if there is no result within `seconds`, nor one for
+        `truth` and a plain number.
+        """
         if len(answer) > LONGEST or len(truth) > LONGEST:
             return False
         with self._turns:
-            worker = self._take()
             try:
-                same = bool(worker.ask([answer, truth], seconds))
+                return self._ask(answer, truth, seconds)
             except WorkerEnded as error:
-                raise WorkerEnded(error.how, f"math-verify, on {answer[:80]!r}, {error}") from None
-            with self._lock:
-                self._idle.append(worker)
-            return same
+                try:
+                    self._ask(_CONTROL, truth, seconds)
+                except WorkerEnded:
+                    raise WorkerEnded(error.how, f"math-verify, on {answer[:80]!r}, {error}") from None
+                return False
+
+    def _ask(self, answer: str, truth: str, seconds: float) -> bool:
+        worker = self._take()
+        same = bool(worker.ask([answer, truth], seconds))
+        with self._lock:
+            self._idle.append(worker)
+        return same
 
     def close(self) -> None:
         """End the workers; the next call starts new ones."""

@@ -24,7 +24,7 @@ TOLERANCE = 1e-6
 """Absolute or relative error allowed for a number with a fraction, as in programming contests. Whole numbers must be
 exact."""
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @frozen(kw_only=True)
@@ -41,12 +41,12 @@ class ProgramTest:
     """The function to call; None: the program runs as it is."""
 
     def passes(self, printed: str) -> bool:
-        """Whether the printed output is right."""
-        if self.function is None:
-            return same_output(printed, self.wanted)
+        """Whether the printed output is right. A number too large to compare, for example, is wrong."""
         try:
+            if self.function is None:
+                return same_output(printed, self.wanted)
             return same_value(json.loads(printed.rstrip("\n").rpartition("\n")[2]), self.wanted)
-        except (ValueError, RecursionError):
+        except (ArithmeticError, ValueError, RecursionError):
             return False
 
 

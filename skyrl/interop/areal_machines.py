@@ -15,7 +15,7 @@ from skyrl.interop.areal_values import Becomes, not_there
 
 _VARIABLE = "variables."
 _CONTAINER = "slurm.container."
-_SPEC = re.compile(r"(?P<spec>.+\.scheduling_spec\[\d+\])(?:\.(?P<name>.+))?")
+_SPEC = re.compile(r"(?P<spec>[^\[]+\.scheduling_spec\[\d+\])(?:\.(?P<name>.+))?")
 _MEBIBYTES = re.compile(r"(launcher\.\w+_mem_per_gpu|mem_per_(model_worker|generation_server))")
 _CORES = re.compile(r"(launcher\.\w+_cpus_per_gpu|cpus_per_(model_worker|generation_server))")
 _OWN_PROCESSES = "skyrl starts its own processes"

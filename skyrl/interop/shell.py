@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from skyrl.interop.shell_arithmetic import calculated
 from skyrl.interop.shell_variables import expanded
@@ -21,7 +21,8 @@ _COMPUTED = re.compile(r"\s*(?:(?:export|readonly|local|declare|typeset)\s+)?([A
 _DECLARATIONS = ("export", "readonly", "local", "declare", "typeset")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.[\w\"-]+)*=.*|~[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
-_ARRAY_OF_LINES = re.compile(r"^[ \t]*[A-Za-z_]\w*\+?=\([ \t]*$.*?^[ \t]*\)[ \t]*$", re.DOTALL | re.MULTILINE)
+_ARRAY_BEGINS = re.compile(r"[ \t]*[A-Za-z_]\w*\+?=\([ \t]*")
+_ARRAY_ENDS = re.compile(r"[ \t]*\)[ \t]*")
 _TEXT_OF_LINES = re.compile(r'^[ \t]*[A-Za-z_]\w*="[ \t]*\n[^"]*"[ \t]*$', re.MULTILINE)
 _WHOLE_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _FLAGS = "--"
@@ -87,10 +88,28 @@ def _assign(words: list[str], variables: dict[str, str]) -> None:
 
 
 def _logical_lines(script: str) -> list[str]:
-    for several in (_ARRAY_OF_LINES, _TEXT_OF_LINES):
-        script = several.sub(lambda found: " ".join(map(_without_comment, found[0].splitlines())), script)
+    script = _TEXT_OF_LINES.sub(lambda found: _joined(found[0].splitlines()), _with_whole_arrays(script))
     joined = re.sub(r"\\\r?\n", " ", script)
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def _with_whole_arrays(script: str) -> str:
+    """The script with each array whose brackets have lines of their own on one line."""
+    lines: list[str] = []
+    array: list[str] = []
+    for line in script.split("\n"):
+        if not array and not _ARRAY_BEGINS.fullmatch(line):
+            lines.append(line)
+            continue
+        array.append(line)
+        if _ARRAY_ENDS.fullmatch(line):
+            lines.append(_joined(array))
+            array = []
+    return "\n".join([*lines, *array])
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return " ".join(map(_without_comment, lines))
 
 
 def _without_comment(line: str) -> str:

@@ -19,7 +19,7 @@ from skyrl.interop.verl_layout import LAYOUT, layout
 from skyrl.interop.verl_objective import OBJECTIVE, has_critic
 
 _ROOTS = ("actor_rollout_ref", "data", "trainer", "algorithm", "critic", "reward_model")
-_SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,\s*(.*))?\}", re.DOTALL)
+_SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,.*)?\}", re.DOTALL)
 _RELATIVE = re.compile(r"\$\{(\.\w+)\}")
 _CONFIG_NAME = re.compile(r"--config-name[= ]['\"]?([\w./-]+)")
 _OWN_FILES = ("ppo_trainer", "ppo_megatron_trainer")

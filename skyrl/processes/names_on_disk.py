@@ -16,6 +16,7 @@ from attrs import frozen
 
 from skyrl.errors import ProcessError
 from skyrl.processes.names import Entry
+from skyrl.processes.own_folder import make_own_folder, refuse_a_strangers
 
 _SUFFIX = ".name"
 _LONGEST = 150
@@ -44,7 +45,8 @@ class NamesOnDisk:
     of the disk, not of a machine.
 
     A process that publishes, renews or withdraws a name holds the folder's lock, so that only one of several processes
-    that find an owner dead gets the name.
+    that find an owner dead gets the name. Nothing is read or written in a folder of another user's, who could give a
+    name any address.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -123,7 +125,7 @@ class NamesOnDisk:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the folder's lock, which ends with its process and works across machines that mount it by NFS."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_own_folder(self._folder, 0o700)
         with (self._folder / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -131,6 +133,8 @@ class NamesOnDisk:
     @contextlib.contextmanager
     def _reported(self) -> Iterator[None]:
         try:
+            with contextlib.suppress(FileNotFoundError):
+                refuse_a_strangers(self._folder)
             yield
         except OSError as error:
             raise ProcessError(f"names in {self._folder} cannot be read or written: {error.strerror}") from None

@@ -13,7 +13,7 @@ import struct
 import sys
 from contextlib import suppress
 
-from skyrl.sandbox import system_calls
+from skyrl.sandbox import landlock, system_calls
 
 NO_NEW_PRIVILEGES, PARENT_DEATH_SIGNAL, CHILD_SUBREAPER, DUMPABLE = 38, 1, 36, 4
 NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
@@ -104,7 +104,7 @@ def make_reachable(paths: list[str]) -> None:
     """Make paths readable for other users, in new mounts of this process: folders that only root may enter are hidden
     except for these paths. Raises OSError if the kernel does not allow it.
     """
-    hidden = [path for path in paths if os.path.exists(path) and not is_reachable(path)]
+    hidden = [path for path in dict.fromkeys(paths) if os.path.exists(path) and not is_reachable(path)]
     if not hidden:
         return
     why = f"programs cannot see {hidden[0]}, in a folder that only root may enter, without new mounts"
@@ -168,12 +168,13 @@ def listen_on_loopback(port: int) -> socket.socket:
 
 
 def give_up_rights(user: int | None, *, own_network: bool) -> None:
-    """Drop all rights, irrevocably; the last step of a process before it executes a program. `own_network` still allows
-    IPv4 sockets, for a process in a network namespace of its own.
+    """Drop all rights, irrevocably; the last step of a process before it executes a program, in its own folder.
+    `own_network` still allows IPv4 sockets, for a process in a network namespace of its own.
     """
     if user is not None and os.geteuid() == 0:
         become(user)
     control(NO_NEW_PRIVILEGES, 1)
+    landlock.restrict()
     system_calls.refuse(own_network=own_network)
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     _check(_libc.capset(header, none), "capset")

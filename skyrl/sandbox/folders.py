@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from skyrl.sandbox.fork_client import ForkClient
 from skyrl.sandbox.tiers import Tier, has_namespaces
@@ -26,50 +28,57 @@ def remove_folder(folder: str, tier: Tier) -> None:
 def remove_tree(folder: str) -> None:
     """Remove a folder, however deep a program nested it and whatever rights it left; links are not followed.
 
-    Neither the stack, nor the number of open files, nor the length of a path grows with the depth. Files that the file
-    system refuses to remove are left.
+    Other processes, even of other users, may still move what is inside. So every step goes by an open descriptor: what
+    lies in a folder is moved up into the top one, and no way back up is ever looked for. Neither the stack, nor the
+    number of open files, nor the length of a path grows with the depth. What cannot be removed is left.
     """
     with suppress(OSError):
-        _empty(folder)
+        with _opened(folder) as top:
+            waiting = _without_files(top)
+            while waiting:
+                waiting += _removed(waiting.pop(), top)
         os.rmdir(folder)
 
 
-def _empty(folder: str) -> None:
-    """Remove everything inside the folder, depth first, with one folder open at a time."""
-    at = _opened(folder)
-    try:
-        names: list[str] = []
-        inside = [_without_files(at)]
-        while names or inside[-1]:
-            if inside[-1]:
-                names.append(inside[-1].pop())
-                at = _moved(at, names[-1])
-                inside.append(_without_files(at))
-            else:
-                at = _moved(at, "..")
-                os.rmdir(names.pop(), dir_fd=at)
-                inside.pop()
-    finally:
-        os.close(at)
+def _removed(name: str, top: int) -> list[str]:
+    """Remove a folder in `top`. Returns the new names, in `top`, of the folders that were inside."""
+    moved = []
+    with suppress(OSError):
+        with _opened(name, top) as at:
+            for below in _without_files(at):
+                new = secrets.token_hex(8)
+                with suppress(OSError):
+                    os.rename(below, new, src_dir_fd=at, dst_dir_fd=top)
+                    moved.append(new)
+        os.rmdir(name, dir_fd=top)
+    return moved
 
 
 def _without_files(folder: int) -> list[str]:
-    """Remove everything but the folders inside, and return their names."""
+    """Remove everything but the folders inside, and return their names. They can then be moved and opened."""
     with os.scandir(folder) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_folder in entries:
-        if is_folder:
-            os.chmod(name, 0o700, dir_fd=folder)
-        else:
-            os.unlink(name, dir_fd=folder)
+        with suppress(OSError):
+            if is_folder:
+                with _opened(name, folder):
+                    pass
+            else:
+                os.unlink(name, dir_fd=folder)
     return [name for name, is_folder in entries if is_folder]
 
 
-def _moved(at: int, name: str) -> int:
-    there = _opened(name, at)
-    os.close(at)
-    return there
-
-
-def _opened(name: str, folder: int | None = None) -> int:
-    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+@contextmanager
+def _opened(name: str, inside: int | None = None) -> Iterator[int]:
+    """Descriptor of a folder, never of one that a link leads to, that its owner has all rights to."""
+    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
+    try:
+        place = f"/proc/self/fd/{found}"
+        os.chmod(place, 0o700)
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(found)
+    try:
+        yield folder
+    finally:
+        os.close(folder)

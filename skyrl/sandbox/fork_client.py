@@ -27,9 +27,10 @@ START_SECONDS = 60.0
 
 _ROOT = Path(__file__).parents[2]
 _BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); from skyrl.sandbox import fork_server; fork_server.main()"
+_MODULES = ("__init__", "fork_server", "confinement", "endings", "landlock", "memory", "system_calls")
 _OURS = (
     "__init__.py",
-    *(f"sandbox/{name}.py" for name in ("__init__", "fork_server", "confinement", "endings", "memory", "system_calls")),
+    *(f"sandbox/{name}.py" for name in _MODULES),
 )
 
 

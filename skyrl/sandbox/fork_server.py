@@ -101,7 +101,7 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
         if settings["namespaces"]:
             user = None if confinement.enter_namespaces(user) else user
         elif user is not None:
-            os.chown(request["folder"], user, user)
+            os.chown(request["folder"], user, user, follow_symlinks=False)
         if request["command"]:
             with confinement.listen_on_loopback(SERVICE_PORT) as listener:
                 socket.send_fds(control, [LISTENING], [listener.fileno()])
@@ -172,6 +172,7 @@ def _program(
             control.sendall(f"broken: {error}".encode())
         os._exit(1)
     control.close()
+    _close_all_but(source)
     if request["command"]:
         os.close(source)
         code = endings.code_of(lambda: _become_command(request))
@@ -218,6 +219,14 @@ def _become_command(request: dict[str, Any]) -> None:
     os.execvpe(request["command"][0], request["command"], environment)
 
 
+def _close_all_but(kept: int) -> None:
+    """Close every file that is open here for whatever reason, except the standard streams and one more."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != kept:
+            with suppress(OSError):
+                os.close(int(name))
+
+
 def _close(number: int | None) -> None:
     if number is not None:
         os.close(number)
@@ -249,7 +258,9 @@ def _code(status: int) -> int:
 
 
 def _sweep(user: int | None) -> None:
-    """Kill every descendant: all of `user` at once, or else one by one, stopped first so that they start no others."""
+    """Kill every descendant: all of `user` at once, or else one by one, stopped first so that they start no others.
+    Then remove, with the rights of `user`, what it has left in /dev/shm.
+    """
     if user is not None:
         _as_that_user(user, lambda: os.kill(-1, signal.SIGKILL))
     while True:
@@ -262,8 +273,27 @@ def _sweep(user: int | None) -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
-            return
+            break
         time.sleep(0.001)
+    if user is not None and _left_in_memory(user):
+        _as_that_user(user, lambda: _remove(_left_in_memory(user)))
+
+
+def _left_in_memory(user: int) -> list[str]:
+    """Files of this user in /dev/shm."""
+    found = []
+    with suppress(OSError), os.scandir("/dev/shm") as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == user:
+                    found.append(entry.path)
+    return found
+
+
+def _remove(files: Iterable[str]) -> None:
+    for file in files:
+        with suppress(OSError):
+            shutil.rmtree(file) if os.path.isdir(file) and not os.path.islink(file) else os.unlink(file)
 
 
 def _as_that_user(user: int, work: Callable[[], None]) -> None:

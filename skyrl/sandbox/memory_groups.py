@@ -22,6 +22,8 @@ _LIMITS = (
     ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", None),
     ("memory.max", "memory.swap.max", 0),
 )
+_MOST_LEFT_OVER = 1 << 20
+"""Bytes of files in memory with which a group is used again: much less than any program needs."""
 
 
 @frozen
@@ -43,6 +45,12 @@ class MemoryGroup:
                         (self.folder / swap).write_text(str(number))
                 return
         raise OSError(f"{self.folder} has no limit of memory")
+
+    def left_over(self) -> int:
+        """Bytes of files in memory, such as those in /dev/shm, that earlier processes of the group have left."""
+        with suppress(OSError), open(self.folder / "memory.stat", encoding="ascii") as lines:
+            return sum(int(line.split()[1]) for line in lines if line.startswith("shmem "))
+        return 0
 
     def remove(self) -> None:
         """Remove the group, which must not have processes."""
@@ -67,6 +75,9 @@ class MemoryGroups:
                 group = self._free.pop() if self._free else _made()
             if group is None:
                 return None
+            if group.left_over() > _MOST_LEFT_OVER:  # the next program would be killed for it
+                group.remove()
+                continue
             try:
                 group.limit(limit)
             except OSError:

@@ -22,6 +22,7 @@ from typing import Literal
 from attrs import asdict, field, frozen
 
 from skyrl.errors import ProcessError, UserError
+from skyrl.sandbox import landlock
 from skyrl.sandbox.confinement import is_reachable, other_user
 from skyrl.sandbox.folders import folder_of, remove_folder
 from skyrl.sandbox.fork_client import Command, ForkClient
@@ -121,6 +122,7 @@ class Sandbox:
         return {
             "tier": self.tier,
             "own_user_for_each_program": other_user() is not None,
+            "landlock": landlock.version(),
             "memory_group_for_each_program": b"skyrl-sandbox-" in group,
         }
 

@@ -1,8 +1,8 @@
 """Tiers of isolation for untrusted programs, and which of them a machine has.
 
     process      cleared environment, a new folder, limits on memory, CPU, file size, processes and output; all
-                 descendants of the program are killed with it; no network sockets. Other processes of the same user,
-                 and files, stay reachable.
+                 descendants of the program are killed with it; no network sockets. Readable files stay reachable, and
+                 without Landlock (`landlock.py`) all files and processes of the same user.
     namespace    in addition, separate namespaces for network, processes, IPC and mounts: no network, not even loopback;
                  no other process can be seen; nothing survives; only its own folder, which is in memory, can be
                  written. Readable files stay reachable.

@@ -64,14 +64,15 @@ def _toml_constant(line: str, at: int, why: str) -> str:
 
 
 def _toml_number(line: str, at: int, why: str) -> str:
-    before = re.search(r"[-+0-9.eE_]*$", line[:at])
-    number = (before[0] if before else "") + _word(line, at)
+    before = len(line[:at].rstrip("-+0123456789.eE_"))
+    number = line[before:at] + _word(line, at)
     if re.fullmatch(r"[-+]?\.[0-9]+([eE][-+]?[0-9]+)?", number):
         return f"TOML writes a digit before the point: {number.replace('.', '0.')}"
     if re.fullmatch(r"[-+]?[0-9]+\.([eE][-+]?[0-9]+)?", number):
         return f"TOML writes a digit after the point: {number.replace('.', '.0')}"
     if re.fullmatch(r"[-+]?0[0-9]+", number):
-        return f"TOML writes no zero before a whole number: {int(number)}"
+        sign, _, rest = number.partition("0")
+        return f"TOML writes no zero before a whole number: {sign}{rest.lstrip('0') or '0'}"
     return ""
 
 
@@ -118,7 +119,7 @@ def _yaml(line: str, at: int, why: str) -> str:
     if why.startswith("found unexpected end of stream"):
         return "the closing quote is missing"
     if why.startswith("mapping values are not allowed"):
-        if re.search(r":\s.*:\s", line[: at + 2]):
+        if len(re.findall(r":\s", line[: at + 2])) > 1:
             return "text with a colon and a space is put in quotes"
         return "a key of the line before lacks the space after its colon, or this line is indented too far"
     if why.startswith("did not find expected ',' or"):

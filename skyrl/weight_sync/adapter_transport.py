@@ -15,6 +15,7 @@ from skyrl.errors import WeightSyncError
 from skyrl.inference.adapters import Adapter, shared
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.incoming_weights import Broadcast, Folder, IncomingWeights, WeightInfo
+from skyrl.processes.own_folder import make_own_folder
 from skyrl.weight_sync.senders import BroadcastSender, FolderSender
 from skyrl.weight_sync.transports import TransferRendezvous, WeightSource, send_both
 
@@ -65,7 +66,7 @@ class FolderAdapterTransport:
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
         infos = await _infos(source)
         try:
-            await asyncio.to_thread(self._path.mkdir, parents=True, exist_ok=True)
+            await asyncio.to_thread(make_own_folder, self._path)
             with tempfile.TemporaryDirectory(dir=self._path, prefix=f"version-{version}-") as folder:
                 await source.stream(FolderSender(path=folder, dtype=DTYPE), adapter=True)
                 tensors = Folder(path=folder, weights=infos)

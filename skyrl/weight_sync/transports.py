@@ -23,6 +23,7 @@ from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.incoming_weights import Broadcast, Delta, Folder, Native, Shared, UpdateGroup, WeightInfo
 from skyrl.inference.transfer_group import TransferGroup
+from skyrl.processes.own_folder import make_own_folder
 from skyrl.processes.together import gather_or_cancel
 from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_sync.native import NativeSender
@@ -191,7 +192,7 @@ class FolderTransport:
     async def send(self, source: WeightSource, client: InferenceEngineClient, version: int) -> None:
         infos = _infos(await source.shapes(), self._dtype)
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
+            await asyncio.to_thread(make_own_folder, self._path)
             with tempfile.TemporaryDirectory(dir=self._path, prefix=f"version-{version}-") as folder:
                 await source.stream(FolderSender(path=folder, dtype=self._dtype), dtype=self._dtype)
                 incoming = Folder(path=folder, weights=infos)
@@ -232,10 +233,12 @@ class DeltaTransport:
         """The base of the next version. It is empty if there is none, or if its files take more than twice the space of
         all weights: a file stays as long as one weight in it is current.
         """
+        if not is_address(self._path):
+            make_own_folder(Path(self._path).parent)
         if self._base is None:
             self._storage.remove("")
         if not is_address(self._path):
-            Path(self._path).mkdir(parents=True, exist_ok=True)
+            make_own_folder(Path(self._path))
         base = self._base or {}
         stored = sum(map(self._storage.size, base))
         whole = sum(math.prod(info.shape) * getattr(torch, info.dtype).itemsize for info in infos)

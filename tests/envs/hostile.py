@@ -25,6 +25,25 @@ PAYLOADS = (
         "True",
     ),
 )
+NUMBERS = (
+    *("1e99999999999999999999", "1e-99999999999999999999", "0e99999999999999999999", "-1e99999999999999999999"),
+    *(f"1{'0' * 400}", f"-1{'0' * 400}", f"1{'0' * 400}.5", "9" * 5000, f"0.{'0' * 5000}1", "1e9999999999", "1e400"),
+    *("NaN", "-NaN", "sNaN", "Infinity", "-Infinity", "inf", "1_0", "0x10", "\u0661", "\u00b2", "\uff11", "1e", "e1"),
+)
+"""Numbers that arithmetic refuses, or takes for something else."""
+
+UNITS = (
+    *("9", "0.", "1 ", "1e", "1,", "-", "+", " ", "\t", "\n", "(", "[", "{", '{"a":', "\\text{", "\\boxed{", "$"),
+    *("<think>", "</think>", "<answer>", "```python\n", "Answer: ", "#### ", "a", "\u0663", "\x00", '"', "=", ".."),
+)
+
+
+def repeats() -> Iterator[str]:
+    """Each unit many times, with an end that does not fit."""
+    for unit, end, count in product(UNITS, ("", "x", "\n", "}"), (1000, 12_000)):
+        yield unit * count + end
+
+
 FRAMES = (
     "{}",
     "#### {}",

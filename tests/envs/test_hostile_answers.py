@@ -8,10 +8,11 @@ import pytest
 
 from skyrl.config.environment import SkyRLGymConfig, Text2SQLEnvConfig
 from skyrl.envs import find_env
+from skyrl.envs.program_tests import ProgramTest
 from skyrl.envs.text2sql import Text2SQLEnv, database, shown, solution
 from skyrl.errors import TaskError
 from skyrl.sandbox.sandbox import Sandbox
-from tests.envs.hostile import QUERIES, answers, endless
+from tests.envs.hostile import FRAMES, NUMBERS, QUERIES, UNITS, answers, endless, repeats
 
 GRADERS = {"gsm8k": 0.0, "gsm8k_multi_turn": 0.2, "multiply": 0.5, "aime": 0.0, "search": 0.0}
 """What each gives at most to a wrong answer in the right form."""
@@ -26,6 +27,33 @@ def test_hostile_answers_neither_run_nor_pay(name: str, tmp_path: Path, monkeypa
     assert len(hostile) >= 500
     assert [answer[:80] for answer in hostile if find_env(name)(EXTRAS).step(answer).reward > GRADERS[name]] == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", GRADERS)
+def test_a_thousand_more_hostile_answers_neither_raise_nor_pay(name: str) -> None:
+    hostile = [*repeats(), *(frame.format(number) for number in (*NUMBERS, *UNITS) for frame in FRAMES)]
+    assert len(hostile) > 800
+    graded = {answer[:80]: find_env(name)(EXTRAS).step(answer).reward for answer in hostile}
+    assert {answer: reward for answer, reward in graded.items() if reward > GRADERS[name]} == {}
+
+
+WANTED: tuple[tuple[object, str | None], ...] = (
+    *(("5", None), ("0.5", None), ("1e3", None), ("5 0.5\n7", None), ("0", None), (5, "f"), (0.5, "f"), (True, "f")),
+    *(([0.5, 5], "f"), ({"a": 0.5}, "f"), ("5", "f"), (None, "f"), ([[0.5]], "f")),
+)
+
+
+@pytest.mark.parametrize(("wanted", "function"), WANTED)
+def test_hostile_output_of_a_program_is_wrong_and_never_raises(wanted: object, function: str | None) -> None:
+    test = ProgramTest(given="", wanted=wanted, function=function)
+    plain = [*NUMBERS, *(each for each in repeats() if len(each) < 13_000)]
+    framed = [
+        frame.replace("NUMBER", each)
+        for each in NUMBERS
+        for frame in ("[NUMBER, 5]", '{"a": NUMBER}', "[[NUMBER]]", "NUMBER 0.5\n7")
+    ]
+    assert [printed[:80] for printed in (*plain, *framed) if test.passes(printed)] == []
 
 
 @pytest.mark.parametrize("name", GRADERS)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Literal
 
 import pytest
 
@@ -11,6 +12,7 @@ from skyrl.envs.math_equal import MathEqual, math_equal
 from skyrl.errors import WorkerEnded
 from skyrl.sandbox.sandbox import why_unavailable
 from skyrl.sandbox.tiers import TIERS
+from skyrl.sandbox.worker import Worker
 from tests.envs.hostile import PAYLOADS
 from tests.processes.left_over import a_test_begins, left_over
 
@@ -47,10 +49,43 @@ def test_answers_are_compared_as_mathematics(equal: MathEqual, answer: str, trut
     assert equal(answer, truth) is same
 
 
-@pytest.mark.parametrize("attack", ["9^{9^{9^{9}}}", "(10^9)!", "123456789^{987654321}"])
-def test_what_would_be_computed_for_ever_is_ended_and_is_no_wrong_answer(equal: MathEqual, attack: str) -> None:
+FOR_EVER = ["9^{9^{9^{9}}}", "(10^9)!", "123456789^{987654321}"]
+
+
+@pytest.mark.parametrize("attack", FOR_EVER)
+def test_an_answer_that_would_be_computed_for_ever_is_wrong(
+    equal: MathEqual, attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Worker.ask
+
+    def patient(worker: Worker, asked: list[str], seconds: float) -> object:
+        return ask(worker, asked, 0.3 if attack in asked else 100.0)
+
+    monkeypatch.setattr(Worker, "ask", patient)
+    assert not equal(attack, "1")
+    assert equal("3", "3")
+
+
+@pytest.mark.parametrize("how", ["exit", "timeout", "output"])
+def test_an_answer_that_ends_a_worker_is_wrong_and_the_end_of_the_next_is_a_failure(
+    how: Literal["exit", "timeout", "output"], equal: MathEqual, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(worker: Worker, asked: list[str], seconds: float) -> bool:
+        if "ends" not in asked:
+            return True
+        worker.close()
+        raise WorkerEnded(how, "is gone")
+
+    monkeypatch.setattr(Worker, "ask", ask)
+    assert not equal("ends", "1")
+    with pytest.raises(WorkerEnded, match="math-verify, on '2', is gone") as ended:
+        equal("2", "ends")
+    assert ended.value.how == how
+
+
+def test_a_ground_truth_that_would_be_computed_for_ever_is_a_failure(equal: MathEqual) -> None:
     with pytest.raises(WorkerEnded, match=r"gave no answer within 0.3 s") as ended:
-        equal(attack, "1", seconds=0.3)
+        equal("2", FOR_EVER[0], seconds=0.3)
     assert ended.value.how == "timeout"
     assert equal("3", "3")
 

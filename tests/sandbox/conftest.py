@@ -28,8 +28,8 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=HERE, scope="module")
 def made(request: pytest.FixtureRequest, closed: Path) -> Iterator[Sandbox]:
-    """A sandbox of each tier, whose programs may read a folder inside a closed one."""
-    found = Sandbox(request.param, readable=[closed / "open"])
+    """A sandbox of each tier, whose programs may read a folder inside a closed one, named twice."""
+    found = Sandbox(request.param, readable=[closed / "open", closed / "open"])
     yield found
     found.close()
 

@@ -10,16 +10,40 @@ THEIRS one that is there, HOME the run's home folder, RUN the number of the run'
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, cast
 
-Verdict = Literal["stopped", "only as root", "**not stopped**"]
-"""`only as root`: stopped there, since each program then has a user of its own."""
+Verdict = Literal[
+    "stopped",
+    "only as root",
+    "as root, or by Landlock",
+    "as root, or by Landlock 6",
+    "only by Landlock",
+    "only by Landlock 6",
+    "**not stopped**",
+]
+"""`only as root`: stopped there, since each program then has a user of its own; `by Landlock`: where the kernel has it,
+in version 3 or in the one that is named.
+"""
 
 STOPPED: Verdict = "stopped"
 ROOTS: Verdict = "only as root"
 OPEN: Verdict = "**not stopped**"
+APART: Verdict = "as root, or by Landlock"
+UNSIGNALLED: Verdict = "as root, or by Landlock 6"
 ALL, BUT_PROCESS, BUT_BWRAP = (STOPPED, STOPPED, STOPPED), (OPEN, STOPPED, STOPPED), (OPEN, OPEN, STOPPED)
 ROOTS_FIRST, ROOTS_TWO = (ROOTS, STOPPED, STOPPED), (ROOTS, ROOTS, STOPPED)
+APART_FIRST, UNSIGNALLED_FIRST = (APART, STOPPED, STOPPED), (UNSIGNALLED, STOPPED, STOPPED)
+
+
+def is_open(verdict: Verdict, sandbox: Mapping[str, object]) -> bool:
+    """Whether programs of a sandbox with this record get what the verdict is about."""
+    _, by_landlock, version = verdict.partition("by Landlock")
+    if by_landlock and cast(int, sandbox["landlock"]) >= int(version or 3):
+        return False
+    if "as root" in verdict:
+        return not sandbox["own_user_for_each_program"]
+    return verdict != STOPPED
+
 
 ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     # what it wants: the program, and what `process`, `namespace` and `bwrap` do about it
@@ -33,7 +57,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     ),
     "the environment of the run's process": (
         "print('escaped' if open('/proc/RUN/environ', 'rb').read() else 'no')",
-        ROOTS_FIRST,
+        APART_FIRST,
     ),
     "an open file of the run": (
         "import os, sys\n"
@@ -61,7 +85,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     "the machine below a virtual one (vsock)": ("import socket\nsocket.socket(40)\nprint('escaped')", ALL),
     "an abstract socket": (
         "import socket\ns = socket.socket(socket.AF_UNIX); s.connect('\\0skyrl-canary-PORT')\nprint('escaped')",
-        BUT_PROCESS,
+        ("only by Landlock 6", STOPPED, STOPPED),
     ),
     "a socket file that everybody may use": (
         "import socket\ns = socket.socket(socket.AF_UNIX); s.connect('SOCKET')\nprint('escaped')",
@@ -90,10 +114,13 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         "    print('escaped' if found else '')",
         ROOTS_TWO,
     ),
-    "to write where only the run's user may": ("open('MINE', 'w').write('x')\nprint('escaped')", ROOTS_FIRST),
-    "to write where everybody may": ("open('CANARY', 'w').write('x')\nprint('escaped')", BUT_PROCESS),
-    "to remove a file of the run": ("import os\nos.remove('THEIRS')\nprint('escaped')", ROOTS_FIRST),
-    "to write beside what it may read": ("open('CLOSED/open/new', 'w').close()\nprint('escaped')", ROOTS_FIRST),
+    "to write where only the run's user may": ("open('MINE', 'w').write('x')\nprint('escaped')", APART_FIRST),
+    "to write where everybody may": (
+        "open('CANARY', 'w').write('x')\nprint('escaped')",
+        ("only by Landlock", STOPPED, STOPPED),
+    ),
+    "to remove a file of the run": ("import os\nos.remove('THEIRS')\nprint('escaped')", APART_FIRST),
+    "to write beside what it may read": ("open('CLOSED/open/new', 'w').close()\nprint('escaped')", APART_FIRST),
     "to change the rights of what it may read": (
         "import os\nos.chmod('CLOSED/open', 0o755)\nprint('escaped')",
         ROOTS_FIRST,
@@ -107,13 +134,17 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         "print('escaped' if open('/proc/RUN/cmdline').read() else '')",
         BUT_PROCESS,
     ),
-    "the files that the run's process has open": (
+    "how many files the run's process has open": (
         "import os\nprint('escaped' if os.listdir('/proc/RUN/fd') else '')",
         ROOTS_FIRST,
     ),
+    "the files that the run's process has open": (
+        "import os\nprint('escaped' if os.readlink('/proc/RUN/fd/0') else '')",
+        APART_FIRST,
+    ),
     "the root folder of the run's process": (
         "import os\nprint('escaped' if os.listdir('/proc/RUN/root/') else '')",
-        ROOTS_FIRST,
+        APART_FIRST,
     ),
     "the limits of the run's process": (
         "import resource\nresource.prlimit(RUN, resource.RLIMIT_NOFILE)\nprint('escaped')",
@@ -130,9 +161,9 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         "  try: os.kill(int(name), 0)\n"
         "  except OSError: continue\n"
         "  print('escaped')",
-        ROOTS_FIRST,
+        UNSIGNALLED_FIRST,
     ),
-    "a signal to the run": ("import os\nos.kill(RUN, 0)\nprint('escaped')", ROOTS_FIRST),
+    "a signal to the run": ("import os\nos.kill(RUN, 0)\nprint('escaped')", UNSIGNALLED_FIRST),
     "to kill the process that would end its children, and so leave one behind": (
         "import os, signal, time\n"
         "boss = os.getppid()\n"
@@ -145,7 +176,29 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         "    except ProcessLookupError: print('escaped', flush=True); break\n"
         "  os._exit(0)\n"
         "os.wait()",
-        ROOTS_FIRST,
+        UNSIGNALLED_FIRST,
+    ),
+    "to stop the process above it, which watches its time": (
+        "import os, signal\nos.kill(os.getppid(), signal.SIGCONT)\nprint('escaped')",
+        UNSIGNALLED_FIRST,
+    ),
+    "the memory of the run's process": ("open('/proc/RUN/mem', 'rb')\nprint('escaped')", APART_FIRST),
+    "to change the memory of the run's process": ("open('/proc/RUN/mem', 'wb')\nprint('escaped')", APART_FIRST),
+    "an open file of the run's process, by its number": (
+        "import ctypes, os\n"
+        "process = os.pidfd_open(RUN)\n"
+        "print('escaped' if ctypes.CDLL(None).syscall(438, process, 0, 0) >= 0 else 'no')",
+        ALL,
+    ),
+    "to compare its kernel objects with those of the run": (
+        "import ctypes, os, platform\n"
+        "number = {'x86_64': 312, 'aarch64': 272}[platform.machine()]\n"
+        "print('escaped' if ctypes.CDLL(None).syscall(number, os.getpid(), RUN, 0, 0, 0) >= 0 else 'no')",
+        ALL,
+    ),
+    "what the run writes to disk, by shortening it": (
+        "import os\nos.truncate('THEIRS', 0)\nprint('escaped')",
+        APART_FIRST,
     ),
     "the memory of the process above it": (
         "import os\nopen(f'/proc/{os.getppid()}/mem', 'rb')\nprint('escaped')",
@@ -173,7 +226,7 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
         "import os\n"
         "if os.path.exists('/dev/shm/skyrl-PORT'): print('escaped')\n"
         "else: open('/dev/shm/skyrl-PORT', 'w').write('x')",
-        BUT_PROCESS,
+        ROOTS_FIRST,
     ),
     "a message to the next answer, in its folder": (
         "import os\nprint('escaped' if os.path.exists('left') else '')\nopen('left', 'w').close()",

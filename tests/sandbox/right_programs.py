@@ -124,7 +124,8 @@ RIGHT: dict[str, Right] = {
     "a pool of multiprocessing": Right(
         "import multiprocessing as m\n"
         "def square(n): return n * n\n"
-        "if __name__ == '__main__':\n  with m.get_context('fork').Pool(2) as p: print(p.map(square, range(5)))",
+        "p = m.get_context('fork').Pool(2)\n"  # closed and joined: `with` terminates it, which may hang in CPython
+        "print(p.map(square, range(5)))\np.close()\np.join()",
         "[0, 1, 4, 9, 16]\n",
     ),
     "a pool of processes of concurrent.futures": Right(

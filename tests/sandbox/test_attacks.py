@@ -23,7 +23,7 @@ from tests.processes.clusters import soon
 from tests.processes.left_over import a_test_begins, left_over, process_beside
 from tests.sandbox.attacks import ALL_ESCAPES, ATTACKS, FORGERIES
 from tests.sandbox.endless import HOARDS, NEVER_END
-from tests.sandbox.escapes import OPEN, ROOTS, TWICE
+from tests.sandbox.escapes import TWICE, is_open
 from tests.sandbox.forgeries import CALLED
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def test_each_tier_stops_what_the_table_says_and_nothing_else(
         for _ in range(2 if wanted in TWICE else 1):
             ran = made.run(program, limits=LIMITS)
     verdict = verdicts[TIERS.index(made.tier)]
-    open_here = verdict == OPEN or (verdict == ROOTS and not made.record()["own_user_for_each_program"])
+    open_here = is_open(verdict, made.record())
     assert (b"escaped" in ran.stdout) == open_here, ran
     assert b"SyntaxError" not in ran.stderr
 

@@ -21,7 +21,7 @@ from skyrl.sandbox.tiers import TIERS, has_namespaces
 from tests.processes.clusters import soon
 from tests.processes.left_over import process_beside
 from tests.sandbox.attacks import ALL_ESCAPES, HERE
-from tests.sandbox.escapes import OPEN, ROOTS, TWICE
+from tests.sandbox.escapes import TWICE, is_open
 from tests.sandbox.test_attacks import every_tenth, neighbour
 
 NETWORKED = [tier for tier in HERE if has_namespaces(tier)]
@@ -197,5 +197,5 @@ def test_a_command_has_the_limits_of_a_program(
         for _ in range(2 if wanted in TWICE else 1):
             ran = run(made, program, echo.port)
     verdict = verdicts[TIERS.index(made.tier)]
-    open_here = verdict == OPEN or (verdict == ROOTS and not made.record()["own_user_for_each_program"])
+    open_here = is_open(verdict, made.record())
     assert (b"escaped" in ran.stdout) == open_here, ran

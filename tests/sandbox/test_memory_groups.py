@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -57,6 +58,33 @@ def test_groups_are_used_again_and_removed_in_the_end(parent: Path) -> None:
     groups.give_back(other)
     groups.close()
     assert list(parent.iterdir()) == []
+
+
+def test_a_group_with_files_in_memory_that_a_program_left_is_put_away(parent: Path) -> None:
+    groups = MemoryGroups()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryGroup, "limit", lambda *_: None)
+        one = groups.take(LIMIT)
+        assert one is not None
+        for left, is_used_again in ((1 << 20, True), (1 + (1 << 20), False)):
+            (one.folder / "memory.stat").write_text(f"cache 99999999\nshmem {left}\nrss 0\n")
+            groups.give_back(one)
+            assert (groups.take(LIMIT) is one) == is_used_again
+
+
+def test_what_a_program_leaves_in_memory_is_not_charged_to_the_next(made: Sandbox) -> None:
+    limits = ResourceLimits(seconds=100.0, memory_bytes=256 << 20)
+    hoard = "for each in range(7):\n  with open(f'/dev/shm/NAME-{each}', 'wb') as file: file.write(bytes(28 << 20))"
+    name = f"skyrl-{uuid4().hex}"
+    try:
+        made.run(hoard.replace("NAME", name), limits=limits)
+        ran = made.run("print(len(bytearray(b'x') * (100 << 20)))", limits=limits)
+    finally:
+        left = list(Path("/dev/shm").glob(f"{name}*"))
+        for file in left:
+            file.unlink()
+    assert (ran.ended, ran.code, ran.stdout) == ("exit", 0, b"104857600\n")
+    assert not (left and made.record()["own_user_for_each_program"])
 
 
 def test_a_kernel_without_limits_of_memory_gives_no_group(parent: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_folder_that_is_nested_deep_and_closed_is_removed(made: Sandbox) -> No
 )
 def test_a_right_program_prints_what_it_has_to(name: str, made: Sandbox) -> None:
     right = RIGHT[name]
-    ran = made.run(right.program, right.stdin.encode(), ResourceLimits(seconds=60.0))
+    ran = made.run(right.program, right.stdin.encode(), ResourceLimits(seconds=240.0))
     assert (ran.ended, ran.code, ran.stdout.decode()) == ("exit", 0, right.printed), ran
 
 

@@ -17,7 +17,7 @@ from skyrl.tree.rules import touches
 MOST_BYTES = 255
 """Largest number of bytes of one name in a path, on every common file system."""
 
-REFERENCE = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|(?:^|(?<=/))\$[A-Za-z_]\w*(?=/|$)")
+REFERENCE = re.compile(r"\$\{[^}$]*\}|\$\([^)$]*\)|(?:^|(?<=/))\$[A-Za-z_]\w*(?=/|$)")
 """`${...}` of OmegaConf and of shells, `$(...)`, and a variable as a whole name of a path."""
 
 FREE = ("notes", "stop", "command", "kwargs", "chat_template_kwargs", "target_modules", "exclude_modules")

@@ -1,0 +1,108 @@
+"""Removing a folder that other processes still change, after each step of the removal: nothing outside is touched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from skyrl.sandbox import folders
+
+VICTIM = {"victim/precious": "x", "victim/sub/deep": "y", "another/precious": "z"}
+
+
+class _World:
+    """The folder of a program, the places beside it, and descriptors that attackers opened while they could."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder, self.outside = root / "folder", root / "outside"
+        for name in ("victim", "gate/another", "gate/b/c", "gate/victim", "gate/b/victim"):
+            (self.folder / name).mkdir(parents=True)
+        for name in ("gate/file", "gate/b/file"):
+            (self.folder / name).touch()
+        for name, text in VICTIM.items():
+            file = self.outside / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            file.parent.chmod(0o755)
+        (self.folder / "gate" / "link").symlink_to(self.outside / "victim")
+        held = {"top": self.folder, "gate": self.folder / "gate", "b": self.folder / "gate" / "b"}
+        self.held = {name: os.open(place, os.O_RDONLY) for name, place in held.items()}
+        self.out = os.open(self.outside, os.O_RDONLY)
+
+    def victim(self) -> dict[str, tuple[str, int, int]]:
+        """What must not change: texts, and the rights of files and folders."""
+        files = {name: self.outside / name for name in VICTIM}
+        return {
+            name: (file.read_text(), file.stat().st_mode, file.parent.stat().st_mode) for name, file in files.items()
+        }
+
+    def close(self) -> None:
+        for number in (*self.held.values(), self.out):
+            os.close(number)
+
+
+def _move_out(world: _World, name: str, inside: str) -> None:
+    os.rename(name, name, src_dir_fd=world.held[inside], dst_dir_fd=world.out)
+
+
+def _swap_for_link(world: _World, name: str, inside: str) -> None:
+    os.rename(name, f"old-{name}", src_dir_fd=world.held[inside], dst_dir_fd=world.out)
+    os.symlink(world.outside / "victim", name, dir_fd=world.held[inside])
+
+
+ATTACKS: dict[str, Callable[[_World], object]] = {
+    "a folder is moved beside another": lambda world: _move_out(world, "b", "gate"),
+    "a deeper folder is moved beside another": lambda world: _move_out(world, "c", "b"),
+    "an empty folder becomes a link": lambda world: _swap_for_link(world, "victim", "top"),
+    "an empty folder below becomes a link": lambda world: _swap_for_link(world, "victim", "b"),
+    "a full folder becomes a link": lambda world: _swap_for_link(world, "b", "gate"),
+    "a file becomes a link": lambda world: _swap_for_link(world, "file", "b"),
+    "a folder moves up": lambda world: os.rename("c", "c", src_dir_fd=world.held["b"], dst_dir_fd=world.held["top"]),
+}
+
+
+class _Counted:
+    """The module `os`, with an attack after the given number of its calls."""
+
+    def __init__(self, attack: Callable[[], object], after: int) -> None:
+        self._attack, self._after, self.calls = attack, after, 0
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(os, name)
+        if not callable(found):
+            return found
+
+        def call(*given: object, **named: object) -> object:
+            result = found(*given, **named)
+            self.calls += 1
+            if self.calls == self._after:
+                with suppress(OSError):
+                    self._attack()
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_is_moved_during_the_removal_never_leads_it_out(
+    attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """With `--long` after every call of `os`, by default after every third."""
+    step, calls, stride = 0, 1, 1 if pytestconfig.getoption("--long") else 3
+    while step <= calls:
+        world = _World(tmp_path / str(step))
+        before = world.victim()
+        counted = _Counted(partial(ATTACKS[attack], world), step)
+        monkeypatch.setattr(folders, "os", counted)
+        folders.remove_tree(str(world.folder))
+        monkeypatch.undo()
+        assert world.victim() == before, f"after call {step} of {counted.calls}"
+        world.close()
+        step, calls = step + stride, counted.calls
+    assert calls > 20, "every step was attacked"
+    assert not world.folder.exists(), "the last attack came after the last step"
