@@ -15,6 +15,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedIOBase
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from skyrl.data.bounds import Expansion
 from skyrl.data.group_lines import SCHEMA, as_object, group_of
 from skyrl.errors import DataError, RunError
 from skyrl.processes.redaction import redacted_tree
@@ -205,10 +207,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     scratch.replace(path)
 
 
+def _expanded(file: BufferedIOBase, expansion: Expansion) -> bytes:
+    """The whole content of a file that may be compressed. Raises `DataError` if it expands to more than it may."""
+    pieces = []
+    while piece := file.read(1 << 20):
+        expansion.take(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
 def _rows(path: Path) -> Iterator[Any]:
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            text = _expanded(file, Expansion(path)).decode()
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
