@@ -185,9 +185,13 @@ _NUMBER_WITH_COMMAS = re.compile(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 
 
 def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise DataError(f"there is no data file {path}")
-    return path
+    try:
+        if path.is_file():
+            return path
+        reason = ""
+    except OSError as error:  # a name of thousands of letters
+        reason = f": {error.strerror}"
+    raise DataError(f"there is no data file {str(path)[:500]}{reason}")
 
 
 def _refuse_missing(source: str, there: Sequence[Any], columns: Columns) -> None:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from skyrl.tree.text_files import stored_text
+
 LOCK, _OWNER = ".lock", ".owner"
 
 
@@ -28,7 +30,7 @@ def unsign(folder: Path) -> None:
 def in_use(folder: Path, field: str) -> str:
     """The message about a folder that another run holds; `field` names the folder in the configuration."""
     try:
-        owner = (folder / _OWNER).read_text(encoding="utf-8")
+        owner = stored_text(folder / _OWNER)
     except OSError:
         owner = ""
     return (

@@ -33,6 +33,7 @@ from skyrl.errors import DataError, RunError
 from skyrl.processes.redaction import redacted_tree
 from skyrl.storage.modes import save_tensors
 from skyrl.trajectory import TrajectoryGroup
+from skyrl.tree.text_files import stored_text
 
 FOLDER = "recording"
 """Name of the folder in the run folder."""
@@ -98,7 +99,7 @@ class Recording:
         """The description given to `begin`. Raises `DataError` if there is no recording, or its format is newer."""
         path = self.folder / "about.json"
         try:
-            about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            about: dict[str, Any] = json.loads(stored_text(path))
         except OSError:
             raise DataError(
                 f"there is no recording in {self.folder}: a run writes one if trainer.recording is jsonl or jsonl.gz"
@@ -167,7 +168,7 @@ class Recording:
         self._expect(step)
         path = self._path(step, _LAST)
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(stored_text(path))
             path = self._path(step, ".safetensors")
             tensors = load_file(path)
             return Computed(

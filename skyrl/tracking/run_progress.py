@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from skyrl.storage.json_files import complete_lines, record_of
+from skyrl.tree.text_files import stored_text
 
 FILE = "progress.json"
 """Name of the file in the run's folder."""
@@ -114,7 +115,7 @@ class RunProgress:
 
     def _read_now(self) -> None:
         try:
-            text = self._file.read_text(encoding="utf-8")
+            text = stored_text(self._file)
             self.now = Now.read(text)
             self._text = text
         except (OSError, ValueError, TypeError):
