@@ -38,19 +38,25 @@ _HEADER = re.compile(
     r"(?:(?:bearer|basic|token)\s+)?[^\s\"'\\,;}{]+",
     re.IGNORECASE,
 )
-_COOKIES = re.compile(r"((?:set-)?cookie\\?[\"']?:\s*\\?[\"']?)[^\r\n\"']+", re.IGNORECASE)
-_ON_COMMAND_LINES = re.compile(
-    r"(\bcurl\s(?:[^\n]{0,200}\s)?(?:-u|--user)\s+[^\s:]{1,100}:|\bmachine\s+\S{1,200}\s+login\s+\S{1,200}\s+password\s+)\S+"
-)
-"""The password of `curl -u user:password`, and of a line of netrc."""
 
-_NAMED = re.compile(r"(?<![\w.-])(?:(--[\w.-]{2,80})\s|([\w.-]{2,80})(\\?[\"']?\s?[:=]\s?))")
-"""What may be the name of a secret in a printed text, up to its value: an option, or a name before `=` or `:`."""
 
-_DIRECTION = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+@functools.cache
+def _printed() -> dict[str, re.Pattern[str]]:
+    """Patterns of printed texts alone, compiled when the first text needs them.
 
-_VALUE = re.compile(r"(?:b?\\?[\"'])([^\"'\\\n]{1,1024})|([^\s\"'\\,;}{]{1,1024})(?=(.?))")
-"""A value in quotes, or without, and the character behind it."""
+    `named` finds what may be the name of a secret, up to its value: an option, or a name before `=` or `:`; `value` a
+    value in quotes, or without, and the character behind it.
+    """
+    return {
+        "cookies": re.compile(r"((?:set-)?cookie\\?[\"']?:\s*\\?[\"']?)[^\r\n\"']+", re.IGNORECASE),
+        "commands": re.compile(  # curl -u user:password, and a line of netrc
+            r"(\bcurl\s(?:[^\n]{0,200}\s)?(?:-u|--user)\s+[^\s:]{1,100}:"
+            r"|\bmachine\s+\S{1,200}\s+login\s+\S{1,200}\s+password\s+)\S+"
+        ),
+        "named": re.compile(r"(?<![\w.-])(?:(--[\w.-]{2,80})\s|([\w.-]{2,80})(\\?[\"']?\s?[:=]\s?))"),
+        "value": re.compile(r"(?:b?\\?[\"'])([^\"'\\\n]{1,1024})|([^\s\"'\\,;}{]{1,1024})(?=(.?))"),
+        "direction": re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"),
+    }
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:
@@ -83,8 +89,10 @@ def redacted(text: str) -> str:
     """The text without secrets."""
     clean = _redacted(text, _of_values())
     if ":" in clean or "=" in clean:
-        clean = _COOKIES.sub(rf"\1{HIDDEN}", _HEADER.sub(rf"\1\2{HIDDEN}", clean))
-    return _without_assigned(_ON_COMMAND_LINES.sub(rf"\1{HIDDEN}", clean))
+        clean = _printed()["cookies"].sub(rf"\1{HIDDEN}", _HEADER.sub(rf"\1\2{HIDDEN}", clean))
+    if "curl" in clean or "machine" in clean:
+        clean = _printed()["commands"].sub(rf"\1{HIDDEN}", clean)
+    return _without_assigned(clean) if ":" in clean or "=" in clean or "--" in clean else clean
 
 
 def _without_assigned(text: str) -> str:
@@ -94,10 +102,10 @@ def _without_assigned(text: str) -> str:
     the end of its line, as in YAML.
     """
     pieces, done, searched = [], 0, 0
-    for found in _NAMED.finditer(text):
+    for found in _printed()["named"].finditer(text):
         option, name, sign = found.groups()
         value = (
-            _VALUE.match(text, found.end())
+            _printed()["value"].match(text, found.end())
             if found.start() >= max(done, searched) and _names_a_secret(option or name)
             else None
         )
@@ -198,7 +206,9 @@ class RedactedStream:
         """Write to the stream. Raises OSError if the output cannot be written although it has a reader."""
         with self._reader_may_be_gone():
             clean = redacted(text)
-            self._stream.write(_DIRECTION.sub(lambda found: ascii(found[0])[1:-1], clean) if self.isatty() else clean)
+            if not clean.isascii() and self.isatty():
+                clean = _printed()["direction"].sub(lambda found: ascii(found[0])[1:-1], clean)
+            self._stream.write(clean)
         return len(text)
 
     def flush(self) -> None:
