@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
     from skyrl.config import Composed, Loaded, SkyRLTrainConfig
     from skyrl.config.run_kind import RunKind
+    from skyrl.tree.imports import Followed
     from skyrl.tree.rules import Check
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def complete_word(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -78,6 +83,33 @@ CHANGES = click.argument(
 STEP = click.option(
     "--step", type=click.IntRange(min=1), help="Step of the checkpoint of RUN to use [default: its trained model]."
 )
+
+
+def reads_code(otherwise: Followed) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Option --no-code of a command that reads a configuration and, without the option, follows the import paths that
+    `otherwise` names.
+    """
+    usual = {
+        "all": "the modules that your files name are imported",
+        "classes": "only modules of a `class` are imported",
+    }
+
+    def decorate(command: Callable[P, T]) -> Callable[P, T]:
+        @click.option(
+            "--no-code",
+            is_flag=True,
+            help=f"Import no module that a file names, as for files of others; without it, {usual[otherwise]}.",
+        )
+        @wraps(command)
+        def reading(*args: P.args, **options: P.kwargs) -> T:
+            from skyrl.tree.imports import following
+
+            with following("nothing" if options.pop("no_code") else otherwise):
+                return command(*args, **options)
+
+        return reading
+
+    return decorate
 
 
 def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""`skyrl config ...`: inspect a configuration without running it. Nothing here imports torch."""
+"""`skyrl config ...`: inspect a configuration without starting anything. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from skyrl.cli.arguments import (
     complete_path,
     compose_arguments,
     load_words,
+    reads_code,
     refuse_nothing,
     split_words,
     warn,
@@ -23,9 +24,11 @@ from skyrl.cli.options import Commands
 from skyrl.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from skyrl.config.run_kind import RunKind
     from skyrl.interop.report import Conversion
+    from skyrl.tree.rules import Check
 
 _LANGUAGE = click.option(
     "--format", "language", type=click.Choice(["json", "toml", "yaml"]), default="json", show_default=True
@@ -34,18 +37,29 @@ _LANGUAGE = click.option(
 
 @click.group(cls=Commands)
 def config() -> None:
-    """Inspect a configuration without running it."""
+    """Inspect a configuration without starting anything.
+
+    `check`, `show`, `explain` and `diff` import modules that your files name only as their help says.
+    """
 
 
 @config.command()
 @ARGUMENTS
 @STRICT
 @click.option("--json", "machine", is_flag=True, help="Print all problems as JSON.")
+@reads_code("all")
 def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
-    """Report all problems of a configuration; nothing is started."""
+    """Report all problems of a configuration; nothing is started.
+
+    Modules that your files and arguments name for a `class`, a loss or an estimator are imported, which runs them:
+    their fields are checked, too. With --no-code, nothing is imported, and what depends on it is listed as not checked.
+    """
+    from skyrl.tree.imports import follows
+
     refuse_nothing(arguments, "check")
+    also = None if follows("all") else _unimported
     if not machine:
-        compose_arguments(arguments, strict=strict)
+        compose_arguments(arguments, strict=strict, also=also)
         click.echo(
             "The configuration is valid. Files, models and tasks are checked by `skyrl doctor` and before a run starts."
         )
@@ -56,13 +70,19 @@ def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
     from skyrl.config import compose
 
     try:
-        problems = compose(*split_words(arguments), strict=strict, environ=os.environ).warnings
+        problems = compose(*split_words(arguments), strict=strict, also=also, environ=os.environ).warnings
         is_usable = True
     except ConfigError as error:
         problems, is_usable = error.problems, False
     click.echo(json.dumps({"ok": is_usable, "problems": as_json(problems)}, indent=2, ensure_ascii=False))
     if not is_usable:
         sys.exit(2)
+
+
+def _unimported(kind: RunKind) -> Sequence[Check[Any]]:
+    from skyrl.config.code_digests import unimported_code
+
+    return (unimported_code,)
 
 
 @config.command()
@@ -74,6 +94,7 @@ def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
     "--origins", "with_origins", is_flag=True, help="One line per field, with the place where each value was set."
 )
 @click.option("--derived", "only_derived", is_flag=True, help="Only what was derived, and from what.")
+@reads_code("classes")
 def show(
     arguments: tuple[str, ...], language: str, written: bool, sparse: bool, with_origins: bool, only_derived: bool
 ) -> None:
@@ -102,6 +123,7 @@ def show(
 @click.argument("path", shell_complete=complete_path)
 @ARGUMENTS
 @click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
+@reads_code("classes")
 def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
     """Explain what PATH means, where its value came from, and what depends on it."""
     import json
@@ -127,6 +149,7 @@ def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
 @click.argument("after")
 @click.option("--json", "machine", is_flag=True, help="Print it as JSON.")
 @click.option("--written", is_flag=True, help="Compare before anything is derived.")
+@reads_code("classes")
 def diff(before: str, after: str, machine: bool, written: bool) -> None:
     """Compare two configurations: files, folders of runs, or presets (preset:NAME). Exit code 1 if they differ.
 
@@ -179,7 +202,10 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, keep_
     refuse_other_sources(source, house)
     if keep_engine and house != "areal":
         raise UserError(f"--keep-engine works only with --from areal, not --from {house}")
-    converted = _converter(house, keep_engine=keep_engine)(source)
+    from skyrl.tree.imports import following
+
+    with following("nothing"):
+        converted = _converter(house, keep_engine=keep_engine)(source)
     if not converted.lines:
         raise UserError(f"{source} contains no settings of {house}: nothing was converted")
     is_written = keep_going or not converted.refused

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyrl.cli.arguments import ARGUMENTS, compose_rl
+from skyrl.cli.arguments import ARGUMENTS, compose_rl, reads_code
 
 if TYPE_CHECKING:
     from skyrl.cli.plan_table import Plan
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="With --fit: write the first proposal to a TOML file, to pass after the run's own.",
 )
+@reads_code("classes")
 def plan(
     arguments: tuple[str, ...],
     as_json: bool,

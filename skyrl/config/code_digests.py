@@ -19,6 +19,9 @@ from skyrl.config.entry import RunConfig
 from skyrl.config.import_paths import is_import_path
 from skyrl.config.stored import file_of
 from skyrl.config.stored_code import IMPORTED, value_at
+from skyrl.errors import Problem
+from skyrl.tree.python_source import parsed_program
+from skyrl.tree.text_files import stored_text
 
 Digests = Mapping[str, str]
 """sha256 of each file, keyed by the field that names the code and the file's path relative to the named file's folder:
@@ -41,10 +44,20 @@ def code_digests(run: RunConfig) -> dict[str, str]:
     return found
 
 
+def unimported_code(run: RunConfig) -> Iterator[Problem]:
+    """A warning for each import path of the run, which is looked up as a file and not followed."""
+    for field in IMPORTED:
+        name = value_at(run, field)
+        if isinstance(name, str) and is_import_path(name):
+            file = _file_of(name.rpartition(":")[0])
+            found = f"it is in {file}" if file else "no file of it was found from this working directory"
+            yield Problem(path=field, message=f"not checked: {name} is not imported; {found}", severity="warning")
+
+
 def stored_digests(name: str) -> dict[str, str]:
     """The digests in the `config.json` of a run's folder; empty if it has none, as in earlier versions."""
     try:
-        stored = json.loads(Path(file_of(name)).expanduser().read_text(encoding="utf-8"))["code"]
+        stored = json.loads(stored_text(Path(file_of(name)).expanduser()))["code"]
         return {str(file): str(digest) for file, digest in stored.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
@@ -60,8 +73,8 @@ def changed_code(before: Digests, now: Digests) -> dict[str, tuple[str | None, s
 
 def _sources(where: str) -> tuple[Path, list[Path]]:
     """A folder, and the files below it: the named one, and those that it imports from there, directly or indirectly."""
-    first = _file_of_module(where) if not where.endswith(".py") else Path(where).expanduser().absolute()
-    if first is None or not first.is_file():
+    first = _file_of(where)
+    if first is None:
         return Path(), []
     package = None if where.endswith(".py") else where.partition(".")[0]
     root = first.parents[where.count(".") + (first.name == "__init__.py")] if package else first.parent
@@ -72,6 +85,12 @@ def _sources(where: str) -> tuple[Path, list[Path]]:
         found += dict.fromkeys(new)
         waiting += dict.fromkeys(new)
     return root, sorted(found)
+
+
+def _file_of(where: str) -> Path | None:
+    """The source file of a module or file that an import path names; None if there is none."""
+    file = Path(where).expanduser().absolute() if where.endswith(".py") else _file_of_module(where)
+    return file if file is not None and file.is_file() else None
 
 
 def _file_of_module(name: str) -> Path | None:
@@ -87,8 +106,8 @@ def _file_of_module(name: str) -> Path | None:
 def _imports(file: Path, root: Path, package: str | None) -> Iterator[Path]:
     """Files below `root` that a file imports; for a file in a package, only those of that package."""
     try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        tree = parsed_program(file.read_bytes())
+    except (OSError, SyntaxError):
         return
     for node in ast.walk(tree):
         match node:

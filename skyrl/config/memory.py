@@ -35,6 +35,7 @@ from skyrl.planning.megatron_memory import stage_memory, stage_resting
 from skyrl.planning.memory import Bytes, Learner, Megatron, Zero, added, learner_memory, on_host, resting, total
 from skyrl.planning.model_shape import ModelShape, shape_of
 from skyrl.planning.serving import Serving, serving_memory
+from skyrl.tree.text_files import stored_text
 
 ShapeOf = Callable[[str], ModelShape | None]
 """Path or hub name of a model -> its sizes; None if they are unknown."""
@@ -81,7 +82,7 @@ def local_shape(path: str) -> ModelShape | None:
     """Sizes from the `config.json` of a folder, or of a common model by its hub name; None for others."""
     file = Path(path).expanduser() / "config.json"
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(stored_text(file))
     except (OSError, ValueError):
         return known_shape(path)
     return shape_of(values) if isinstance(values, dict) else None

@@ -25,7 +25,7 @@ from skyrl.config.losses import POLICY_LOSSES
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.tree.builder import structure
 from skyrl.tree.classes import is_config
-from skyrl.tree.imports import import_class, import_object
+from skyrl.tree.imports import follows, import_class, import_object
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -68,6 +68,7 @@ class Registry:
         """
         if not isinstance(name, str) or name in self.built_in:
             return None
+        may_import = may_import and follows("all")
         try:
             found: Any = self._own.get(name) or (import_class(name) if may_import and is_import_path(name) else None)
         except ConfigError:
@@ -123,8 +124,8 @@ class Registry:
         if not is_import_path(name):
             raise ConfigError([Problem(path=self.field, message=f"no {self.kind} {name!r}")])
         try:
-            import_class(name)  # refuses a class without its decorator
             found = import_object(name)
+            import_class(name)  # refuses a class without its decorator
         except (ConfigError, UserError) as error:
             message = error.problems[0].message if isinstance(error, ConfigError) else str(error)
             raise ConfigError([Problem(path=self.field, message=message, hint=_SPELLING)]) from error

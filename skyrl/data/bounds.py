@@ -22,6 +22,9 @@ FREE_BYTES = 256 << 20
 LARGEST_RATIO = 500
 """Additional bytes in memory that are allowed for each byte of a file."""
 
+ELEMENT_BYTES = 16
+"""Bytes that every value in memory takes at least, with its place in a list or under a name."""
+
 
 def is_too_deep(value: object) -> bool:
     """Whether objects and lists are nested more than `DEEPEST` levels deep."""
@@ -56,9 +59,28 @@ class Expansion:
             )
 
 
-def bytes_of(batch: pa.RecordBatch) -> int:
-    """Bytes of a batch with dictionary-encoded columns decoded."""
+def size_of(batch: pa.RecordBatch) -> int:
+    """Bytes of a batch as Python objects, at least: those of its columns with dictionaries decoded, and those of the
+    objects themselves, which nulls, booleans, empty lists and empty structs need although they have few or no bytes.
+    """
     import pyarrow as pa
 
-    columns = (each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in batch.columns)
-    return sum(column.nbytes for column in columns)
+    columns = [each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in batch.columns]
+    return sum(column.nbytes + ELEMENT_BYTES * _elements(column) for column in columns)
+
+
+def _elements(column: pa.Array) -> int:
+    """Number of values of a column, in lists and structs at any depth, each list and struct included."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_struct(kind):
+        inside = column.flatten()
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inside = [column.flatten()]
+    elif pa.types.is_map(kind):
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        inside = [each.slice(first, last - first) for each in (column.keys, column.items)]
+    else:
+        inside = []
+    return len(column) + sum(map(_elements, inside))

@@ -17,7 +17,7 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.data.bounds import DEEPEST, LONGEST_LINE, Expansion, bytes_of, is_too_deep
+from skyrl.data.bounds import DEEPEST, ELEMENT_BYTES, LONGEST_LINE, Expansion, is_too_deep, size_of
 from skyrl.data.harbor_tasks import holds_tasks, read_tasks
 from skyrl.data.hugging_face import read_dataset
 from skyrl.errors import DataError
@@ -185,9 +185,13 @@ _NUMBER_WITH_COMMAS = re.compile(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 
 
 def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise DataError(f"there is no data file {path}")
-    return path
+    try:
+        if path.is_file():
+            return path
+        reason = ""
+    except OSError as error:  # a name of thousands of letters
+        reason = f": {error.strerror}"
+    raise DataError(f"there is no data file {str(path)[:500]}{reason}")
 
 
 def _refuse_missing(source: str, there: Sequence[Any], columns: Columns) -> None:
@@ -211,10 +215,11 @@ def _read_parquet(path: Path, columns: Columns | None) -> Iterator[Row]:
             groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
             pages = Expansion(path)
             for group in groups:
-                pages.take(group.total_byte_size)
+                values = sum(group.column(place).num_values for place in range(group.num_columns))
+                pages.take(group.total_byte_size + ELEMENT_BYTES * values)
             expansion = Expansion(path)
             for batch in file.iter_batches(batch_size=ROWS_AT_A_TIME):
-                expansion.take(bytes_of(batch))
+                expansion.take(size_of(batch))
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error

@@ -58,11 +58,10 @@ async def _answered(
         prompt = await policy.conversation(asked.history, trajectory)
         heard = None if live is None else live.listener(prompt)
         (completion,) = await policy.sample(prompt, asked.drawn, 1, trajectory, heard)
-        stops = asked.drawn.sampling.stop or ()
-        answer = answer_of(completion, stops, tools=bool(asked.history.tools))
+        ended_by = policy.stop_text(completion, asked.drawn.sampling)
+        answer = answer_of(completion, ended_by, tools=bool(asked.history.tools))
         policy.record(trajectory, prompt, completion, answer.message)
-    ended_by = next((stop for stop in stops if completion.text.endswith(stop)), None)
-    return _Answered(prompt, answer, ended_by if completion.stop_reason == "stop" else None)
+    return _Answered(prompt, answer, ended_by)
 
 
 async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:

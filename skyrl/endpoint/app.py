@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from attrs import evolve
@@ -17,17 +16,14 @@ from skyrl.endpoint.chat import chat
 from skyrl.endpoint.completions import complete
 from skyrl.endpoint.control_routes import ControlRoutes
 from skyrl.endpoint.doors import Doors
-from skyrl.endpoint.fields import Fields, body_object
+from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.generate import generate
 from skyrl.endpoint.policy import Policy
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.responses import responses
 from skyrl.endpoint.trajectories import PlayedTrajectory, Trajectories
 from skyrl.errors import RequestError, RunError
-from skyrl.processes.service import LONGEST_BODY, body_of
-
-MOST_HEADERS = 200
-"""Largest number of headers of one request."""
+from skyrl.processes.service_app import is_key, json_object, key_of, post_route, service_app
 
 RETRY_SECONDS = 1
 """Seconds after which a refused client should try again."""
@@ -40,20 +36,26 @@ def endpoint_app(
 ) -> Starlette:
     """The endpoint for any ASGI server. Keys are sent as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
     answers = _Answers(policy, trajectories, doors)
-    post = answers.to_posts
-    return Starlette(
-        routes=[
+    posts: dict[str, Respond] = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": complete,
+        "/v1/responses": responses,
+        "/v1/messages": messages,
+        "/v1/messages/count_tokens": count_tokens,
+        "/inference/v1/generate": generate,
+    }
+    return service_app(
+        [
             Route("/health", _health),
             Route("/v1/models", answers.to_models),
-            Route("/v1/chat/completions", post(chat), methods=["POST"]),
-            Route("/v1/completions", post(complete), methods=["POST"]),
-            Route("/v1/responses", post(responses), methods=["POST"]),
-            Route("/v1/messages", post(messages), methods=["POST"]),
-            Route("/v1/messages/count_tokens", post(count_tokens), methods=["POST"]),
-            Route("/inference/v1/generate", post(generate), methods=["POST"]),
-            *(() if control is None else control.routes(answers.to_clients_alone, _body)),
+            Route("/v1/models/{name:path}", answers.to_model),
+            Route("/v1/responses/{number}", answers.to_stored_response),
+            *(post_route(path, answers.to(answer)) for path, answer in posts.items()),
+            *(() if control is None else control.routes(answers.to_clients_alone)),
         ],
-        exception_handlers={404: _no_route, 405: _no_route},
+        token=doors.token,
+        admit=answers.admit,
+        refusal=_refusal,
     )
 
 
@@ -63,16 +65,11 @@ class _Answers:
     def __init__(self, policy: Policy, trajectories: Trajectories, doors: Doors) -> None:
         self._policy, self._trajectories, self._doors = policy, trajectories, doors
 
-    def to_posts(self, answer: Respond) -> Callable[[Request], Awaitable[Response]]:
-        """A handler that answers request bodies, and cancels the work if the client disconnects."""
+    def to(self, answer: Respond) -> Callable[[Request, bytes], Awaitable[Response]]:
+        """A handler of the bodies of POST requests."""
 
-        async def respond(request: Request) -> Response:
-            try:
-                trajectory = self._trajectory_of(request)
-                body = Fields(body_object(await _body(request)))
-                reply = await _while_connected(request, _begun(answer(body, self._policy, trajectory)))
-            except RequestError as error:
-                return _refusal(error)
+        async def respond(request: Request, body: bytes) -> Response:
+            reply = await _begun(answer(Fields(json_object(body)), self._policy, self._trajectory_of(request)))
             return JSONResponse(reply.body) if reply.events is None else _EventStream(reply)
 
         return respond
@@ -83,62 +80,47 @@ class _Answers:
         """A handler for clients only: agents and browser pages are refused."""
 
         async def respond(request: Request) -> Response:
+            if self._trajectory_of(request) is not None:
+                raise RequestError("agents may not control the engines", status=403)
+            if "origin" in request.headers:
+                raise RequestError("web pages may not control the engines", status=403)
             try:
-                if self._trajectory_of(request) is not None:
-                    raise RequestError("agents may not control the engines", status=403)
-                if "origin" in request.headers:
-                    raise RequestError("web pages may not control the engines", status=403)
                 return await answer(request)
-            except RequestError as error:
-                return _refusal(error)
             except RunError as error:
-                return _refusal(RequestError(f"the engines failed: {error}", status=500, code="engine_error"))
+                raise RequestError(f"the engines failed: {error}", status=500, code="engine_error") from error
 
         return respond
 
     async def to_models(self, request: Request) -> Response:
         """List the model names that requests may use."""
-        try:
-            self._trajectory_of(request)
-        except RequestError as error:
-            return _refusal(error)
         served = self._policy.served
         data = [_model(self._policy, name) for name in (*served.names, *served.adapters)]
         return JSONResponse({"object": "list", "data": data})
 
-    def _trajectory_of(self, request: Request) -> PlayedTrajectory | None:
-        """The trajectory of an agent's request; None for a client. Raises `RequestError` if the request is not
-        admitted.
-        """
-        if len(request.headers) > MOST_HEADERS:
-            raise RequestError(f"the request has more than {MOST_HEADERS} headers", status=431)
-        key = _key(request)
-        trajectory = self._trajectories.of(key)
-        if trajectory is None and not self._doors.open_to_clients:
+    async def to_model(self, request: Request) -> Response:
+        """One of the model names that requests may use."""
+        return JSONResponse(_model(self._policy, self._policy.refuse_other_models(request.path_params["name"])))
+
+    async def to_stored_response(self, request: Request) -> Response:
+        """A response that a request may continue."""
+        stored = self._policy.stored(self._trajectory_of(request))
+        return JSONResponse(stored.response(request.path_params["number"]))
+
+    def admit(self, request: Request) -> None:
+        """Raises `RequestError` for a request of neither a client that may be answered nor a running trajectory."""
+        key = key_of(request)
+        if self._trajectories.of(key) is None and not self._doors.open_to_clients:
             raise RequestError("only the agents of this run are served", status=401, code="invalid_api_key")
-        if trajectory is None and not self._doors.opened_by(key):
+        if self._trajectories.of(key) is None and not is_key(self._doors.token, key):
             raise RequestError("this endpoint requires its token as the API key", status=401, code="invalid_api_key")
-        return trajectory
+
+    def _trajectory_of(self, request: Request) -> PlayedTrajectory | None:
+        """The trajectory of an agent's request; None for a client. Raises `RequestError` if it has ended."""
+        return self._trajectories.of(key_of(request))
 
 
 async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
-
-
-def _key(request: Request) -> str | None:
-    bearer = request.headers.get("authorization", "")
-    return bearer[7:] if bearer.lower().startswith("bearer ") else request.headers.get("x-api-key")
-
-
-async def _body(request: Request) -> bytes:
-    """Read the body of a request. Raises `RequestError` if it is too large or does not arrive."""
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > LONGEST_BODY:
-        raise RequestError(f"the body is longer than {LONGEST_BODY} bytes", status=413)
-    try:
-        return await body_of(request)
-    except ValueError as error:
-        raise RequestError(str(error), status=413 if "longer" in str(error) else 400) from error
 
 
 async def _begun(answer: Awaitable[Reply]) -> Reply:
@@ -183,26 +165,6 @@ class _EventStream(StreamingResponse):
             yield b"data: [DONE]\n\n"
 
 
-async def _while_connected(request: Request, answer: Awaitable[Reply]) -> Reply:
-    """The reply; raises `RequestError` and cancels the work if the client disconnects first."""
-    working = asyncio.ensure_future(answer)
-    watching = asyncio.ensure_future(_hung_up(request))
-    try:
-        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise RequestError("the client hung up", status=499)
-        return working.result()
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.wait([working, watching])
-
-
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _model(policy: Policy, name: str) -> Json:
     return {
         "id": name,
@@ -225,7 +187,3 @@ def _error(error: RequestError) -> Json:
 def _refusal(error: RequestError) -> JSONResponse:
     headers = {"Retry-After": str(RETRY_SECONDS)} if error.status in (429, 503) else None
     return JSONResponse(_error(error), error.status, headers)
-
-
-async def _no_route(request: Request, error: Exception) -> JSONResponse:
-    return _refusal(RequestError(f"there is no {request.method} {request.url.path[:200]} here", status=404))

@@ -77,7 +77,11 @@ async def _answered(
         prompt = await policy.conversation(asked.history, trajectory)
         heard = None if live is None else live.listener(prompt)
         completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory, heard)
-        answers = [answer_of(each, asked.stops, tools=bool(asked.history.tools)) for each in completions]
+        stops = [policy.stop_text(each, asked.drawn.sampling) for each in completions]
+        answers = [
+            answer_of(each, stop, tools=bool(asked.history.tools))
+            for each, stop in zip(completions, stops, strict=True)
+        ]
         for answer in answers:
             policy.record(trajectory, prompt, answer.completion, answer.message)
         shown = [await _logprobs(policy, answer) if asked.logprobs else None for answer in answers]

@@ -139,7 +139,8 @@ async def _answers(
     completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory, heard)
     for completion in completions:
         policy.record(trajectory, prompt, completion)
-    return prompt, [answer_of(each, asked.drawn.sampling.stop or (), tools=False) for each in completions]
+    stops = [policy.stop_text(each, asked.drawn.sampling) for each in completions]
+    return prompt, [answer_of(each, stop, tools=False) for each, stop in zip(completions, stops, strict=True)]
 
 
 async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:

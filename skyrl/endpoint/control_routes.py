@@ -17,10 +17,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from skyrl.endpoint.control import EngineControl
-from skyrl.endpoint.fields import Fields, body_object
+from skyrl.endpoint.fields import Fields
 from skyrl.errors import RequestError, WeightSyncError
 from skyrl.inference.engine import InFlight
 from skyrl.inference.incoming_weights import from_plain
+from skyrl.processes.service_app import body_of, json_object
 
 Handler = Callable[[Request, Fields], Awaitable[object]]
 """Answers a request, given the fields of its body: with JSON, or text."""
@@ -36,7 +37,7 @@ class ControlRoutes:
         """`on_engines(call)` awaits `call()` on the event loop of the engines."""
         self._control, self._on_engines = control, on_engines
 
-    def routes(self, guarded: Guarded, body_of: Callable[[Request], Awaitable[bytes]]) -> list[Route]:
+    def routes(self, guarded: Guarded) -> list[Route]:
         """The routes for clients that `guarded` lets through."""
         asked: Mapping[str, Handler] = {
             "/weight_info": self._weight_info,
@@ -56,7 +57,7 @@ class ControlRoutes:
         def route(path: str, answer: Handler, method: str) -> Route:
             async def respond(request: Request) -> Response:
                 body = await body_of(request)
-                fields = Fields(body_object(body) if body else {})
+                fields = Fields(json_object(body) if body else {})
                 found = await answer(request, fields)
                 fields.finish()
                 return PlainTextResponse(found) if isinstance(found, str) else JSONResponse(found)

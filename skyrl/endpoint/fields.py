@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from skyrl.errors import RequestError
 
 _ABSENT = object()
-
-
-def body_object(body: bytes) -> dict[str, Any]:
-    """The object in a body. Raises `RequestError` for anything that is not UTF-8, not JSON or not an object."""
-    try:
-        given = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from error
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise RequestError("the body has to be a JSON object")
-    return given
-
-
-def _no_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a JSON number")
 
 
 class Fields:

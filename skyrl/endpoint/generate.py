@@ -48,7 +48,7 @@ async def generate(body: Fields, policy: Policy, trajectory: PlayedTrajectory | 
     if asked.stream:
         return Reply(events=_events(head, asked, policy, trajectory), ends_with_done=True)
     completions = await _answered(asked, policy, trajectory)
-    return Reply({**head, "choices": [_choice(index, each, asked) for index, each in enumerate(completions)]})
+    return Reply({**head, "choices": [_choice(index, each, asked, policy) for index, each in enumerate(completions)]})
 
 
 def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
@@ -101,11 +101,11 @@ async def _events(head: Json, asked: _Asked, policy: Policy, trajectory: PlayedT
                     yield Event({**head, "choices": [{"index": each.index, "token_ids": list(rest)}]})
                     head = {"request_id": head["request_id"]}  # the prompt is sent once
     for index, completion in enumerate(answering.result()):
-        choice = _choice(index, completion, asked)
+        choice = _choice(index, completion, asked, policy)
         yield Event({**head, "choices": [{**choice, "token_ids": choice["token_ids"][sent[index] :]}]})
 
 
-def _choice(index: int, completion: Completion, asked: _Asked) -> dict[str, Any]:
+def _choice(index: int, completion: Completion, asked: _Asked, policy: Policy) -> dict[str, Any]:
     """One choice; its log-probabilities are in nats, in the form of OpenAI's chat API, with tokens as `token_id:N`."""
     content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
@@ -117,15 +117,13 @@ def _choice(index: int, completion: Completion, asked: _Asked) -> dict[str, Any]
         "logprobs": {"content": content},
         "weight_versions": _spans(completion.weight_versions),
         "finish_reason": completion.stop_reason,
-        "stop_reason": _stopped_by(completion, asked.drawn.sampling.stop or ()),
+        "stop_reason": _stopped_by(completion, policy.stop_text(completion, asked.drawn.sampling)),
     }
 
 
-def _stopped_by(completion: Completion, stops: Sequence[str]) -> int | str | None:
+def _stopped_by(completion: Completion, stop: str | None) -> int | str | None:
     """The stop text or the token that ended an answer."""
-    if completion.stop_reason != "stop":
-        return None
-    return next((stop for stop in stops if completion.text.endswith(stop)), completion.token_ids[-1])
+    return stop or (completion.token_ids[-1] if completion.stop_reason == "stop" else None)
 
 
 def _spans(versions: Sequence[int]) -> list[Json]:

@@ -18,31 +18,40 @@ STORED_CHARACTERS = 64 << 20
 
 
 class StoredResponses:
-    """Stored conversations by the id of the response that they end with. The oldest are dropped when full."""
+    """Stored responses by their id, each with the conversation that it ends. The oldest are dropped when full."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[History, int]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[History, Json, int]] = OrderedDict()
         self._size = 0
 
-    def keep(self, number: str, history: History) -> None:
-        """Store a conversation; each counts in full, even if it shares messages with others."""
-        size = sum(len(json.dumps(message)) for message in history.messages)
-        self._kept[number] = history, size
+    def keep(self, response: Json, history: History) -> None:
+        """Store a response and its conversation; each counts in full, even if it shares messages with others."""
+        size = len(json.dumps(response)) + sum(len(json.dumps(message)) for message in history.messages)
+        self._kept[response["id"]] = history, response, size
         self._size += size
         while self._size > STORED_CHARACTERS:
-            _, (_, dropped) = self._kept.popitem(last=False)
+            _, (*_, dropped) = self._kept.popitem(last=False)
             self._size -= dropped
 
     def history(self, number: str) -> History:
         """The conversation that ends with a response. Raises `RequestError` if it is not stored."""
         if number not in self._kept:
             raise RequestError(
-                f"there is no response {number[:80]!r} here: it was not stored, or newer ones have replaced it; "
-                "send the whole conversation as input",
+                f"{_not_stored(number)}; send the whole conversation as input",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
         return self._kept[number][0]
+
+    def response(self, number: str) -> Json:
+        """A response, as it was answered. Raises `RequestError` if it is not stored."""
+        if number not in self._kept:
+            raise RequestError(_not_stored(number), status=404)
+        return self._kept[number][1]
+
+
+def _not_stored(number: str) -> str:
+    return f"there is no response {number[:80]!r} here: it was not stored, or newer ones have replaced it"
 
 
 def messages_of_items(given: object) -> tuple[Message, ...]:

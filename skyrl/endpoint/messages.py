@@ -102,13 +102,11 @@ class SampledMessage:
         return made
 
 
-def answer_of(completion: Completion, stops: Sequence[str], *, tools: bool) -> SampledMessage:
-    """Parse an answer. The stop text is removed from the text, but stays in the token ids. If any call cannot be
-    parsed, all calls stay in the text.
+def answer_of(completion: Completion, stop: str | None, *, tools: bool) -> SampledMessage:
+    """Parse an answer. The stop text that ended it, if one did, is removed from the text, but stays in the token ids.
+    If any call cannot be parsed, all calls stay in the text.
     """
-    text = completion.text
-    if completion.stop_reason == "stop":
-        text = next((text.removesuffix(stop) for stop in stops if text.endswith(stop)), text)
+    text = completion.text.removesuffix(stop or "")
     found = hermes(text) if tools else ()
     readable = tuple(call for call in found if not call.unreadable)
     if readable and len(readable) == len(found):

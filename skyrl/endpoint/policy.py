@@ -23,6 +23,7 @@ from skyrl.chats.rendering import Template
 from skyrl.chats.text import continued_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SamplingParams
+from skyrl.endpoint.bounded_tokenizer import bounded_tokenizer
 from skyrl.endpoint.conversations import History, Message, Turn
 from skyrl.endpoint.items import StoredResponses
 from skyrl.endpoint.sampling import Drawn
@@ -79,7 +80,8 @@ class Policy:
 
     def __init__(self, served: ServedPolicy, tokenizer: ChatTokenizer, generate: Generate) -> None:
         self.served = served
-        self._tokenizer: Any = deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
+        own = deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
+        self._tokenizer = bounded_tokenizer(own, served.max_model_len)
         self._continuation = Continuation(self._tokenizer, served.template_arguments)
         self._generate = generate
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="endpoint-tokenizer")
@@ -103,12 +105,25 @@ class Policy:
         """Whether the end-of-sequence token is one of `ids`."""
         return self._tokenizer.eos_token_id in ids
 
+    def stop_text(self, completion: Completion, sampling: SamplingParams) -> str | None:
+        """The stop text that ended an answer. None if a token or the length did, even if the text ends like a stop
+        text: with `min_tokens`, an answer may hold one.
+        """
+        ended_by_token = {*self._tokenizer.all_special_ids, *(sampling.stop_token_ids or ())}
+        if completion.stop_reason != "stop" or ended_by_token.intersection(completion.token_ids[-1:]):
+            return None
+        return next((stop for stop in sampling.stop or () if completion.text.endswith(stop)), None)
+
     @contextmanager
     def admitted(self, samples: int, trajectory: PlayedTrajectory | None) -> Iterator[None]:
-        """Count the answers of a request while they are sampled. Raises `RequestError` with 429 beyond the bound."""
+        """Count the answers of a request while they are sampled. Raises `RequestError` beyond the bound: with 429 if
+        the request may be sent again later, with 400 if it alone is beyond it.
+        """
         if trajectory is not None:
             trajectory.begin(samples)
             trajectory.sampling_now += samples
+        elif samples > self.served.most_samples:
+            raise RequestError(f"{samples} answers at once: at most {self.served.most_samples} are sampled", param="n")
         elif self._in_flight + samples > self.served.most_samples:
             raise RequestError(
                 f"{self._in_flight} answers are being sampled, of at most {self.served.most_samples}: try again later",
@@ -130,17 +145,19 @@ class Policy:
         messages.
         """
         found = trajectory.conversations.continued(history) if trajectory else None
-        if found is None:
-            return Prompt(ids=await self._in_thread(self._rendered, history), history=history)
-        turn, said = found
-        between = await self._in_thread(self._between, turn, said, history)
+        with _cut_off(trajectory):
+            if found is None:
+                return Prompt(ids=await self._in_thread(self._rendered, history), history=history)
+            turn, said = found
+            between = await self._in_thread(self._between, turn, said, history)
         return Prompt(ids=(*turn.token_ids, *between), before=turn, history=history)
 
     async def text(self, prompt: str, trajectory: PlayedTrajectory | None) -> Prompt:
         """The prompt of a text, after the recorded turn that it continues, if any."""
         turn = trajectory.conversations.continued_text(prompt) if trajectory else None
         behind = "" if turn is None else turn.text or ""
-        new = await self._in_thread(continued_tokens, self._tokenizer, behind, prompt[len(behind) :])
+        with _cut_off(trajectory):
+            new = await self._in_thread(continued_tokens, self._tokenizer, behind, prompt[len(behind) :])
         return Prompt(ids=(*(turn.token_ids if turn else ()), *new), before=turn, text=prompt)
 
     async def tokens(self, ids: tuple[int, ...], trajectory: PlayedTrajectory | None) -> Prompt:
@@ -160,12 +177,8 @@ class Policy:
         """Sample `count` answers to a prompt; `on_tokens` receives their tokens as they are sampled. Raises
         `RequestError` for a prompt that is empty or fills the model's context.
         """
-        try:
+        with _cut_off(trajectory):
             sampling = self._fitting(prompt.ids, drawn)
-        except RequestError:
-            if trajectory is not None:
-                trajectory.cut_off = True
-            raise
         if trajectory is None:
             keys = _keys(drawn.seed, count)
         else:
@@ -253,6 +266,17 @@ class Policy:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
         except (DataError, TemplateTimeoutError) as error:
             raise RequestError(str(error)) from error
+
+
+@contextmanager
+def _cut_off(trajectory: PlayedTrajectory | None) -> Iterator[None]:
+    """Mark a trajectory whose prompt is refused because it leaves no room for an answer."""
+    try:
+        yield
+    except RequestError as error:
+        if trajectory is not None and (error.code == "context_length_exceeded" or error.param == "min_tokens"):
+            trajectory.cut_off = True
+        raise
 
 
 def _keys(seed: int | None, count: int) -> tuple[SampleKey, ...]:

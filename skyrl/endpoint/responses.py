@@ -69,7 +69,7 @@ async def responses(body: Fields, policy: Policy, trajectory: PlayedTrajectory |
     if asked.stream:
         return Reply(events=_events(asked, policy, trajectory))
     found = await _answered(asked, policy, trajectory)
-    return Reply(_whole(asked, found, items_of(found.message)))
+    return Reply(_kept(asked, found, items_of(found.message), policy, trajectory))
 
 
 async def _answered(
@@ -79,11 +79,20 @@ async def _answered(
         prompt = await policy.conversation(asked.history, trajectory)
         heard = None if live is None else live.listener(prompt)
         (completion,) = await policy.sample(prompt, asked.drawn, 1, trajectory, heard)
-        answer = answer_of(completion, asked.drawn.sampling.stop or (), tools=bool(asked.history.tools))
+        stop = policy.stop_text(completion, asked.drawn.sampling)
+        answer = answer_of(completion, stop, tools=bool(asked.history.tools))
         policy.record(trajectory, prompt, completion, answer.message)
-    if asked.store:
-        policy.stored(trajectory).keep(asked.number, asked.stored(answer.message))
     return _Answered(prompt, answer)
+
+
+def _kept(
+    asked: _Asked, found: _Answered, output: Sequence[Json], policy: Policy, trajectory: PlayedTrajectory | None
+) -> Json:
+    """The whole response, which is stored if the request did not refuse that."""
+    whole = _whole(asked, found, output)
+    if asked.store:
+        policy.stored(trajectory).keep(whole, asked.stored(found.message.message))
+    return whole
 
 
 def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
@@ -193,13 +202,13 @@ async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | 
             yield event("response.output_text.delta", **where, delta=piece, logprobs=[])
     found = answering.result()
     items = items_of(found.message, number)
+    whole = _kept(asked, found, items, policy, trajectory)
     if not begun:
         for opening in _begin(event, asked):
             yield opening
     for place, item in enumerate(items):
         for closing in _closing(event, place, item, begun=begun and place == 0):
             yield closing
-    whole = _whole(asked, found, items)
     yield event(f"response.{whole['status']}", response=whole)
 
 

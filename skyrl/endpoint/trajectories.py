@@ -59,6 +59,8 @@ class PlayedTrajectory:
                 status=403,
                 code="too_many_requests",
             )
+        if samples > MOST_AT_ONCE:
+            raise RequestError(f"{samples} answers at once: a trajectory may sample at most {MOST_AT_ONCE}", param="n")
         if self.sampling_now + samples > MOST_AT_ONCE:
             raise RequestError(f"this trajectory may sample at most {MOST_AT_ONCE} answers at once", status=429)
         self.requests += 1

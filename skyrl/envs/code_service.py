@@ -5,25 +5,26 @@
     GET  /health  -> {"tier": "bwrap", "at_once": 8}
 
 The fields of `limits` are those of `ResourceLimits`; a value above the service's limit is answered with 400. Programs
-beyond `at_once` wait. Without a token, only this machine is served; with one, every request must carry it.
+beyond `at_once` wait; one whose client hangs up is ended. Without a token, only this machine is served; with one, every
+request must carry it.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import json
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
-from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from skyrl.errors import ProcessError
-from skyrl.processes.service import body_of, has_token
+from skyrl.errors import ProcessError, RequestError
+from skyrl.processes.service_app import json_object, post_route, service_app
+from skyrl.processes.service_work import Workers
 from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox
 
 MOST = ResourceLimits(seconds=60.0, cpu_seconds=60, memory_bytes=4 << 30, output_bytes=2 << 20, processes=64)
@@ -32,49 +33,44 @@ MOST = ResourceLimits(seconds=60.0, cpu_seconds=60, memory_bytes=4 << 30, output
 
 def code_app(sandbox: Sandbox, at_once: int, token: str | None = None, most: ResourceLimits = MOST) -> Starlette:
     """The service, for any ASGI server. With a token, every request needs `Authorization: Bearer TOKEN`."""
-    running: list[CapacityLimiter] = []  # made in the server's event loop
+    workers = Workers(at_once, "skyrl-code")
 
-    async def run(request: Request) -> JSONResponse:
-        if not has_token(token, request):
-            return JSONResponse({"error": "this service requires its token: Authorization: Bearer ..."}, 401)
+    async def run(request: Request, body: bytes) -> JSONResponse:
+        program, stdin, limits = question_of(json_object(body), most)
         try:
-            program, stdin, limits = question_of(await body_of(request), most)
-        except (ValueError, RecursionError) as error:
-            return JSONResponse({"error": str(error)}, 400)
-        running[:] = running or [CapacityLimiter(at_once)]
-        try:
-            ran = await to_thread.run_sync(sandbox.run, program, stdin, limits, limiter=running[0])
+            return JSONResponse(
+                answer_of(await workers.run(lambda gone: sandbox.run(program, stdin, limits, until=gone.fileno())))
+            )
         except ProcessError as error:
-            return JSONResponse({"error": str(error)}, 503)
-        return JSONResponse(answer_of(ran))
+            raise RequestError(str(error), status=503) from error
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"tier": sandbox.tier, "at_once": at_once})
 
-    return Starlette(routes=[Route("/run", run, methods=["POST"]), Route("/health", health)])
+    return service_app([post_route("/run", run), Route("/health", health)], token=token)
 
 
-def question_of(body: bytes, most: ResourceLimits) -> tuple[str, bytes, ResourceLimits]:
-    """Program, standard input and limits of one request. Raises `ValueError` with a sentence for the client."""
-    given = json.loads(body)
-    if not isinstance(given, dict) or not isinstance(given.get("program"), str):
-        raise ValueError("the body has to be an object with the text 'program'")
+def question_of(given: Mapping[str, object], most: ResourceLimits) -> tuple[str, bytes, ResourceLimits]:
+    """Program, standard input and limits of one request. Raises `RequestError`."""
+    program = given.get("program")
+    if not isinstance(program, str):
+        raise RequestError("the body has to be an object with the text 'program'")
     try:
         stdin = base64.b64decode(str(given.get("stdin", "")), validate=True)
-    except binascii.Error:
-        raise ValueError("'stdin' has to be base64") from None
-    return given["program"], stdin, _limits(given.get("limits", {}), most)
+    except (binascii.Error, ValueError):
+        raise RequestError("'stdin' has to be base64") from None
+    return program, stdin, _limits(given.get("limits", {}), most)
 
 
 def _limits(given: object, most: ResourceLimits) -> ResourceLimits:
     if not isinstance(given, dict):
-        raise ValueError("'limits' has to be an object")
+        raise RequestError("'limits' has to be an object")
     known = {each.name: each for each in attrs.fields(ResourceLimits)}
     for name, value in given.items():
         if name not in known:
-            raise ValueError(f"there is no limit {name!r}; available: {', '.join(known)}")
+            raise RequestError(f"there is no limit {name!r}; available: {', '.join(known)}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= getattr(most, name):
-            raise ValueError(f"the limit {name} has to be a number above 0 and up to {getattr(most, name)}")
+            raise RequestError(f"the limit {name} has to be a number above 0 and up to {getattr(most, name)}")
     plain = {name: value if name == "seconds" else int(value) for name, value in given.items()}
     return ResourceLimits(**plain)
 

@@ -10,49 +10,48 @@ every request must carry it.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from skyrl.errors import DataError
+from skyrl.errors import DataError, RequestError
 from skyrl.models.reward_model import RewardModel
-from skyrl.processes.service import body_of, has_token
+from skyrl.processes.service_app import json_object, post_route, service_app
+from skyrl.processes.service_work import Workers
 
 MOST_CHATS = 256
 
 
 def reward_app(model: RewardModel, name: str, token: str | None = None) -> Starlette:
     """The service, for any ASGI server. With a token, every request needs `Authorization: Bearer TOKEN`."""
+    workers = Workers(1, "skyrl-reward")  # the model computes for one request at a time
 
-    async def score(request: Request) -> JSONResponse:
-        if not has_token(token, request):
-            return JSONResponse({"error": "this service requires its token: Authorization: Bearer ..."}, 401)
+    async def score(request: Request, body: bytes) -> JSONResponse:
+        chats = chats_of(json_object(body))
         try:
-            chats = chats_of(await body_of(request))
-            return JSONResponse({"scores": await run_in_threadpool(model.scores, chats)})
-        except (ValueError, RecursionError, DataError) as error:
-            return JSONResponse({"error": str(error)}, 400)
+            scores = await workers.run(lambda gone: model.scores(chats, gone.has_happened))
+        except DataError as error:
+            raise RequestError(str(error)) from error
+        return JSONResponse({"scores": scores})
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"model": name})
 
-    return Starlette(routes=[Route("/score", score, methods=["POST"]), Route("/health", health)])
+    return service_app([post_route("/score", score), Route("/health", health)], token=token)
 
 
-def chats_of(body: bytes) -> list[list[dict[str, Any]]]:
-    """Chats of one request. Raises `ValueError` with a sentence for the client."""
-    given = json.loads(body)
-    chats = given.get("chats") if isinstance(given, dict) else None
+def chats_of(given: Mapping[str, object]) -> list[list[dict[str, Any]]]:
+    """Chats of one request. Raises `RequestError`."""
+    chats = given.get("chats")
     if not isinstance(chats, list) or not chats or len(chats) > MOST_CHATS:
-        raise ValueError(f"the body has to be an object with 'chats', a list of 1 to {MOST_CHATS} chats")
+        raise RequestError(f"the body has to be an object with 'chats', a list of 1 to {MOST_CHATS} chats")
     for chat in chats:
         if not isinstance(chat, list) or not chat or not all(_is_message(message) for message in chat):
-            raise ValueError("a chat is a list of messages with the texts 'role' and 'content'")
+            raise RequestError("a chat is a list of messages with the texts 'role' and 'content'")
     return chats
 
 

@@ -7,6 +7,8 @@ import operator
 import re
 from collections.abc import Callable
 
+from skyrl.tree.python_source import parsed_expression
+
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -49,7 +51,7 @@ def _value(text: str, variables: dict[str, str], depth: int = 0) -> int | None:
     if depth > _DEEPEST or len(plain) > _LONGEST:
         return None
     try:
-        return _of(ast.parse(plain, mode="eval").body, variables, depth)
+        return _of(parsed_expression(plain), variables, depth)
     except (SyntaxError, ValueError, RecursionError):
         return None
 

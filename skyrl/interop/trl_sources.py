@@ -15,6 +15,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.interop.foreign import Computed
 from skyrl.interop.shell import commands_in
 from skyrl.interop.values import flat_file, is_script, text_of, yaml_value
+from skyrl.tree.python_source import parsed_program
 
 _TITLE = "Nothing was converted"
 _CONFIGS = ("GRPOConfig",)
@@ -48,8 +49,8 @@ def settings_of(name: str) -> dict[str, Any]:
 
 def _in_program(text: str, name: str) -> dict[str, Any]:
     try:
-        tree = ast.parse(text[:_LONGEST])
-    except (SyntaxError, ValueError, RecursionError) as error:
+        tree = parsed_program(text[:_LONGEST])
+    except SyntaxError as error:
         message = f"cannot be read as Python: {error}"
         raise ConfigError([Problem(path=name, message=message)], title=_TITLE) from None
     known = _Constants(tree)

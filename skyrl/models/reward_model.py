@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +100,23 @@ class RewardModel:
             raise DataError(f"a chat has {len(ids)} tokens, but the reward model takes 1 to {self._most}")
         return ids
 
-    def scores(self, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
-        """A score for each chat; higher is better. Raises `DataError` for a chat that cannot be scored."""
-        return self.scores_of_tokens([self.tokens(chat) for chat in chats])
+    def scores(
+        self, chats: Sequence[Sequence[Mapping[str, Any]]], given_up: Callable[[], bool] = lambda: False
+    ) -> list[float]:
+        """A score for each chat; higher is better. Raises `DataError` for a chat that cannot be scored.
 
-    def scores_of_tokens(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """A score for each chat, given as tokens; higher is better."""
+        Once `given_up()` is true, the scores are not wanted any more, and the rest is left out.
+        """
+        rows = [self.tokens(chat) for chat in takewhile(lambda _: not given_up(), chats)]
+        return self.scores_of_tokens(rows, given_up)
+
+    def scores_of_tokens(
+        self, rows: Sequence[Sequence[int]], given_up: Callable[[], bool] = lambda: False
+    ) -> list[float]:
+        """A score for each chat, given as tokens; higher is better. `given_up` is that of `scores`."""
         found: list[float] = []
         with self._lock, torch.inference_mode():
-            for group in _groups(rows):
+            for group in takewhile(lambda _: not given_up(), _groups(rows)):
                 found += self._score(group)
         return found
 

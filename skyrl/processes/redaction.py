@@ -3,7 +3,8 @@
 By value: the contents of environment variables whose names mention keys, tokens, passwords or webhooks. By form: user
 names and passwords in addresses (`https://user:password@host`), authorization headers, connection strings
 (`AccountKey=...`), webhook addresses, tokens with a known beginning, and private keys. By key: texts under `password`,
-`Authorization` and the like in tables. Each becomes `***`.
+`Authorization` and the like in tables, and assignments to them in printed text. Each becomes `***`. The names and forms
+are those of `skyrl.tree.masking`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 from urllib.parse import quote, unquote
 
-from skyrl.tree.masking import HIDDEN, REFERENCE, masked_text
+from skyrl.tree.masking import HIDDEN, REFERENCE, SHOWN, USER_INFO, is_secret_name, is_secret_variable, masked_text
 
-_NAME = re.compile(
-    r"KEY|TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?<![A-Z])PASS(?![A-Z])|.PWD|^PW$|CREDENTIAL|AUTH|COOKIE|WEBHOOK|PRIVATE"
-    r"|CONNECTION_?STR|(?<![A-Z])(?:DSN|PAT|SAS|JWT)(?![A-Z])",
-    re.IGNORECASE,
-)
 _OF_A_PLACE = re.compile(r"(?:_PATH|_FILE|_DIR|_FOLDER|_HOME|_SOCK|_SOCKET|_ROOT)$", re.IGNORECASE)
 """Names of variables that hold the location of a secret, not the secret itself."""
 
@@ -37,25 +33,40 @@ _SHORTEST = 8
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
 """Errors of writing to a closed pipe and to a terminal that hung up."""
 
-_USER_INFO = re.compile(r"(?<=://)[^\s/@\"'<>]+(?=@)")
 _HEADER = re.compile(
     r"((?:proxy-)?authorization|(?:x-)?api[-_]key|x-auth-token|cookie)(\\?[\"']?\s*[:=]\s*\\?[\"']?)"
     r"(?:(?:bearer|basic|token)\s+)?[^\s\"'\\,;}{]+",
     re.IGNORECASE,
 )
-_KEYS = re.compile(  # narrower than the names in configurations: a dataset's `answer_key` is no secret
-    r"(?:proxy-)?authorization|(?:x-)?(?:api|auth|access|private|secret|account)[-_]?(?:key|token)|x-auth-token|cookie"
-    r"|set-cookie|password|passwd|passphrase|client[-_]?secret|webhook(?:_url)?|connection_?string",
-    re.IGNORECASE,
-)
+
+
+@functools.cache
+def _printed() -> dict[str, re.Pattern[str]]:
+    """Patterns of printed texts alone, compiled when the first text needs them.
+
+    `named` finds what may be the name of a secret, up to its value: an option, or a name before `=` or `:`; `value` a
+    value in quotes, or without, and the character behind it.
+    """
+    return {
+        "cookies": re.compile(r"((?:set-)?cookie\\?[\"']?:\s*\\?[\"']?)[^\r\n\"']+", re.IGNORECASE),
+        "commands": re.compile(  # curl -u user:password, and a line of netrc
+            r"(\bcurl\s(?:[^\n]{0,200}\s)?(?:-u|--user)\s+[^\s:]{1,100}:"
+            r"|\bmachine\s+\S{1,200}\s+login\s+\S{1,200}\s+password\s+)\S+"
+        ),
+        "named": re.compile(r"(?<![\w.-])(?:(--[\w.-]{2,80})\s|([\w.-]{2,80})(\\?[\"']?\s?[:=]\s?))"),
+        "value": re.compile(r"(?:b?\\?[\"'])([^\"'\\\n]{1,1024})|([^\s\"'\\,;}{]{1,1024})(?=(.?))"),
+        "direction": re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"),
+    }
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:
     """The values to look for, longest first, so that a value that contains another one is removed completely."""
-    named = (value.strip() for name, value in environ.items() if _NAME.search(name) and not _is_place(name, value))
+    named = (
+        value.strip() for name, value in environ.items() if is_secret_variable(name) and not _is_place(name, value)
+    )
     found = {value for value in named if len(value) >= _SHORTEST}
     for value in environ.values():
-        for user_info in _USER_INFO.findall(value):
+        for user_info in USER_INFO.findall(value):
             found |= {part for part in (user_info, *user_info.split(":")[1:]) if len(part) >= _SHORTEST}
     spelled = {form for value in found for form in _spellings(value) if len(form) >= _SHORTEST}
     return sorted(spelled, key=len, reverse=True)
@@ -77,7 +88,50 @@ def _spellings(value: str) -> Iterator[str]:
 def redacted(text: str) -> str:
     """The text without secrets."""
     clean = _redacted(text, _of_values())
-    return _HEADER.sub(rf"\1\2{HIDDEN}", clean) if ":" in clean or "=" in clean else clean
+    if ":" in clean or "=" in clean:
+        clean = _printed()["cookies"].sub(rf"\1{HIDDEN}", _HEADER.sub(rf"\1\2{HIDDEN}", clean))
+    if "curl" in clean or "machine" in clean:
+        clean = _printed()["commands"].sub(rf"\1{HIDDEN}", clean)
+    return _without_assigned(clean) if ":" in clean or "=" in clean or "--" in clean else clean
+
+
+def _without_assigned(text: str) -> str:
+    """The text without values of what is called like a secret: `token = "..."`, `--token=...`, `export A_TOKEN=...`.
+
+    A value without quotes may be a word of a sentence or of a program: it needs a digit and a letter, and after a colon
+    the end of its line, as in YAML.
+    """
+    pieces, done, searched = [], 0, 0
+    for found in _printed()["named"].finditer(text):
+        option, name, sign = found.groups()
+        value = (
+            _printed()["value"].match(text, found.end())
+            if found.start() >= max(done, searched) and _names_a_secret(option or name)
+            else None
+        )
+        if value is None or _is_reference(value[1] or value[2]):
+            continue
+        bare = value[2] or ""
+        is_value = len(bare) >= _SHORTEST and not bare.isdecimal() and any(map(str.isdigit, bare))
+        is_placed = bool(option) or sign == "=" or (":" in (sign or "") and not value[3])
+        if value[1] or (is_value and is_placed):
+            start = value.start(1) if value[1] else value.start(2)
+            pieces += [text[done:start], HIDDEN]
+            done = value.end(1) if value[1] else value.end(2)
+        elif not is_value:
+            searched = value.end()
+    return "".join((*pieces, text[done:]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_a_secret(name: str) -> bool:
+    """Whether a name in a printed text is that of a credential; one in capitals may be a variable's."""
+    plain = name.lstrip("-")
+    return is_secret_name(plain) or (plain.isupper() and is_secret_variable(plain))
+
+
+def _is_reference(value: str) -> bool:
+    return bool(value.startswith(HIDDEN) or REFERENCE.fullmatch(value) or SHOWN.fullmatch(value))
 
 
 def _redacted(text: str, values: re.Pattern[str]) -> str:
@@ -116,22 +170,31 @@ def _clean_item(key: object, value: object, values: re.Pattern[str]) -> tuple[ob
     if not isinstance(key, str):
         return _clean(key, values), _clean(value, values)
     clean, names_a_secret = _clean_key(key, values)
-    return clean, HIDDEN if names_a_secret and _is_secret(value) else _clean(value, values)
+    return clean, _hidden(value, values) if names_a_secret else _clean(value, values)
 
 
 @functools.lru_cache(maxsize=4096)
 def _clean_key(key: str, values: re.Pattern[str]) -> tuple[str, bool]:
     """The key without secrets, and whether its value is one. Cached, since all records have the same few keys."""
-    return _redacted(key, values), bool(_KEYS.fullmatch(key))
+    return _redacted(key, values), is_secret_name(key)
 
 
-def _is_secret(value: object) -> bool:
-    """Whether a value under the name of a secret is a secret, and not a reference to one such as `env:NAME`."""
-    return isinstance(value, str) and bool(value) and not REFERENCE.fullmatch(value)
+def _hidden(value: object, values: re.Pattern[str]) -> object:
+    """A value under the name of a secret: every text in it is one, unless it is a reference such as `env:NAME`."""
+    match value:
+        case str() if value and not _is_reference(value):
+            return HIDDEN
+        case bytes():
+            return HIDDEN
+        case list() | tuple():
+            return [_hidden(each, values) for each in value]
+        case _:
+            return _clean(value, values)
 
 
 class RedactedStream:
-    """A text stream that passes on what is written to it, without secrets.
+    """A text stream that passes on what is written to it, without secrets. A terminal gets the characters that change
+    the direction of text as escapes: a name in a stranger's file could hide what stands beside it.
 
     If its reader is gone (a closed pipe or terminal), the text is dropped: a run does not depend on its reader.
     """
@@ -142,7 +205,10 @@ class RedactedStream:
     def write(self, text: str) -> int:
         """Write to the stream. Raises OSError if the output cannot be written although it has a reader."""
         with self._reader_may_be_gone():
-            self._stream.write(redacted(text))
+            clean = redacted(text)
+            if not clean.isascii() and self.isatty():
+                clean = _printed()["direction"].sub(lambda found: ascii(found[0])[1:-1], clean)
+            self._stream.write(clean)
         return len(text)
 
     def flush(self) -> None:

@@ -1,26 +1,21 @@
-"""A small HTTP service on this machine: the common part of `skyrl serve-retriever` and `skyrl serve-reward`."""
+"""The server of each HTTP service of this package: its socket, its token, and limits on connections.
+
+`service_app.py` makes the applications.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import resource
 import socket
 from contextlib import ExitStack, suppress
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from skyrl.errors import ProcessError, Stopped, UserError
 from skyrl.processes.addresses import is_loopback
-
-LONGEST_BODY = 4 << 20
-"""Maximum size of a request's body, in bytes."""
-
-BODY_SECONDS = 60.0
-"""Seconds in which the body of a request must arrive after its headers."""
-
 
 HEADER_SECONDS = 20.0
 """Seconds in which the head of a request must arrive after the connection or the end of the previous request."""
@@ -29,13 +24,23 @@ KEPT_SECONDS = 15
 """Seconds for which an idle connection is kept: longer than the 5 s of httpx, so that a client never sends a request on
 a connection that is being closed."""
 
+WAITING = 1024
+"""Maximum number of connections that wait to be accepted."""
+
 MOST_CONNECTIONS = 1024
-"""Maximum number of connections and requests at once; a request beyond it gets 503, after which clients try again."""
+"""Maximum number of connections and requests at once, if the process may open twice as many files; a request beyond it
+gets 503, after which clients try again."""
+
+MOST_FILES = 1 << 16
+"""Number of open files that the process permits itself, up to the limit that it was started with."""
+
+SHORTEST_TOKEN = 16
+"""Smallest number of characters of a token."""
 
 
-class _TimedProtocol(H11Protocol):
-    """HTTP protocol of uvicorn with a deadline for a request's head. Without it, uvicorn waits forever for a client
-    that sends half of one.
+class _BoundedProtocol(H11Protocol):
+    """HTTP protocol of uvicorn with a deadline for a request's head, and a bound on connections. Without them, uvicorn
+    waits forever for a client that sends half of one, and accepts idle connections until the process has no file left.
     """
 
     _limit: asyncio.TimerHandle | None = None
@@ -43,6 +48,8 @@ class _TimedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self._wait_for_a_head()
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self._make_room(self.limit_concurrency)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -63,29 +70,59 @@ class _TimedProtocol(H11Protocol):
     def _wait_for_a_head(self) -> None:
         self._limit = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
+    def _make_room(self, limit: int) -> None:
+        """Close the connection that has waited longest for a request. If all others are answered, this one stays, to
+        be told so with 503, up to an eighth beyond the limit.
+        """
+        waiting = {
+            each: each._limit.when() for each in self.connections if isinstance(each, _BoundedProtocol) and each._limit
+        }
+        oldest = min(waiting, key=lambda each: waiting[each])
+        if oldest is not self or len(self.connections) > limit + limit // 8:
+            oldest.connections.discard(oldest)
+            oldest.transport.abort()
+
+
+class _Server(uvicorn.Server):
+    """A server whose listening socket holds connections that it does not accept yet."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(WAITING)  # asyncio had made it as short as the number that it accepts at a time
+
 
 def listen(host: str, port: int, token: str | None, variable: str) -> socket.socket:
     """A socket that listens on host and port; port 0 is any free one. `variable` names the variable with the token.
 
-    Raises `UserError` for an address that other machines can reach without a token, `ProcessError` for one that cannot
-    be used.
+    Raises `ProcessError` for an address that cannot be used, and `UserError` for one that other machines can reach
+    without a token, or with one that is no secret or that no request can carry.
     """
-    if not token and not is_loopback(host):
-        raise UserError(
-            f"{host} can be reached from other machines: set {variable} to a secret here and where the run is "
-            "started, or use --host 127.0.0.1"
-        )
     with ExitStack() as undo:
         try:
             (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            _check_token(host, token, variable)
             bound = undo.enter_context(socket.socket(family, kind))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-            bound.listen(1024)  # early requests wait until the index is loaded
-        except OSError as error:
-            raise ProcessError(f"cannot listen on {host}:{port}: {error.strerror}; see --host and --port") from error
+            bound.listen(WAITING)  # early requests wait until the index is loaded
+        except (OSError, UnicodeError) as error:
+            said = getattr(error, "strerror", None) or error
+            raise ProcessError(f"cannot listen on {host}:{port}: {said}; see --host and --port") from error
         undo.pop_all()
     return bound
+
+
+def _check_token(host: str, token: str | None, variable: str) -> None:
+    remedy = f'export {variable}="$(openssl rand -hex 32)" here and where the run is started'
+    if not token and not is_loopback(host):
+        raise UserError(f"{host} can be reached from other machines: {remedy}, or use --host 127.0.0.1")
+    printable = all(" " <= letter <= "~" for letter in token or "") and token == (token or "").strip()
+    if token and not (printable and len(token) >= SHORTEST_TOKEN):
+        raise UserError(
+            f"{variable} is no usable token: it needs at least {SHORTEST_TOKEN} printable characters of ASCII, without "
+            f"space around them, as a header carries it: {remedy}"
+        )
 
 
 def serve(app: Starlette, bound: socket.socket) -> None:
@@ -95,37 +132,29 @@ def serve(app: Starlette, bound: socket.socket) -> None:
 
 
 def server_of(app: Starlette) -> uvicorn.Server:
-    """A server that slow clients cannot block: heads and bodies have deadlines, and connections are limited."""
+    """A server that slow and idle clients cannot block: heads and bodies have deadlines, and connections take at most
+    half of the files that the process may open, so that whatever runs beside it keeps the rest.
+    """
+    most = min(MOST_CONNECTIONS, _permitted_files() // 2)
     config = uvicorn.Config(
         app,
-        http=_TimedProtocol,
-        limit_concurrency=MOST_CONNECTIONS,
+        http=_BoundedProtocol,
+        ws="none",
+        limit_concurrency=most,
+        backlog=max(1, most // 8),  # the number of connections that asyncio accepts before it serves one
         log_level="warning",
         access_log=False,
         timeout_keep_alive=KEPT_SECONDS,
         timeout_graceful_shutdown=5,
     )
-    return uvicorn.Server(config)
+    return _Server(config)
 
 
-async def body_of(request: Request) -> bytes:
-    """Body of a request. Raises `ValueError` if it is too large, does not come in time, or its sender hung up."""
-    body = b""
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > LONGEST_BODY:
-                    raise ValueError(f"the body is longer than {LONGEST_BODY} bytes")
-    except ClientDisconnect:
-        raise ValueError("the sender hung up before the end of the body") from None
-    except TimeoutError:
-        raise ValueError(f"the body did not come within {BODY_SECONDS:g} s") from None
-    return body
-
-
-def has_token(token: str | None, request: Request) -> bool:
-    """Whether the request has the token, if one is required."""
-    if not token:
-        return True
-    return secrets.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode())
+def _permitted_files() -> int:
+    """Number of files that the process may open, raised up to `MOST_FILES` if it was started with a lower one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

@@ -21,6 +21,7 @@ from skyrl.errors import UserError
 from skyrl.inference.client import EngineState, InferenceEngineClient
 from skyrl.processes.background import in_a_daemon_thread
 from skyrl.runs.inputs import notice
+from skyrl.tree.text_files import stored_text
 
 FOLDER, STATE = "engines", "state.json"
 REPLIES = 20
@@ -62,7 +63,7 @@ class Engines:
         """The state of the run in this folder. Raises `UserError` if the file does not exist or cannot be read."""
         file = run / FOLDER / STATE
         try:
-            plain = json.loads(file.read_text(encoding="utf-8"))
+            plain = json.loads(stored_text(file))
             return cls(
                 least=plain["least"],
                 most=plain["most"],
@@ -124,7 +125,7 @@ class EngineChanges:
         Engines that are added start in the background; engines that are drained have finished when this returns.
         """
         for file in sorted(self._folder.glob("request-*.json")):
-            asked, said = await self._handle(file.read_text(encoding="utf-8"))
+            asked, said = await self._handle(stored_text(file))
             self._answer(asked, said)
             file.unlink()
         for number, reason in self._client.not_added():

@@ -9,6 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from skyrl.tree.text_files import stored_text
+
 LOCK, _OWNER = ".lock", ".owner"
 _UNKNOWN = "its owner cannot be read"
 
@@ -34,7 +36,7 @@ def in_use(folder: Path, field: str) -> str:
 def owner(folder: Path) -> str:
     """The process that holds a folder, as `sign` wrote it."""
     try:
-        return (folder / _OWNER).read_text(encoding="utf-8") or _UNKNOWN
+        return stored_text(folder / _OWNER) or _UNKNOWN
     except OSError:
         return _UNKNOWN
 

@@ -12,6 +12,7 @@ from skyrl.config.kinds import KINDS, root_of
 from skyrl.config.stored import tree_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.tree import required
+from skyrl.tree.text_files import stored_text
 
 Run: TypeAlias = SkyRLTrainConfig | SFTConfig | RewardModelConfig
 
@@ -22,7 +23,7 @@ def stored_run(folder: Path) -> Run:
     """The configuration in a run's folder. Raises `UserError`, and `ConfigError` for one of another version."""
     file = folder / _FILE
     try:
-        stored = json.loads(file.read_text(encoding="utf-8"))["config"]
+        stored = json.loads(stored_text(file))["config"]
     except OSError:
         raise UserError(f"{folder} is not the folder of a run: it contains no {_FILE}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -100,12 +100,15 @@ class Sandbox:
                 )
         self.client = ForkClient(self.tier, readable, modules)
 
-    def run(self, program: str, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
+    def run(
+        self, program: str, stdin: bytes = b"", limits: ResourceLimits | None = None, *, until: int | None = None
+    ) -> Ran:
         """Run Python source in a new folder, which is removed afterwards, and return when nothing of it is left.
 
-        Raises `ProcessError` if the sandbox itself does not work.
+        The program is ended at once when the descriptor `until` becomes readable. Raises `ProcessError` if the sandbox
+        itself does not work.
         """
-        return _run(self.client, self.tier, program, stdin, limits or ResourceLimits())
+        return _run(self.client, self.tier, program, stdin, limits or ResourceLimits(), until)
 
     def run_command(self, command: Command, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
         """Run a command with the limits of `run`. The only network address it can reach is forwarded to its service.
@@ -169,7 +172,14 @@ def why_unavailable(tier: Tier) -> str:
     return "" if ran.stdout == b"here\n" else f"a program that prints a word in it ended with {ran.code}"
 
 
-def _run(client: ForkClient, tier: Tier, job: str | Command, stdin: bytes, limits: ResourceLimits) -> Ran:
+def _run(
+    client: ForkClient,
+    tier: Tier,
+    job: str | Command,
+    stdin: bytes,
+    limits: ResourceLimits,
+    until: int | None = None,
+) -> Ran:
     """Run Python source or a command."""
     program, command = (job, None) if isinstance(job, str) else ("", job)
     folder = folder_of(client, tier)
@@ -184,8 +194,8 @@ def _run(client: ForkClient, tier: Tier, job: str | Command, stdin: bytes, limit
             os.close(end)
         files, outputs = [], [(read, -1) for read, _ in outputs]
         with control, _served(command, control, limits.seconds):
-            kept, whole = _read([read for read, _ in outputs], limits)
-            code = _how_it_ended(control, limits.seconds + GRACE if whole else 0)
+            kept, whole = _read([read for read, _ in outputs], limits, until)
+            code = _how_it_ended(control, limits.seconds + GRACE if whole else 0, until)
     finally:
         for number in [*files, *(end for pair in outputs for end in pair if end >= 0)]:
             os.close(number)
@@ -225,16 +235,18 @@ def _in_memory(data: bytes) -> int:
     return number
 
 
-def _read(pipes: Sequence[int], limits: ResourceLimits) -> tuple[list[bytes], bool]:
-    """Both outputs, read until they close or time is up, and whether they were within the limit."""
+def _read(pipes: Sequence[int], limits: ResourceLimits, until: int | None) -> tuple[list[bytes], bool]:
+    """Both outputs, read until they close, time is up or `until` is readable; whether that was within the limit."""
     kept: Mapping[int, bytearray] = {pipe: bytearray() for pipe in pipes}
     deadline = time.monotonic() + limits.seconds + GRACE
     waiting = select.poll()
-    for pipe in pipes:
+    for pipe in (*pipes, *(() if until is None else (until,))):
         waiting.register(pipe, select.POLLIN)
     open_ones, whole = len(pipes), True
     while whole and open_ones and (left := deadline - time.monotonic()) > 0:
         for pipe, _ in waiting.poll(left * 1000):
+            if pipe == until:
+                return [bytes(data) for data in kept.values()], False
             data = os.read(pipe, 65536)
             if not data:
                 waiting.unregister(pipe)
@@ -244,10 +256,16 @@ def _read(pipes: Sequence[int], limits: ResourceLimits) -> tuple[list[bytes], bo
     return [bytes(data[: limits.output_bytes]) for data in kept.values()], whole
 
 
-def _how_it_ended(control: socket.socket, seconds: float) -> int:
-    """The program's exit code, or `TIMED_OUT`. After `seconds`, the supervisor is asked to end the program, of which
-    nothing is left afterwards.
+def _how_it_ended(control: socket.socket, seconds: float, until: int | None) -> int:
+    """The program's exit code, or `TIMED_OUT`. After `seconds`, or when `until` is readable, the supervisor is asked to
+    end the program, of which nothing is left afterwards.
     """
+    if until is not None:
+        waiting = select.poll()
+        for number in (control.fileno(), until):
+            waiting.register(number, select.POLLIN)
+        waiting.poll(seconds * 1000)
+        seconds = 0
     said = receive(control, seconds)
     if said is None:
         with suppress(OSError):

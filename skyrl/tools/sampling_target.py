@@ -20,6 +20,7 @@ from skyrl.errors import ResumeError, UserError
 from skyrl.runs.stored_runs import Run, checkpoints_of, run_of, stored_run
 from skyrl.tree import required
 from skyrl.tree.files import is_stored_form
+from skyrl.tree.text_files import stored_text
 
 WITHOUT_ENVIRONMENT = ("environment.env_class=null", "environment.agent.command=[]", "environment.agent.function=null")
 """Overrides that disable the task's code: a stored configuration may name code that the user has not approved."""
@@ -94,7 +95,7 @@ def _checkpoint(name: str, folder: Path) -> Target:
 def _is_run(folder: Path) -> bool:
     """Whether the folder is a run's, by the content of `config.json`, a file that model folders have, too."""
     try:
-        return is_stored_form(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        return is_stored_form(json.loads(stored_text(folder / "config.json")))
     except (OSError, ValueError, RecursionError):
         return False
 
@@ -153,7 +154,7 @@ def _run_in(folder: Path) -> Run:
     if not manifest.is_file():
         return stored_run(folder)
     try:
-        stored = json.loads(manifest.read_text(encoding="utf-8"))["config"]
+        stored = json.loads(stored_text(manifest))["config"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ResumeError(f"{manifest} cannot be read: {error}") from error
     return run_of(stored, str(manifest))

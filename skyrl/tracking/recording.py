@@ -15,6 +15,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedIOBase
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from skyrl.data.bounds import Expansion
 from skyrl.data.group_lines import SCHEMA, as_object, group_of
 from skyrl.errors import DataError, RunError
 from skyrl.processes.redaction import redacted_tree
 from skyrl.storage.modes import save_tensors
 from skyrl.trajectory import TrajectoryGroup
+from skyrl.tree.text_files import stored_text
 
 FOLDER = "recording"
 """Name of the folder in the run folder."""
@@ -96,7 +99,7 @@ class Recording:
         """The description given to `begin`. Raises `DataError` if there is no recording, or its format is newer."""
         path = self.folder / "about.json"
         try:
-            about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            about: dict[str, Any] = json.loads(stored_text(path))
         except OSError:
             raise DataError(
                 f"there is no recording in {self.folder}: a run writes one if trainer.recording is jsonl or jsonl.gz"
@@ -165,7 +168,7 @@ class Recording:
         self._expect(step)
         path = self._path(step, _LAST)
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(stored_text(path))
             path = self._path(step, ".safetensors")
             tensors = load_file(path)
             return Computed(
@@ -205,10 +208,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     scratch.replace(path)
 
 
+def _expanded(file: BufferedIOBase, expansion: Expansion) -> bytes:
+    """The whole content of a file that may be compressed. Raises `DataError` if it expands to more than it may."""
+    pieces = []
+    while piece := file.read(1 << 20):
+        expansion.take(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
 def _rows(path: Path) -> Iterator[Any]:
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            text = _expanded(file, Expansion(path)).decode()
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):

@@ -14,6 +14,7 @@ from skyrl.errors import UserError
 from skyrl.storage.json_files import complete_lines, record_of
 from skyrl.tracking.jsonlines import is_sample
 from skyrl.tracking.service import Table
+from skyrl.tree.text_files import stored_text
 
 COLUMNS = ("step", "prompt_id", "sample", "reward", "stop_reason", "prompt", "response")
 """Columns of tables of samples."""
@@ -98,7 +99,7 @@ def stored_configuration(folder: Path) -> dict[str, Any]:
     """`config.json` of the run's folder, which has secrets masked. Raises `UserError` if it cannot be read."""
     file = folder / "config.json"
     try:
-        stored = json.loads(file.read_bytes())
+        stored = json.loads(stored_text(file))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read: {error}") from error
     if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):

@@ -19,6 +19,7 @@ import attrs
 
 from skyrl.processes.lifetimes import lives
 from skyrl.storage.json_files import complete_lines, record_of
+from skyrl.tree.text_files import stored_text
 
 FILE = "progress.json"
 """Name of the file in the run's folder."""
@@ -132,7 +133,7 @@ class RunProgress:
         """Read `progress.json`, again if its process is gone: it may have ended properly after the first look."""
         try:
             for _ in range(2):
-                text = self._file.read_text(encoding="utf-8")
+                text = stored_text(self._file)
                 self.now = Now.read(text)
                 self._text = text
                 if not self._is_gone():

@@ -14,6 +14,7 @@ import attrs
 import cattrs
 
 from skyrl.config.tracker_settings import TrackersConfig
+from skyrl.tree.text_files import stored_text
 
 
 @attrs.frozen(kw_only=True)
@@ -85,7 +86,7 @@ class Known:
     def read(cls, path: Path) -> Self:
         """Read the file; the default values if it is missing or damaged."""
         try:
-            return cattrs.structure(json.loads(path.read_text(encoding="utf-8")), cls)
+            return cattrs.structure(json.loads(stored_text(path)), cls)
         except (OSError, ValueError, cattrs.BaseValidationError):
             return cls()
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import field, frozen
 
+from skyrl.data.bounds import Expansion, size_of
 from skyrl.errors import DataError
 from skyrl.trajectory import TokenRow, Trajectory, TrajectoryGroup
 
@@ -135,9 +136,9 @@ class TokenFiles:
                 if not 0 <= group < reader.num_record_batches:
                     return None
                 pieces = json.loads(metadata[b"skyrl.pieces"])
-                return TokenTable(
-                    columns=reader.get_batch(group).to_pydict(), pieces={int(key): text for key, text in pieces.items()}
-                )
+                batch = reader.get_batch(group)
+                Expansion(path).take(size_of(batch))
+                return TokenTable(columns=batch.to_pydict(), pieces={int(key): text for key, text in pieces.items()})
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:

@@ -139,6 +139,12 @@ class TreeBuilder(Generic[T]):
         attribute = fields_of(table.cls).get(name)
         if attribute is None and name == "class" and last and assignment.operation == "set":
             table.become(assignment.value, may_import=self._reach.follows(assignment.origin))
+            if table.unread:
+                message = f"not checked: {shown(table.unread)} is not imported, so its fields are unknown"
+                place = assignment.origin.place
+                self.problems.append(Problem(path=dotted(path), message=message, place=place, severity="warning"))
+        elif attribute is None and table.unread:
+            pass  # a field of the class that is not imported, or a mistake
         elif attribute is None:
             self._other_name(table, depth, assignment)
         elif last and assignment.operation == "forget":

@@ -1,7 +1,8 @@
 """Imports user objects by path: `module:Name` from an importable module, `path/to/file.py:Name` from a file.
 
 Pass only names from the user's own files or arguments. The folder of a file and the working directory are searched for
-modules, too, and a file is imported only once, however often it is named.
+modules, too, and a file is imported only once, however often it is named. `following` limits what a command that only
+reads a configuration may import.
 """
 
 from __future__ import annotations
@@ -11,15 +12,39 @@ import copyreg
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.tree.classes import assembled, class_name, fields_of, known_class
 from skyrl.tree.frames import described, is_of_user, raised_at
 from skyrl.tree.names import nearest
+from skyrl.tree.python_source import parsed_program
+
+Followed = Literal["all", "classes", "nothing"]
+"""Import paths that are followed: all, those of the key `class`, whose fields a tree consists of, or none."""
+
+_followed: ContextVar[Followed] = ContextVar("followed", default="all")
+
+
+@contextmanager
+def following(what: Followed) -> Iterator[None]:
+    """Context in which other import paths are not followed: whatever they name is unknown."""
+    token = _followed.set(what)
+    try:
+        yield
+    finally:
+        _followed.reset(token)
+
+
+def follows(what: Followed) -> bool:
+    """Whether import paths of this kind are followed here."""
+    return _followed.get() in ("all", what)
 
 
 def import_object(name: str, error: type[UserError] = UserError) -> Any:
@@ -27,6 +52,12 @@ def import_object(name: str, error: type[UserError] = UserError) -> Any:
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
         raise error(f"{name!r} is not an import path: write module:name or file.py:name")
+    if not follows("all"):
+        raise error(f"{name} is not imported: this command only reads the configuration")
+    return _imported(where, attribute, error)
+
+
+def _imported(where: str, attribute: str, error: type[UserError] = UserError) -> Any:
     try:
         found: Any = _from_file(Path(where).expanduser()) if where.endswith(".py") else _from_module(where)
     except (Exception, SystemExit) as failure:  # a user's module may raise anything while it is imported
@@ -43,10 +74,11 @@ def import_class(name: str) -> type[Any] | None:
     """The configuration class that an import path names; None if it names something else. Raises `ConfigError` if the
     import fails.
     """
-    if ":" not in name:
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
         return None
     try:
-        found = import_object(name)
+        found = _imported(where, attribute) if follows("classes") else import_object(name)
     except UserError as error:
         raise ConfigError([Problem(path="", message=str(error))]) from error
     if isinstance(found, type) and "__attrs_attrs__" not in vars(found) and hasattr(found, "__configuration__"):
@@ -96,8 +128,8 @@ def _refuse_ambiguous(file: Path) -> None:
     give it that one.
     """
     try:
-        nodes = list(ast.walk(ast.parse(file.read_bytes())))
-    except (SyntaxError, ValueError, RecursionError):
+        nodes = list(ast.walk(parsed_program(file.read_bytes())))
+    except SyntaxError:
         return  # which importing it reports
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]

@@ -1,10 +1,12 @@
-"""Masks secrets in plain data, for everything that is printed, stored or sent."""
+"""Names and forms of secrets, and masking of plain data by them: the one list for everything that is printed, stored or
+sent. `skyrl.processes.redaction` adds the values of this process's variables.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 HIDDEN = "***"
@@ -12,6 +14,11 @@ HIDDEN = "***"
 
 REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 """A reference to an environment variable: `env:NAME`."""
+
+USER_INFO = re.compile(
+    r"(?<=://)(?:[^\s/\"'<>]{1,512}|[^\s/@:\"'<>]{0,128}:(?!\d{1,5}[/?#])[\"']?[^\s@\"'<>]{1,512})(?=@)"
+)
+"""User name and password of an address. A password may contain an at sign or a slash, which should be escaped."""
 
 _SHORTEST = len("sig=....")
 """Length of the shortest text that can match one of `_forms`."""
@@ -28,6 +35,21 @@ def is_secret_name(name: str) -> bool:
     """
     spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     return bool(_patterns()["name"].search(re.sub(r"[-. ]", "_", spelled).lower()))
+
+
+_VARIABLES = re.compile(
+    r"KEY|TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?<![A-Z])PASS(?![A-Z])|.PWD|^PW$|CREDENTIAL|AUTH|COOKIE|WEBHOOK|PRIVATE"
+    r"|CONNECTION_?STR|SERVICE_ACCOUNT|KUBE_?CONFIG|UNSEAL|MNEMONIC|SESSION_?ID|(?:OTP|WALLET)_?SEED"
+    r"|(?<![A-Z])(?:DSN|PAT|SAS|JWT|CREDS?|HMAC|BEARER|PIN|SK|PW)(?![A-Z])",
+    re.IGNORECASE,
+)
+
+
+def is_secret_variable(name: str) -> bool:
+    """Is this environment variable called like one that holds a credential? More words count than for a key: masking
+    the value of a variable that is none costs little, and a variable has no other mark of what it holds.
+    """
+    return bool(_VARIABLES.search(name))
 
 
 def masked(value: object, name: str = "") -> Any:
@@ -54,14 +76,14 @@ def masked_text(text: str) -> str:
     folded = _folded(text) if len(text) >= _SHORTEST else ""
     if "://" in text:
         patterns = _patterns()
-        text = patterns["user_info"].sub(HIDDEN, text)
+        text = USER_INFO.sub(HIDDEN, text)
         text = patterns["signature"].sub(rf"\1{HIDDEN}", text)
     if not folded:
         return text
     for words, form in _forms():
         for word in words:
             if word in folded:
-                text = form.sub(rf"\1{HIDDEN}", text)
+                text = form().sub(rf"\1{HIDDEN}", text)
                 break
     return text
 
@@ -83,50 +105,63 @@ def _patterns() -> dict[str, re.Pattern[str]]:
         "sendgrid|serpapi|serper|slack|stripe|swanlab|tavily|telegram|tinker|together|twilio|vault|wandb"
     )
     words = (
-        "auth|authorization|connection_?str(?:ing)?|cookie|creds?|credential|dsn|jwt|pass(?:code|phrase|wd|word)|pat|"
+        "auth|authorization|bearer|connection_?str(?:ing)?|cookie|creds?|credential|dsn|jwt|pass(?:code|phrase|wd|word)|pat|"
         "pwd|sas|secret|signature|webhook(?:_ur[il])?"
     )
     parts = r"signature|credential|security-token|access_?token|access_?key_?id|api_?key|password|secret"
     return {
         "name": re.compile(rf"^token$|(?:^|_)(?:{words}|(?:{owners})_?(?:key|token))s?(?:_?[0-9]+)?$"),
-        "user_info": re.compile(r"(?<=://)[^\s/@\"'<>]+(?=@)"),
         "signature": re.compile(rf"([?&](?:[\w-]*(?:{parts})|sig|token)=)[^&#\s\"'<>]+", re.IGNORECASE),
     }
 
 
 @cache
-def _forms() -> tuple[tuple[tuple[str, ...], re.Pattern[str]], ...]:
+def _forms() -> tuple[tuple[tuple[str, ...], Callable[[], re.Pattern[str]]], ...]:
     """Patterns of secrets; the first group of each match is kept. Each pattern comes with lower-case words, at least
-    one of which is in every text that it changes: searching for the words first is 10 times as fast.
+    one of which is in every text that it changes: searching for the words first is 10 times as fast, and a pattern is
+    compiled (and kept by `re`) only if one is found.
     """
     to_the_end = r"[^\s\"'\\,;}{]"
     opening = r"\\?[\"']?\s*[:=]\s*\\?[\"']?"
     return (
-        (("bearer",), re.compile(r"\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)),
+        (("bearer",), partial(re.compile, r"\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)),
         (
             ("authorization",),
-            re.compile(rf"(authorization{opening}(?:basic|token)\s+){to_the_end}+", re.IGNORECASE),
+            partial(re.compile, rf"(authorization{opening}(?:basic|token)\s+){to_the_end}+", re.IGNORECASE),
         ),
         (
             ("x-api-key", "x-auth-token"),
-            re.compile(rf"(\bx-(?:api-key|auth-token){opening}){to_the_end}{{4,}}", re.IGNORECASE),
+            partial(re.compile, rf"(\bx-(?:api-key|auth-token){opening}){to_the_end}{{4,}}", re.IGNORECASE),
         ),
         (
             ("key=", "signature=", "password=", "passwd=", "pwd=", "client_secret=", "sig="),
-            re.compile(
+            partial(
+                re.compile,
                 r"(\b(?:AccountKey|SharedAccessKey|SharedAccessSignature|password|passwd|pwd|client_secret|sig)=)"
                 r"[^\s;&\"'\\]{4,}",
                 re.IGNORECASE,
             ),
         ),
-        (("hooks.slack",), re.compile(r"(https://hooks\.slack\.com/)[\w/-]+")),
-        (("/webhooks/",), re.compile(r"(https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/)[\w/-]+")),
-        (("webhook.office",), re.compile(r"(https://[\w.-]+\.webhook\.office\.com/)[\w/@-]+")),
-        (("api.telegram",), re.compile(r"(https://api\.telegram\.org/bot)[\w:-]+")),
+        (("hooks.slack",), partial(re.compile, r"(https://hooks\.slack\.com/)[\w/-]+")),
+        (("/webhooks/",), partial(re.compile, r"(https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/)[\w/-]+")),
+        (("webhook.office",), partial(re.compile, r"(https://[\w.-]+\.webhook\.office\.com/)[\w/@-]+")),
+        (("api.telegram",), partial(re.compile, r"(https://api\.telegram\.org/bot)[\w:-]+")),
         (
             ("akia", "asia", "aiza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "hf_", "xox"),
-            re.compile(r"\b(AKIA|ASIA|AIza|gh[pousr]_|github_pat_|glpat-|hf_|xox[abprs]-)[A-Za-z0-9_-]{16,}"),
+            partial(re.compile, r"\b(AKIA|ASIA|AIza|gh[pousr]_|github_pat_|glpat-|hf_|xox[abprs]-)[A-Za-z0-9_-]{16,}"),
         ),
-        (("sk-",), re.compile(r"\b(sk-)(?=[\w-]{0,40}\d)[\w-]{16,}")),
-        (("-----begin",), re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+(?=-----END)")),
+        (
+            (
+                *("xapp-", "npm_", "pypi-", "ya29.", "sg.", "_live_", "_test_", "dop_v1_", "shpat_", "nvapi-", "r8_"),
+                *("gsk_", "xai-", "pplx-", "lin_api_", "atatt", "wandb_v1_", "dapi", "tskey-", "glsa_", "age-secret"),
+            ),
+            partial(
+                re.compile,
+                r"\b(xapp-|npm_|pypi-|ya29\.|SG\.|[rs]k_(?:live|test)_|dop_v1_|shpat_|nvapi-|r8_|gsk_|xai-|pplx-|lin_api_"
+                r"|ATATT|wandb_v1_|dapi|tskey-|glsa_|AGE-SECRET-KEY-)(?=[\w.-]{0,40}\d)[\w.-]{20,}",
+            ),
+        ),
+        (("eyj",), partial(re.compile, r"\b(eyJ)[\w-]{8,1024}\.eyJ[\w-]{4,8192}\.[\w-]{16,}")),
+        (("sk-",), partial(re.compile, r"\b(sk-)(?=[\w-]{0,40}\d)[\w-]{16,}")),
+        (("-----begin",), partial(re.compile, r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+(?=-----END)")),
     )

@@ -21,6 +21,8 @@ class Table:
         """Whether a value inside was forgotten; distinguishes such a table from one written empty, which is kept."""
         self.was_absent = False
         """Whether the table did not exist before something was written in it."""
+        self.unread = ""
+        """Import path of its class, if that is not followed; see `imports.following`."""
 
     @property
     def cls(self) -> type[Any]:
@@ -61,8 +63,11 @@ class Table:
         """
         cls = known_class(name) if isinstance(name, str) else None
         if cls is None and isinstance(name, str) and may_import:
-            from skyrl.tree.imports import import_class  # few files name a class that is not imported yet
+            from skyrl.tree.imports import follows, import_class  # few files name a class that is not imported yet
 
+            if not follows("classes") and ":" in name:
+                self.unread = name
+                return
             cls = import_class(name)
         if cls is None or not issubclass(cls, self.declared):
             kind = "a subclass" if may_import else "an imported subclass"

@@ -14,6 +14,9 @@ UNREADABLE = "The configuration cannot be read"
 MOST_BYTES = 2**18
 """Largest file, and longest argument, that is read as a configuration: parsing more would take seconds."""
 
+MOST_STORED = 2**26
+"""Largest file that is read as a record of a run, a checkpoint or a model."""
+
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -46,11 +49,31 @@ def read_text(name: str) -> str:
     return text.replace("\r\n", "\n")
 
 
+def stored_text(path: FilePath) -> str:
+    """Text of a file that a program wrote, such as `config.json` in the folder of a run, which may be a stranger's.
+
+    Raises `OSError` for one that is missing or unreadable, and `ValueError` for one that is not UTF-8, not a regular
+    file, or larger than `MOST_STORED`.
+    """
+    if kind := _other_kind(path):
+        raise ValueError(f"it is {kind}, not a regular file")
+    with path.open("rb") as file:
+        content = file.read(MOST_STORED + 1)
+    if len(content) > MOST_STORED:
+        raise ValueError(f"it is larger than {MOST_STORED // 2**20} MiB")
+    return content.decode("utf-8")
+
+
+def _other_kind(path: FilePath) -> str:
+    """Kind of a file that is not regular, so that reading it may block or never end; empty for other files."""
+    mode = os.stat(path).st_mode
+    return next((words for is_kind, words in _KINDS if is_kind(mode)), "")
+
+
 def _bytes_of(name: str) -> bytes:
     """Bytes of the file. Anything but a regular file is not even opened: reading a pipe may block or never end."""
     path = FilePath(name).expanduser()
-    mode = os.stat(path).st_mode
-    if kind := next((words for is_kind, words in _KINDS if is_kind(mode)), ""):
+    if kind := _other_kind(path):
         raise cannot_read(name, f"this is {kind}, not a regular file: write its content to a file first")
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)

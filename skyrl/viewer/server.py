@@ -16,20 +16,16 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from skyrl.errors import RequestError
+from skyrl.processes.service_app import service_app
 from skyrl.viewer.pages import Pages
 from skyrl.viewer.sample_filter import SampleFilter
 from skyrl.viewer.sample_index import SampleIndex
-
-HOSTS = ("127.0.0.1", "localhost")
-"""Host names that a request may have."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -71,44 +67,31 @@ class IndexUpdater:
                 self._closed.wait(PAUSE)
 
 
-class SafeHeaders:
-    """Adds `HEADERS` to every response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message["headers"], *own]
-            await send(message)
-
-        await self._app(scope, receive, sent)
-
-
 class OneUser:
     """Admits requests with the key. It is sent once in the address and then kept in a cookie, because addresses are
     stored and shown.
     """
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app, self._key = app, key
+    def __init__(self, key: str) -> None:
+        self._key = key
         self._cookie = f"skyrl_view_{sha256(key.encode()).hexdigest()[:8]}"  # cookies are shared by all ports of a host
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_key(Request(scope).cookies.get(self._cookie, "")):
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope)
-        answer: Response = PlainTextResponse("Open the address that `skyrl view` printed, with its key.\n", 403)
-        if self._is_key(request.query_params.get("key", "")):
-            answer = RedirectResponse(str(request.url.remove_query_params("key")), 303)
-            answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict")
-        await answer(scope, receive, send)
+    def __call__(self, request: Request) -> Response | None:
+        """The response that stores the cookie; None for a request that has it. Raises `RequestError` for neither."""
+        if self._is_key(request.cookies.get(self._cookie, "")):
+            return None
+        if not self._is_key(request.query_params.get("key", "")):
+            raise RequestError("Open the address that `skyrl view` printed, with its key.", status=403)
+        answer = RedirectResponse(str(request.url.remove_query_params("key")), 303)
+        answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict")
+        return answer
 
     def _is_key(self, text: str) -> bool:
         return secrets.compare_digest(text.encode(), self._key.encode())
+
+
+def _refusal(error: RequestError) -> Response:
+    return PlainTextResponse(f"{error}\n", error.status)
 
 
 def view_app(pages: Pages, index: SampleIndex, updater: IndexUpdater, key: str) -> Starlette:
@@ -140,12 +123,7 @@ def view_app(pages: Pages, index: SampleIndex, updater: IndexUpdater, key: str) 
         Route("/status", status, methods=["GET"]),
         Mount("/static", StaticFiles(directory=Path(__file__).with_name("static"))),
     ]
-    guards = [
-        Middleware(SafeHeaders),
-        Middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS), www_redirect=False),
-        Middleware(OneUser, key=key),
-    ]
-    return Starlette(routes=routes, middleware=guards)
+    return service_app(routes, token=None, admit=OneUser(key), refusal=_refusal, headers=HEADERS)
 
 
 async def _page(pages: Pages, make: Callable[[Mapping[str, str]], str | None], request: Request) -> Response:

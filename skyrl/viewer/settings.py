@@ -10,6 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.errors import UserError
+from skyrl.tree.text_files import stored_text
 
 FILE = "config.json"
 
@@ -78,7 +79,7 @@ def _table(places: object) -> dict[str, str]:
 
 def _stored(folder: Path) -> Mapping[str, Any]:
     try:
-        stored: Mapping[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        stored: Mapping[str, Any] = json.loads(stored_text(folder / FILE))
         if isinstance(stored["config"], dict):
             return stored
     except OSError:

@@ -54,6 +54,40 @@ def test_a_parquet_file_that_expands_to_gigabytes_is_refused(
         list(iterate_rows(str(tmp_path / "a.parquet")))
 
 
+SMALL: dict[str, pa.Array] = {
+    "nulls": pa.array([[None] * 10_000] * 64),
+    "booleans": pa.array([[True] * 10_000] * 64),
+    "empty lists": pa.array([[[]] * 10_000] * 64, pa.list_(pa.list_(pa.int8()))),
+    "null lists": pa.array([[None] * 10_000] * 64, pa.list_(pa.list_(pa.int8()))),
+    "structs of nulls": pa.array([[{"a": None}] * 10_000] * 64),
+    "nulls in structs of structs": pa.array([[{"a": {"b": None}}] * 10_000] * 64),
+    "nulls in large lists": pa.array([[None] * 10_000] * 64, pa.large_list(pa.null())),
+    "nulls in lists of one size": pa.array([[None] * 10_000] * 64, pa.list_(pa.null(), 10_000)),
+    "nulls in maps": pa.array([[(str(n % 2), None) for n in range(10_000)]] * 64, pa.map_(pa.string(), pa.bool_())),
+    "zeros": pa.array([[0] * 10_000] * 64, pa.list_(pa.int8())),
+}
+"""640,000 values that need no bytes, or nearly none, in a file."""
+
+
+@pytest.mark.parametrize("what", SMALL)
+def test_values_without_bytes_are_counted(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "FREE_BYTES", 1 << 20)
+    table = pa.table({"prompt": SMALL[what]})
+    assert bounds.size_of(table.to_batches()[0]) >= 16 * 640_000
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 5_000
+    with pytest.raises(DataError, match="a.parquet expands to more than 500 times its size"):
+        list(iterate_rows(str(tmp_path / "a.parquet")))
+
+
+def test_part_of_a_column_counts_what_is_in_it() -> None:
+    """A slice of a batch shares the buffers of the whole."""
+    rows = pa.table({"a": [[(str(n), None)] for n in range(100)]}, pa.schema({"a": pa.map_(pa.string(), pa.null())}))
+    whole = rows.to_batches()[0]
+    assert bounds._elements(whole.column(0)) == 300
+    assert bounds._elements(whole.slice(10, 5).column(0)) == 15
+
+
 def test_an_ordinary_parquet_file_is_read(tmp_path: Path) -> None:
     rows = [{"prompt": CHAT, "n": n, "source": "the same"} for n in range(1_000)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")

@@ -81,13 +81,13 @@ async def test_engines_that_nobody_may_control_have_no_such_routes() -> None:
 
 
 async def test_only_a_client_with_the_token_controls_the_engines_and_no_agent() -> None:
-    async with controlled(doors=Doors(token="secret")) as there:
+    async with controlled(doors=Doors(token="secret-of-this-test")) as there:
         sample = SampleKey(run_seed=0, weight_version=0, prompt_id="a task", sample_index=0)
         played = PlayedTrajectory(sample, SamplingParams(), most_requests=1)
         with there.endpoint.trajectories.playing(played) as trajectory:
             keys = {"none": {}, "wrong": {"x-api-key": "no"}, "agent": {"x-api-key": trajectory.key}}
             refused = {name: await there.http.post("/pause?mode=wait", headers=each) for name, each in keys.items()}
-        bearer = {"authorization": "Bearer secret"}
+        bearer = {"authorization": "Bearer secret-of-this-test"}
         state = await there.http.get("/is_paused", headers=bearer)
         done = await there.http.post("/pause?mode=wait", headers=bearer)
     assert {name: answer.status_code for name, answer in refused.items()} == {"none": 401, "wrong": 401, "agent": 403}

@@ -20,6 +20,7 @@ from skyrl.processes import service
 from tests.endpoint.serving import Script, served
 
 CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -48,7 +49,7 @@ class Gate:
 async def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     script = Script([])
     async with served(script.generate, script.tokenizer) as there, httpx.AsyncClient(base_url=there.url) as http:
-        answer = await http.post(CHAT, content=body)
+        answer = await http.post(CHAT, content=body, headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -57,7 +58,7 @@ async def test_half_of_a_surrogate_pair_is_refused() -> None:
     script = Script([])
     body = b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}'
     async with served(script.generate, script.tokenizer) as there, httpx.AsyncClient(base_url=there.url) as http:
-        answer = await http.post(CHAT, content=body)
+        answer = await http.post(CHAT, content=body, headers=JSON)
     assert (answer.status_code, script.requests) == (400, [])
     assert "lone surrogate" in answer.json()["error"]["message"]
 
@@ -65,7 +66,7 @@ async def test_half_of_a_surrogate_pair_is_refused() -> None:
 async def test_a_body_of_ten_megabytes_is_refused() -> None:
     script = Script([])
     async with served(script.generate, script.tokenizer) as there, httpx.AsyncClient(base_url=there.url) as http:
-        whole = await http.post(CHAT, content=b"x" * 10_000_000)
+        whole = await http.post(CHAT, content=b"x" * 10_000_000, headers=JSON)
     assert whole.status_code == 413
 
 
@@ -91,14 +92,14 @@ async def test_an_address_that_others_reach_needs_a_token() -> None:
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": "täglich".encode()}])
 async def test_without_the_token_nothing_is_answered(headers: dict[str, Any]) -> None:
     script = Script(["x"])
-    doors = Doors(token="secret")
+    doors = Doors(token="secret-of-this-test")
     async with (
         served(script.generate, script.tokenizer, doors=doors) as there,
         httpx.AsyncClient(base_url=there.url) as http,
     ):
         refused = await http.post(CHAT, json=HELLO, headers=headers)
         listed = await http.get("/v1/models", headers=headers)
-        taken = await http.post(CHAT, json=HELLO, headers={"authorization": "Bearer secret"})
+        taken = await http.post(CHAT, json=HELLO, headers={"authorization": "Bearer secret-of-this-test"})
     assert (refused.status_code, listed.status_code, taken.status_code) == (401, 401, 200)
 
 

@@ -113,10 +113,10 @@ async def test_what_has_no_effect_is_refused_by_name(changes: dict[str, Any], pa
 
 
 def test_the_oldest_responses_make_way_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items, "STORED_CHARACTERS", 150)
+    monkeypatch.setattr(items, "STORED_CHARACTERS", 170)
     stored = StoredResponses()
     for number in ("a", "b", "c"):
-        stored.keep(number, History(({"role": "user", "content": "x" * 30},)))  # 65 characters each
+        stored.keep({"id": number}, History(({"role": "user", "content": "x" * 30},)))  # 65 + 11 characters each
     with pytest.raises(RequestError, match="no response 'a' here"):
         stored.history("a")
     assert stored.history("b") == stored.history("c")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +22,9 @@ from skyrl.errors import UserError
 from skyrl.processes.names import Published
 from skyrl.processes.names_on_disk import NamesOnDisk
 from skyrl.processes.service import listen, server_of
-from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
+from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox
 
-TOKEN = "of-this-test"
+TOKEN = "token-of-this-test"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def client(sandbox: Sandbox) -> TestClient:
-    return TestClient(code_app(sandbox, 2))
+    return TestClient(code_app(sandbox, 2), base_url="http://127.0.0.1")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_a_program_that_does_not_end_is_ended(client: TestClient) -> None:
     ("body", "said"),
     [
         ({}, "the text 'program'"),
-        ([], "the text 'program'"),
+        ([], "a JSON object"),
         ({"program": 1}, "the text 'program'"),
         ({"program": "", "stdin": "?"}, "base64"),
         ({"program": "", "limits": []}, "has to be an object"),
@@ -81,6 +83,37 @@ def test_what_cannot_be_run_is_refused_in_words(body: Any, said: str, client: Te
     answer = client.post("/run", json=body)
     assert answer.status_code == 400
     assert said in answer.json()["error"]
+
+
+@pytest.mark.parametrize("first", ["", "import os; os.close(1); os.close(2)"], ids=["open", "closed outputs"])
+def test_a_program_ends_when_its_client_is_gone(first: str, sandbox: Sandbox) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    class Watched(Sandbox):
+        """The sandbox of the tests, which says when a program begins and ends."""
+
+        def __init__(self) -> None:
+            self.tier = sandbox.tier
+
+        def run(self, *given: Any, **options: Any) -> Ran:
+            begun.set()
+            ran = sandbox.run(*given, **options)
+            over.set()
+            return ran
+
+    body = json.dumps({"program": f"{first}\nimport time; time.sleep(600)", "limits": {"seconds": 600}}).encode()
+    lines = ("POST /run HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    head = "\r\n".join((*lines, "", ""))
+    with listen("127.0.0.1", 0, None, "") as bound:
+        server = server_of(code_app(Watched(), 1, most=ResourceLimits(seconds=600)))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        with socket.create_connection(bound.getsockname(), timeout=60) as client:
+            client.sendall(head.encode() + body)
+            assert begun.wait(60)
+        assert over.wait(300)
+        server.should_exit = True
+        thread.join()
 
 
 def test_without_the_token_nothing_runs(sandbox: Sandbox) -> None:

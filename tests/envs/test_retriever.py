@@ -56,8 +56,9 @@ def port_of(url: str) -> int:
 
 def post(url: str, body: Any, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent = urllib.request.Request(url, data, {"Content-Type": "application/json", **(headers or {})})
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, dict(headers or {})), timeout=30) as response:
+        with urllib.request.urlopen(sent, timeout=30) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
@@ -133,14 +134,20 @@ async def test_a_body_without_end_is_not_read_to_its_end() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/retrieve", "headers": [], "query_string": b""}
+    headers = [(b"host", b"localhost"), (b"transfer-encoding", b"chunked"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/retrieve", "headers": headers, "query_string": b""}
     await retriever_app(SearchIndex(CORPUS))(scope, receive, send)
-    assert (sent[0]["status"], pieces) == (400, [5])
+    assert (sent[0]["status"], pieces) == (413, [5])
 
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", b"POST /retri", b"POST /retrieve HTTP/1.1\r\nHost: a\r\n", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET"],
+    [
+        b"",
+        b"POST /retri",
+        b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET",
+    ],
 )
 def test_a_client_that_sends_half_a_head_is_hung_up_on(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "HEADER_SECONDS", 0.05)
@@ -183,7 +190,7 @@ def test_connections_beyond_the_bound_are_answered_503_and_served_once_others_en
     with retriever() as url, ThreadPoolExecutor() as threads:
         first = threads.submit(post, url, {"query": "Tiber", "topk": 1})
         assert searching.wait(60)
-        refused = urllib.request.Request(url, b'{"query": "Rome"}')
+        refused = urllib.request.Request(url, b'{"query": "Rome"}', {"Content-Type": "application/json"})
         with pytest.raises(urllib.error.HTTPError, match="503: Service Unavailable") as refusal:
             urllib.request.urlopen(refused, timeout=30)
         refusal.value.close()
@@ -200,15 +207,15 @@ def post_status(url: str) -> int:
 
 
 def test_with_a_token_only_those_who_have_it_are_answered() -> None:
-    with retriever(token="secret") as url:
+    with retriever(token="secret-of-this-test") as url:
         assert post(url, {"query": "Rome"})[0] == 401
         assert post(url, {"query": "Rome"}, {"Authorization": "Bearer other"})[0] == 401
         with pytest.raises(ServiceError, match="answered 401"):
             search_env(url).step("<search>Rome</search>")
-        assert "Rome" in search_env(url, "secret").step("<search>Rome</search>").observations[0]["content"]
+        assert "Rome" in search_env(url, "secret-of-this-test").step("<search>Rome</search>").observations[0]["content"]
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3"])
 def test_other_machines_are_not_served_without_a_token(host: str) -> None:
     with pytest.raises(UserError, match="SKYRL_RETRIEVER_TOKEN"):
         listen(host, 0, None, TOKEN_VARIABLE)

@@ -11,7 +11,8 @@ from skyrl.config.environment import GSM8kLLMJudgeEnvConfig, SearchEnvConfig
 from skyrl.envs.http_json import ServiceError, post
 from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.search import SearchEnv
-from skyrl.processes.service import body_of
+from skyrl.errors import RequestError
+from skyrl.processes.service_app import body_of
 from tests.envs.hostile import INJECTIONS
 from tests.envs.services import Reply, service
 
@@ -133,6 +134,6 @@ def request_that(*messages: dict[str, Any]) -> Request:
 def test_a_body_that_never_ends_is_given_up_in_a_sentence(
     messages: list[dict[str, Any]], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyrl.processes.service.BODY_SECONDS", 0.01)
-    with pytest.raises(ValueError, match=said):
+    monkeypatch.setattr("skyrl.processes.service_app.BODY_SECONDS", 0.01)
+    with pytest.raises(RequestError, match=said):
         asyncio.run(body_of(request_that(*messages)))

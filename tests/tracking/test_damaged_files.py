@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import random
@@ -9,13 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from skyrl.errors import DataError
 from skyrl.sweeps.results import _best
 from skyrl.tracking.jsonlines import JsonLines
+from skyrl.tracking.recording import _rows
 from skyrl.tracking.run_files import GrowingLines, SampleTables
 from skyrl.tracking.run_progress import RunProgress
 from skyrl.tracking.timeline import chrome_trace
+from skyrl.tracking.token_file import VERSION, TokenFiles
 from skyrl.viewer.report import _spread
 from skyrl.viewer.sample_filter import SampleFilter
 from skyrl.viewer.sample_index import SampleIndex
@@ -163,3 +168,20 @@ def test_a_line_that_is_cut_off_is_read_when_it_is_complete(tmp_path: Path) -> N
     assert [record["step"] for record in growing.new()] == [1]
     file.write_text("".join(lines))
     assert [record["step"] for record in growing.new()] == [2]
+
+
+def test_a_recording_that_expands_to_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.data.bounds.FREE_BYTES", 1 << 20)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b" " * (64 << 20)))
+    with pytest.raises(DataError, match="a.jsonl.gz expands to more than 500 times its size"):
+        list(_rows(tmp_path / "a.jsonl.gz"))
+
+
+def test_a_file_of_tokens_that_expands_to_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl.data.bounds.FREE_BYTES", 1 << 20)
+    files = TokenFiles(tmp_path)
+    schema = pa.schema({"ids": pa.list_(pa.null())}, {"skyrl.version": str(VERSION), "skyrl.pieces": "{}"})
+    with pa.ipc.new_file(str(files.path(1)), schema) as writer:
+        writer.write_batch(pa.record_batch({"ids": [[None] * 1_000_000]}, schema))
+    with pytest.raises(DataError, match="expands to more than 500 times its size"):
+        files.read(1, 0)

@@ -37,7 +37,7 @@ LOOKALIKES = str.maketrans({"k": "\u212a", "K": "\u212a", "s": "\u017f", "i": "\
 def by_every_form(text: str) -> str:
     """What is left of the text if no form is left out for want of its words."""
     for _, form in _forms():
-        text = form.sub(r"\1***", text)
+        text = form().sub(r"\1***", text)
     return text
 
 

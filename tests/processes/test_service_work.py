@@ -1,0 +1,33 @@
+"""Work of a service ends with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import threading
+
+from skyrl.processes.service_work import HangUp, Workers
+
+
+async def test_work_learns_that_its_client_is_gone_and_waiting_work_never_begins() -> None:
+    workers, began, saw = Workers(1, "test"), threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def first(gone: HangUp) -> None:
+        assert not gone.has_happened()
+        began.set()
+        watch = select.poll()
+        watch.register(gone, select.POLLIN)
+        watch.poll(60_000)
+        if gone.has_happened():
+            saw.set()
+
+    running = asyncio.create_task(workers.run(first))
+    await asyncio.to_thread(began.wait, 60)
+    waiting = asyncio.create_task(workers.run(lambda gone: done.append("second")))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    running.cancel()
+    await asyncio.wait([waiting, running])
+    assert await workers.run(lambda gone: "third") == "third"
+    assert (saw.is_set(), done) == (True, [])
