@@ -42,9 +42,20 @@ class ServerFacts:
 
 
 class Dialect(Protocol):
-    """The routes of one kind of server. Every call raises `ProcessError` if the server does not answer in time."""
+    """The routes of one kind of server. Every call raises `ProcessError` if the server does not answer in time, or
+    answers in another form than the route has.
+    """
 
     url: str
+    deadlines: ServerDeadlines
+
+    @property
+    def route(self) -> str:
+        """Path of the route that draws samples, for messages."""
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the server has accepted a request; before that it may still be starting."""
 
     @property
     def reads_back(self) -> bool:
@@ -55,8 +66,9 @@ class Dialect(Protocol):
         version 0. Raises `UserError` for a server that cannot be used.
         """
 
-    async def draw(self, asked: Asked, session: str) -> Drawn:
-        """Draw one sample of the request. Raises `BadAnswer`. Cancelling the call cancels the sample.
+    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
+        """Draw one sample of the request, within `seconds`, which do not pass while the server is paused. Raises
+        `BadAnswer`. Cancelling the call cancels the sample.
 
         Requests of one `session` are turns of one conversation, for a router in front of the server.
         """
@@ -90,8 +102,8 @@ class Dialect(Protocol):
     async def wake(self) -> None:
         """Allocate the memory again; the server is paused afterwards."""
 
-    async def sign(self, seconds: float) -> object:
-        """Ask for a sign of life, once."""
+    async def sign(self, seconds: float) -> None:
+        """Returns at the first sign of life. Raises `ProcessError` if there is none within `seconds`."""
 
     async def close(self) -> None:
         """Close the connections. The server keeps running."""

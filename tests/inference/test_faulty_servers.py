@@ -79,7 +79,7 @@ SAID: dict[str, tuple[type[SkyRLError], str]] = {
     "unknown token": (ProcessError, "answers with token 258, outside the vocabulary of 258 tokens, 3 times"),
     "too few": (ProcessError, "answers with 11 tokens of 12, although it reports that the limit was reached, 3 times"),
     "too many": (ProcessError, "answers with 13 tokens, where 1 to 12 were asked for, 3 times"),
-    "no log-probabilities": (ProcessError, "answers without output_token_logprobs, 3 times"),
+    "no log-probabilities": (ProcessError, "answers without meta_info.output_token_logprobs, 3 times at /generate"),
     "positive": (ProcessError, "answers with 2.5 for a log-probability, which cannot be above 0, 3 times"),
     "other version": (WeightSyncError, "weights of version 77, where the server was given 0"),
     "nameless version": (WeightSyncError, "weight version 'default', which is not a version that this run has set"),
