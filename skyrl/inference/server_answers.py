@@ -187,9 +187,7 @@ def versions_of_spans(spans: Sequence[Span] | None, count: int) -> tuple[str, ..
     versions: list[str] = []
     for span in spans:
         if span.start != len(versions) or not span.start <= span.end <= count:
-            raise BadAnswer(
-                f"with weights of the tokens {span.start} to {span.end} of {count}"
-            )
+            raise BadAnswer(f"with weights of the tokens {span.start} to {span.end} of {count}")
         versions += [str(span.version)] * (span.end - span.start)
     return tuple(versions)
 
