@@ -85,8 +85,6 @@ class Connection:
         _refuse_unusable(self.url, token)
         self._token, self._most = token, most
         self._client: httpx.AsyncClient | None = None
-        self.has_answered = False
-        """Whether the server has accepted a request."""
         self._limits: dict[asyncio.Timeout, float] = {}
         """Deadlines of the requests in progress, with the seconds that were left when they were suspended."""
         self._suspended = False
@@ -244,7 +242,6 @@ class Connection:
             async with self._open().stream(
                 method, self.url + path, json=body, params=dict(query) or None, headers=dict(headers)
             ) as response:
-                self.has_answered |= response.is_success
                 yield response
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             raise _Failure(f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}") from error

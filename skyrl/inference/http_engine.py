@@ -16,7 +16,7 @@ import copy
 import logging
 import math
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from attrs import evolve, frozen
@@ -145,6 +145,17 @@ class HttpEngine:
                 await asyncio.gather(*samples, return_exceptions=True)
         self._warn_of_copies(request, completions)
         return completions
+
+    async def rejoin(self) -> None:
+        """Wait until a server that had failed answers again, and prepare it for the run as at its start. Raises
+        `ProcessError`.
+        """
+        self._connected, self._paused, self._weight_version = False, False, 0
+        self._gate = Gate()  # the old one may hold requests that are still being cancelled
+        try:
+            await self._connect()
+        except UserError as error:
+            raise ProcessError(str(error)) from error
 
     async def pause(self, in_flight: InFlight = "finish") -> None:
         """Returns when nothing is running. Requests made from now on wait for `resume`."""
@@ -281,37 +292,34 @@ class HttpEngine:
         return drawn
 
     async def _answered(self, asked: Asked, session: str) -> Completion:
-        """Draws the sample, and asks for it once more if it takes far longer than those before it: the answer may be
-        lost. The first answer counts; both are of one seed. A streamed answer is heard from its beginning again.
+        """Draws the sample, and asks for it again when it takes far longer than those before it: the answer may be
+        lost. The pauses double. The first answer counts; all are of one seed. A streamed answer is heard from its
+        beginning again.
 
-        Raises the error of the first request if both fail.
+        Raises the error of the first request if all fail.
         """
         seconds = self._server.deadlines.call
         patience = min(max(self._heartbeat, FAR_LONGER * self._longest_sample), seconds / 2)
-        first = asyncio.ensure_future(self._fitting(asked, session, seconds))
-        attempts = [first]
+        attempts: list[asyncio.Task[Completion]] = []
         try:
-            await asyncio.wait(attempts, timeout=patience)
-            while self._paused and not first.done():
-                await asyncio.wait(attempts, timeout=patience)
-            if first.done():
-                return first.result()
-            if asked.request.on_tokens is not None:
-                first.cancel()
-                await asyncio.gather(first, return_exceptions=True)
-                attempts.clear()
-            attempts.append(asyncio.ensure_future(self._fitting(asked, session, seconds - patience)))
-            pending = set(attempts)
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for attempt in done:
-                    if attempt.exception() is None:
-                        return attempt.result()
-            return attempts[0].result()
+            while True:
+                attempts.append(asyncio.create_task(self._fitting(asked, session, seconds)))
+                pending, wait = set(attempts), patience if patience < seconds else None
+                while pending:
+                    done, pending = await asyncio.wait(pending, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+                    for attempt in done:
+                        if attempt.exception() is None:
+                            return attempt.result()
+                    if not done and not self._paused:
+                        break
+                else:
+                    return attempts[0].result()
+                if asked.request.on_tokens is not None:
+                    await _cancelled(attempts)
+                    attempts.clear()
+                seconds, patience = seconds - patience, 2 * patience
         finally:
-            for attempt in attempts:
-                attempt.cancel()
-            await asyncio.gather(*attempts, return_exceptions=True)
+            await _cancelled(attempts)
 
     async def _fitting(self, asked: Asked, session: str, seconds: float) -> Completion:
         """Draws the sample. Raises `ProcessError` if no attempt gives an answer that matches the request, and
@@ -381,6 +389,13 @@ class HttpEngine:
                 f"{self._server.url}. {_longer(length + request.sampling.max_generate_length)}"
             )
         return longest_completion(request.sampling, length, longest)
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[Completion]]) -> None:
+    """Cancels the tasks; returns when they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _longer(tokens: int) -> str:

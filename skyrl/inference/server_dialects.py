@@ -48,22 +48,20 @@ class Dialect(Protocol):
 
     url: str
     deadlines: ServerDeadlines
+    has_answered: bool
+    """Whether the latest `connect` has had an answer; before that the server may still be starting."""
 
     @property
     def route(self) -> str:
         """Path of the route that draws samples, for messages."""
 
     @property
-    def has_answered(self) -> bool:
-        """Whether the server has accepted a request; before that it may still be starting."""
-
-    @property
     def reads_back(self) -> bool:
         """Whether this library's code receives weights in the server, and finds them in the parameters."""
 
     async def connect(self, *, claim: bool) -> ServerFacts:
-        """Wait until the server answers. With `claim`, prepare it for a run: it is not paused, and its weights have
-        version 0. Raises `UserError` for a server that cannot be used.
+        """Wait until the server answers, for the first time or again. With `claim`, prepare it for a run: it is not
+        paused, and its weights have version 0. Raises `UserError` for a server that cannot be used.
         """
 
     async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:

@@ -99,7 +99,7 @@ class SGLangServer:
         """
         self._samples, self._control, self.deadlines = samples, control, deadlines
         self._workers = workers
-        self.url = control.url
+        self.url, self.has_answered = control.url, False
         self._mode = _PAUSE_MODES["finish"]
         self._run, self._adapter = secrets.token_hex(4), ""
         """Part of the names of this run's adapters, and the name of the adapter that draws samples."""
@@ -109,7 +109,9 @@ class SGLangServer:
         return False
 
     async def connect(self, *, claim: bool) -> ServerFacts:
+        self.has_answered, self._adapter = False, ""
         info = await self._get_first(_ModelInfo, "/model_info", "/get_model_info")
+        self.has_answered = True
         if info.is_generation is False:
             raise UserError(f"the model of the inference server {self.url} does not generate")
         if claim:
@@ -251,10 +253,6 @@ class SGLangServer:
 
     async def wake(self) -> None:
         await self._post("/resume_memory_occupation")
-
-    @property
-    def has_answered(self) -> bool:
-        return self._control.has_answered
 
     @property
     def route(self) -> str:

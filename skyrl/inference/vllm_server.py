@@ -156,8 +156,9 @@ class VLLMServer:
         the server leaves a group through which others sent it weights; without it, such a server is refused.
         """
         self._samples, self._control, self.deadlines = samples, control, deadlines
-        self.url = control.url
-        self._model, self._workers, self._overrides_group = model, workers, overrides_group
+        self.url, self.has_answered = control.url, False
+        self._model = self._asked_for = model
+        self._workers, self._overrides_group = workers, overrides_group
         self._route = _GENERATE
         self._has_extension = False
         self._mode = "wait"
@@ -170,11 +171,12 @@ class VLLMServer:
         return self._has_extension
 
     async def connect(self, *, claim: bool) -> ServerFacts:
-        start = self.deadlines.start
-        models = (await self._control.first(_Models, "/v1/models", seconds=start)).data or ()
-        if not models or (self._model and self._model not in [each.id for each in models]):
-            raise UserError(f"the inference server {self.url} has no model called {self._model or 'anything'}")
-        model = next((each for each in models if each.id == self._model), models[0])
+        self.has_answered, self._route, self._adapter = False, _GENERATE, ""
+        models = (await self._control.first(_Models, "/v1/models", seconds=self.deadlines.start)).data or ()
+        self.has_answered = True
+        if not models or (self._asked_for and self._asked_for not in [each.id for each in models]):
+            raise UserError(f"the inference server {self.url} has no model called {self._asked_for or 'anything'}")
+        model = next((each for each in models if each.id == self._asked_for), models[0])
         self._model = model.id
         longest = model.max_model_len
         is_versioned = await self._is_versioned()
@@ -279,10 +281,6 @@ class VLLMServer:
     async def wake(self) -> None:
         await self._post("/wake_up")
         await self._post("/pause", query={"mode": self._mode})  # waking starts the scheduler
-
-    @property
-    def has_answered(self) -> bool:
-        return self._control.has_answered
 
     @property
     def route(self) -> str:

@@ -149,9 +149,7 @@ PROBES: tuple[Probe, ...] = (
         for name, value in {"search_url": SERVICE, "topk": 5, "timeout": 7, "log_requests": True}.items()
     ),
     Probe(f"{REWARD_MODEL}path", "{nano}/model", step, {**env(of="reward_model"), f"{REWARD_MODEL}path": "nowhere"}),
-    Probe(
-        f"{GYM}service_patience_seconds", 30.0, outage, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}
-    ),
+    Probe(f"{GYM}service_patience_seconds", 30.0, outage, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
     Probe(f"{REWARD_MODEL}url", "http://localhost:2", step, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
     Probe(f"{REWARD_MODEL}timeout", 7, step, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
 )
