@@ -22,7 +22,7 @@ from attrs import evolve
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import NonFiniteError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
-from skyrl.inference import http_connection
+from skyrl.inference import http_connection, http_engine
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
@@ -53,6 +53,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "BODY_SECONDS", 0.3)
     monkeypatch.setattr(http_connection, "_FIRST_PAUSE", 0.001)
     monkeypatch.setattr(http_connection, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(http_engine, "CLOSING_SECONDS", 0.3)
 
 
 def engine(folder: Path, url: str, *, call: float = PATIENT, heartbeat: float = PATIENT) -> HttpEngine:
@@ -290,8 +291,7 @@ async def test_a_silent_server_does_not_hold_up_the_pause_of_the_others(folder: 
         await client.resume()
         asked = request(prompts(5)[0], count=2)
         assert drawn(await client.generate(asked)) == right(asked)
-        for each in engines:
-            await each._server.close()
+        await client.close()
 
 
 async def test_the_clock_of_a_request_stands_still_while_its_server_is_paused() -> None:
