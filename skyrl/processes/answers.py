@@ -103,8 +103,8 @@ def _whole(value: object, what: str) -> object:
 
 def _real(value: object, what: str) -> object:
     try:
-        if type(value) in (int, float) and math.isfinite(number := float(value)):  # type: ignore[arg-type]
-            return number
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
     except OverflowError:
         pass  # a whole number that no float holds
     raise _wrong(value, what)

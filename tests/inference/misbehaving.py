@@ -100,7 +100,7 @@ class MisbehavingServer(FaultServer):
         super().__init__()
         self._wrong, self._dialect = misbehaviour, misbehaviour.dialect if misbehaviour else dialect
         self._counts: dict[str, int] = defaultdict(int)
-        self._waiting: list[asyncio.Future[dict[str, Any]]] = []
+        self._waiting: list[tuple[asyncio.Future[dict[str, Any]], dict[str, Any]]] = []
         self.sent: dict[int, list[Sent]] = defaultdict(list)
         """What was sent in answer to the request of each seed."""
 
@@ -140,18 +140,17 @@ class MisbehavingServer(FaultServer):
 
     async def _swapped(self, answer: dict[str, Any]) -> dict[str, Any]:
         """The answer of another request that waits, if one comes in time."""
-        mine: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if self._waiting:
-            other, theirs = self._waiting.pop(), mine
-            theirs.set_result(getattr(other, "answer", answer))
+            other, theirs = self._waiting.pop()
             other.set_result(answer)
-        else:
-            mine.answer = answer  # type: ignore[attr-defined]
-            self._waiting.append(mine)
-        done, _ = await asyncio.wait([mine], timeout=0.05)
-        if not done and mine in self._waiting:
-            self._waiting.remove(mine)
-        return mine.result() if mine.done() else answer
+            return theirs
+        mine: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((mine, answer))
+        await asyncio.wait([mine], timeout=0.05)
+        if mine.done():
+            return mine.result()
+        self._waiting.remove((mine, answer))
+        return answer
 
     def _sampled(self, body: dict[str, Any]) -> dict[str, Any]:
         settings = body["sampling_params"]
