@@ -35,8 +35,8 @@ from tests.inference.vllm_models import saved, small_model
 
 PATIENT = 240.0
 
-SEEDS = [pytest.param(range(start, start + 10), marks=[pytest.mark.long] * (start > 0)) for start in range(0, 500, 10)]
-"""500 misbehaviours; the first ten by default."""
+SEEDS = [pytest.param(range(start, start + 5), marks=[pytest.mark.long] * (start > 0)) for start in range(0, 500, 5)]
+"""500 misbehaviours; the first five by default."""
 
 
 @pytest.fixture(scope="module")
