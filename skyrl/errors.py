@@ -18,6 +18,7 @@
         +-- RewardError         an environment or reward function that failed while it judged an answer
         +-- WeightSyncError     an engine that does not hold the learner's weights
         +-- StorageError        a disk that is full or broken
+        +-- ServiceGone         a service of environments that has been away for longer than the run waits
         +-- ProcessError        a process that could not be started, died, or gave no sign of life
             +-- ProcessLost     ... a rank or an engine that ran and is gone: `process` is its name
             +-- NoRoomError     a cluster that has too few machines or GPUs free: `pool` is the pool without a place
@@ -147,6 +148,10 @@ class StorageError(RunError):
 
 class RewardError(RunError):
     """An environment or reward function failed while it judged an answer."""
+
+
+class ServiceGone(RunError):
+    """A service that environments need has been away for longer than the run waits for it. Not a sample's failure."""
 
 
 class SkipSample(SkyRLError):

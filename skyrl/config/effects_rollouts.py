@@ -52,6 +52,12 @@ def _uses_sandbox(run: SkyRLTrainConfig) -> bool:
     )
 
 
+def _asks_a_service(run: SkyRLTrainConfig) -> bool:
+    gym, name = run.environment.skyrl_gym, run.environment.env_class
+    scores, programs = name == "reward_model" and gym.reward_model.url, name in PROGRAM_ENVIRONMENTS and gym.code_url
+    return bool(name in ("llm_as_a_judge", "search", "searchcode", None) or scores or programs)
+
+
 def _has_groups_of_several(run: SkyRLTrainConfig) -> bool:
     generator = run.generator
     return generator.n_samples_per_prompt > 1 or (evaluates(run) and generator.eval_n_samples_per_prompt > 1)
@@ -198,12 +204,13 @@ _ENGINE_EFFECTS: tuple[Effect, ...] = (
     ),
     Effect(
         "generator.inference_engine.max_engine_restarts",
-        "the run starts engines on Ray, on GPUs of their own or on a CPU",
+        "the engines are servers that run already, or start on Ray, on GPUs of their own or on a CPU",
         may_restart_engines,
     ),
     Effect(
         "generator.inference_engine.engine_restart_backoff_seconds",
-        "the run starts engines on Ray, on GPUs of their own or on a CPU, and max_engine_restarts is above 0",
+        "the engines are servers that run already, or start on Ray, on GPUs of their own or on a CPU, and "
+        "max_engine_restarts is above 0",
         lambda run: may_restart_engines(run) and run.generator.inference_engine.max_engine_restarts > 0,
     ),
     *(
@@ -355,6 +362,11 @@ _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
         lambda run: run.environment.skyrl_gym.reward_model.url is not None,
     ),
     Effect(f"{_GYM}code_url", "environment.env_class is code or lcb", _env_is(*PROGRAM_ENVIRONMENTS)),
+    Effect(
+        f"{_GYM}service_patience_seconds",
+        "environment.env_class asks a service (reward_model.url, code_url, a judge, a retriever), or is each row's own",
+        _asks_a_service,
+    ),
     Effect(f"{_GYM}isolate_user_env", "environment.env_class is an import path", _env_is_users),
     Effect(
         f"{_GYM}user_env_memory_gb",

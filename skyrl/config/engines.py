@@ -52,8 +52,8 @@ class InferenceEngineConfig(BaseConfig):
     max_engine_restarts: int = field(default=3, validator=non_negative, metadata=FREE)
     """Maximum number of restarts of each engine that dies, while the others carry on; it serves again from the next
     weights on. If it was the last one, the run waits for it, and ends if it does not start. Engines that take turns
-    with learners on GPUs stay out of service, since the learners hold the memory. 0: no restarts. Read when the
-    executor is ray."""
+    with learners on GPUs stay out of service, since the learners hold the memory. A server at `external_server_urls`
+    that failed or fell silent is asked again this often, while others carry on. 0: no restarts."""
 
     engine_restart_backoff_seconds: Seconds = field(default=5.0, validator=non_negative, metadata=FREE)
     """Pause before the first restart of an engine; it doubles with each further restart."""

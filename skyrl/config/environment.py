@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from skyrl.config.entry import BaseConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.units import Gigabytes, Seconds, WholeSeconds
-from skyrl.tree.validators import fraction, positive
+from skyrl.tree.validators import fraction, non_negative, positive
 
 FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
 """Way in which an environment fails."""
@@ -124,6 +124,11 @@ class SkyRLGymConfig(BaseConfig):
     code_url: str | None = field(default=None, metadata=FREE)
     """Address of `skyrl serve-code`, with /run at its end, or `name:NAME` (docs/services.md), where `code` and `lcb`
     run programs. Its token is taken from SKYRL_CODE_TOKEN. None: on the machine of the run, in `sandbox_tier`."""
+
+    service_patience_seconds: Seconds = field(default=240.0, validator=non_negative, metadata=FREE)
+    """Seconds for which a service of environments that cannot be reached, or answers 429, 502, 503 or 504, is waited
+    for: longer than it takes to start. Then the run ends; the samples that wait have not failed, unless a call has
+    taken longer than `step_timeout_seconds`."""
 
     isolate_user_env: bool = field(default=False, metadata=FREE)
     """Each episode of an environment or reward function that `env_class` names by import path is a process of its own

@@ -98,9 +98,11 @@ def starts_engines(run: SkyRLTrainConfig) -> bool:
 
 
 def may_restart_engines(run: SkyRLTrainConfig) -> bool:
-    """Whether an engine that died can be restarted while the run continues; False if learners then use its memory."""
+    """Whether an engine that died can be restarted while the run continues; False if learners then use its memory. A
+    server that others operate is asked again.
+    """
     takes_turns = run.trainer.placement.colocate_all and run.trainer.device == "cuda"
-    return on_ray(run) and starts_engines(run) and not takes_turns
+    return samples(run) and (not starts_engines(run) or (on_ray(run) and not takes_turns))
 
 
 def may_change_engines(run: SkyRLTrainConfig) -> bool:

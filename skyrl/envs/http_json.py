@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import time
 import urllib.error
-import urllib.request
-from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 from attrs import frozen
 
-from skyrl.errors import ProcessError
+from skyrl.errors import ProcessError, ServiceGone
+from skyrl.processes.answers import BadAnswer, asked_to_wait
+from skyrl.processes.http_posts import posted
 from skyrl.processes.name_stores import located
 
 T = TypeVar("T")
 
 LONGEST_ANSWER = 4 << 20
 """Largest number of bytes that are read of a reply."""
+
+ATTEMPTS = 5
+"""Largest number of requests that may fail while the service is there."""
+
+PATIENCE = 240.0
+"""Seconds for which a service that is away is waited for, unless `environment.skyrl_gym` says otherwise."""
+
+TOLD_AFTER = 10.0
+"""Seconds after which it is logged that a service is waited for."""
+
+_AWAY = frozenset({429, 502, 503, 504})
+"""Status codes of a service that may take the same request later."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+
+_log = logging.getLogger(__name__)
 
 
 class ServiceError(RuntimeError):
@@ -32,47 +49,86 @@ class ServiceReply(Generic[T]):
     retries: int
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: only the configured address is contacted."""
-
-    def redirect_request(self, *_: object, **__: object) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
-
-
 def post(
-    url: str, body: Mapping[str, Any], *, seconds: float, attempts: int, headers: Mapping[str, str] | None = None
-) -> ServiceReply[Any]:
-    """POST a JSON object. Transient errors (no connection, 429, 5xx) are retried after 0.1 s, then after twice as long
-    each time, at most 2 s. A name (`name:NAME`) is looked up for each attempt. Raises `ServiceError`, and `UserError`
-    for a name without a store.
+    url: str,
+    body: Mapping[str, object],
+    reads: Callable[[object], T],
+    *,
+    seconds: float,
+    patience: float = PATIENCE,
+    headers: Mapping[str, str] | None = None,
+) -> ServiceReply[T]:
+    """POST a JSON object, and read the reply with `reads`, which raises `BadAnswer`. Each request may take `seconds`.
+
+    A service that cannot be reached, or answers 429, 502, 503 or 504, is waited for: `patience` seconds in all, with
+    pauses from 0.1 s to 2 s, or of the length that it asks for. A name (`name:NAME`) is looked up for each request.
+
+    Raises `ServiceGone` when the patience is over, `ServiceError` after a refusal or `ATTEMPTS` other failures, and
+    `UserError` for a name without a store.
     """
-    for attempt in range(attempts):
+    away, failed, retries = _Away(url, patience), 0, 0
+    while True:
+        wait, is_away = 0.0, False
         try:
-            with _OPENER.open(_request(url, body, headers or {}), timeout=seconds) as response:
-                data = response.read(LONGEST_ANSWER + 1)
-            if len(data) > LONGEST_ANSWER:
-                raise ServiceError(f"{url} answered with more than {LONGEST_ANSWER} bytes")
-            return ServiceReply(value=json.loads(data), retries=attempt)
+            answer = posted(_address(url), body, headers or {}, seconds=seconds, longest=LONGEST_ANSWER)
+            return ServiceReply(value=reads(answer), retries=retries)
+        except BadAnswer as error:
+            reason = f"{url} answered {error}"
         except urllib.error.HTTPError as error:
-            reason = f"{url} answered {error.code}"
+            reason, is_away = f"{url} answered {error.code}", error.code in _AWAY
+            wait = asked_to_wait(error.headers.get("Retry-After", ""))
             error.close()
-            if error.code != 429 and error.code < 500:
+            if error.code < 500 and not is_away:
                 raise ServiceError(reason) from error
-        except (OSError, ValueError, ProcessError) as error:
-            reason = f"{url}: {error}"
-        if attempt + 1 < attempts:
-            time.sleep(min(0.1 * 2**attempt, 2.0))
-    raise ServiceError(f"{reason}, {attempts} times")
+        except (OSError, ProcessError) as error:
+            reason, is_away = f"{url}: {error}", _is_away(error)
+        if is_away:
+            away.noticed(reason)
+        else:
+            failed += 1
+            if failed == ATTEMPTS:
+                raise ServiceError(f"{reason}, {ATTEMPTS} times")
+        retries += 1
+        away.sleep(max(wait, min(_FIRST_PAUSE * 2 ** min(retries - 1, 8), _LONGEST_PAUSE)))
 
 
-def _request(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> urllib.request.Request:
-    """The request, with the current address of a service name. Raises `ProcessError` if no service has that name."""
+class _Away:
+    """The time for which a service has been away during one request."""
+
+    def __init__(self, url: str, patience: float) -> None:
+        self._url, self._patience = url, patience
+        self._since: float | None = None
+        self._was_told = False
+
+    def noticed(self, reason: str) -> None:
+        """Note that the service is away. Raises `ServiceGone` when the patience is over."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if now - self._since >= self._patience:
+            raise ServiceGone(
+                f"the service {self._url} has been away for {self._patience:g} s "
+                f"(environment.skyrl_gym.service_patience_seconds): {reason}"
+            )
+        if now - self._since >= TOLD_AFTER and not self._was_told:
+            self._was_told = True
+            _log.warning("waiting for the service %s, up to %g s: %s", self._url, self._patience, reason)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait before the next request, at most until the patience is over."""
+        left = seconds if self._since is None else self._since + self._patience - time.monotonic()
+        time.sleep(max(min(seconds, left), 0.0))
+
+
+def _is_away(error: OSError | ProcessError) -> bool:
+    """Whether no connection was made, or no service has the name."""
+    if isinstance(error, urllib.error.URLError):
+        return not isinstance(error.reason, ConnectionResetError | BrokenPipeError)  # it was connected
+    return isinstance(error, ProcessError)
+
+
+def _address(url: str) -> str:
+    """The current address of a service. Raises `ProcessError` if no service has that name."""
     address = located(url)
     if address is None:
         raise ProcessError("no service has this name: is it running?")
-    return urllib.request.Request(
-        address, json.dumps(body).encode(), {"Content-Type": "application/json", **headers}, method="POST"
-    )
+    return address

@@ -12,13 +12,16 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from attrs import frozen
+
 from skyrl.config.environment import GSM8kLLMJudgeEnvConfig
 from skyrl.envs.env import Env, EnvStep, Message
-from skyrl.envs.http_json import post
+from skyrl.envs.http_json import PATIENCE, post
 from skyrl.envs.rows import ground_truth
+from skyrl.processes.answers import BadAnswer, read
 
 OPENAI = "https://api.openai.com/v1"
-ASKED, SECONDS, ATTEMPTS = 3, 60.0, 5
+ASKED, SECONDS = 3, 60.0
 LONGEST_ANSWER = 20_000
 """Number of characters of an answer that the judge reads, taken from the end, where the result is."""
 
@@ -34,13 +37,35 @@ or
 ### Final Score: 1"""
 
 
+@frozen
+class _Message:
+    content: str | None = None
+
+
+@frozen
+class _Choice:
+    message: _Message
+
+
+@frozen
+class _Replies:
+    choices: tuple[_Choice, ...]
+
+
 class LLMJudgeEnv(Env):
     """The judge's score, from 0 to 1; `reward_spec.ground_truth` is the reference answer."""
 
-    def __init__(self, extras: Mapping[str, Any], settings: GSM8kLLMJudgeEnvConfig, api_key: str | None) -> None:
+    def __init__(
+        self,
+        extras: Mapping[str, Any],
+        settings: GSM8kLLMJudgeEnvConfig,
+        api_key: str | None,
+        patience: float = PATIENCE,
+    ) -> None:
+        """`patience` is the time for which a judge that is away is waited for, in seconds."""
         super().__init__(extras)
         self._ground_truth: str = ground_truth(extras, "llm_as_a_judge")
-        self._settings, self._api_key = settings, api_key
+        self._settings, self._api_key, self._patience = settings, api_key, patience
         self._question = ""
         self._counts = {"judge_retries": 0.0, "unreadable_verdicts": 0.0}
 
@@ -60,15 +85,22 @@ class LLMJudgeEnv(Env):
         return dict(self._counts)
 
     def _ask(self, action: str) -> str:
-        body = {"model": self._settings.model, "messages": messages(self._question, self._ground_truth, action)}
+        body: dict[str, object] = {
+            "model": self._settings.model,
+            "messages": messages(self._question, self._ground_truth, action),
+        }
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         url = f"{(self._settings.base_url or OPENAI).rstrip('/')}/chat/completions"
-        answer = post(url, body | {"temperature": 0}, seconds=SECONDS, attempts=ATTEMPTS, headers=headers)
+        answer = post(url, body, _said, seconds=SECONDS, patience=self._patience, headers=headers)
         self._counts["judge_retries"] += answer.retries
-        try:
-            return str(answer.value["choices"][0]["message"]["content"])
-        except (KeyError, IndexError, TypeError):
-            return ""
+        return answer.value
+
+
+def _said(answer: object) -> str:
+    choices = read(answer, _Replies).choices
+    if len(choices) != 1:
+        raise BadAnswer(f"with {len(choices)} choices, where one was asked for")
+    return choices[0].message.content or ""
 
 
 def messages(question: str, reference: str, answer: str) -> list[dict[str, str]]:

@@ -63,17 +63,25 @@ def _sandbox(tier: Tier | Literal["auto"], readable: Path | None = None) -> Sand
 
 def _programs(gym: SkyRLGymConfig) -> RunsPrograms:
     """The sandbox that programs run in: a remote service, or one on this machine."""
-    return RemoteSandbox(gym.code_url, api_key(CODE_TOKEN)) if gym.code_url else _sandbox(gym.sandbox_tier)
+    return (
+        RemoteSandbox(gym.code_url, api_key(CODE_TOKEN), gym.service_patience_seconds)
+        if gym.code_url
+        else _sandbox(gym.sandbox_tier)
+    )
 
 
 _WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
     "code": lambda extras, gym: CodeEnv(extras, _programs(gym)),
     "lcb": lambda extras, gym: CodeEnv(extras, _programs(gym)),
-    "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY")),
-    "reward_model": lambda extras, gym: RewardModelEnv(extras, gym.reward_model, api_key(REWARD_TOKEN)),
-    "search": lambda extras, gym: SearchEnv(extras, gym.search, api_key(TOKEN_VARIABLE)),
+    "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(
+        extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY"), gym.service_patience_seconds
+    ),
+    "reward_model": lambda extras, gym: RewardModelEnv(
+        extras, gym.reward_model, api_key(REWARD_TOKEN), gym.service_patience_seconds
+    ),
+    "search": lambda extras, gym: SearchEnv(extras, gym.search, api_key(TOKEN_VARIABLE), gym.service_patience_seconds),
     "searchcode": lambda extras, gym: SearchCodeEnv(
-        extras, gym.search, _sandbox(gym.sandbox_tier), api_key(TOKEN_VARIABLE)
+        extras, gym.search, _sandbox(gym.sandbox_tier), api_key(TOKEN_VARIABLE), gym.service_patience_seconds
     ),
     "text2sql": lambda extras, gym: Text2SQLEnv(
         extras, gym.text2sql, _sandbox(gym.sandbox_tier, Path(gym.text2sql.db_path).expanduser().resolve())

@@ -6,16 +6,25 @@ import base64
 from typing import Protocol
 
 import attrs
+from attrs import frozen
 
-from skyrl.envs.http_json import ServiceError, post
+from skyrl.envs.http_json import PATIENCE, post
+from skyrl.processes.answers import BadAnswer, read, shown
 from skyrl.sandbox.sandbox import Ran, ResourceLimits
 
 TOKEN_VARIABLE = "SKYRL_CODE_TOKEN"
 """Environment variable with the token of a code service, for its server and its clients."""
 
-ATTEMPTS = 5
 WAITING_SECONDS = 120.0
 """Seconds that a program may wait in the service's queue."""
+
+
+@frozen
+class _Ran:
+    ended: str
+    code: int
+    stdout: str
+    stderr: str
 
 
 class RunsPrograms(Protocol):
@@ -28,21 +37,31 @@ class RunsPrograms(Protocol):
 class RemoteSandbox:
     """Sandbox of a remote service, given by an address or a service name (`name:code`). Thread-safe."""
 
-    def __init__(self, url: str, token: str | None = None) -> None:
-        """`token` is the token that the service requires, if any."""
-        self._url, self._headers = url, {"Authorization": f"Bearer {token}"} if token else {}
+    def __init__(self, url: str, token: str | None = None, patience: float = PATIENCE) -> None:
+        """`token` is the token that the service requires, if any; `patience` is in seconds."""
+        self._url, self._patience = url, patience
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def run(self, program: str, stdin: bytes = b"", limits: ResourceLimits | None = None) -> Ran:
-        """Run Python source on the service. Raises `ServiceError` if the service gives no usable answer."""
+        """Run Python source on the service. Raises `ServiceError` if the service gives no usable answer, `ServiceGone`
+        if it is away for too long.
+        """
         limits = limits or ResourceLimits()
         body = {"program": program, "stdin": base64.b64encode(stdin).decode(), "limits": attrs.asdict(limits)}
         seconds = limits.seconds + WAITING_SECONDS
-        found = post(self._url, body, seconds=seconds, attempts=ATTEMPTS, headers=self._headers).value
-        try:
-            out, err = (base64.b64decode(found[name], validate=True) for name in ("stdout", "stderr"))
-            if found["ended"] not in ("exit", "timeout", "output"):
-                raise ValueError(found["ended"])
-            return Ran(ended=found["ended"], code=int(found["code"]), stdout=out, stderr=err)
-        except (KeyError, TypeError, ValueError) as error:
-            message = f"the code service's answer does not have the expected form: {found!r:.200}"
-            raise ServiceError(message) from error
+        return post(self._url, body, _ran, seconds=seconds, patience=self._patience, headers=self._headers).value
+
+
+def _ran(answer: object) -> Ran:
+    ran = read(answer, _Ran)
+    match ran.ended:
+        case "exit" | "timeout" | "output" as ended:
+            return Ran(ended=ended, code=ran.code, stdout=_decoded(ran.stdout), stderr=_decoded(ran.stderr))
+    raise BadAnswer(f"with {shown(ran.ended)} for how the program ended")
+
+
+def _decoded(coded: str) -> bytes:
+    try:
+        return base64.b64decode(coded, validate=True)
+    except ValueError as error:
+        raise BadAnswer(f"with {shown(coded)} for an output in base64") from error

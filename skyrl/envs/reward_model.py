@@ -11,10 +11,13 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
 from skyrl.config.environment import RewardModelEnvConfig
 from skyrl.envs.env import Env, EnvStep, Message
-from skyrl.envs.http_json import post
+from skyrl.envs.http_json import PATIENCE, post
 from skyrl.errors import TaskError
+from skyrl.processes.answers import BadAnswer, read
 
 if TYPE_CHECKING:
     from skyrl.models.reward_model import RewardModel
@@ -22,18 +25,29 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "SKYRL_REWARD_TOKEN"
 """Environment variable with the token of a reward service, for its server and its clients."""
 
-ATTEMPTS = 5
+
+@frozen
+class _Scores:
+    scores: tuple[float, ...]
 
 
 class RewardModelEnv(Env):
     """The reward is the model's score, unscaled."""
 
-    def __init__(self, extras: Mapping[str, Any], settings: RewardModelEnvConfig, token: str | None = None) -> None:
-        """`token` is the token that the service requires, if any. Raises `TaskError` if no model is configured."""
+    def __init__(
+        self,
+        extras: Mapping[str, Any],
+        settings: RewardModelEnvConfig,
+        token: str | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        """`token` is the token that the service requires, if any; `patience` is in seconds. Raises `TaskError` if no
+        model is configured.
+        """
         super().__init__(extras)
         if not settings.path and not settings.url:
             raise TaskError("environment.skyrl_gym.reward_model has neither a path nor a url")
-        self._settings, self._token = settings, token
+        self._settings, self._token, self._patience = settings, token, patience
         self._chat: tuple[Mapping[str, Any], ...] = ()
         self._retries = 0
 
@@ -54,13 +68,17 @@ class RewardModelEnv(Env):
     def _asked(self, chat: list[dict[str, Any]]) -> float:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         url = str(self._settings.url)
-        answer = post(url, {"chats": [chat]}, seconds=self._settings.timeout, attempts=ATTEMPTS, headers=headers)
+        seconds, patience = self._settings.timeout, self._patience
+        answer = post(url, {"chats": [chat]}, _only_score, seconds=seconds, patience=patience, headers=headers)
         self._retries += answer.retries
-        try:
-            return float(answer.value["scores"][0])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            message = f"the reward service's answer does not have the expected form: {answer.value!r:.200}"
-            raise ValueError(message) from error
+        return answer.value
+
+
+def _only_score(answer: object) -> float:
+    scores = read(answer, _Scores).scores
+    if len(scores) != 1:
+        raise BadAnswer(f"with {len(scores)} scores for one chat")
+    return scores[0]
 
 
 _LOADING = Lock()

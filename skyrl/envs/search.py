@@ -14,13 +14,15 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from attrs import frozen
+
 from skyrl.config.environment import SearchEnvConfig
 from skyrl.envs.env import Env, EnvStep
-from skyrl.envs.http_json import ServiceReply, post
+from skyrl.envs.http_json import PATIENCE, ServiceReply, post
 from skyrl.envs.rows import first_between, ground_truth, last_between, max_turns
 from skyrl.envs.texts import tokenizable
+from skyrl.processes.answers import BadAnswer, read
 
-ATTEMPTS = 10
 LONGEST_QUERY, SHOWN_CHARACTERS = 2000, 8000
 TOKEN_VARIABLE = "SKYRL_RETRIEVER_TOKEN"
 """Environment variable with the token of a retriever, for its server and its clients."""
@@ -29,14 +31,35 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
+@frozen
+class _Document:
+    contents: str
+
+
+@frozen
+class _Found:
+    document: _Document
+
+
+@frozen
+class _Results:
+    result: tuple[tuple[_Found, ...], ...]
+
+
 class SearchEnv(Env):
     """`reward_spec.ground_truth` is `{"target": answer}` or `{"target": [answers]}`, or a text."""
 
-    def __init__(self, extras: Mapping[str, Any], settings: SearchEnvConfig, token: str | None = None) -> None:
-        """`token` is the token that the retriever requires, if any."""
+    def __init__(
+        self,
+        extras: Mapping[str, Any],
+        settings: SearchEnvConfig,
+        token: str | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        """`token` is the token that the retriever requires, if any; `patience` is in seconds."""
         super().__init__(extras)
         self._targets = targets(ground_truth(extras, "search", (str, dict)))
-        self._settings, self._token = settings, token
+        self._settings, self._token, self._patience = settings, token, patience
         self._max_turns = max_turns(extras, default=2)
         self._turns = 0
         self._said = ""
@@ -58,21 +81,23 @@ class SearchEnv(Env):
         return {**self._counts, "turns": float(self._turns)}
 
     def _search(self, query: str) -> str:
-        found = ask_retriever(self._settings, self._token, query)
+        found = ask_retriever(self._settings, self._token, query, self._patience)
         self._counts["searches"] += 1
         self._counts["retries"] += found.retries
         return found.value
 
 
-def ask_retriever(settings: SearchEnvConfig, token: str | None, query: str) -> ServiceReply[str]:
-    """Documents that the retriever finds, as text. Raises `ServiceError`, or `ValueError` for a malformed reply."""
+def ask_retriever(
+    settings: SearchEnvConfig, token: str | None, query: str, patience: float = PATIENCE
+) -> ServiceReply[str]:
+    """Documents that the retriever finds, as text. Raises as `post`."""
     body = {"query": query[:LONGEST_QUERY], "topk": settings.topk, "return_scores": True}
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    answer = post(settings.search_url, body, seconds=settings.timeout, attempts=ATTEMPTS, headers=headers)
-    text = documents(answer.value)
+    seconds = settings.timeout
+    answer = post(settings.search_url, body, documents, seconds=seconds, patience=patience, headers=headers)
     if settings.log_requests:
-        print(f"search {query[:200]!r}: {text[:200]!r}", file=sys.stderr)
-    return ServiceReply(value=text, retries=answer.retries)
+        print(f"search {query[:200]!r}: {answer.value[:200]!r}", file=sys.stderr)
+    return answer
 
 
 def targets(given: str | Mapping[str, Any] | Iterable[object]) -> tuple[str, ...]:
@@ -94,15 +119,14 @@ def normalized(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def documents(answer: Any) -> str:
+def documents(answer: object) -> str:
     """Documents of a retriever's reply, `{"result": [[{"document": {"contents": ...}, "score": ...}, ...]]}`, as text.
 
-    Raises `ValueError` for a malformed reply.
+    Raises `BadAnswer` for a malformed reply.
     """
-    try:
-        found = answer["result"][0]
-        texts = [tokenizable(str(each["document"]["contents"])) for each in found]
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"the retriever's answer does not have the expected form: {answer!r:.200}") from error
+    results = read(answer, _Results).result
+    if len(results) != 1:
+        raise BadAnswer(f"with {len(results)} results for one query")
+    texts = [tokenizable(each.document.contents) for each in results[0]]
     numbered = [f"Doc {number}: {text}" for number, text in enumerate(texts, start=1)]
     return "\n".join(numbered)[:SHOWN_CHARACTERS] or "No document was found."

@@ -16,6 +16,7 @@ from typing import Any
 from skyrl.config.environment import SearchEnvConfig
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.gsm8k import extracted, reference, score
+from skyrl.envs.http_json import PATIENCE
 from skyrl.envs.rows import first_between, ground_truth, max_turns
 from skyrl.envs.search import ask_retriever
 from skyrl.envs.texts import tokenizable
@@ -31,12 +32,17 @@ class SearchCodeEnv(Env):
     """`reward_spec.ground_truth` is the number as text. Each program runs in a new process in a sandbox."""
 
     def __init__(
-        self, extras: Mapping[str, Any], settings: SearchEnvConfig, sandbox: Sandbox, token: str | None = None
+        self,
+        extras: Mapping[str, Any],
+        settings: SearchEnvConfig,
+        sandbox: Sandbox,
+        token: str | None = None,
+        patience: float = PATIENCE,
     ) -> None:
-        """`token` is the token that the retriever requires, if any."""
+        """`token` is the token that the retriever requires, if any; `patience` is in seconds."""
         super().__init__(extras)
         self._ground_truth: str = reference(ground_truth(extras, "searchcode"))
-        self._settings, self._token = settings, token
+        self._settings, self._token, self._patience = settings, token, patience
         self._python = python_tool(sandbox)
         self._max_turns = max_turns(extras, default=2)
         self._turns = 0
@@ -66,4 +72,4 @@ class SearchCodeEnv(Env):
             self._counts["programs"] += 1
             return str(self._python.run(given.strip())).strip()
         self._counts["searches"] += 1
-        return ask_retriever(self._settings, self._token, given.strip()).value
+        return ask_retriever(self._settings, self._token, given.strip(), self._patience).value

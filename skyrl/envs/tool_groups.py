@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config.environment import SearchEnvConfig
-from skyrl.envs.search import ATTEMPTS, TOKEN_VARIABLE, ask_retriever
+from skyrl.envs.http_json import ATTEMPTS, PATIENCE
+from skyrl.envs.search import TOKEN_VARIABLE, ask_retriever
 from skyrl.envs.text2sql import SHOWN_ROWS, TOOL_SECONDS, ask_database, shown
 from skyrl.envs.tools import Tool
 from skyrl.errors import TaskError
@@ -62,7 +63,8 @@ def search_tool(settings: SearchEnvConfig) -> Tool:
         description=f"Search documents. Shows the {settings.topk} best.",
         parameters=_texts(query="Words to look for."),
         run=lambda query: ask_retriever(settings, token, query).value,
-        seconds=(settings.timeout + 2.0) * ATTEMPTS,  # longer than the request: a timeout is a service failure
+        # Longer than the request: a missed deadline would be the policy's, not the service's.
+        seconds=(settings.timeout + 2.0) * ATTEMPTS + PATIENCE,
     )
 
 

@@ -29,10 +29,11 @@ from skyrl.config.sizes import (
     starts_engines,
     workers_of_an_engine,
 )
-from skyrl.errors import ConfigError, Problem, UserError
+from skyrl.errors import ConfigError, Problem, ProcessError, UserError
 from skyrl.experiments.servers import server_deadlines
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import InferenceEngine, InFlight
+from skyrl.inference.http_engine import HttpEngine
 from skyrl.inference.remote_engine import RemoteEngine
 from skyrl.inference.restarts import EngineRestarts
 from skyrl.inference.sglang_engine import SGLangEngine
@@ -202,12 +203,18 @@ def _with_head(run: SkyRLTrainConfig) -> InferenceEngineConfig:
     return evolve(engine, engine_init_kwargs=options)
 
 
-def engine_restarts(run: SkyRLTrainConfig, processes: Processes) -> EngineRestarts | None:
-    """Starts engines while the run continues, to replace dead ones or add new ones. None if the run allows neither."""
+def engine_restarts(
+    run: SkyRLTrainConfig, processes: Processes, engines_at_first: Sequence[InferenceEngine] = ()
+) -> EngineRestarts | None:
+    """Starts engines while the run continues, to replace dead ones or add new ones. None if the run allows neither.
+    `engines_at_first` are those that the run has: servers among them are asked again.
+    """
     engine = run.generator.inference_engine
     most = engine.max_engine_restarts if may_restart_engines(run) else 0
     if not (most or may_change_engines(run)):
         return None
+    if not starts_engines(run):
+        return _servers_again(engines_at_first, most=most, backoff=engine.engine_restart_backoff_seconds)
     maker, engines, per_node = engine_makers(run)[0], required(engines_of(run), "engines"), sizes_of(run).gpus_per_node
     placed = set(range(engines.number))
 
@@ -220,6 +227,18 @@ def engine_restarts(run: SkyRLTrainConfig, processes: Processes) -> EngineRestar
         return found
 
     return EngineRestarts(start, most=most, backoff=engine.engine_restart_backoff_seconds)
+
+
+def _servers_again(engines: Sequence[InferenceEngine], *, most: int, backoff: float) -> EngineRestarts:
+
+    async def start(number: int) -> InferenceEngine:
+        engine = engines[number]
+        if not isinstance(engine, HttpEngine):
+            raise ProcessError("it is not a server that can be asked again")
+        await engine.rejoin()
+        return engine
+
+    return EngineRestarts(start, most=most, backoff=backoff, of_others=True)
 
 
 def engine_changes(

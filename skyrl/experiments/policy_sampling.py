@@ -120,14 +120,15 @@ class PolicySampling(BaseExp):
 
     def get_inference_client(self) -> InferenceEngineClient:
         """Client of the engines that sample, each with its own copy of the weights."""
+        engines = self.get_engines()
         return InferenceEngineClient(
-            self.get_engines(),
+            engines,
             self.tokenizer,
             self.model_path,
             self.cfg.trainer.policy.model.lora,
             self.cfg.generator.inference_engine,
             in_flight=in_flight(self.cfg),
-            restarts=engine_restarts(self.cfg, self.processes),
+            restarts=engine_restarts(self.cfg, self.processes, engines),
         )
 
     def get_engines(self) -> Sequence[InferenceEngine]:

@@ -149,6 +149,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
             arrived=rollouts.weights_are,
             interval=asynchronous.steps_per_sync if asynchronous.enabled else 1,
             canary_interval=self.cfg.generator.inference_engine.logprob_parity_interval,
+            in_time=self.shutdown.in_time,
         )
 
     def get_rollouts(self) -> Rollouts:

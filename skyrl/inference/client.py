@@ -221,7 +221,8 @@ class InferenceEngineClient:
     async def _admit_ready(self) -> bool:
         taken = self._restarts.take() if self._restarts else []
         for number, engine in taken:
-            self._all, self._numbers = (*self._all, engine), self._numbers | {number}
+            others = (each for each in self._all if each is not engine)
+            self._all, self._numbers = (*others, engine), self._numbers | {number}
             served = self._admission.enter(number, engine)
             try:
                 await engine.pause(self._in_flight)
@@ -363,7 +364,7 @@ class InferenceEngineClient:
         left = len(self._serving)
         _log.warning("inference engine %d is out of service, %d left: %s", served.number, left, cause)
         if restarts is not None:
-            restarts.died(served.number)
+            restarts.died(served.number, cause)
         if not left:
             self._last_loss = cause
             self._none_left.set()

@@ -20,10 +20,15 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
+from typing import TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 
-from skyrl.errors import ProcessError, ServerRefusal
+from skyrl.errors import ProcessError, ServerRefusal, UserError
+from skyrl.processes.answers import BadAnswer, asked_to_wait, read, shown
+
+T = TypeVar("T")
 
 CONNECT_SECONDS = 10.0
 """Time limit for opening a connection, in seconds."""
@@ -48,6 +53,9 @@ Listener = Callable[[object], None]
 _BUSY = frozenset({429, 502, 503, 504})
 """Status codes of a server that may accept the same request later."""
 
+_OF_A_GATEWAY = frozenset({502, 504})
+"""Status codes of a gateway whose server does not answer."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 _log = logging.getLogger(__name__)
@@ -56,11 +64,13 @@ _draws = random.Random()  # the global generator belongs to the run
 
 
 class _Failure(Exception):
-    """An attempt that failed and may be repeated; the server may ask for `wait` seconds before that."""
+    """An attempt that failed and may be repeated; the server may ask for `wait` seconds before that. `misread` means
+    that the server answers, but not in the form that its route has.
+    """
 
-    def __init__(self, why: str, wait: float = 0.0) -> None:
+    def __init__(self, why: str, wait: float = 0.0, *, misread: bool = False) -> None:
         super().__init__(why)
-        self.why, self.wait = why, wait
+        self.why, self.wait, self.misread = why, wait, misread
 
 
 class Connection:
@@ -68,28 +78,79 @@ class Connection:
 
     def __init__(self, url: str, *, token: str | None = None, most: int = 64, starting: bool = False) -> None:
         """`url` has no path; `token` is sent as a bearer token; at most `most` connections are open at once. `starting`
-        means that the caller has just started the server.
+        means that the caller has just started the server. Raises `UserError` for an address or a token that no request
+        can carry.
         """
         self.url = url.rstrip("/")
+        _refuse_unusable(self.url, token)
         self._token, self._most = token, most
         self._client: httpx.AsyncClient | None = None
+        self._limits: dict[asyncio.Timeout, float] = {}
+        """Deadlines of the requests in progress, with the seconds that were left when they were suspended."""
+        self._suspended = False
         self._was_told, self._remedy = starting, "" if starting else f". {_REMEDY}"
 
     async def get(self, path: str, *, seconds: float, attempts: int = ATTEMPTS) -> object:
         """The answer to a GET request. Raises as `post`."""
         return await self._ask(path, seconds, attempts, partial(self._once, "GET", path, None, {}, {}))
 
-    async def first(self, path: str, *, seconds: float) -> object:
-        """The answer to the first GET request, which may have to wait until the server has started; the reason for
-        waiting is logged once. Raises as `post`.
+    async def read(
+        self,
+        kind: type[T],
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        seconds: float,
+        query: Mapping[str, str] | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> T:
+        """The answer as an instance of `kind`; to a POST request if there is a `body`, else to a GET request. An answer
+        that `kind` does not fit is a failed attempt. Raises as `post`.
         """
-        once = partial(self._once, "GET", path, None, {}, {})
+        method = "GET" if body is None else "POST"
+        once = partial(self._once, method, path, body, query or {}, {})
+        return await self._ask(path, seconds, attempts, partial(_fitting, once, kind))
 
-        async def asked() -> object:
+    async def sign(self, path: str, *, seconds: float) -> None:
+        """Returns when the server answers a GET request, in any way: one that is paused or loads weights may answer
+        503. 502 and 504 are answers of a gateway in front of it. Raises as `post`.
+        """
+
+        async def once() -> None:
+            async with self._sent("GET", path, None, {}, {}) as response:
+                if response.status_code in _OF_A_GATEWAY:
+                    raise _Failure(f"it answers {response.status_code}")
+
+        await self._ask(path, seconds, MOST_ATTEMPTS, once)
+
+    def suspend(self) -> None:
+        """Stop the clocks of all requests, until `resume`: the server is paused and works on none."""
+        if not self._suspended:
+            self._suspended = True
+            now = asyncio.get_running_loop().time()
+            for limit in self._limits:
+                self._limits[limit] = (limit.when() or now) - now
+                limit.reschedule(None)
+
+    def resume(self) -> None:
+        """Let the clocks run again."""
+        if self._suspended:
+            self._suspended = False
+            now = asyncio.get_running_loop().time()
+            for limit, left in self._limits.items():
+                limit.reschedule(now + left)
+
+    async def first(self, kind: type[T], path: str, *, seconds: float) -> T:
+        """The answer to the first GET request, which may have to wait until the server has started; the reason for
+        waiting is logged once. Raises as `read`.
+        """
+        once = partial(_fitting, partial(self._once, "GET", path, None, {}, {}), kind)
+
+        async def asked() -> T:
             try:
                 return await once()
             except _Failure as failure:
-                if not self._was_told:
+                if not self._was_told and not failure.misread:
                     self._was_told = True
                     _log.warning(
                         "the inference server %s does not answer (%s): waiting for it, up to %g s "
@@ -145,22 +206,27 @@ class Connection:
         if client is not None:
             await client.aclose()
 
-    async def _ask(self, path: str, seconds: float, attempts: int, once: Callable[[], Awaitable[object]]) -> object:
-        why = "it did not answer"
+    async def _ask(self, path: str, seconds: float, attempts: int, once: Callable[[], Awaitable[T]]) -> T:
+        why, failed, misread = "it did not answer", 0, 0
+        limit = asyncio.timeout(None if self._suspended else seconds)
         try:
-            async with asyncio.timeout(seconds):
-                for attempt in range(attempts):
+            async with limit:
+                self._limits[limit] = seconds
+                while True:
                     try:
                         return await once()
                     except _Failure as failure:
-                        why = failure.why
-                        if attempt + 1 < attempts:
-                            await asyncio.sleep(max(failure.wait, _pause(attempt)))
+                        why, failed, misread = failure.why, failed + 1, misread + failure.misread
+                        if failed == attempts or misread == ATTEMPTS:
+                            break
+                        await asyncio.sleep(max(failure.wait, _pause(failed - 1)))
         except TimeoutError:
             raise ProcessError(
                 f"the inference server {self.url} did not complete {path} within {seconds:g} s: {why}"
             ) from None
-        raise ProcessError(f"the inference server {self.url} failed {attempts} times at {path}: {why}")
+        finally:
+            self._limits.pop(limit, None)
+        raise ProcessError(f"the inference server {self.url} failed {failed} times at {path}: {why}")
 
     @asynccontextmanager
     async def _sent(
@@ -223,7 +289,7 @@ class Connection:
     def _read(self, response: httpx.Response, path: str, content: bytes) -> object:
         status = response.status_code
         if status in _BUSY:
-            raise _Failure(f"it answers {status}", _seconds(response.headers.get("retry-after", "")))
+            raise _Failure(f"it answers {status}", asked_to_wait(response.headers.get("retry-after", "")))
         if response.has_redirect_location:
             where = httpx.URL(response.headers["location"]).host or "another path"
             raise ProcessError(f"the inference server {self.url} redirects {path} to {where}, which is not followed")
@@ -280,9 +346,24 @@ def _pause(attempt: int) -> float:
     return _draws.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))
 
 
-def _seconds(text: str) -> float:
-    """The number of seconds in `Retry-After`, at most a minute; 0 for a date."""
-    return min(float(text), 60.0) if text.isdigit() else 0.0
+async def _fitting(once: Callable[[], Awaitable[object]], kind: type[T]) -> T:
+    """The answer of an attempt, as an instance of `kind`."""
+    try:
+        return read(await once(), kind)
+    except BadAnswer as error:
+        raise _Failure(f"it answers {error}", misread=True) from error
+
+
+def _refuse_unusable(url: str, token: str | None) -> None:
+    """Raises `UserError` for an address or a token that no request can carry."""
+    try:
+        usable = urlsplit(url).port != 0 and httpx.URL(url).host != ""
+    except (ValueError, httpx.InvalidURL):
+        usable = False
+    if not usable:
+        raise UserError(f"{url} is no address of an inference server: write http://HOST:PORT, with a port up to 65535")
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise UserError(f"the token of the inference server {url} has characters that no HTTP header can carry")
 
 
 def _message(content: bytes) -> str:
@@ -292,5 +373,5 @@ def _message(content: bytes) -> str:
     except (ValueError, RecursionError):
         said = content[:200].decode("utf-8", "replace")
     while isinstance(said, dict):
-        said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), str(said))
-    return " ".join(str(said).split())[:300] or "no message"
+        said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), shown(said))
+    return " ".join((said if isinstance(said, str) else shown(said)).split())[:300] or "no message"

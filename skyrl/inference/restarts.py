@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 
-from skyrl.errors import RunError
+from skyrl.errors import ProcessError, RunError
 from skyrl.inference.engine import InferenceEngine
 
 _log = logging.getLogger(__name__)
@@ -25,12 +25,15 @@ class EngineRestarts:
         most: int,
         backoff: float,
         sleep: Callable[[float], Awaitable[object]] | None = None,
+        of_others: bool = False,
     ) -> None:
         """`start` starts the engine of a given number, with the weights that a run starts from, or raises `RunError`.
 
         Each engine is restarted at most `most` times in a run: after `backoff` seconds at first, then after twice as
-        long each time.
+        long each time. `of_others` means that the engines are servers that others operate: `start` waits for one to
+        answer again. One with the wrong weights is not used again, and the run does not wait for the last one.
         """
+        self._of_others = of_others
         self._start, self._most, self._backoff, self._sleep = start, most, backoff, sleep or asyncio.sleep
         self._tries: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -41,13 +44,15 @@ class EngineRestarts:
         """Number of successful restarts so far."""
         self._not_started: list[tuple[int, str]] = []
 
-    def died(self, number: int) -> None:
+    def died(self, number: int, cause: RunError) -> None:
         """Restart the engine of this number, if it has restarts left."""
+        if self._of_others and not isinstance(cause, ProcessError):
+            return
         self._in_the_background(number, self.again(number))
 
     def may_replace(self, number: int) -> bool:
         """Whether an engine may come into service if this one dies: itself, or another that is being started."""
-        return bool(self._tries[number] < self._most or self._tasks or self._ready)
+        return not self._of_others and bool(self._tries[number] < self._most or self._tasks or self._ready)
 
     async def one_is_ready(self) -> bool:
         """Returns True once an engine can be taken, or False if none is being started any more."""

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.errors import NonFiniteError, WeightSyncError
+from skyrl.errors import WeightSyncError
 from skyrl.inference import stop_strings
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, SampleKey, asked_logprobs
+from skyrl.processes.answers import BadAnswer, read, shown
 
 LEAST_LOGPROB = -9000.0
 """Smallest valid log-probability: vLLM writes -9999 for NaN and minus infinity, which JSON cannot represent."""
+
+_DIGITS = 18
+"""Largest number of digits of a weight version."""
 
 _ROUNDING = 1e-3
 """Largest valid log-probability, above 0 because a softmax in bfloat16 rounds."""
 
 
-class BadAnswer(Exception):
-    """An answer that does not match its request; the message continues "the inference server ... answers"."""
+class NotFinite(BadAnswer):
+    """An answer with a log-probability that is not finite."""
 
 
 @frozen(kw_only=True)
@@ -75,8 +79,8 @@ class Asked:
 def completion(drawn: Drawn, asked: Asked, tokenizer: ChatTokenizer) -> Completion:
     """Converts a server's sample, after comparing it with the request.
 
-    Raises `BadAnswer` for a mismatch, `NonFiniteError` for non-finite log-probabilities, and `WeightSyncError` for
-    tokens drawn by weights that the server was not given.
+    Raises `BadAnswer` for a mismatch, `NotFinite` for non-finite log-probabilities, and `WeightSyncError` for tokens
+    drawn by weights that the server was not given.
     """
     sampling = asked.request.sampling
     _refuse_shape(drawn, asked)
@@ -114,9 +118,9 @@ def _refuse_shape(drawn: Drawn, asked: Asked) -> None:
 def _refuse_logprobs(drawn: Drawn, key: SampleKey) -> None:
     for place, value in enumerate(drawn.logprobs):
         if not math.isfinite(value) or value < LEAST_LOGPROB:
-            raise NonFiniteError(
-                f"prompt {key.prompt_id!r}, sample {key.sample_index}: the model's logits after {place} sampled tokens "
-                "are not finite"
+            raise NotFinite(
+                f"with {value:g} for a log-probability: the model's logits after {place} sampled tokens of prompt "
+                f"{key.prompt_id!r}, sample {key.sample_index}, are not finite"
             )
         if value > _ROUNDING:
             raise BadAnswer(f"with {value:g} for a log-probability, which cannot be above 0")
@@ -147,47 +151,45 @@ def _versions(drawn: Drawn, asked: Asked) -> tuple[int, ...]:
 def mapping(value: object, what: str) -> Mapping[str, Any]:
     """The value, if it is a JSON object. Raises `BadAnswer`."""
     if not isinstance(value, dict):
-        raise BadAnswer(f"with {_shown(value)} for {what}")
+        raise BadAnswer(f"with {shown(value)} for {what}")
     return value
-
-
-def only_choice(answer: object) -> Mapping[str, Any]:
-    """The one element of `choices`. Raises `BadAnswer`."""
-    choices = mapping(answer, "an answer").get("choices")
-    if not isinstance(choices, list) or len(choices) != 1:
-        raise BadAnswer(f"with {_shown(choices)} for one choice")
-    return mapping(choices[0], "a choice")
 
 
 def ids(value: object) -> tuple[int, ...]:
     """The value, if it is a list of integers. Raises `BadAnswer`."""
-    if not isinstance(value, list) or any(type(each) is not int for each in value):
-        raise BadAnswer(f"with {_shown(value)} for token ids")
-    return tuple(value)
+    return read(value, tuple[int, ...], "token ids")
 
 
-def numbers(value: object) -> tuple[float, ...]:
-    """The value, if it is a list of numbers; NaN for null. Raises `BadAnswer`."""
-    if not isinstance(value, list) or any(type(each) not in (int, float, type(None)) for each in value):
-        raise BadAnswer(f"with {_shown(value)} for log-probabilities")
-    return tuple(math.nan if each is None else float(each) for each in value)
+def numbers(values: Iterable[object]) -> tuple[float, ...]:
+    """The values, if they are numbers; NaN for null. Raises `BadAnswer`."""
+    return tuple(map(_number, values))
 
 
-def versions_of_spans(value: object, count: int) -> tuple[str, ...] | None:
-    """The version of each of `count` tokens, from a list of objects `version`, `start` and `end` (excluded); None for
-    null. Raises `BadAnswer` for spans that are not contiguous.
-    """
-    if value is None:
+def _number(value: object) -> float:
+    if value is None or (type(value) is float and not math.isfinite(value)):
+        return math.nan if value is None else value
+    return read(value, float, "a log-probability")
+
+
+@frozen
+class Span:
+    """Tokens `start` to `end` (excluded) of a sample, which were drawn by one version of the weights."""
+
+    start: int
+    end: int
+    version: str | int
+
+
+def versions_of_spans(spans: Sequence[Span] | None, count: int) -> tuple[str, ...] | None:
+    """The version of each of `count` tokens. Raises `BadAnswer` for spans that are not contiguous."""
+    if spans is None:
         return None
-    if not isinstance(value, list):
-        raise BadAnswer(f"with {_shown(value)} for the weights of tokens")
-    found: list[str] = []
-    for span in (mapping(each, "weights of tokens") for each in value):
-        start, end = span.get("start"), span.get("end")
-        if type(start) is not int or type(end) is not int or start != len(found) or not start <= end <= count:
-            raise BadAnswer(f"with {_shown(value)} for the weights of tokens")
-        found += [str(span.get("version"))] * (end - start)
-    return tuple(found)
+    versions: list[str] = []
+    for span in spans:
+        if span.start != len(versions) or not span.start <= span.end <= count:
+            raise BadAnswer(f"with weights of the tokens {span.start} to {span.end} of {count}")
+        versions += [str(span.version)] * (span.end - span.start)
+    return tuple(versions)
 
 
 def load_of_metrics(text: object, *, waiting: str, cache_use: str) -> EngineLoad | None:
@@ -195,7 +197,8 @@ def load_of_metrics(text: object, *, waiting: str, cache_use: str) -> EngineLoad
     weights; None if they are absent. Raises `BadAnswer` for a value that is not a finite number.
     """
     queues, uses = (_samples_of(text, name) for name in (waiting, cache_use))
-    return EngineLoad(waiting=int(sum(queues)), cache_use=max(uses, default=None)) if queues else None
+    waits = int(min(sum(queues), 2.0**31))  # a sum of finite numbers may be infinite
+    return EngineLoad(waiting=waits, cache_use=max(uses, default=None)) if queues else None
 
 
 def _samples_of(text: object, name: str) -> list[float]:
@@ -204,7 +207,7 @@ def _samples_of(text: object, name: str) -> list[float]:
     try:
         found = [float(value) for value in values]
     except ValueError as error:
-        raise BadAnswer(f"with a metric that is not a number: {error}") from error
+        raise BadAnswer(f"with a metric that is not a number: {shown(str(error))}") from error
     if not all(map(math.isfinite, found)):
         raise BadAnswer("with a metric that is not finite")
     return found
@@ -212,20 +215,15 @@ def _samples_of(text: object, name: str) -> list[float]:
 
 def version_number(value: object) -> int:
     """The version of weights, which servers keep as text. Raises `WeightSyncError` for text that no run has set."""
-    text = str(value)
-    if not text.isdecimal():
+    text = str(value) if isinstance(value, str | int) else ""
+    if not text.isdecimal() or len(text) > _DIGITS:
         raise WeightSyncError(
-            f"the server reports weight version {_shown(value)}, which is not a version that this run has set"
+            f"the server reports weight version {shown(value)}, which is not a version that this run has set"
         )
     return int(text)
 
 
-def refuse_other_prompt(came: object, sent: Iterable[int]) -> None:
+def refuse_other_prompt(came: Sequence[int] | None, sent: Sequence[int]) -> None:
     """Raises `BadAnswer` if a server reports a prompt other than the one it was sent."""
-    if came is not None and ids(came) != tuple(sent):
+    if came is not None and tuple(came) != tuple(sent):
         raise BadAnswer("with another prompt than it was sent")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -42,21 +42,31 @@ class ServerFacts:
 
 
 class Dialect(Protocol):
-    """The routes of one kind of server. Every call raises `ProcessError` if the server does not answer in time."""
+    """The routes of one kind of server. Every call raises `ProcessError` if the server does not answer in time, or
+    answers in another form than the route has.
+    """
 
     url: str
+    deadlines: ServerDeadlines
+    has_answered: bool
+    """Whether the latest `connect` has had an answer; before that the server may still be starting."""
+
+    @property
+    def route(self) -> str:
+        """Path of the route that draws samples, for messages."""
 
     @property
     def reads_back(self) -> bool:
         """Whether this library's code receives weights in the server, and finds them in the parameters."""
 
     async def connect(self, *, claim: bool) -> ServerFacts:
-        """Wait until the server answers. With `claim`, prepare it for a run: it is not paused, and its weights have
-        version 0. Raises `UserError` for a server that cannot be used.
+        """Wait until the server answers, for the first time or again. With `claim`, prepare it for a run: it is not
+        paused, and its weights have version 0. Raises `UserError` for a server that cannot be used.
         """
 
-    async def draw(self, asked: Asked, session: str) -> Drawn:
-        """Draw one sample of the request. Raises `BadAnswer`. Cancelling the call cancels the sample.
+    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
+        """Draw one sample of the request, within `seconds`, which do not pass while the server is paused. Raises
+        `BadAnswer`. Cancelling the call cancels the sample.
 
         Requests of one `session` are turns of one conversation, for a router in front of the server.
         """
@@ -90,8 +100,8 @@ class Dialect(Protocol):
     async def wake(self) -> None:
         """Allocate the memory again; the server is paused afterwards."""
 
-    async def sign(self, seconds: float) -> object:
-        """Ask for a sign of life, once."""
+    async def sign(self, seconds: float) -> None:
+        """Returns at the first sign of life. Raises `ProcessError` if there is none within `seconds`."""
 
     async def close(self) -> None:
         """Close the connections. The server keeps running."""

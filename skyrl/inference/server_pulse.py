@@ -1,4 +1,4 @@
-"""Checks that an inference server gives signs of life while it works on requests, however long those take."""
+"""Checks that an inference server gives signs of life while anything is asked of it, however long that takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from skyrl.errors import ProcessError, ServerRefusal
+from skyrl.errors import ProcessError
 
 T = TypeVar("T")
 
@@ -14,11 +14,18 @@ T = TypeVar("T")
 class Pulse:
     """Ends every guarded call if the server gives no sign of life. Used on one event loop."""
 
-    def __init__(self, name: str, sign: Callable[[float], Awaitable[object]], *, seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        sign: Callable[[float], Awaitable[object]],
+        *,
+        seconds: float,
+        has_started: Callable[[], bool] = lambda: True,
+    ) -> None:
         """`sign` asks the server for a sign of life, within the number of seconds that it is given: `seconds`. It is
-        called at intervals of a quarter of `seconds`.
+        called at intervals of a quarter of `seconds`, and counts once the server `has_started`.
         """
-        self._name, self._sign, self._seconds = name, sign, seconds
+        self._name, self._sign, self._seconds, self._has_started = name, sign, seconds, has_started
         self._calls = 0
         self._watch: asyncio.Task[None] | None = None
 
@@ -46,9 +53,9 @@ class Pulse:
             await asyncio.sleep(self._seconds / 4)
             try:
                 await self._sign(self._seconds)
-            except ServerRefusal:
-                continue  # a refusal is a sign of life
             except ProcessError as error:
+                if not self._has_started():
+                    continue
                 raise ProcessError(
                     f"the inference server {self._name} gave no sign of life for {self._seconds:g} s: {error}"
                 ) from error

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from skyrl.inference.engine import NewTokens
 from skyrl.inference.http_connection import Connection, Listener
-from skyrl.inference.server_answers import Asked, BadAnswer, ids, mapping
+from skyrl.inference.server_answers import Asked, ids, mapping
+from skyrl.processes.answers import BadAnswer
 
 
 class Streamed(Protocol):

@@ -10,22 +10,23 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from attrs import frozen
 
 from skyrl.config.engine_backends import BACKENDS
 from skyrl.errors import ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import EngineLoad, InFlight, temperature_of
-from skyrl.inference.http_connection import ATTEMPTS, MOST_ATTEMPTS, Connection
+from skyrl.inference.http_connection import ATTEMPTS, Connection
 from skyrl.inference.incoming_weights import Folder, IncomingWeights, UpdateGroup
 from skyrl.inference.server_answers import (
     Asked,
-    BadAnswer,
     Drawn,
+    Span,
     ids,
     load_of_metrics,
-    mapping,
     numbers,
     version_number,
     versions_of_spans,
@@ -34,10 +35,57 @@ from skyrl.inference.server_dialects import ServerDeadlines, ServerFacts
 from skyrl.inference.server_streams import Growing, answered
 from skyrl.inference.vllm_model import ExpectedWeights
 from skyrl.inference.vllm_requests import requests
+from skyrl.processes.answers import BadAnswer, read, shown
 
 ADDITIONAL = BACKENDS["sglang"].sampling_arguments
 
+_GENERATE = "/generate"
+
 _PAUSE_MODES: dict[InFlight, str] = {"finish": "in_place", "recompute": "retract", "keep": "in_place"}
+
+
+T = TypeVar("T")
+
+
+@frozen
+class _ModelInfo:
+    model_path: str | None = None
+    is_generation: bool | None = None
+    weight_version: str | int | None = None
+    context_length: object = None
+
+
+@frozen
+class _ServerInfo:
+    tp_size: int
+
+
+@frozen
+class _Done:
+    success: object = None
+    message: object = None
+
+
+@frozen
+class _Reason:
+    type: str
+    matched: int | str | None = None
+
+
+@frozen
+class _Meta:
+    output_token_logprobs: tuple[tuple[object, ...], ...]
+    """Log-probability, token id and text of each token."""
+
+    finish_reason: _Reason
+    weight_versions: tuple[Span, ...] | None = None
+    weight_version: str | int | None = None
+
+
+@frozen
+class _Sample:
+    meta_info: _Meta
+    output_ids: tuple[int, ...] | None = None
 
 
 class SGLangServer:
@@ -49,9 +97,9 @@ class SGLangServer:
         """`workers` is the number of the server's workers that join a group to receive weights; None if weights come as
         files.
         """
-        self._samples, self._control, self._deadlines = samples, control, deadlines
+        self._samples, self._control, self.deadlines = samples, control, deadlines
         self._workers = workers
-        self.url = control.url
+        self.url, self.has_answered = control.url, False
         self._mode = _PAUSE_MODES["finish"]
         self._run, self._adapter = secrets.token_hex(4), ""
         """Part of the names of this run's adapters, and the name of the adapter that draws samples."""
@@ -61,21 +109,23 @@ class SGLangServer:
         return False
 
     async def connect(self, *, claim: bool) -> ServerFacts:
-        info = mapping(await self._get_first("/model_info", "/get_model_info"), "its model")
-        if info.get("is_generation") is False:
+        self.has_answered, self._adapter = False, ""
+        info = await self._get_first(_ModelInfo, "/model_info", "/get_model_info")
+        self.has_answered = True
+        if info.is_generation is False:
             raise UserError(f"the model of the inference server {self.url} does not generate")
         if claim:
             await self._refuse_other_size()
             await self.resume()
             await self._post("/update_weight_version", {"new_version": "0", "abort_all_requests": False})
-        length = info.get("context_length")
+        length = info.context_length
         return ServerFacts(
-            models=(str(info.get("model_path")),),
+            models=(str(info.model_path),),
             max_model_len=length if type(length) is int else None,
-            is_versioned=info.get("weight_version") is not None,
+            is_versioned=info.weight_version is not None,
         )
 
-    async def draw(self, asked: Asked, session: str) -> Drawn:
+    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
         body: dict[str, Any] = {
             "input_ids": list(asked.request.prompt_ids),
             "sampling_params": _sampling(asked),
@@ -84,20 +134,20 @@ class SGLangServer:
         }
         if self._adapter:
             body["lora_path"] = self._adapter
-        seconds = self._deadlines.call
-        answer = await answered(self._samples, "/generate", body, asked, session, Growing, seconds=seconds)
+        answer = await answered(self._samples, _GENERATE, body, asked, session, Growing, seconds=seconds)
         return _drawn(answer, asked)
 
     async def pause(self, in_flight: InFlight) -> None:
         self._mode = _PAUSE_MODES[in_flight]
         await self._post("/pause_generation", {"mode": self._mode})
+        self._samples.suspend()
 
     async def resume(self) -> None:
         await self._post("/continue_generation")
+        self._samples.resume()
 
     async def version(self) -> int:
-        info = mapping(await self._get_first("/model_info", "/get_model_info"), "its model")
-        return version_number(info.get("weight_version"))
+        return version_number((await self._get_first(_ModelInfo, "/model_info", "/get_model_info")).weight_version)
 
     async def load_weights(
         self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
@@ -122,10 +172,10 @@ class SGLangServer:
             "keep_pause": True,
         }
         try:
-            answer = mapping(await self._post("/update_weights_from_disk", body, attempts=1), "its weights")
+            answer = await self._done("/update_weights_from_disk", body)
         except ServerRefusal as error:
             return str(error)
-        return "" if answer.get("success") is True else str(answer.get("message"))
+        return "" if answer.success is True else shown(answer.message)
 
     async def _join_and_receive(self, incoming: UpdateGroup, version: int, in_flight: InFlight) -> str:
         """Has the server's workers join the learner's group and receive its weights. Returns as `load_weights`."""
@@ -143,10 +193,10 @@ class SGLangServer:
         name, meeting = incoming.group.name, incoming.group
 
         def post(path: str, body: Mapping[str, object]) -> None:
-            posting = self._post(path, {"group_name": name, **body}, attempts=1)
-            answer = mapping(asyncio.run_coroutine_threadsafe(posting, loop).result(), "its weights")
-            if answer.get("success") is not True:
-                raise WeightSyncError(f"the inference server {self.url} answers {path}: {answer.get('message')}")
+            posting = self._done(path, {"group_name": name, **body})
+            answer = asyncio.run_coroutine_threadsafe(posting, loop).result()
+            if answer.success is not True:
+                raise WeightSyncError(f"the inference server {self.url} answers {path}: {shown(answer.message)}")
 
         with meeting.rendezvous() as store:
             for kind, content in requests(store, rank=meeting.rank, timeout=meeting.timeout):
@@ -164,7 +214,7 @@ class SGLangServer:
         """Raises `UserError` if the server has another number of workers than the transfer group expects."""
         if self._workers is None:
             return
-        size = mapping(await self._get_first("/server_info", "/get_server_info"), "its settings").get("tp_size")
+        size = (await self._get_first(_ServerInfo, "/server_info", "/get_server_info")).tp_size
         if size != self._workers:
             raise UserError(
                 f"the inference server {self.url} has tp_size = {size}, but the sizes in generator.inference_engine "
@@ -194,7 +244,7 @@ class SGLangServer:
         return ""
 
     async def load(self) -> EngineLoad | None:
-        metrics = await self._control.get("/metrics", seconds=self._deadlines.heartbeat, attempts=1)
+        metrics = await self._control.get("/metrics", seconds=self.deadlines.heartbeat, attempts=1)
         return load_of_metrics(metrics, waiting="sglang:num_queue_reqs", cache_use="sglang:token_usage")
 
     async def sleep(self) -> bool:
@@ -204,23 +254,31 @@ class SGLangServer:
     async def wake(self) -> None:
         await self._post("/resume_memory_occupation")
 
-    async def sign(self, seconds: float) -> object:
-        return await self._control.get("/health", seconds=seconds, attempts=MOST_ATTEMPTS)
+    @property
+    def route(self) -> str:
+        return _GENERATE
+
+    async def sign(self, seconds: float) -> None:
+        await self._control.sign("/health", seconds=seconds)
 
     async def close(self) -> None:
         await asyncio.gather(self._samples.close(), self._control.close())
 
-    async def _get_first(self, path: str, older: str) -> object:
+    async def _get_first(self, kind: type[T], path: str, older: str) -> T:
         """The answer of the route `path`, or of its older name if the server does not have it."""
         try:
-            return await self._control.first(path, seconds=self._deadlines.start)
+            return await self._control.first(kind, path, seconds=self.deadlines.start)
         except ServerRefusal as error:
             if error.status != 404:
                 raise
-            return await self._control.get(older, seconds=self._deadlines.start)
+            return await self._control.read(kind, older, seconds=self.deadlines.start)
+
+    async def _done(self, path: str, body: Mapping[str, object]) -> _Done:
+        """The outcome of a request that changes weights, and is not repeated."""
+        return await self._control.read(_Done, path, body, seconds=self.deadlines.call, attempts=1)
 
     async def _post(self, path: str, body: Mapping[str, object] | None = None, *, attempts: int = ATTEMPTS) -> object:
-        return await self._control.post(path, body, seconds=self._deadlines.call, attempts=attempts)
+        return await self._control.post(path, body, seconds=self.deadlines.call, attempts=attempts)
 
 
 def _sampling(asked: Asked) -> dict[str, Any]:
@@ -253,30 +311,29 @@ def _sampling(asked: Asked) -> dict[str, Any]:
 
 
 def _drawn(answer: object, asked: Asked) -> Drawn:
-    meta = mapping(mapping(answer, "an answer").get("meta_info"), "meta_info")
-    listed = meta.get("output_token_logprobs")
-    if not isinstance(listed, list) or not all(isinstance(each, list) and len(each) >= 2 for each in listed):
-        raise BadAnswer("without output_token_logprobs")
+    whole = read(answer, _Sample)
+    meta = whole.meta_info
+    listed = meta.output_token_logprobs
+    if any(len(each) < 2 for each in listed):
+        raise BadAnswer("without a token for each of output_token_logprobs")
     drawn = ids([each[1] for each in listed])
-    reported = mapping(answer, "an answer").get("output_ids")
-    if reported is not None and ids(reported) != drawn:
+    if whole.output_ids is not None and whole.output_ids != drawn:
         raise BadAnswer("with the log-probabilities of other tokens than it drew")
-    reason = mapping(meta.get("finish_reason"), "a finish reason")
     return Drawn(
         token_ids=drawn,
-        logprobs=numbers([each[0] for each in listed]),
-        finish=str(reason.get("type")),
-        stopped_by=reason.get("matched"),
+        logprobs=numbers(each[0] for each in listed),
+        finish=meta.finish_reason.type,
+        stopped_by=meta.finish_reason.matched,
         versions=_versions(meta, len(drawn), asked),
     )
 
 
-def _versions(meta: Mapping[str, object], count: int, asked: Asked) -> tuple[str, ...] | None:
+def _versions(meta: _Meta, count: int, asked: Asked) -> tuple[str, ...] | None:
     """Version of the weights that drew each token; None if it is unknown. Newer servers report spans of tokens, older
     ones the version at the end, which is that of all tokens if the weights have not changed.
     """
-    if meta.get("weight_versions") is not None:
-        return versions_of_spans(meta["weight_versions"], count)
-    if meta.get("weight_version") is None or len(asked.versions) > 1:
+    if meta.weight_versions is not None:
+        return versions_of_spans(meta.weight_versions, count)
+    if meta.weight_version is None or len(asked.versions) > 1:
         return None
-    return (str(meta["weight_version"]),) * count
+    return (str(meta.weight_version),) * count

@@ -14,24 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from attrs import frozen
 
 from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
-from skyrl.inference.http_connection import ATTEMPTS, MOST_ATTEMPTS, Connection
+from skyrl.inference.http_connection import ATTEMPTS, Connection
 from skyrl.inference.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain, why_not_loaded
 from skyrl.inference.server_answers import (
     Asked,
-    BadAnswer,
     Drawn,
-    ids,
+    Span,
     load_of_metrics,
-    mapping,
     numbers,
-    only_choice,
     refuse_other_prompt,
     version_number,
     versions_of_spans,
@@ -40,6 +39,7 @@ from skyrl.inference.server_dialects import ServerDeadlines, ServerFacts
 from skyrl.inference.server_streams import Parts, answered
 from skyrl.inference.vllm_model import ExpectedWeights
 from skyrl.inference.vllm_sampling import check_sampling, sampling_arguments
+from skyrl.processes.answers import BadAnswer, read
 from skyrl.storage.modes import save_tensors
 
 _GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
@@ -53,6 +53,89 @@ _BY_NUMBER = "token_id:"
 _NOT_IN_COMPLETIONS = ("detokenize", "flat_logprobs")
 
 EXTENSION = "skyrl.inference.vllm_worker.WeightReceiver"
+
+C = TypeVar("C")
+
+
+@frozen
+class _Model:
+    id: str
+    root: str | None = None
+    max_model_len: object = None
+
+
+@frozen
+class _Models:
+    data: tuple[_Model, ...] | None = None
+
+
+@frozen
+class _WeightInfo:
+    weight_version: object = None
+
+
+@frozen
+class _Results:
+    """Outcome of a call in each worker."""
+
+    results: tuple[str | None, ...] | None = None
+
+
+@frozen
+class _WorldSize:
+    world_size: int
+
+
+@frozen
+class _Cache:
+    success: object = None
+
+
+@frozen
+class _Logprob:
+    logprob: object = None
+    token_id: int | None = None
+    token: object = None
+
+
+@frozen
+class _Content:
+    content: tuple[_Logprob, ...] | None = None
+
+
+@frozen
+class _GeneratedChoice:
+    token_ids: tuple[int, ...]
+    logprobs: _Content
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    weight_versions: tuple[Span, ...] | None = None
+
+
+@frozen
+class _Generated:
+    choices: tuple[_GeneratedChoice, ...]
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+@frozen
+class _FlatLogprobs:
+    token_logprobs: tuple[object, ...]
+    tokens: tuple[object, ...] | None = None
+
+
+@frozen
+class _CompletedChoice:
+    token_ids: tuple[int, ...]
+    logprobs: _FlatLogprobs
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+@frozen
+class _Completed:
+    choices: tuple[_CompletedChoice, ...]
 
 
 class VLLMServer:
@@ -72,9 +155,10 @@ class VLLMServer:
         number of workers that join a group to receive weights; None if weights come as files. With `overrides_group`,
         the server leaves a group through which others sent it weights; without it, such a server is refused.
         """
-        self._samples, self._control, self._deadlines = samples, control, deadlines
-        self.url = control.url
-        self._model, self._workers, self._overrides_group = model, workers, overrides_group
+        self._samples, self._control, self.deadlines = samples, control, deadlines
+        self.url, self.has_answered = control.url, False
+        self._model = self._asked_for = model
+        self._workers, self._overrides_group = workers, overrides_group
         self._route = _GENERATE
         self._has_extension = False
         self._mode = "wait"
@@ -87,14 +171,14 @@ class VLLMServer:
         return self._has_extension
 
     async def connect(self, *, claim: bool) -> ServerFacts:
-        start = self._deadlines.start
-        answer = mapping(await self._control.first("/v1/models", seconds=start), "its models")
-        models = [mapping(each, "a model") for each in answer.get("data") or ()]
-        if not models or (self._model and self._model not in [each.get("id") for each in models]):
-            raise UserError(f"the inference server {self.url} has no model called {self._model or 'anything'}")
-        model = next((each for each in models if each.get("id") == self._model), models[0])
-        self._model = str(model.get("id"))
-        longest = model.get("max_model_len")
+        self.has_answered, self._route, self._adapter = False, _GENERATE, ""
+        models = (await self._control.first(_Models, "/v1/models", seconds=self.deadlines.start)).data or ()
+        self.has_answered = True
+        if not models or (self._asked_for and self._asked_for not in [each.id for each in models]):
+            raise UserError(f"the inference server {self.url} has no model called {self._asked_for or 'anything'}")
+        model = next((each for each in models if each.id == self._asked_for), models[0])
+        self._model = model.id
+        longest = model.max_model_len
         is_versioned = await self._is_versioned()
         if is_versioned and claim:
             self._has_extension = await self._prepared()
@@ -103,12 +187,12 @@ class VLLMServer:
             await self.resume()
             await self._post("/update_weight_version", {"new_version": "0"})
         return ServerFacts(
-            models=(self._model, str(model.get("root"))),
+            models=(self._model, str(model.root)),
             max_model_len=longest if type(longest) is int else None,
             is_versioned=is_versioned,
         )
 
-    async def draw(self, asked: Asked, session: str) -> Drawn:
+    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
         sampling = asked.request.sampling
         check_sampling(sampling)
         arguments = sampling_arguments(sampling, asked.key, limit=asked.limit, eos_ids=asked.ends)
@@ -116,7 +200,7 @@ class VLLMServer:
         if self._route == _GENERATE:
             try:
                 body = {"token_ids": prompt, "sampling_params": arguments, "return_token_ids": True}
-                return _of_generate(await self._sample(body, session, asked), asked)
+                return _of_generate(await self._sample(body, session, asked, seconds), asked)
             except ServerRefusal as error:
                 if error.status not in _LACKING:
                     raise
@@ -124,7 +208,7 @@ class VLLMServer:
         flat = {name: value for name, value in arguments.items() if name not in _NOT_IN_COMPLETIONS}
         flat["vllm_xargs"] = flat.pop("extra_args", None)
         body = {"prompt": prompt, "return_token_ids": True, **flat}
-        return _of_completions(await self._sample(body, session, asked), asked)
+        return _of_completions(await self._sample(body, session, asked, seconds), asked)
 
     async def pause(self, in_flight: InFlight) -> None:
         self._mode = "wait" if in_flight == "finish" else "keep"
@@ -135,13 +219,15 @@ class VLLMServer:
                 "trainer.fully_async.interrupt_generation = false"
             )
         await self._post("/pause", query={"mode": self._mode, "clear_cache": str(in_flight != "keep").lower()})
+        self._samples.suspend()
 
     async def resume(self) -> None:
         await self._post("/resume")
+        self._samples.resume()
 
     async def version(self) -> int:
-        answer = mapping(await self._control.get("/weight_info", seconds=self._deadlines.call), "its weights")
-        return version_number(answer.get("weight_version"))
+        info = await self._control.read(_WeightInfo, "/weight_info", seconds=self.deadlines.call)
+        return version_number(info.weight_version)
 
     async def load_weights(
         self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
@@ -157,12 +243,10 @@ class VLLMServer:
                 f"the inference server {self.url} would read the experts of this model under other names than the "
                 f"learner's: start the server with --worker-extension-cls {EXTENSION}"
             )
-        outcomes = _listed(
-            mapping(await self._replace(incoming, expected), "its workers").get("results"), "its workers"
-        )
-        problem = "; ".join(sorted({str(outcome) for outcome in outcomes if outcome}))
+        outcomes = (await self._replace(incoming, expected)).results or ()
+        problem = "; ".join(sorted({outcome for outcome in outcomes if outcome}))
         if self._has_extension:
-            problem = why_not_loaded(outcomes or [""], incoming)
+            problem = why_not_loaded(outcomes or ("",), incoming)
         if problem:
             return problem
         return await self._forget(version, in_flight)
@@ -187,7 +271,7 @@ class VLLMServer:
         return await self._forget(version, in_flight)
 
     async def load(self) -> EngineLoad | None:
-        metrics = await self._control.get("/metrics", seconds=self._deadlines.heartbeat, attempts=1)
+        metrics = await self._control.get("/metrics", seconds=self.deadlines.heartbeat, attempts=1)
         return load_of_metrics(metrics, waiting="vllm:num_requests_waiting", cache_use="vllm:kv_cache_usage_perc")
 
     async def sleep(self) -> bool:
@@ -198,15 +282,19 @@ class VLLMServer:
         await self._post("/wake_up")
         await self._post("/pause", query={"mode": self._mode})  # waking starts the scheduler
 
-    async def sign(self, seconds: float) -> object:
-        return await self._control.get("/health", seconds=seconds, attempts=MOST_ATTEMPTS)
+    @property
+    def route(self) -> str:
+        return self._route
+
+    async def sign(self, seconds: float) -> None:
+        await self._control.sign("/health", seconds=seconds)
 
     async def close(self) -> None:
         await asyncio.gather(self._samples.close(), self._control.close())
 
     async def _is_versioned(self) -> bool:
         try:
-            await self._control.get("/weight_info", seconds=self._deadlines.call)
+            await self._control.get("/weight_info", seconds=self.deadlines.call)
         except ServerRefusal as error:
             if error.status not in _LACKING:
                 raise
@@ -230,8 +318,9 @@ class VLLMServer:
         if self._overrides_group:
             await self._post("/shutdown_weight_transfer_engine")
         elif self._has_extension:
-            answer = mapping(await self._post("/collective_rpc", {"method": "skyrl_update_group"}), "its groups")
-            if holders := sorted({str(each) for each in answer.get("results") or () if each}):
+            body, seconds = {"method": "skyrl_update_group"}, self.deadlines.call
+            groups = await self._control.read(_Results, "/collective_rpc", body, seconds=seconds)
+            if holders := sorted({each for each in groups.results or () if each}):
                 raise UserError(
                     f"the inference server {self.url} is in a group through which another run sends it weights "
                     f"({', '.join(holders)}): if that run is over, set "
@@ -242,15 +331,15 @@ class VLLMServer:
         """Raises `UserError` if the server has another number of workers than the transfer group expects."""
         if self._workers is None:
             return
-        answer = mapping(await self._control.get("/get_world_size", seconds=self._deadlines.call), "its size")
-        if answer.get("world_size") != self._workers:
+        size = (await self._control.read(_WorldSize, "/get_world_size", seconds=self.deadlines.call)).world_size
+        if size != self._workers:
             raise UserError(
-                f"the inference server {self.url} has {answer.get('world_size')} workers, but the sizes in "
+                f"the inference server {self.url} has {size} workers, but the sizes in "
                 f"generator.inference_engine require {self._workers}: set tensor_parallel_size, pipeline_parallel_size "
                 "and data_parallel_size to the server's values"
             )
 
-    async def _replace(self, incoming: RemoteWeights, expected: ExpectedWeights) -> object:
+    async def _replace(self, incoming: RemoteWeights, expected: ExpectedWeights) -> _Results:
         """Has the workers replace their weights; their answer names what went wrong."""
         call: dict[str, object]
         if self._has_extension:
@@ -259,7 +348,8 @@ class VLLMServer:
             assert isinstance(incoming, Folder)
             await asyncio.to_thread(_write_second_names, incoming, expected)
             call = {"method": "reload_weights", "kwargs": {"weights_path": incoming.path}}
-        return await self._post("/collective_rpc", call, attempts=1)
+        seconds = self.deadlines.call
+        return await self._control.read(_Results, "/collective_rpc", call, seconds=seconds, attempts=1)
 
     async def _forget(self, version: int, in_flight: InFlight) -> str:
         """Drops what was computed from the old weights, and sets the version of the new ones. Returns an empty string,
@@ -267,15 +357,16 @@ class VLLMServer:
         """
         if in_flight != "keep":
             running = str(in_flight == "recompute").lower()
-            answer = await self._post("/reset_prefix_cache", query={"reset_running_requests": running})
-            if mapping(answer, "its cache").get("success") is not True:
+            query, seconds = {"reset_running_requests": running}, self.deadlines.call
+            cache = await self._control.read(_Cache, "/reset_prefix_cache", {}, query=query, seconds=seconds)
+            if cache.success is not True:
                 return "vLLM could not drop what it had computed with the old weights"
         await self._post("/update_weight_version", {"new_version": str(version)})
         return ""
 
-    async def _sample(self, body: Mapping[str, object], session: str, asked: Asked) -> object:
+    async def _sample(self, body: Mapping[str, object], session: str, asked: Asked, seconds: float) -> object:
         whole = {"model": self._model, **body}
-        return await answered(self._samples, self._route, whole, asked, session, Parts, seconds=self._deadlines.call)
+        return await answered(self._samples, self._route, whole, asked, session, Parts, seconds=seconds)
 
     async def _post(
         self,
@@ -285,54 +376,50 @@ class VLLMServer:
         query: Mapping[str, str] | None = None,
         attempts: int = ATTEMPTS,
     ) -> object:
-        return await self._control.post(path, body, query=query, seconds=self._deadlines.call, attempts=attempts)
+        return await self._control.post(path, body, query=query, seconds=self.deadlines.call, attempts=attempts)
 
 
 def _of_generate(answer: object, asked: Asked) -> Drawn:
-    choice = only_choice(answer)
-    refuse_other_prompt(mapping(answer, "an answer").get("prompt_token_ids"), asked.request.prompt_ids)
-    drawn = ids(choice.get("token_ids"))
-    content = mapping(choice.get("logprobs"), "log-probabilities").get("content")
-    listed = [mapping(each, "a log-probability") for each in _listed(content, "log-probabilities")]
-    _refuse_other_tokens(listed, drawn)
+    generated = read(answer, _Generated)
+    refuse_other_prompt(generated.prompt_token_ids, asked.request.prompt_ids)
+    choice = _only(generated.choices)
+    listed, drawn = choice.logprobs.content or (), choice.token_ids
+    _refuse_other_tokens([(each.token_id, each.token) for each in listed], drawn)
     return Drawn(
         token_ids=drawn,
-        logprobs=numbers([each.get("logprob") for each in listed]),
-        finish=str(choice.get("finish_reason")),
-        stopped_by=choice.get("stop_reason"),
-        versions=versions_of_spans(choice.get("weight_versions"), len(drawn)),
+        logprobs=numbers(each.logprob for each in listed),
+        finish=str(choice.finish_reason),
+        stopped_by=choice.stop_reason,
+        versions=versions_of_spans(choice.weight_versions, len(drawn)),
     )
 
 
-def _refuse_other_tokens(listed: Sequence[Mapping[str, Any]], drawn: Sequence[int]) -> None:
+def _only(choices: Sequence[C]) -> C:
+    if len(choices) != 1:
+        raise BadAnswer(f"with {len(choices)} choices, where one was asked for")
+    return choices[0]
+
+
+def _refuse_other_tokens(listed: Iterable[tuple[int | None, object]], drawn: Sequence[int]) -> None:
     """Raises `BadAnswer` if a log-probability names another token than was drawn, by its number: as `token_id`, or as
     `token` where that is `token_id:7` in place of text.
     """
-    for each, token in zip(listed, drawn, strict=False):
-        named, text = each.get("token_id", token), str(each.get("token"))
-        if named != token or (text.startswith(_BY_NUMBER) and text != f"{_BY_NUMBER}{token}"):
+    for (number, name), token in zip(listed, drawn, strict=False):
+        text = str(name) if isinstance(name, str) else ""
+        if number not in (None, token) or (text.startswith(_BY_NUMBER) and text != f"{_BY_NUMBER}{token}"):
             raise BadAnswer("with the log-probabilities of other tokens than it drew")
 
 
-def _listed(value: object, what: str) -> list[Any]:
-    """The value, if it is a list; an empty one for null. Raises `BadAnswer`."""
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise BadAnswer(f"with {type(value).__name__} in place of a list for {what}")
-    return value
-
-
 def _of_completions(answer: object, asked: Asked) -> Drawn:
-    choice = only_choice(answer)
-    refuse_other_prompt(choice.get("prompt_token_ids"), asked.request.prompt_ids)
-    drawn, reported = ids(choice.get("token_ids")), mapping(choice.get("logprobs"), "log-probabilities")
-    _refuse_other_tokens([{"token": each} for each in _listed(reported.get("tokens"), "tokens")], drawn)
+    choice = _only(read(answer, _Completed).choices)
+    refuse_other_prompt(choice.prompt_token_ids, asked.request.prompt_ids)
+    drawn, reported = choice.token_ids, choice.logprobs
+    _refuse_other_tokens([(None, each) for each in reported.tokens or ()], drawn)
     return Drawn(
         token_ids=drawn,
-        logprobs=numbers(reported.get("token_logprobs")),
-        finish=str(choice.get("finish_reason")),
-        stopped_by=choice.get("stop_reason"),
+        logprobs=numbers(reported.token_logprobs),
+        finish=str(choice.finish_reason),
+        stopped_by=choice.stop_reason,
         versions=None,
     )
 

@@ -9,18 +9,68 @@ import base64
 import json
 import math
 import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import TypeVar
+
+from attrs import frozen
 
 from skyrl.errors import ProcessError
+from skyrl.processes.answers import BadAnswer, read, shown
+from skyrl.processes.http_posts import posted
 from skyrl.processes.names import Entry
 
 _SECONDS = 5.0
 _ROOT = "skyrl/names/"
 _LONGEST_ANSWER = 4 << 20
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+T = TypeVar("T")
+
+
+@frozen
+class _Lease:
+    ID: str | int
+
+
+@frozen
+class _Outcome:
+    succeeded: bool = False
+
+
+@frozen
+class _TTL:
+    TTL: str | int = 0
+
+
+@frozen
+class _Kept:
+    result: _TTL = _TTL()
+
+
+@frozen
+class _Row:
+    key: str
+    value: str
+
+
+@frozen
+class _Rows:
+    kvs: tuple[_Row, ...] = ()
+
+
+@frozen
+class _Nothing:
+    """An answer that says nothing."""
+
+
+@frozen
+class _Entry:
+    value: str
+    owner: str
+
+
+class _Refused(ProcessError):
+    """A call that etcd refuses."""
 
 
 class NamesInEtcd:
@@ -32,18 +82,19 @@ class NamesInEtcd:
         self._leases: dict[str, str] = {}  # owner -> id of its lease
 
     def add(self, name: str, entry: Entry, seconds: float) -> bool:
-        lease = str(self._ask("lease/grant", {"TTL": math.ceil(seconds)})["ID"])
+        lease = str(self._ask(_Lease, "lease/grant", {"TTL": math.ceil(seconds)}).ID)
         key = _coded(_ROOT + name)
         value = _coded(json.dumps({"value": entry.value, "owner": entry.owner}))
-        found = self._ask(
+        answer = self._ask(
+            _Outcome,
             "kv/txn",
             {
                 "compare": [{"key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}],
                 "success": [{"request_put": {"key": key, "value": value, "lease": lease}}],
             },
         )
-        if not found.get("succeeded"):
-            self._ask("lease/revoke", {"ID": lease})
+        if not answer.succeeded:
+            self._revoke(lease)
             return False
         self._leases[entry.owner] = lease
         return True
@@ -52,49 +103,61 @@ class NamesInEtcd:
         lease = self._leases.get(entry.owner)
         if lease is None:
             return False
-        kept = self._ask("lease/keepalive", {"ID": lease}).get("result", {})
-        return int(kept.get("TTL", 0)) > 0 and self._entry(name) == entry
+        kept = self._ask(_Kept, "lease/keepalive", {"ID": lease}).result
+        left = str(kept.TTL)
+        return left.isdecimal() and int(left) > 0 and self._entry(name) == entry
 
     def remove(self, name: str, owner: str) -> None:
         lease = self._leases.pop(owner, None)
         if lease is not None:
-            self._ask("lease/revoke", {"ID": lease})  # its keys go with it
+            self._revoke(lease)  # its keys go with it
 
     def find(self, prefix: str) -> Mapping[str, str]:
         start = (_ROOT + prefix).encode()
         end = start[:-1] + bytes([start[-1] + 1])
-        rows = self._ask("kv/range", {"key": _base64(start), "range_end": _base64(end)}).get("kvs", [])
-        names = [base64.b64decode(row["key"]).decode().removeprefix(_ROOT) for row in rows]
-        return dict(sorted((name, _read(row).value) for name, row in zip(names, rows, strict=True)))
+        rows = self._ask(_Rows, "kv/range", {"key": _base64(start), "range_end": _base64(end)}).kvs
+        return dict(sorted((self._text(row.key).removeprefix(_ROOT), self._read(row).value) for row in rows))
 
     def get(self, name: str) -> str | None:
         found = self._entry(name)
         return None if found is None else found.value
 
     def _entry(self, name: str) -> Entry | None:
-        rows = self._ask("kv/range", {"key": _coded(_ROOT + name)}).get("kvs", [])
-        return _read(rows[0]) if rows else None
+        rows = self._ask(_Rows, "kv/range", {"key": _coded(_ROOT + name)}).kvs
+        return self._read(rows[0]) if rows else None
 
-    def _ask(self, what: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Call the gateway and return its answer. Raises `ProcessError`."""
-        request = urllib.request.Request(f"{self._server}/v3/{what}", json.dumps(body).encode(), method="POST")
+    def _revoke(self, lease: str) -> None:
+        """End a lease, or leave it if it was over already."""
+        with suppress(_Refused):
+            self._ask(_Nothing, "lease/revoke", {"ID": lease})
+
+    def _ask(self, kind: type[T], what: str, body: Mapping[str, object]) -> T:
+        """The gateway's answer to a call. Raises `ProcessError`."""
         try:
-            with _OPENER.open(request, timeout=_SECONDS) as response:
-                found: dict[str, Any] = json.loads(response.read(_LONGEST_ANSWER))
+            url = f"{self._server}/v3/{what}"
+            return read(posted(url, body, {}, seconds=_SECONDS, longest=_LONGEST_ANSWER), kind)
         except urllib.error.HTTPError as error:
             said = error.read(500).decode(errors="replace")
             error.close()
-            if what.startswith("lease/revoke"):
-                return {}  # the lease was over already
-            raise ProcessError(f"etcd at {self._server} answered {error.code}: {said}") from None
-        except (OSError, ValueError) as error:
+            raise _Refused(f"etcd at {self._server} answered {error.code}: {said}") from None
+        except BadAnswer as error:
+            raise ProcessError(f"etcd at {self._server} answers {error} ({what})") from None
+        except OSError as error:
             raise ProcessError(f"etcd at {self._server} cannot be reached: {error}") from None
-        return found
 
+    def _read(self, row: _Row) -> Entry:
+        """The entry of a row. Raises `ProcessError` for one that skyrl has not written."""
+        try:
+            entry = read(json.loads(self._text(row.value)), _Entry)
+        except (ValueError, RecursionError) as error:
+            raise ProcessError(f"etcd at {self._server} holds something else under skyrl/names: {error}") from None
+        return Entry(entry.value, entry.owner)
 
-def _read(row: Mapping[str, str]) -> Entry:
-    found = json.loads(base64.b64decode(row["value"]))
-    return Entry(found["value"], found["owner"])
+    def _text(self, coded: str) -> str:
+        try:
+            return base64.b64decode(coded, validate=True).decode()
+        except ValueError as error:
+            raise ProcessError(f"etcd at {self._server} answers {shown(coded)} for a text in base64: {error}") from None
 
 
 def _coded(text: str) -> str:

@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -152,6 +152,23 @@ class ShutdownSignal:
         finally:
             self._task = None
         self.check()
+
+    async def in_time(self, call: Awaitable[object]) -> bool:
+        """Await a call that need not complete once the run is to stop: it is then cancelled after a third of the grace
+        period, so that there is time to save. Returns whether it completed.
+        """
+        task, until = asyncio.ensure_future(call), float("inf")
+        try:
+            while not task.done() and self.now() < until:
+                await asyncio.wait([task], timeout=min(_WAKES_EVERY, self._grace / 3))
+                if self.requested and until == float("inf"):
+                    until = self.now() + self._grace / 3
+            if task.done():
+                await task
+            return task.done()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def check(self) -> None:
         """Raises `Stopped` if the run is to stop."""

@@ -1,4 +1,6 @@
-"""Calls environments outside the event loop, with a deadline; every kind of failure becomes an `EpisodeError`."""
+"""Calls environments outside the event loop, with a deadline; every kind of failure becomes an `EpisodeError`, except
+that of a service that is gone.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from skyrl.envs.coroutines import noted, settled
-from skyrl.errors import RewardError, SkipSample, WorkerEnded
+from skyrl.errors import RewardError, ServiceGone, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.in_flight import SamplesInFlight
 from skyrl.rollout.pace import Pace
@@ -78,7 +80,7 @@ class EnvCalls:
 
     async def _called(self, who: str, function: Callable[..., T], args: tuple[object, ...]) -> tuple[T, float]:
         value, error, seconds = await self._outcome(who, function, args)
-        if isinstance(error, EpisodeError):
+        if isinstance(error, EpisodeError | ServiceGone):
             raise error
         if isinstance(error, SkipSample):
             raise EpisodeError(Skipped(f"{who} skips it: {_short(str(error))}")) from error

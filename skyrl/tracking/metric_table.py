@@ -305,7 +305,7 @@ _RUN = (
     MetricSpec("weight_sync/parity_max", "nats", "The same: largest."),
     MetricSpec("inference/engines_in_service", "engines", "Engines that sample."),
     MetricSpec("inference/engines_lost", "engines", "Engines that are out of service."),
-    MetricSpec("inference/engine_restarts", "engines", "Engines that were started again since the start, on Ray."),
+    MetricSpec("inference/engine_restarts", "engines", "Engines and servers that came back into service."),
     MetricSpec(
         "trackers/<tracker>_steps_behind",
         "steps",

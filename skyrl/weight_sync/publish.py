@@ -6,7 +6,7 @@ old ones, or out of service.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
@@ -27,6 +27,7 @@ class WeightSync:
         arrived: Callable[[int], None] = lambda version: None,
         interval: int = 1,
         canary_interval: int = 1,
+        in_time: Callable[[Awaitable[object]], Awaitable[bool]] | None = None,
     ) -> None:
         """`arrived` is called with each version from which the engines now sample. Engines receive the first version,
         every version divisible by `interval`, and those that `catch_up` requests. The canary compares after the first
@@ -35,7 +36,7 @@ class WeightSync:
         """
         self._source, self._client, self._transport, self._canary = source, client, transport, canary
         self._arrived, self._interval = arrived, interval
-        self._canary_interval = canary_interval
+        self._canary_interval, self._in_time = canary_interval, in_time or _completed
         self._newest, self._sent, self._transfers = 0, -1, 0
 
     async def publish(self, version: int) -> Metrics:
@@ -74,7 +75,8 @@ class WeightSync:
         not verified takes no more work.
         """
         version = self._newest
-        await self._client.pause()
+        if not await self._in_time(self._client.pause()):
+            return self._client.metrics
         metrics = await self._bring(version)
         self._transfers += 1
         self._sent = version
@@ -112,3 +114,8 @@ class WeightSync:
                 if isinstance(error, WeightSyncError) and serving == self._client.in_service:
                     await self._client.resume()  # engines still in service hold complete weights
                 raise
+
+
+async def _completed(call: Awaitable[object]) -> bool:
+    await call
+    return True

@@ -33,6 +33,7 @@ from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
 from skyrl.inference.client import EngineState
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.processes.answers import read
 from skyrl.processes.in_process import InProcess
 from skyrl.runs.engine_changes import ask
 from tests.effects.observables import placement
@@ -241,7 +242,16 @@ def groups(scene: Scene) -> object:
         async def get(self, path: str, **_: object) -> object:
             return {"data": [{"id": "a model"}], "weight_version": "0"}
 
-        first = get
+        async def first(self, kind: type, path: str, **_: object) -> object:
+            return read(await self.get(path), kind)
+
+        async def read(self, kind: type, path: str, body: Any = None, **_: object) -> object:
+            return read(await (self.get(path) if body is None else self.post(path, body)), kind)
+
+        def resume(self) -> None:
+            """No clock has stopped."""
+
+        suspend = resume
 
         async def post(self, path: str, body: Mapping[str, Any] | None = None, **_: object) -> object:
             asked.append(path if body is None else body.get("method", path))

@@ -10,6 +10,7 @@ from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from urllib.error import URLError
 
 from skyrl.envs import Env, find_env
 from skyrl.errors import SkyRLError
@@ -81,9 +82,28 @@ def step(scene: Scene) -> object:
     _database(Path("databases") / "numbers.sqlite")
     truth = "SELECT 4" if name == "text2sql" else "4"
     extras = {"reward_spec": {"ground_truth": truth}, "db_id": "numbers", "max_turns": 2}
-    with mock.patch("skyrl.envs.http_json._OPENER", services), redirect_stderr(printed):
+    with mock.patch("skyrl.processes.http_posts._OPENER", services), redirect_stderr(printed):
         end = _judged(find_env(name, scene.run.environment.skyrl_gym), extras, ACTION)
     return {"end": end, "asked": services.asked, "printed": printed.getvalue()}
+
+
+@observable("how long a service that is away is waited for")
+def outage(scene: Scene) -> object:
+    clock, gone = Clock(), mock.Mock(open=mock.Mock(side_effect=URLError("nobody listens")))
+    with mock.patch("skyrl.processes.http_posts._OPENER", gone), mock.patch("skyrl.envs.http_json.time", clock):
+        return _judged(find_env("reward_model", scene.run.environment.skyrl_gym), {}, "4"), clock.now
+
+
+class Clock:
+    """The time that a program has slept."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def _database(file: Path) -> None:
@@ -129,6 +149,7 @@ PROBES: tuple[Probe, ...] = (
         for name, value in {"search_url": SERVICE, "topk": 5, "timeout": 7, "log_requests": True}.items()
     ),
     Probe(f"{REWARD_MODEL}path", "{nano}/model", step, {**env(of="reward_model"), f"{REWARD_MODEL}path": "nowhere"}),
+    Probe(f"{GYM}service_patience_seconds", 30.0, outage, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
     Probe(f"{REWARD_MODEL}url", "http://localhost:2", step, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
     Probe(f"{REWARD_MODEL}timeout", 7, step, {**env(of="reward_model"), f"{REWARD_MODEL}url": SERVICE}),
 )

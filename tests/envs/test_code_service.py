@@ -16,9 +16,9 @@ from starlette.testclient import TestClient
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs import find_env
 from skyrl.envs.code_service import code_app
-from skyrl.envs.http_json import ServiceError, ServiceReply, post
+from skyrl.envs.http_json import post
 from skyrl.envs.remote_sandbox import RemoteSandbox
-from skyrl.errors import UserError
+from skyrl.errors import ServiceGone, UserError
 from skyrl.processes.names import Published
 from skyrl.processes.names_on_disk import NamesOnDisk
 from skyrl.processes.service import listen, server_of
@@ -148,21 +148,14 @@ def test_a_service_is_found_by_its_name_wherever_it_is_now(
     named = RemoteSandbox("name:code", TOKEN)
     with Published(NamesOnDisk(tmp_path), "code", url):
         assert named.run("print(1)").stdout == b"1\n"
-    with pytest.raises(ServiceError, match="no service has this name"):
-        post("name:code", {}, seconds=1, attempts=1)
+    with pytest.raises(ServiceGone, match="no service has this name"):
+        post("name:code", {}, str, seconds=1, patience=0)
 
 
 def test_a_name_without_a_store_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SKYRL_NAMES", raising=False)
     with pytest.raises(UserError, match="export SKYRL_NAMES"):
-        post("name:code", {}, seconds=1, attempts=1)
+        post("name:code", {}, str, seconds=1)
     monkeypatch.setenv("SKYRL_NAMES", "somewhere")
     with pytest.raises(UserError, match="not a name store"):
-        post("name:code", {}, seconds=1, attempts=1)
-
-
-def test_an_answer_of_another_form_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    reply = ServiceReply(value={"ended": "well", "stdout": "", "stderr": "", "code": 0}, retries=0)
-    monkeypatch.setattr("skyrl.envs.remote_sandbox.post", lambda *_, **__: reply)
-    with pytest.raises(ServiceError, match="does not have the expected form"):
-        RemoteSandbox("http://nowhere").run("")
+        post("name:code", {}, str, seconds=1)

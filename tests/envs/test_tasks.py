@@ -234,5 +234,5 @@ def test_documents_of_another_form_are_a_failure() -> None:
     )
     half = {"result": [[{"document": {"contents": "a\ud800b \ud83d\ude00"}}]]}
     assert documents(half) == "Doc 1: a\ufffdb 😀"
-    with pytest.raises(ValueError, match="form"):
+    with pytest.raises(ValueError, match="without result"):
         documents({"documents": []})

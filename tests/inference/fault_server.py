@@ -18,7 +18,7 @@ VOCABULARY = 258
 FAULTS = (
     *("hang up", "half open", "silent", "not json", "truncated", "slow", "unknown token", "too few", "too many"),
     *("no log-probabilities", "positive", "other version", "nameless version", "busy", "broken", "redirect", "list"),
-    *("aborted", "unfinished"),
+    *("aborted", "unfinished", "refused", "not finite", "null", "huge number"),
 )
 """What a request for a sample may meet instead of its answer."""
 
@@ -36,9 +36,16 @@ class FaultServer:
     """
 
     def __init__(
-        self, faults: Iterable[str] = (), *, always: str = "", tls: ssl.SSLContext | None = None, port: int = 0
+        self,
+        faults: Iterable[str] = (),
+        *,
+        always: str = "",
+        tls: ssl.SSLContext | None = None,
+        port: int = 0,
+        copies: bool = False,
     ) -> None:
-        """With `tls` it speaks HTTPS. `port` 0: any that is free."""
+        """With `tls` it speaks HTTPS. `port` 0: any that is free. With `copies` all samples are those of one seed."""
+        self._copies = copies
         self._tls, self._port = tls, port
         self._faults, self._always = deque(faults), always
         self._version, self._silent = "default", False
@@ -57,6 +64,14 @@ class FaultServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def fall_silent(self) -> None:
+        """Answer nothing from now on."""
+        self._silent = True
+
+    def speak_again(self) -> None:
+        """Answer new requests, and none of those that came meanwhile."""
+        self._silent = False
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -99,8 +114,8 @@ class FaultServer:
             await asyncio.Event().wait()
         if fault == "hang up":
             raise ConnectionError
-        if fault in ("busy", "broken"):
-            _write(writer, {"error": "out of memory"}, status=503 if fault == "busy" else 500)
+        if fault in ("busy", "broken", "refused"):
+            _write(writer, {"error": "out of memory"}, status={"busy": 503, "broken": 500, "refused": 400}[fault])
         elif fault == "redirect":
             _write(writer, {}, status=307, more="location: http://192.0.2.1/generate\r\n")
         else:
@@ -108,7 +123,8 @@ class FaultServer:
 
     async def _sample(self, fault: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         settings = body["sampling_params"]
-        tokens, logprobs = sample(settings["sampling_seed"], settings["max_new_tokens"])
+        seed = 1 if self._copies else settings["sampling_seed"]
+        tokens, logprobs = sample(seed, settings["max_new_tokens"])
         self.answered += not fault
         version = {"other version": "77", "nameless version": "default"}.get(fault, self._version)
         meta: dict[str, Any] = {"finish_reason": {"type": "length"}, "weight_version": version}
@@ -122,6 +138,9 @@ class FaultServer:
             "too many": lambda: [each.__iadd__(each[:1]) for each in (listed, tokens)],
             "no log-probabilities": lambda: meta.pop("output_token_logprobs"),
             "positive": lambda: first.__setitem__(0, 2.5),
+            "not finite": lambda: first.__setitem__(0, float("nan")),
+            "null": lambda: first.__setitem__(0, None),
+            "huge number": lambda: first.__setitem__(0, -(10**400)),
             "aborted": lambda: meta.update(finish_reason={"type": "abort"}),
             "unfinished": lambda: meta.update(finish_reason={"type": "stop"}),
         }

@@ -13,6 +13,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ import pytest
 from attrs import evolve
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.errors import ProcessError, RunError, SkyRLError, WeightSyncError
-from skyrl.inference import http_connection
+from skyrl.errors import NonFiniteError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
+from skyrl.inference import http_connection, http_engine
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
 from skyrl.inference.http_connection import Connection
 from skyrl.inference.http_engine import HttpEngine
-from skyrl.inference.incoming_weights import Shared
+from skyrl.inference.incoming_weights import Folder, Shared, WeightInfo
+from skyrl.inference.restarts import EngineRestarts
 from skyrl.inference.server_answers import mapping
 from skyrl.inference.server_dialects import ServerDeadlines
 from skyrl.inference.server_pulse import Pulse
@@ -51,6 +53,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "BODY_SECONDS", 0.3)
     monkeypatch.setattr(http_connection, "_FIRST_PAUSE", 0.001)
     monkeypatch.setattr(http_connection, "_LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(http_engine, "CLOSING_SECONDS", 0.3)
 
 
 def engine(folder: Path, url: str, *, call: float = PATIENT, heartbeat: float = PATIENT) -> HttpEngine:
@@ -79,7 +82,7 @@ SAID: dict[str, tuple[type[SkyRLError], str]] = {
     "unknown token": (ProcessError, "answers with token 258, outside the vocabulary of 258 tokens, 3 times"),
     "too few": (ProcessError, "answers with 11 tokens of 12, although it reports that the limit was reached, 3 times"),
     "too many": (ProcessError, "answers with 13 tokens, where 1 to 12 were asked for, 3 times"),
-    "no log-probabilities": (ProcessError, "answers without output_token_logprobs, 3 times"),
+    "no log-probabilities": (ProcessError, "answers without meta_info.output_token_logprobs, 3 times at /generate"),
     "positive": (ProcessError, "answers with 2.5 for a log-probability, which cannot be above 0, 3 times"),
     "other version": (WeightSyncError, "weights of version 77, where the server was given 0"),
     "nameless version": (WeightSyncError, "weight version 'default', which is not a version that this run has set"),
@@ -89,6 +92,10 @@ SAID: dict[str, tuple[type[SkyRLError], str]] = {
     "list": (ProcessError, "for an answer, 3 times"),
     "aborted": (ProcessError, "answers with an incomplete sample that ended by 'abort', 3 times"),
     "unfinished": (ProcessError, "with a sample that stops at token"),
+    "refused": (ProcessError, r"refuses /generate \(400\): out of memory, 3 times"),
+    "not finite": (NonFiniteError, "answers with nan for a log-probability: .* not finite, 3 times at /generate"),
+    "null": (NonFiniteError, "answers with nan for a log-probability: .* not finite, 3 times at /generate"),
+    "huge number": (ProcessError, "answers with -10+... for a log-probability, 3 times at /generate"),
 }
 
 
@@ -98,8 +105,10 @@ async def test_a_server_that_keeps_failing_is_named_with_what_it_did(folder: Pat
     waits = {"half open": {"call": 0.5}, "slow": {"call": 4.0}, "silent": {"heartbeat": 0.5}}.get(fault, {})
     async with FaultServer(always=fault) as server:
         made = engine(folder, server.url, **waits)
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=said) as raised:
             await made.generate(request(prompts(5)[0]))
+        assert server.url in str(raised.value) or kind is WeightSyncError
+        assert raised.value.exit_code == 1  # the run had begun
         await made.close()
 
 
@@ -232,7 +241,164 @@ async def test_a_server_that_another_run_gave_weights_is_not_given_ours(folder: 
             await each.close()
 
 
+# Silence, and what follows it
+
+
+WEIGHTS = Folder(
+    path="weights",
+    weights=tuple(
+        WeightInfo(name=name, shape=tuple(tensor.shape), dtype="float32")
+        for name, tensor in small_model().state_dict().items()
+    ),
+)
+
+CALLS: dict[str, Callable[[HttpEngine], Awaitable[object]]] = {
+    "pause": lambda made: made.pause(),
+    "resume": lambda made: made.resume(),
+    "sleep": lambda made: made.sleep(),
+    "wake": lambda made: made.wake(),
+    "load weights": lambda made: made.load_weights(WEIGHTS, 1),
+    "generate": lambda made: made.generate(request(prompts(5)[0])),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_every_call_ends_when_its_server_falls_silent(folder: Path, name: str) -> None:
+    async with FaultServer() as server:
+        made = engine(folder, server.url, heartbeat=0.5)
+        await made.pause()
+        if name == "generate":
+            await made.resume()
+        server.fall_silent()
+        with pytest.raises(ProcessError, match=rf"{server.url} gave no sign of life for 0\.5 s"):
+            await CALLS[name](made)
+        await made._server.close()
+
+
+async def test_a_silent_server_does_not_hold_up_the_pause_of_the_others(folder: Path) -> None:
+    """Three servers, of which one falls silent: it alone is out of service, and the samples of the others go on."""
+    async with FaultServer() as one, FaultServer() as silent, FaultServer() as other:
+        engines = [
+            engine(folder, each.url, heartbeat=0.5 if each is silent else PATIENT) for each in (one, silent, other)
+        ]
+        client = client_of(engines)
+        await client.pause()
+        await client.resume()
+        silent.fall_silent()
+        await client.pause()
+        assert client.in_service == (engines[0], engines[2])
+        await client.load_weights([WEIGHTS] * 2, 1)
+        await client.resume()
+        asked = request(prompts(5)[0], count=2)
+        assert drawn(await client.generate(asked)) == right(asked)
+        await client.close()
+
+
+async def test_the_clock_of_a_request_stands_still_while_its_server_is_paused() -> None:
+    async with FaultServer(always="half open") as server:
+        connection = Connection(server.url)
+        body = {"sampling_params": {"sampling_seed": 1, "max_new_tokens": 1}}
+        asking = asyncio.ensure_future(connection.post("/generate", body, seconds=PATIENT))
+        while not server.seen:
+            await asyncio.sleep(0.01)
+        (limit,) = connection._limits
+        connection.suspend()
+        assert limit.when() is None
+        later = asyncio.ensure_future(connection.post("/generate", body, seconds=PATIENT))
+        while len(server.seen) < 2:
+            await asyncio.sleep(0.01)
+        assert [each.when() for each in connection._limits] == [None, None]
+        connection.resume()
+        now = asyncio.get_running_loop().time()
+        assert all(0 < (each.when() or 0.0) - now <= PATIENT for each in connection._limits)
+        for each in (asking, later):
+            each.cancel()
+        await asyncio.gather(asking, later, return_exceptions=True)
+        await connection.close()
+
+
+async def test_an_answer_that_is_lost_is_asked_for_again(folder: Path) -> None:
+    """The first request is never answered; its server answers everything else."""
+    for on_tokens in (None, lambda _: None):
+        async with FaultServer(["half open"]) as server:
+            made = engine(folder, server.url)
+            made._heartbeat = 0.5  # only for how long it waits before it asks again
+            asked = evolve(request(prompts(5)[0], count=2), on_tokens=on_tokens)
+            assert drawn(await made.generate(asked)) == right(asked)
+            await made.close()
+
+
+async def test_a_server_that_answers_again_takes_part_again_with_the_next_weights(folder: Path) -> None:
+    async with FaultServer() as failing, FaultServer() as sound:
+        engines = [engine(folder, failing.url, heartbeat=1.0), engine(folder, sound.url)]
+
+        async def again(number: int) -> HttpEngine:
+            await engines[number].rejoin()
+            return engines[number]
+
+        restarts = EngineRestarts(again, most=3, backoff=0.0, of_others=True)
+        client = client_of(engines, restarts)
+        await client.pause()
+        await client.load_weights([WEIGHTS] * 2, 1)
+        await client.resume()
+        failing.fall_silent()
+        await client.pause()
+        assert client.in_service == (engines[1],)
+        failing.speak_again()
+        assert await restarts.one_is_ready()
+        assert await client.admit_started()  # so that the canary compares it first
+        assert client.in_service == tuple(engines)
+        await client.load_weights([WEIGHTS] * 2, 2)
+        await client.resume()
+        assert client.weight_version == 2
+        for each in (request(prompts(5)[0], name=str(number)) for number in range(6)):
+            assert drawn(await client.generate(each)) == right(each)
+        await client.close()
+
+
+async def test_a_server_with_weights_of_another_run_is_not_taken_again() -> None:
+    async def never(number: int) -> HttpEngine:
+        raise AssertionError("it is not asked again")
+
+    restarts = EngineRestarts(never, most=3, backoff=0.0, of_others=True)
+    restarts.died(0, WeightSyncError("the server holds weights of version 5"))
+    assert restarts.starting == set()
+    assert not restarts.may_replace(1)  # when the last server is gone, the run ends
+
+
+@pytest.mark.parametrize(("copies", "warnings"), [(True, 1), (False, 0)])
+async def test_one_answer_for_all_samples_of_a_prompt_is_warned_about_once(
+    folder: Path, copies: bool, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FaultServer(copies=copies) as server:
+        made = engine(folder, server.url)
+        for number in range(3):
+            await made.generate(request(prompts(5)[0], count=6, name=f"prompt {number}"))
+        await made.close()
+    said = [record.getMessage() for record in caplog.records if "equal answers" in record.getMessage()]
+    assert len(said) == warnings
+    assert all(text.startswith(f"the inference server {server.url} gave 6 equal answers of 12 tokens") for text in said)
+
+
+def client_of(engines: Sequence[HttpEngine], restarts: EngineRestarts | None = None) -> InferenceEngineClient:
+    config = InferenceEngineConfig(backend="sglang", max_num_seqs=4)
+    return InferenceEngineClient(engines, nano_tokenizer(), "a/model", SkyRLLoraConfig(), config, restarts=restarts)
+
+
 # The connection
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[bad", "127.0.0.1:8000", "http://", "http://a:x"])
+def test_an_address_that_no_request_can_have_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match="is no address of an inference server: write http://HOST:PORT"):
+        Connection(url)
+
+
+@pytest.mark.parametrize("token", ["\xfc", "a\nb", "a\x00", "\u2026"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(UserError, match="has characters that no HTTP header can carry") as raised:
+        Connection("http://127.0.0.1:1", token=token)
+    assert token not in str(raised.value)
 
 
 async def test_a_token_goes_to_the_server_and_nowhere_else(folder: Path) -> None:

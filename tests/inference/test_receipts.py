@@ -21,11 +21,12 @@ from skyrl.inference.incoming_weights import (
     weight_info,
     why_not_loaded,
 )
-from skyrl.inference.server_answers import Asked, BadAnswer
+from skyrl.inference.server_answers import Asked
 from skyrl.inference.torch_engine import TorchEngine
 from skyrl.inference.transfer_group import TransferGroup
 from skyrl.inference.vllm_server import _of_completions, _of_generate
 from skyrl.inference.weights import refuse_not_loaded, replace_weights
+from skyrl.processes.answers import BadAnswer
 from skyrl.weight_sync.senders import FolderSender
 from tests.inference.nano import nano_model, nano_tokenizer, request
 

@@ -21,6 +21,7 @@ from skyrl.inference.http_engine import HttpEngine
 from skyrl.inference.server_dialects import ServerDeadlines
 from skyrl.inference.vllm_native import group_holder
 from skyrl.inference.vllm_server import VLLMServer
+from skyrl.processes.answers import read
 from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.transports import BroadcastTransport, TransferRendezvous
@@ -50,8 +51,14 @@ class Routes:
     async def get(self, path: str, *, seconds: float, attempts: int = 1) -> object:
         return {"data": [{"id": "a model", "root": "a/model"}], "weight_version": "7", "world_size": 4}
 
-    async def first(self, path: str, *, seconds: float) -> object:
-        return await self.get(path, seconds=seconds)
+    async def first(self, kind: type, path: str, *, seconds: float) -> object:
+        return read(await self.get(path, seconds=seconds), kind)
+
+    async def read(self, kind: type, path: str, body: Mapping[str, Any] | None = None, **_: object) -> object:
+        return read(await (self.get(path, seconds=1.0) if body is None else self.post(path, body)), kind)
+
+    def resume(self) -> None:
+        """No clock has stopped."""
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None, **_: object) -> object:
         if path == "/collective_rpc":

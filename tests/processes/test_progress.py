@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import itertools
 import re
 import threading
 import time
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.errors import Stopped
+from skyrl.errors import ProcessError, Stopped
 from skyrl.processes.progress import Progress, Watchdog
 from skyrl.processes.shutdown import ShutdownSignal, seconds_until
 
@@ -118,6 +120,33 @@ def test_the_grace_period_does_not_run_while_the_process_is_stopped(monkeypatch:
             for _ in range(8):
                 assert looked.acquire(timeout=60)
     assert ended == []
+
+
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_a_call_that_the_end_does_not_need_gets_a_third_of_the_grace_period(
+    stops: bool, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock goes on by a second with each look at it."""
+    monkeypatch.setattr("skyrl.processes.shutdown._WAKES_EVERY", 0.001)
+    monkeypatch.setattr(ShutdownSignal, "_end_at_once", lambda self, why: None)
+    comes = asyncio.Event()
+    with ShutdownSignal(grace=30.0, clock=itertools.count().__next__) as shutdown, shutdown.in_loop():
+        if stops:
+            shutdown.request("Stopped by a test")
+        if not hangs:
+            comes.set()
+        elif not stops:
+            asyncio.get_running_loop().call_later(0.05, comes.set)
+        assert await shutdown.in_time(comes.wait()) == (not (stops and hangs))
+
+
+async def test_the_error_of_a_call_that_the_end_does_not_need_is_raised() -> None:
+    async def fails() -> None:
+        raise ProcessError("it died")
+
+    with ShutdownSignal(grace=30.0) as shutdown, pytest.raises(ProcessError, match="it died"):
+        await shutdown.in_time(fails())
 
 
 def test_only_the_first_reason_to_stop_counts() -> None:

@@ -77,6 +77,17 @@ async def test_engines_are_paused_until_new_weights_are_there_and_compared() -> 
     assert not world.sync.is_behind
 
 
+async def test_a_run_that_is_to_stop_sends_nothing_to_engines_that_do_not_pause() -> None:
+    async def given_up(call: Awaitable[object]) -> bool:
+        await call
+        return False
+
+    world = World(in_time=given_up)
+    assert await world.sync.publish(1) == {"engines": 2.0}  # the step counts, and is saved
+    assert world.calls == ["pause"]
+    assert world.sync.is_behind
+
+
 async def test_engines_that_kept_their_old_weights_work_on_and_stay_behind() -> None:
     world = World()
     world.broken = True

@@ -129,7 +129,8 @@ def addresses_of_engines_are_addresses(run: SkyRLTrainConfig) -> Iterator[Proble
     named = [(field, url) for url in server_urls(engine)]
     named += [("external_proxy_url", engine.external_proxy_url)] if engine.external_proxy_url else []
     for name, url in named:
-        if not re.fullmatch(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d{1,5})?/?|name:[\w./-]+", url):
+        address = re.fullmatch(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:([0-9]{1,5}))?/?|name:[\w./-]+", url)
+        if not address or not 0 < int(address[3] or 80) <= 65535:
             hint = "write http://host:port, https://host:port or name:NAME; a token is named by external_token"
             yield Problem(path=f"{_ENGINE}.{name}", message=f"{url!r} is not the address of a server", hint=hint)
     urls = [url.rstrip("/") for url in server_urls(engine)]

@@ -49,7 +49,15 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "addresses_of_engines_are_addresses": [
         ({**SERVER, ENGINE + "external_server_urls": [url]}, ENGINE + "external_server_urls")
-        for url in ("ftp://host", "http://me:secret@host", "http://host/v1", "http://", "http://host:1?x=1", "name:")
+        for url in (
+            "ftp://host",
+            "http://me:secret@host",
+            "http://host/v1",
+            "http://",
+            "http://host:1?x=1",
+            "name:",
+            "http://host:99999",
+        )
     ]
     + [
         (

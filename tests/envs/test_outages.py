@@ -1,0 +1,293 @@
+"""Services that are away, or answer something else than they were asked: waited for, named, and never a reward."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from email.utils import formatdate
+from time import time
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from skyrl.config.environment import GSM8kLLMJudgeEnvConfig, RewardModelEnvConfig
+from skyrl.envs.http_json import ATTEMPTS, ServiceError, post
+from skyrl.envs.llm_judge import LLMJudgeEnv
+from skyrl.envs.remote_sandbox import RemoteSandbox
+from skyrl.envs.reward_model import RewardModelEnv
+from skyrl.envs.search import documents
+from skyrl.errors import ProcessError, ServiceGone
+from skyrl.processes.answers import BadAnswer, asked_to_wait
+from skyrl.processes.names import Entry
+from skyrl.processes.names_in_etcd import NamesInEtcd
+from skyrl.rollout.env_calls import EnvCalls
+
+Plays = Callable[[socket.socket], object]
+"""What a server does with a connection, once it has the request."""
+
+
+@contextmanager
+def raw(*plays: Plays) -> Iterator[str]:
+    """The address of a server that meets each connection with the next of `plays`, and the last one again and again."""
+    left, listening, ended = list(plays), socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def serve() -> None:
+        with suppress(OSError):
+            while not ended.is_set():
+                connection, _ = listening.accept()
+                with connection, suppress(OSError):
+                    take_request(connection)
+                    (left.pop(0) if len(left) > 1 else left[0])(connection)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        ended.set()
+        with suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join()
+
+
+def take_request(connection: socket.socket) -> None:
+    """Read the whole request: what is left unread at the end would reset the connection."""
+    with connection.makefile("rb") as request:
+        head = iter(request.readline, b"\r\n")
+        lengths = [int(line.split(b":")[1]) for line in head if line.lower().startswith(b"content-length:")]
+        request.read(lengths[0])
+
+
+def http(content: str | bytes, *more: str, status: str = "200 OK", length: int | None = None) -> Plays:
+    data = content.encode() if isinstance(content, str) else content
+    head = [f"HTTP/1.1 {status}", f"Content-Length: {len(data) if length is None else length}", *more]
+    return lambda connection: connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + data)
+
+
+def sent(data: bytes) -> Plays:
+    return lambda connection: connection.sendall(data)
+
+
+def drip(head: bytes, piece: bytes) -> Plays:
+    """Sends `piece` again and again, until the client hangs up."""
+
+    def play(connection: socket.socket) -> None:
+        connection.sendall(head)
+        connection.settimeout(0.02)
+        while True:
+            connection.sendall(piece)
+            with suppress(TimeoutError):
+                if not connection.recv(1):
+                    return
+
+    return play
+
+
+class Clock:
+    """The time that a program has slept."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 0.0, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept.append(seconds)
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[Clock]:
+    with mock.patch("skyrl.envs.http_json.time", Clock()) as made:
+        yield made
+
+
+def closed_port() -> str:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+def scored(url: str, patience: float = 240.0) -> float:
+    env = RewardModelEnv({}, RewardModelEnvConfig(url=url, timeout=60), patience=patience)
+    env.init(({"role": "user", "content": "2+2?"},))
+    return env.step("4").reward
+
+
+# Away
+
+
+def test_a_service_that_starts_again_costs_no_sample(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """It is refused 20 times, which takes longer than its start, and said once."""
+    away = [http("", status="503 Service Unavailable")] * 20
+    with raw(*away, http('{"scores": [0.5]}')) as url:
+        assert scored(url) == 0.5
+    assert clock.now > 30
+    assert [record.getMessage() for record in caplog.records] == [
+        f"waiting for the service {url}, up to 240 s: {url} answered 503"
+    ]
+
+
+def test_a_service_that_does_not_come_back_ends_the_run_and_is_named(clock: Clock) -> None:
+    url = closed_port()
+    with pytest.raises(ServiceGone, match=rf"the service {url} has been away for 240 s \(environment\..*patience_seco"):
+        scored(url)
+    assert clock.now == pytest.approx(240.0)
+
+
+async def test_an_outage_is_no_failure_of_the_sample_that_waits() -> None:
+    calls = EnvCalls(1, None)
+    with pytest.raises(ServiceGone):
+        await calls("an environment", scored, closed_port(), 0.0)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(("asked", "slept"), [("1", 1.0), ("7", 7.0), ("a date", 30.0), ("600", 60.0)])
+def test_a_service_is_left_alone_for_as_long_as_it_asks(
+    status: int, asked: str, slept: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyrl.processes.answers.time.time", lambda: 1_000_000.0)
+    header = f"Retry-After: {formatdate(1_000_030, usegmt=True) if asked == 'a date' else asked}"
+    with raw(http("{}", header, status=f"{status} Later"), http('{"scores": [1]}')) as url:
+        assert scored(url) == 1.0
+    assert clock.slept == [slept]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\xb2", "soon", "-1", "1e9", "nan", "Wed, 21 Oct 2015 07:28:00 GMT", "Thu, 99 Foo"]
+)
+def test_what_is_no_time_to_wait_is_none(text: str) -> None:
+    assert asked_to_wait(text) == 0.0
+
+
+def test_a_date_in_the_future_is_waited_for() -> None:
+    assert 50 < asked_to_wait(formatdate(time() + 58, usegmt=True)) <= 58
+    assert asked_to_wait(formatdate(time() + 10**6, usegmt=True)) == 60.0
+
+
+# There, and wrong
+
+BROKEN: dict[str, tuple[Plays, str]] = {
+    "closed": (lambda connection: None, "closed connection without response"),
+    "cut": (http("{", length=100), "breaks off after 1 bytes"),
+    "cut chunk": (sent(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{"), "IncompleteRead"),
+    "another protocol": (sent(b"SSH-2.0-OpenSSH_9.9\r\n\r\n"), "BadStatusLine"),
+    "a long header": (sent(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000 + b"\r\n\r\n"), "LineTooLong"),
+    "300 headers": (sent(b"HTTP/1.1 200 OK\r\n" + b"X: a\r\n" * 300 + b"\r\n"), "HTTPException"),
+    "deep": (http("[" * 100_000), "RecursionError"),
+    "many digits": (http("[" + "9" * 5000 + "]"), "not JSON"),
+    "half a character": (http(b'{"scores": "\xff"}'), "not JSON"),
+    "much": (http(" " * (5 << 20)), "more than 4194304 bytes"),
+    "nothing": (http(""), "not JSON"),
+    "500": (http("{}", status="500 Oh"), "answered 500"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_answer_is_asked_for_again_and_then_named(name: str) -> None:
+    play, said = BROKEN[name]
+    with raw(play, http('{"scores": [2.5]}')) as url:
+        assert scored(url) == 2.5
+    with raw(play) as url, pytest.raises(ServiceError, match=f"^{url}.*{said}.*, {ATTEMPTS} times"):
+        scored(url)
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        drip(b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n", b" "),
+        drip(b"HTTP/1.1 200 OK\r\n", b"X: a\r\n"),
+        drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        drip(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+        drip(b"HTTP/1.1 200 O", b"K"),
+    ],
+)
+def test_an_answer_that_never_ends_is_cut_off_at_its_deadline(play: Plays) -> None:
+    with raw(play) as url, pytest.raises(ServiceError, match=f"^{url}: .*, {ATTEMPTS} times"):
+        post(url, {}, str, seconds=0.1)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[bad", "nothing"])
+def test_an_address_that_no_request_can_have_is_named(url: str) -> None:
+    with pytest.raises(ServiceError, match="no request can be made"):
+        post(url, {}, str, seconds=1)
+
+
+SCORES: list[object] = [
+    *([], [1.0, 2.0], ["1.0"], [True], [None], [[1.0]], [{}], [10**400], [float("nan")], [float("inf")]),
+    *(1.0, "1.0", None, {"0": 1.0}, True),
+]
+OUTPUT = base64.b64encode(b"out").decode()
+RAN = {"ended": "exit", "code": 0, "stdout": OUTPUT, "stderr": OUTPUT}
+OTHERS = [
+    *({"ended": "well"}, {"ended": None}, {"code": "0"}, {"code": None}, {"code": 1.0}, {"code": True}),
+    *({"code": 2**70}, {"stdout": "="}, {"stdout": None}, {"stderr": 5}, {"stderr": "\ud800"}),
+]
+
+
+def refused(answer: object, ask: Callable[[str], object]) -> None:
+    """It is asked for again, and then named with the service."""
+    with raw(http(json.dumps(answer))) as url, pytest.raises(ServiceError, match=f"^{url} answered with.*5 times"):
+        ask(url)
+
+
+@pytest.mark.parametrize("scores", SCORES, ids=repr)
+def test_a_score_is_one_finite_number(scores: object) -> None:
+    refused({"scores": scores}, scored)
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=repr)
+def test_a_result_of_a_program_has_its_form(change: dict[str, Any]) -> None:
+    refused(RAN | change, lambda url: RemoteSandbox(url).run("print(1)"))
+
+
+@pytest.mark.parametrize(
+    "choices", [5, None, [], [{}], [{"message": 5}], [{"message": {"content": ["1"]}}], ["a"]], ids=repr
+)
+def test_a_judges_reply_has_its_form(choices: object) -> None:
+    def ask(url: str) -> object:
+        env = LLMJudgeEnv({"reward_spec": {"ground_truth": "4"}}, GSM8kLLMJudgeEnvConfig(base_url=url), None)
+        return env.step("4")
+
+    with raw(http(json.dumps({"choices": choices}))) as url, pytest.raises(ServiceError, match="answered with"):
+        ask(url)
+
+
+@pytest.mark.parametrize(
+    "result", [5, [], [[], []], [5], [[5]], [[{}]], [[{"document": {"contents": 5}}]], {"0": []}], ids=repr
+)
+def test_found_documents_have_their_form(result: object) -> None:
+    with pytest.raises(BadAnswer):
+        documents({"result": result})
+
+
+ROW = {"key": base64.b64encode(b"skyrl/names/a").decode(), "value": base64.b64encode(b"5").decode()}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [5, None, [], {"ID": None}, {"ID": {}}, {"kvs": 5}, {"kvs": [5]}, {"kvs": [{}]}, {"kvs": [ROW]}],
+    ids=repr,
+)
+def test_an_answer_of_etcd_has_its_form(answer: object) -> None:
+    with raw(http(json.dumps(answer))) as url:
+        names = NamesInEtcd(url)
+        calls = (lambda: names.add("a", Entry("1", "2"), 30.0), lambda: names.get("a"), lambda: names.find(""))
+        errors = [error for error in map(raised_by, calls) if error is not None]
+    assert errors
+    assert all(f"etcd at {url}" in str(error) for error in errors)
+
+
+def raised_by(call: Callable[[], object]) -> ProcessError | None:
+    try:
+        call()
+    except ProcessError as error:
+        return error
+    return None
