@@ -46,6 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="take the reference cases from this folder: files of the same names and formats as in tests/reference "
         "(write --reference=DIR; pytest reads a separate DIR as a test path when it looks for its own settings)",
     )
+    parser.addoption(
+        "--kills", type=int, metavar="N", help="kill runs of each kind this often (test_kills_of_kinds.py)"
+    )
+    parser.addoption("--seed", type=int, default=1, metavar="N", help="draw the moments of --kills from this seed")
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
     parser.addoption(
         "--record-guarantees", action="store_true", help="store what the tests of docs/guarantees.md have shown"

@@ -263,28 +263,25 @@ def _write_converted(converted: Conversion, output: str | None, cluster: str | N
     """Write the TOML to a file or to standard output, and the description of the cluster to a separate file. Raises
     `UserError` for a file that cannot be written.
     """
+    from pathlib import Path
+
     from skyrl.cli.show import dump
     from skyrl.config.cluster import ClusterConfig
+    from skyrl.errors import UserError
+    from skyrl.storage.atomic import write_files
 
     text = converted.header() + dump(converted.tables, "toml", converted.root)
     if not output:
         click.echo(text)
         return
-    _write(output, text)
+    written = {Path(output): text + "\n"}
     if cluster:
         how = f"# skyrl launch TARGET {output} --cluster {cluster}; docs/launching.md describes the fields.\n"
-        _write(cluster, how + dump(converted.cluster, "toml", ClusterConfig))
-
-
-def _write(name: str, text: str) -> None:
-    from pathlib import Path
-
-    from skyrl.errors import UserError
-
+        written[Path(cluster)] = how + dump(converted.cluster, "toml", ClusterConfig) + "\n"
     try:
-        Path(name).write_text(text + "\n", encoding="utf-8")
+        write_files(written)
     except OSError as error:
-        raise UserError(f"{name} cannot be written: {error.strerror}") from None
+        raise UserError(f"{' and '.join(map(str, written))} cannot be written: {error.strerror}") from None
 
 
 def _print_differences(found: dict[str, tuple[Any, Any]]) -> None:

@@ -33,17 +33,17 @@ def evaluate(target: str, arguments: tuple[str, ...], step: int | None, to: Path
 
     found = find_target(target, step)
     files, overrides = split_words(arguments)
-    with prepared(found, files, overrides, rewarded=True, to=to, warn=warn) as sampling:
+    with prepared(found, files, overrides, rewarded=True, to=to, warn=warn) as (sampling, folder):
         from skyrl.tools.evaluating import evaluate as run
         from skyrl.tools.evaluating import failures, table
 
         results = run(found, sampling)
-        if as_json:
-            click.echo(json.dumps(results, indent=2))
-            return
-        for line in (*table(results), *failures(results)):
-            click.echo(line)
-        click.echo(f"results and samples in {sampling.folder.path}")
+    if as_json:
+        click.echo(json.dumps(results, indent=2))
+        return
+    for line in (*table(results), *failures(results)):
+        click.echo(line)
+    click.echo(f"results and samples in {folder}")
 
 
 @click.command()
@@ -67,8 +67,9 @@ def generate(
     files, overrides = split_words(arguments)
     if prompts:
         overrides.append(f"data.val_data={json.dumps(prompts)}")
-    with prepared(found, files, overrides, rewarded=False, to=to, warn=warn) as sampling:
+    with prepared(found, files, overrides, rewarded=False, to=to, warn=warn) as (sampling, folder):
+        from skyrl.tools.generating import ANSWERS
         from skyrl.tools.generating import generate as run
 
-        count, file = run(found, sampling)
-        click.echo(f"{count} answers in {file}")
+        count = run(found, sampling)
+    click.echo(f"{count} answers in {folder / ANSWERS}")

@@ -27,7 +27,11 @@ def export(run: Path, step: int | None, to: Path | None, adapter: bool, checkpoi
     RUN is the folder of a run, which may still be in progress. An existing export is replaced once the new one is
     complete.
     """
+    from skyrl.storage.atomic import refuse_other_files
+    from skyrl.tools.exporting import MODEL_FILES
     from skyrl.tools.exporting import export as export_checkpoint
 
+    if to is not None:
+        refuse_other_files(to, MODEL_FILES)
     saved, folder = export_checkpoint(run, step=step, to=to, adapter=adapter, checkpoints=checkpoints)
     click.echo(f"step {saved}: {'adapter' if adapter else 'model'} in {folder}")

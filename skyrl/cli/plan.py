@@ -74,9 +74,10 @@ def plan(
     planned = plan_of(run, gpus_per_node)
     if drawn is not None:
         from skyrl.cli.plan_picture import picture
+        from skyrl.storage.atomic import write_file
 
         try:
-            drawn.write_text(picture(planned), encoding="utf-8")
+            write_file(drawn, picture(planned))
         except OSError as error:
             raise UserError(f"{drawn} cannot be written: {error.strerror}") from error
     click.echo(json.dumps(planned, indent=2) if as_json else "\n".join([table(planned), *memory_lines(planned)]))

@@ -65,12 +65,12 @@ def layer(proposal: Mapping[str, Any]) -> str:
 def write_layer(proposal: Mapping[str, Any], file: Path) -> None:
     """Write `layer` to a file that does not exist yet. Raises `UserError`."""
     from skyrl.errors import UserError
+    from skyrl.storage.atomic import write_file
 
+    if file.exists():
+        raise UserError(f"--write {file}: the file already exists; choose another, or remove it")
     try:
-        with file.open("x", encoding="utf-8") as opened:
-            opened.write(layer(proposal))
-    except FileExistsError:
-        raise UserError(f"--write {file}: the file already exists; choose another, or remove it") from None
+        write_file(file, layer(proposal))
     except OSError as error:
         raise UserError(f"--write {file}: {error.strerror}") from None
 

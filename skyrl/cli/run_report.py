@@ -34,12 +34,13 @@ def report(runs: tuple[Path, ...], output: Path, samples: int, force: bool) -> N
     require_packages("report", "report", "plotly", "jinja2", "numpy")
     if output.exists() and not force:
         raise UserError(f"{output} already exists: choose another --output, or pass --force")
+    from skyrl.storage.atomic import write_file
     from skyrl.viewer.report import report as html_of
 
     layouts = {folder: drawn for folder in runs if (drawn := _layout(folder))}
     html = html_of(runs, samples=samples, layouts=layouts)
     try:
-        output.write_text(html, encoding="utf-8")
+        write_file(output, html)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror}") from error
     click.echo(f"{output}: {len(html.encode()) / 1e6:.1f} MB")

@@ -99,6 +99,7 @@ def _compare(asked: SweepConfig, trials: Trials) -> None:
     """Print the comparison table, and write it with the curves of all runs to the sweep's folder."""
     import json
 
+    from skyrl.storage.atomic import write_files
     from skyrl.sweeps.results import as_data, results, table
 
     found = results(trials.trials, asked.metric, asked.goal)
@@ -106,18 +107,18 @@ def _compare(asked: SweepConfig, trials: Trials) -> None:
     runs = [trial.run_folder for trial in trials.trials if (trial.run_folder / "metrics.jsonl").exists()]
     if not runs:
         return
-    (trials.folder / "results.json").write_text(json.dumps(as_data(found), indent=2) + "\n", encoding="utf-8")
-    written = [trials.folder / "results.json", *_curves(trials.folder, runs)]
+    written = {trials.folder / "results.json": json.dumps(as_data(found), indent=2) + "\n"} | _curves(
+        trials.folder, runs
+    )
+    write_files(written)
     click.echo("\n" + "\n".join(map(str, written)))
 
 
-def _curves(folder: Path, runs: list[Path]) -> list[Path]:
-    """Write the report of `skyrl report` if its dependencies are installed."""
+def _curves(folder: Path, runs: list[Path]) -> dict[Path, str]:
+    """The report of `skyrl report`, with its path, if its dependencies are installed."""
     if any(importlib.util.find_spec(name) is None for name in ("plotly", "jinja2", "numpy")):
         click.echo(f"no curves were drawn; to draw them: {install_command('report')}", err=True)
-        return []
+        return {}
     from skyrl.viewer.report import report
 
-    page = folder / "report.html"
-    page.write_text(report(runs, samples=max(1, 60 // len(runs))), encoding="utf-8")
-    return [page]
+    return {folder / "report.html": report(runs, samples=max(1, 60 // len(runs)))}

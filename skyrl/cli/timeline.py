@@ -22,6 +22,7 @@ def timeline(run: Path, steps: tuple[int, ...], to: Path | None) -> None:
     """
     from skyrl.errors import UserError
     from skyrl.runs.run_folder import RunFolder
+    from skyrl.storage.atomic import write_file
     from skyrl.tracking.timeline import chrome_trace
 
     records = [record for record in RunFolder(run).timeline.read() if not steps or record["step"] in steps]
@@ -32,7 +33,7 @@ def timeline(run: Path, steps: tuple[int, ...], to: Path | None) -> None:
         )
     file = to or run / "timeline.json"
     try:
-        file.write_text(json.dumps(chrome_trace(records)), encoding="utf-8")
+        write_file(file, json.dumps(chrome_trace(records)))
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
     click.echo(f"{len(records)} step{'s' if len(records) > 1 else ''} in {file}")

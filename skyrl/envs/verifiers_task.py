@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import TaskError
+from skyrl.storage.atomic import write_file
 
 if TYPE_CHECKING:
     from verifiers.v1 import Task, Trace
@@ -79,7 +80,7 @@ def write_rows(tasks: Iterable[Any], path: str | Path) -> None:
         {"data_source": type(task).__name__, "prompt": messages_of(task), "index": index}
         for index, task in enumerate(tasks)
     ]
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_file(Path(path), "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def refuse_what_needs_a_runtime(task: Task) -> None:

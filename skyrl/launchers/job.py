@@ -17,6 +17,7 @@ import attrs
 
 from skyrl.errors import UserError
 from skyrl.processes.lifetimes import lives
+from skyrl.storage.atomic import write_file
 
 RECORD = "launch.json"
 STATE = "state.json"
@@ -108,7 +109,7 @@ class Launch:
     def write(self) -> None:
         """Store the record in the launch's folder."""
         plain = {**attrs.asdict(self), "folder": str(self.folder), "submitted": self.submitted or time.time()}
-        (self.folder / RECORD).write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+        write_file(self.folder / RECORD, json.dumps(plain, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Launch:

@@ -13,6 +13,7 @@ from skyrl.config.cluster import ClusterConfig
 from skyrl.errors import UserError
 from skyrl.launchers.job import LOGS, Job, Launch, forget_report, state_in
 from skyrl.processes.lifetimes import lives, process_id
+from skyrl.storage.atomic import write_file
 
 SCRIPT = "run.sh"
 
@@ -30,7 +31,7 @@ class LocalLauncher:
             raise UserError("runs on this machine start at once: --after needs the target slurm")
         forget_report(job.folder)
         script = job.folder / SCRIPT
-        script.write_text(local_script(job, self._cluster, self._python), encoding="utf-8")
+        write_file(script, local_script(job, self._cluster, self._python))
         with (job.folder / LOGS / "local.log").open("ab") as log:
             process = subprocess.Popen(
                 ["bash", str(script)],

@@ -19,6 +19,7 @@ from skyrl.launchers.job import Job, Machines, Target
 from skyrl.launchers.local import local_script
 from skyrl.launchers.ray import RayLauncher
 from skyrl.launchers.sbatch import script_of
+from skyrl.storage.atomic import write_file
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check
 
@@ -73,7 +74,7 @@ class Prepared:
     def job(self, name: str, folder: Path, after: tuple[str, ...] = ()) -> Job:
         """The job; writes the configuration into its folder. Raises `UserError`."""
         try:
-            (folder / RUN_FILE).write_text(self.text, encoding="utf-8")
+            write_file(folder / RUN_FILE, self.text)
         except OSError as error:
             raise UserError(f"{folder / RUN_FILE} cannot be written: {error.strerror}") from None
         return self._job(name, folder, after)

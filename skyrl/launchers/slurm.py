@@ -15,6 +15,7 @@ from skyrl.errors import ProcessError, UserError
 from skyrl.launchers.job import RECORD, STOP, TASKS, Job, Launch, forget_report
 from skyrl.launchers.node import make_token
 from skyrl.launchers.sbatch import SCRIPT, script_of
+from skyrl.storage.atomic import write_file
 
 Command = Callable[[Sequence[str]], str]
 """Runs a command of Slurm and returns its output. Raises `ProcessError`."""
@@ -64,7 +65,7 @@ class SlurmLauncher:
         """Write the script into the launch's folder and submit it. Raises `UserError` and `ProcessError`."""
         job = evolve(job, after=tuple(map(self._number, job.after)))
         script = job.folder / SCRIPT
-        script.write_text(script_of(job, self._cluster, self._python), encoding="utf-8")
+        write_file(script, script_of(job, self._cluster, self._python))
         if job.machines.on_ray:
             make_token(job.folder)
         (job.folder / STOP).unlink(missing_ok=True)

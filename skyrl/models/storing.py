@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +21,8 @@ from skyrl.errors import RunError
 from skyrl.models.loading import generation_ends, load_tokenizer, model_source
 from skyrl.models.lora import adapter_settings
 from skyrl.models.meta_model import causal_lm_skeleton
-from skyrl.storage.modes import follow_umask, save_tensors
+from skyrl.storage.atomic import atomic_folder
+from skyrl.storage.modes import save_tensors
 from skyrl.tree import FrozenDict
 
 # Storing a model makes transformers import DeepSpeed, which logs a message about its accelerator.
@@ -117,18 +116,9 @@ def _replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Replace a folder by one that `fill` writes; the old content is deleted once the new one is complete. Raises
     `RunError`.
     """
-    scratch, old = (folder.with_name(f".{folder.name}.{state}") for state in ("new", "old"))
     try:
-        for leftover in (scratch, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        scratch.mkdir(parents=True)
-        fill(scratch)
-        follow_umask(scratch)
-        _to_disk(scratch)
-        if folder.exists():
-            folder.rename(old)
-        scratch.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        with atomic_folder(folder) as scratch:
+            fill(scratch)
     except (OSError, SafetensorError) as error:
         raise RunError(f"the model cannot be stored in {folder}: {error}") from error
 
@@ -159,13 +149,3 @@ def _make_storable(generation: GenerationConfig | None) -> None:
             generation.validate(strict=True)
         except ValueError:
             generation.do_sample = True
-
-
-def _to_disk(folder: Path) -> None:
-    """Flush a file from the system's buffers to the disk."""
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -21,6 +21,7 @@ from skyrl.errors import UserError
 from skyrl.inference.client import EngineState, InferenceEngineClient
 from skyrl.processes.background import in_a_daemon_thread
 from skyrl.runs.inputs import notice
+from skyrl.storage.atomic import write_file
 from skyrl.tree.text_files import stored_text
 
 FOLDER, STATE = "engines", "state.json"
@@ -88,10 +89,8 @@ def ask(run: Path, action: Action, engine: int | None = None) -> None:
     """
     folder = run / FOLDER
     name = f"request-{time.time_ns()}-{uuid.uuid4().hex[:8]}"
-    scratch = folder / f"{name}.tmp"
     try:
-        scratch.write_text(json.dumps({"action": action, "engine": engine}), encoding="utf-8")
-        scratch.replace(folder / f"{name}.json")
+        write_file(folder / f"{name}.json", json.dumps({"action": action, "engine": engine}), durable=False)
     except OSError as error:
         raise UserError(f"the request cannot be written to {folder}: {error.strerror}") from None
 
@@ -174,7 +173,5 @@ class EngineChanges:
         found = Engines(
             least=self._least, most=self._most, engines=tuple(self._client.states), answers=tuple(self._answers)
         )
-        scratch = self._folder / f"{STATE}.tmp"
         with contextlib.suppress(OSError):  # the list is for people: a full disk must not end the run
-            scratch.write_text(json.dumps(attrs.asdict(found)), encoding="utf-8")
-            scratch.replace(self._folder / STATE)
+            write_file(self._folder / STATE, json.dumps(attrs.asdict(found)), durable=False)

@@ -17,6 +17,7 @@ from skyrl.processes.lifetimes import process_id
 from skyrl.processes.memory import resident_bytes
 from skyrl.processes.progress import Progress
 from skyrl.processes.redaction import redacted_tree
+from skyrl.storage.atomic import write_file
 from skyrl.tracking.run_progress import FILE
 
 EVERY = 1.0
@@ -57,10 +58,8 @@ class ProgressFile:
     def write(self, state: str) -> None:
         """Replace the file with the current state."""
         text = json.dumps(redacted_tree({"state": state, **self._fixed, **self._content()}))
-        scratch = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
-            scratch.write_text(text, encoding="utf-8")
-            scratch.replace(self._path)
+            write_file(self._path, text, durable=False)
 
     def _content(self) -> dict[str, Any]:
         waits = [(wait.what, round(wait.seconds, 1)) for wait in self._progress.open_waits()]

@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from skyrl.storage.atomic import write_file
 from skyrl.storage.disk import flush
 from skyrl.tracking.curve import draw_reward_curve
 from skyrl.tracking.jsonlines import JsonLines
@@ -94,7 +95,7 @@ class RunFolder:
 
     def record_sandbox(self, in_force: Mapping[str, object]) -> None:
         """Write `sandbox.json`, the sandbox that isolated the policy's programs."""
-        (self.path / "sandbox.json").write_text(json.dumps(in_force, indent=2) + "\n", encoding="utf-8")
+        write_file(self.path / "sandbox.json", json.dumps(in_force, indent=2) + "\n", durable=False)
 
     def draw_curve(self, title: str) -> None:
         """Draw `reward_curve.png` from the metrics."""

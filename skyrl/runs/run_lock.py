@@ -20,6 +20,7 @@ from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_owner import LOCK, in_use, sign, unsign
 from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.storage.atomic import write_file
 from skyrl.tree import differences, get_at, required
 from skyrl.tree.classes import is_written
 
@@ -65,11 +66,9 @@ class RunLock:
     def write_config(self) -> None:
         """Write `config.json`: the resolved configuration, its fingerprint and places, digests of the user's code."""
         self._is_new = not self._signature.exists()
-        scratch = self._signature.with_suffix(".tmp")
         stored = stored_form(self._run) | {"code": code_digests(self._run), "places": self._places}
         text = json.dumps(redacted_configuration(stored), indent=1, ensure_ascii=False)
-        scratch.write_text(text + "\n", encoding="utf-8")
-        scratch.replace(self._signature)
+        write_file(self._signature, text + "\n")
 
     def remove_config(self) -> None:
         """Remove `config.json` again if this session wrote it first, for a session that has kept nothing there."""

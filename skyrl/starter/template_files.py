@@ -7,6 +7,7 @@ from pathlib import Path
 
 from skyrl.config.checks.texts import REFERENCE, refused_file_name
 from skyrl.errors import UserError
+from skyrl.storage.atomic import atomic_folder
 
 TEMPLATES = {
     "reward": "a reward function: one answer to each prompt",
@@ -35,11 +36,9 @@ def write_template(template: str, folder: Path) -> list[str]:
         raise UserError(f"{name!r} cannot be the name of a run: quotes, backslashes and control characters")
     if REFERENCE.search(name):
         raise UserError(f"{name!r} cannot be the name of a run: nothing replaces the variable in it")
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for source in sorted(files("skyrl.starter").joinpath("templates", template).iterdir(), key=lambda each: each.name):
-        if source.is_file():
-            text = source.read_text(encoding="utf-8").replace("{name}", name)
-            (folder / source.name).write_text(text, encoding="utf-8")
-            written.append(source.name)
-    return written
+    sources = files("skyrl.starter").joinpath("templates", template).iterdir()
+    texts = {source.name: source.read_text(encoding="utf-8") for source in sources if source.is_file()}
+    with atomic_folder(folder) as scratch:
+        for file, text in texts.items():
+            (scratch / file).write_text(text.replace("{name}", name), encoding="utf-8")
+    return sorted(texts)

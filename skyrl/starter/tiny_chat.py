@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from transformers.utils import logging
 from skyrl.config import SFTConfig, compose
 from skyrl.experiments.sft import SFTExp
 from skyrl.starter.stopping import stopped_in_words
+from skyrl.storage.atomic import atomic_folder, write_file
 from skyrl.storage.modes import follow_umask
 
 Conversation = Sequence[dict[str, str]]
@@ -128,7 +128,7 @@ def warm_start(
 
 def write_rows(path: Path, rows: Iterable[object]) -> None:
     """Write rows as JSON lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_file(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -160,11 +160,5 @@ def made_whole(out: Path) -> Iterator[Path]:
     if out.exists():
         raise SystemExit(f"{out} exists already: remove it to create it again")
     logging.disable_progress_bar()
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with atomic_folder(out) as partial:
         yield partial
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

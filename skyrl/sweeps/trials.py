@@ -18,6 +18,7 @@ from skyrl.config.sweep import SweepConfig, draws_of, flat
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.launchers.job import TASKS, state_in
 from skyrl.launchers.prepared import RUN_FILE
+from skyrl.storage.atomic import write_file
 from skyrl.sweeps.points import Point, points_of
 from skyrl.tree import fingerprint, get_at, thaw
 from skyrl.tree.classes import fields_of
@@ -55,7 +56,7 @@ class Trial:
     def write(self) -> None:
         """Create the trial's folder and write its configuration file."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / RUN_FILE).write_text(self.text, encoding="utf-8")
+        write_file(self.folder / RUN_FILE, self.text)
 
 
 @frozen(kw_only=True)
@@ -71,7 +72,7 @@ class Trials:
         """Store the numbers of all trainings, and each trial's configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
         known = _numbers(self.folder) | {fingerprint_of(trial.run): trial.number for trial in self.trials}
-        (self.folder / _NUMBERS).write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+        write_file(self.folder / _NUMBERS, json.dumps(known, indent=2) + "\n")
         for trial in self.trials:
             trial.write()
 

@@ -17,6 +17,9 @@ from skyrl.models.storing import AdapterExport
 from skyrl.runs.stored_runs import Run, checkpoints_of, place_of, run_of
 from skyrl.tree import required
 
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.bin", "*.py", "README.md")
+"""Names of files in a folder with a model or an adapter: one with anything else is not replaced."""
+
 _WEIGHTS = "model."
 """Prefix of the names of weights in a checkpoint; the optimizer's state has other prefixes."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from skyrl.experiments.sampling import read_prompts
@@ -19,17 +18,18 @@ NO_ENVIRONMENT = "none"
 """Environment name of prompts whose answers are not scored."""
 
 
-def generate(target: Target, sampling: StandaloneSampling) -> tuple[int, Path]:
+ANSWERS = "answers.jsonl"
+
+
+def generate(target: Target, sampling: StandaloneSampling) -> int:
     """Sample `eval_n_samples_per_prompt` answers to each prompt under `eval_sampling_params`, without an environment.
 
-    Returns the number of answers and the file, which is written in the order of the prompts, one batch at a time.
-    Raises `DataError`.
+    Returns the number of answers. They are written to `answers.jsonl` in the sampling's folder in the order of the
+    prompts, one batch at a time. Raises `DataError`.
     """
     run = sampling.cfg
     rows = read_prompts(run, run.data.val_data, sampling.tokenizer, env_class=NO_ENVIRONMENT).prompts
-    file = sampling.folder.path / "answers.jsonl"
-    file.unlink(missing_ok=True)
-    lines, size = JsonLines(file), run.trainer.eval_batch_size
+    lines, size = JsonLines(sampling.folder.path / ANSWERS), run.trainer.eval_batch_size
 
     async def work() -> int:
         count = 0
@@ -40,7 +40,7 @@ def generate(target: Target, sampling: StandaloneSampling) -> tuple[int, Path]:
                     count += 1
         return count
 
-    return sampling.sample(work), file
+    return sampling.sample(work)
 
 
 async def _answers(

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,19 @@ from skyrl.config.run_kind import RunKind
 from skyrl.config.stored import stored_form
 from skyrl.errors import Problem, RunError, UserError
 from skyrl.hub import HUB_NAME, beside
+from skyrl.storage.atomic import atomic_folder, is_being_written, refuse_other_files
 from skyrl.tools.sampling_target import WITHOUT_ENVIRONMENT, Target, stored_configuration
 from skyrl.tree import evolve_at, required
 
 if TYPE_CHECKING:
     from skyrl.experiments.standalone import StandaloneSampling
+
+_ALWAYS = ("config.json", "logs", "engines")
+_RESULTS = {
+    "evaluations": (*_ALWAYS, "results.json", "samples", "sandbox.json"),
+    "generations": (*_ALWAYS, "answers.jsonl"),
+}
+"""What folders of results have in them: one with anything else is not replaced."""
 
 
 @contextmanager
@@ -33,13 +41,15 @@ def prepared(
     rewarded: bool,
     to: Path | None,
     warn: Callable[[Sequence[Problem]], None],
-) -> Iterator[StandaloneSampling]:
-    """Context with the sampling of `target` under a configuration, which is the run's own if `files` is empty.
+) -> Iterator[tuple[StandaloneSampling, Path]]:
+    """Context with the sampling of `target` under a configuration, which is the run's own if `files` is empty, and the
+    folder that will have the results.
 
     Answers are `rewarded` by environments, or only sampled. Results go to `to`, or to a new folder below the run's:
-    `RUN/evaluations/step_<n>`, or without rewards `RUN/generations/step_<n>`. Weights of a checkpoint are stored there
-    as a model while they are needed. Raises `ConfigError`, `UserError`, `ResumeError`, and `RunError` if the folder
-    cannot be created.
+    `RUN/evaluations/step_<n>`, or without rewards `RUN/generations/step_<n>`. They are written beside it, into the
+    sampling's own folder, and replace it as a whole when the block ends; only logs outlast an error. Weights of a
+    checkpoint are stored there as a model while they are needed. Raises `ConfigError`, `UserError`, `ResumeError`, and
+    `RunError` if the folder cannot be created.
     """
     own = stored_configuration(target)
     files = files or own
@@ -51,27 +61,34 @@ def prepared(
     composed = _composed(files, [*overrides, f"trainer.policy.model.path={target.model}"])
     kind = "evaluations" if rewarded else "generations"
     folder = to or _free_folder(_run_path(target, composed.config) / kind / f"step_{target.step}")
-    scratch = folder / "model"
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    refuse_other_files(folder, _RESULTS[kind])
+    made = [each for each in folder.absolute().parents if not each.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{folder} cannot be created: {error.strerror or error}") from error
-    try:
-        if target.checkpoint is not None:
-            _store_model(target.checkpoint, target.step, scratch)
-        model = target.model if target.checkpoint is None else scratch
-        composed = _composed(files, [*overrides, f"trainer.policy.model.path={model}"], checks)
-        warn(composed.warnings)
-        run = _without_training(composed.config, folder)
-        (folder / "config.json").write_text(json.dumps(stored_form(run), indent=2) + "\n", encoding="utf-8")
-        from skyrl.experiments.standalone import StandaloneSampling
+        with _written_beside(folder) as scratch:
+            model = target.model if target.checkpoint is None else scratch / "model"
+            if target.checkpoint is not None:
+                _store_model(target.checkpoint, target.step, scratch / "model")
+            composed = _composed(files, [*overrides, f"trainer.policy.model.path={model}"], checks)
+            warn(composed.warnings)
+            stored = stored_form(_without_training(composed.config, folder))
+            (scratch / "config.json").write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+            from skyrl.experiments.standalone import StandaloneSampling
 
-        yield StandaloneSampling(run)
+            yield StandaloneSampling(_without_training(composed.config, scratch)), folder
+            if target.checkpoint is not None:
+                shutil.rmtree(scratch / "model")
     finally:
-        if target.checkpoint is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
         _remove_empty(made)
+
+
+@contextmanager
+def _written_beside(folder: Path) -> Iterator[Path]:
+    with ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(atomic_folder(folder, keep=("logs",)))
+        except OSError as error:
+            raise RunError(f"{folder} cannot be created: {error.strerror or error}") from error
+        yield scratch
 
 
 def _without_configuration(name: str, needed: str) -> str:
@@ -134,7 +151,7 @@ def _free_folder(wanted: Path) -> Path:
     """The wanted folder, with a number appended if it already exists."""
     number = 1
     folder = wanted
-    while folder.exists():
+    while folder.exists() or is_being_written(folder):
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     return folder

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from skyrl.storage.atomic import atomic_file
+
 
 def draw_reward_curve(records: Iterable[Mapping[str, Any]], path: Path, title: str) -> None:
     """Draw reward and evaluation score over steps into a PNG, from the records of `metrics.jsonl`."""
@@ -27,6 +29,5 @@ def draw_reward_curve(records: Iterable[Mapping[str, Any]], path: Path, title: s
     if axes.has_data():
         axes.legend()
     figure.tight_layout()
-    scratch = path.with_suffix(".tmp")
-    figure.savefig(scratch, format="png")
-    scratch.replace(path)
+    with atomic_file(path, durable=False) as scratch:
+        figure.savefig(scratch, format="png")

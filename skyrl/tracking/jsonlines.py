@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.processes.redaction import redacted_tree
+from skyrl.storage.atomic import write_file
 from skyrl.storage.json_files import lines_with_records, records_of
 from skyrl.trajectory import Trajectory, TrajectoryGroup
 
@@ -50,9 +51,7 @@ class JsonLines:
         if not self._path.exists():
             return
         kept = [line for line, record in lines_with_records(self._path) if record["step"] <= step]
-        scratch = self._path.with_suffix(".tmp")
-        scratch.write_bytes(b"".join(kept))
-        scratch.replace(self._path)
+        write_file(self._path, b"".join(kept))
 
 
 class MetricsFile:

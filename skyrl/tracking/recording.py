@@ -31,6 +31,7 @@ from skyrl.data.bounds import Expansion
 from skyrl.data.group_lines import SCHEMA, as_object, group_of
 from skyrl.errors import DataError, RunError
 from skyrl.processes.redaction import redacted_tree
+from skyrl.storage.atomic import atomic_file, write_file
 from skyrl.storage.modes import save_tensors
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree.text_files import stored_text
@@ -91,7 +92,7 @@ class Recording:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"schema": SCHEMA, **about}, indent=1)
-            _replace(self.folder / "about.json", (text + "\n").encode())
+            write_file(self.folder / "about.json", text + "\n", durable=False)
         except OSError as error:
             raise RunError(f"the recording {self.folder} cannot be written: {error.strerror or error}") from error
 
@@ -121,7 +122,7 @@ class Recording:
         try:
             for suffix in (_LAST, ".jsonl", ".jsonl.gz"):
                 self._path(step, suffix).unlink(missing_ok=True)
-            _replace(self._path(step, self._suffix), packed)
+            write_file(self._path(step, self._suffix), packed, durable=False)
         except OSError as error:
             raise RunError(f"the recording {self.folder} cannot be written: {error.strerror or error}") from error
 
@@ -136,7 +137,8 @@ class Recording:
         }
         try:
             write_tensors(path, computed.tensors)
-            _replace(self._path(computed.step, _LAST), (json.dumps(record, allow_nan=False) + "\n").encode())
+            text = json.dumps(record, allow_nan=False) + "\n"
+            write_file(self._path(computed.step, _LAST), text, durable=False)
         except (OSError, SafetensorError) as error:
             raise RunError(f"the recording {self.folder} cannot be written: {error}") from error
 
@@ -182,8 +184,8 @@ class Recording:
 
     def forget_after(self, step: int) -> None:
         """Delete the recordings of later steps, which will be repeated."""
-        for path in self.folder.glob("step_*"):
-            name = _STEP.match(path.name)
+        for path in self.folder.glob("*step_*"):
+            name = _STEP.match(path.name.removeprefix("."))  # a killed writer left a name with a dot
             if name and int(name[1]) > step:
                 path.unlink()
 
@@ -201,11 +203,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     Raises `OSError` or `SafetensorError` if the file cannot be written.
     """
-    scratch = path.with_suffix(".tmp")
     # safetensors refuses tensors of one memory, and those that are views with gaps
     apart = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    save_tensors(apart, scratch)
-    scratch.replace(path)
+    with atomic_file(path, durable=False) as scratch:
+        save_tensors(apart, scratch)
 
 
 def _expanded(file: BufferedIOBase, expansion: Expansion) -> bytes:
@@ -252,9 +253,3 @@ def _plain(metrics: Mapping[str, float]) -> dict[str, float | str]:
 
 def _named(steps: Sequence[int]) -> str:
     return f"it has the steps {steps[0]} to {steps[-1]}" if steps else "it is empty"
-
-
-def _replace(path: Path, data: bytes) -> None:
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.write_bytes(data)
-    scratch.replace(path)

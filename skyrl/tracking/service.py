@@ -14,6 +14,7 @@ import attrs
 import cattrs
 
 from skyrl.config.tracker_settings import TrackersConfig
+from skyrl.storage.atomic import write_file
 from skyrl.tree.text_files import stored_text
 
 
@@ -93,9 +94,7 @@ class Known:
     def write(self, path: Path) -> None:
         """Replace the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(".tmp")
-        scratch.write_text(json.dumps(attrs.asdict(self), indent=1) + "\n", encoding="utf-8")
-        scratch.replace(path)
+        write_file(path, json.dumps(attrs.asdict(self), indent=1) + "\n", durable=False)
 
 
 @attrs.frozen(kw_only=True)

@@ -31,6 +31,7 @@ from attrs import field, frozen
 
 from skyrl.data.bounds import Expansion, size_of
 from skyrl.errors import DataError
+from skyrl.storage.atomic import atomic_file
 from skyrl.trajectory import TokenRow, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -112,14 +113,16 @@ class TokenFiles:
         is_large = rows.nbytes >= _COMPRESSED_BYTES * len(kept)
         options = pa.ipc.IpcWriteOptions(compression="zstd" if is_large else None, use_threads=False)
         self.folder.mkdir(parents=True, exist_ok=True)
-        scratch = self.path(step).with_suffix(".tmp")
         schema = rows.schema.with_metadata(metadata)
-        with scratch.open("wb") as file, pa.ipc.new_file(file, schema, options=options) as writer:
+        with (
+            atomic_file(self.path(step), durable=False) as scratch,
+            scratch.open("wb") as file,
+            pa.ipc.new_file(file, schema, options=options) as writer,
+        ):
             first = 0
             for each in kept:
                 writer.write_batch(rows.slice(first, each.rows))
                 first += each.rows
-        scratch.replace(self.path(step))
 
     def read(self, step: int, group: int) -> TokenTable | None:
         """The rows of the kept group with index `group` in a step, counted from 0; None if there are none. Raises
@@ -146,9 +149,9 @@ class TokenFiles:
 
     def forget_after(self, step: int) -> None:
         """Drop the files of later steps, which will be written again, and files that a kill left incomplete."""
-        for path in self.folder.glob("step_*"):
+        for path in self.folder.glob("*step_*"):
             number = path.stem.removeprefix("step_")
-            if path.suffix == ".tmp" or (number.isdecimal() and int(number) > step):
+            if path.name.startswith(".") or (number.isdecimal() and int(number) > step):
                 path.unlink()
 
     def _pieces_of(self, rows: pa.RecordBatch, decode: Callable[[Sequence[int]], str]) -> dict[int, str]:

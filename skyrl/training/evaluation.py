@@ -9,6 +9,7 @@ from skyrl.config import GeneratorConfig
 from skyrl.processes.redaction import redacted_tree
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.measures import count_failures
+from skyrl.storage.atomic import atomic_folder
 from skyrl.tracking.jsonlines import json_line, sample_records
 from skyrl.tracking.source_labels import file_name, source_labels
 from skyrl.training.eval_scores import Metrics, scores
@@ -80,11 +81,11 @@ class Evaluation:
 
     def dump(self, folder: Path, step: int, groups: Sequence[TrajectoryGroup], metrics: Metrics) -> None:
         """Write every sample that has a score, one file per data source, and the metrics."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for source, own in by_source(groups).items():
-            records = map(redacted_tree, sample_records(step, own, self._decode))
-            (folder / file_name(source, ".jsonl")).write_text("".join(map(json_line, records)), encoding="utf-8")
-        (folder / "aggregated_results.jsonl").write_text(json_line(metrics), encoding="utf-8")
+        with atomic_folder(folder) as scratch:
+            for source, own in by_source(groups).items():
+                records = map(redacted_tree, sample_records(step, own, self._decode))
+                (scratch / file_name(source, ".jsonl")).write_text("".join(map(json_line, records)), encoding="utf-8")
+            (scratch / "aggregated_results.jsonl").write_text(json_line(metrics), encoding="utf-8")
 
 
 def by_source(groups: Sequence[TrajectoryGroup]) -> dict[str, list[TrajectoryGroup]]:

@@ -46,7 +46,7 @@ class RunSession:
         self.process: ForkServerProcess = CONTEXT.Process(target=command, args=(words, environment, out))
         self.process.start()
 
-    def ends(self, within: float = 240.0) -> int:
+    def ends(self, within: float = 1800.0) -> int:
         """The exit status; negative is the signal that ended it."""
         self.process.join(within)
         if self.process.exitcode is None:

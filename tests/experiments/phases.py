@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +34,8 @@ from tests.megatron_shim import DEVICES, HostPolicyWorker
 T = TypeVar("T")
 
 PHASES = ("start", "generation", "reward", "forward", "backward", "optimizer", "sync", "save", "writing")
+PRODUCTS = re.compile(r"/run/\.?(model|adapter|reward_curve)\b")
+CHANGES_OF_FILES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
 OF_THE_CLOCK = {"generate": "generation", "sync_weights": "sync", "eval": "evaluation", "save_checkpoints": "save"}
 
 
@@ -114,6 +118,22 @@ def tell_of_writing() -> None:
         Disk.write = phased_write  # type: ignore[method-assign]  # replaced for the test
 
 
+def tell_of_products() -> None:
+    """Every change of a file or folder among what a run makes at its end: model, adapter and curve."""
+
+    def heard(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in CHANGES_OF_FILES or (event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+            return
+        if any(PRODUCTS.search(os.fspath(each)) for each in arguments if _is_path(each)):
+            enter("product")
+
+    sys.addaudithook(heard)
+
+
+def _is_path(argument: object) -> bool:
+    return isinstance(argument, str | os.PathLike) and isinstance(os.fspath(argument), str)
+
+
 def _telling(phase: str, function: Callable[..., T]) -> Callable[..., T]:
     def phased(*args: Any, **kwargs: Any) -> T:
         enter(phase)
@@ -128,6 +148,8 @@ class Phased(LearningWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         enter("start")
         tell_of_writing()
+        if os.environ["DRIVER"] != str(os.getpid()):  # a process of Ray
+            tell_of_products()
         super().__init__(*args, **kwargs)
         strategy: Any = self.strategy
         if isinstance(self.strategy, DataParallel):
@@ -162,6 +184,7 @@ def tell_of_the_clock(experiment: Any) -> None:
     """What the experiment measures the time of is a phase, too."""
     os.environ["DRIVER"] = str(os.getpid())
     tell_of_writing()
+    tell_of_products()
     around = experiment.clock._around
 
     @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +40,38 @@ def assert_same_learning(one: Path, other: Path) -> None:
     first, second = tensors(one), tensors(other)
     assert first.keys() == second.keys() and any("optimizer." in name for name in first)
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+_OF_THE_MACHINE = re.compile(
+    r"(^|/)(logs|index)/|\.log$|/(metrics|trajectories|timeline|alarms)\.jsonl$|/(config|progress)\.json$|\.lock$|\.png$"
+    r"|/checkpoints/"
+)
+"""Files with times, paths or pictures of the machine in them, and those that `assert_same` compares by content."""
+
+
+def assert_same_files(one: Path, other: Path) -> None:
+    """Two runs left files of the same names, nothing unfinished among them, and the same bytes in all that depend on
+    no machine: models, adapters, exports, evaluations, recordings.
+    """
+    first, second = (
+        {
+            str(file.relative_to(out)): file
+            for part in ("run", "exports")
+            for file in (out / part).rglob("*")
+            if file.is_file()
+        }
+        for out in (one, other)
+    )
+    assert first.keys() == second.keys()
+    assert [name for name in first if re.search(r"\.(new|old|tmp)\b", name)] == []
+    compared = [name for name in first if not _OF_THE_MACHINE.search("/" + name)]
+    assert any(name.startswith("run/model/") for name in compared)
+    assert [name for name in compared if _content(first[name]) != _content(second[name])] == []
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file, of recorded samples without the seconds that they took."""
+    content = path.read_bytes()
+    if path.parent.name != "recording" or ".jsonl" not in path.suffixes:
+        return content
+    return re.sub(rb'"timings": {[^}]*}', b"", gzip.decompress(content) if path.suffix == ".gz" else content)

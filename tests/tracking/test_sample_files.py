@@ -159,7 +159,7 @@ def test_tokens_of_later_steps_and_half_written_ones_are_forgotten(tmp_path: Pat
         sink.keep(step, GROUPS)
         sink.write_computed(computed(step))
     kept.forget_after(3)
-    (tmp_path / "tokens" / "step_000001.tmp").write_bytes(b"ARR")
+    (tmp_path / "tokens" / ".step_000001.arrow.new").write_bytes(b"ARR")
     kept.forget_after(1)
     kept.close()
     assert [path.name for path in (tmp_path / "tokens").iterdir()] == ["step_000001.arrow"]
