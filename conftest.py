@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, metavar="N", help="kill runs of each kind this often (test_kills_of_kinds.py)"
     )
-    parser.addoption("--seed", type=int, default=1, metavar="N", help="draw the moments of --kills from this seed")
+    parser.addoption("--seed", type=int, default=1, metavar="N", help="draw kills and settings from this seed")
     parser.addoption("--long", action="store_true", help="run the tests marked long, too")
     parser.addoption(
         "--record-guarantees", action="store_true", help="store what the tests of docs/guarantees.md have shown"

@@ -31,6 +31,28 @@ GUARANTEES = (
             "tests/experiments/test_kills.py::test_a_run_that_is_killed_at_other_moments_ends_like_one_that_was_not",
             "tests/experiments/test_kills.py::test_a_run_on_ray_that_is_killed_ends_like_one_that_was_not",
             "tests/experiments/test_supervised_kills.py::test_a_supervised_run_that_is_killed_ends_like_one_that_was_not",
+            "tests/experiments/test_kills_of_kinds.py::test_a_killed_run_of_each_kind_ends_like_one_that_was_not",
+            "tests/experiments/test_rare_settings.py::"
+            "test_settings_that_are_seldom_used_together_run_and_go_on_after_a_kill",
+        ),
+    ),
+    Guarantee(
+        "A run that is killed while it ends gets its model, adapter and curve at the next start.",
+        ("tests/experiments/test_last_files.py::test_each_product_of_a_finished_run_is_made_again",),
+    ),
+    Guarantee(
+        "What a run wrote is durable before the checkpoint of its step; lost lines are counted, damaged ones named.",
+        (
+            "tests/experiments/test_last_files.py::test_what_a_run_has_written_is_durable_before_its_checkpoint",
+            "tests/experiments/test_last_files.py::test_steps_that_metrics_have_lost_are_counted_when_the_run_goes_on",
+            "tests/tracking/test_damaged_files.py::test_every_reader_of_lines_survives_every_damage",
+        ),
+    ),
+    Guarantee(
+        "A command that is killed at any moment leaves its old result or its new one, never a part or a mixture.",
+        (
+            "tests/cli/test_killed_commands.py::test_a_killed_command_leaves_the_old_result_or_the_new_one",
+            "tests/storage/test_atomic.py::test_a_killed_writer_leaves_the_old_or_the_new_and_the_next_one_cleans_up",
         ),
     ),
     Guarantee(
@@ -116,6 +138,13 @@ GUARANTEES = (
             "tests/experiments/test_faults.py::test_a_killed_process_ends_the_run_and_is_named",
             "tests/experiments/test_faults.py::test_a_stopped_process_ends_the_run_within_the_deadline_and_is_named",
             "tests/experiments/test_faults.py::test_a_killed_driver_leaves_nothing",
+        ),
+    ),
+    Guarantee(
+        "The death of Ray's own processes is named and the step saved; a finished run still ends with 0.",
+        (
+            "tests/experiments/test_faults.py::test_the_death_of_ray_itself_is_named_and_the_step_saved",
+            "tests/experiments/test_endings.py::test_a_finished_run_ends_with_0_though_ray_has_died",
         ),
     ),
     Guarantee(

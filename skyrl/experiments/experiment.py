@@ -17,6 +17,7 @@ from torch import Tensor
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.alarms import alarms_of
 from skyrl.config.kinds import kind_of
+from skyrl.errors import RunError
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.exports import policy_export
 from skyrl.learners.group import LearnerGroup, ScorerGroup
@@ -105,6 +106,9 @@ class BaseExp:
         with starting, self.shutdown.at_any_point():  # a cluster may take minutes to answer, or never answer
             processes = self.started_processes = self.get_processes()
         processes.progress = self.progress
+        processes.exit_notice.listen(
+            lambda: self.shutdown.request(f"Stopped because {processes.exit_notice.error}", RunError.exit_code)
+        )
         self.held.callback(processes.close)
         self.prepare_processes(processes)
         return processes

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import TypeVar
 
 from attrs import evolve, frozen
@@ -25,6 +26,7 @@ from skyrl.inference.admission import Admission, Served
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.incoming_weights import IncomingWeights
 from skyrl.inference.restarts import EngineRestarts
+from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
 
 T = TypeVar("T")
 
@@ -205,7 +207,7 @@ class InferenceEngineClient:
     async def _one_is_ready(self) -> None:
         assert self._restarts is not None and self._last_loss is not None, "an engine was lost and may come again"
         if not await self._restarts.one_is_ready():
-            raise self._last_loss
+            raise _of_the_last(self._last_loss)
 
     async def admit_started(self) -> bool:
         """Take engines that have started into service. Returns whether there were any. If none serves, waits for the
@@ -357,7 +359,7 @@ class InferenceEngineClient:
             return
         restarts = self._restarts
         if len(self._serving) == 1 and (restarts is None or not restarts.may_replace(served.number)):
-            raise cause
+            raise _of_the_last(cause)
         self._admission.leave(served)
         for call in served.calls:
             call.cancel()
@@ -368,6 +370,13 @@ class InferenceEngineClient:
         if not left:
             self._last_loss = cause
             self._none_left.set()
+
+
+def _of_the_last(cause: RunError) -> RunError:
+    """The error that killed the last engine, of the same class, with the end of the run as its consequence."""
+    error = copy(cause)
+    error.args = (f"{cause}. No engine is left. {GOES_ON_FROM_THE_LAST}",)
+    return error
 
 
 async def _outcomes(

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from attrs import frozen
 
 from skyrl.planning.layout import Layout
+from skyrl.processes.exit_notice import ExitNotice
 from skyrl.processes.progress import Progress
 from skyrl.processes.together import gather_or_cancel
 
@@ -114,6 +115,9 @@ class Processes(Protocol):
 
     progress: Progress
     """Record of the calls that the run waits for. Set it before the first start."""
+
+    exit_notice: ExitNotice
+    """Notice of the end of what all processes need: those of Ray itself."""
 
     @property
     def host(self) -> str:

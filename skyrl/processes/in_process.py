@@ -9,6 +9,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from skyrl.planning.layout import Layout
 from skyrl.processes.calls import apply, name_of
+from skyrl.processes.exit_notice import ExitNotice
 from skyrl.processes.handles import Group
 from skyrl.processes.progress import Progress
 
@@ -46,6 +47,7 @@ class InProcess:
 
     def __init__(self) -> None:
         self.progress = Progress()
+        self.exit_notice = ExitNotice()
 
     def prepare(self, role: str, makers: Sequence[Callable[[], object]]) -> None:
         """Does nothing: no process has to start."""

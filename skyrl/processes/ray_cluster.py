@@ -7,6 +7,7 @@ is used as it is, and is left running.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +29,10 @@ import ray._private.ray_constants as ray_constants
 import ray._private.worker as ray_worker
 from ray import _raylet
 from ray._private.node import Node
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 
 from skyrl.errors import ProcessError
+from skyrl.processes.addresses import why_unreachable
 from skyrl.processes.orphans import RUN, kill_tagged, make_private_folder, private_root, start_reaper, sweep
 
 Device = Literal["cuda", "cpu"]
@@ -37,11 +41,15 @@ _ray: Any = _raylet  # its stub leaves out what concerns authentication
 
 _LOOPBACK = "127.0.0.1"
 _CONNECT_SECONDS = 20.0
+_UNREACHABLE_SECONDS = 30.0
+"""Seconds for which the head of a cluster may be silent, as while it restarts. Ray ends this process after 60."""
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement assigns the GPUs
+    # Ray would end this process and its actors a minute after the head's death, whatever they do: `why_lost` sees it.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "100000",
 }
 
 _WITHOUT_REPORTS = {
@@ -62,17 +70,35 @@ class Cluster:
         self, folder: Path | None = None, reaper: subprocess.Popen[bytes] | None = None, lock: int | None = None
     ) -> None:
         self.folder, self._reaper, self._lock = folder, reaper, lock
+        self._unreachable_since: float | None = None
 
     @property
     def host(self) -> str:
         """Address at which the machines of the cluster reach this one."""
         return _LOOPBACK if self.folder is not None else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray
 
-    def close(self) -> None:
-        """Disconnect, and end a private cluster with every process that it or its actors started."""
+    def why_lost(self) -> str | None:
+        """Reason why Ray itself is gone, as the end of a sentence; None if it is not."""
+        if self.folder is not None:
+            return next(_ended(), None)
+        address: str = ray.get_runtime_context().gcs_address
+        host, _, port = address.rpartition(":")
+        reason, now = why_unreachable(host.strip("[]"), int(port)), time.monotonic()
+        self._unreachable_since = None if reason is None else self._unreachable_since or now
+        if self._unreachable_since is None or now - self._unreachable_since < _UNREACHABLE_SECONDS:
+            return None
+        return f"the head of the Ray cluster at {address} cannot be reached for {_UNREACHABLE_SECONDS:g} s: {reason}"
+
+    def close(self, *, lost: bool = False) -> None:
+        """Disconnect, and end a private cluster with every process that it or its actors started. `lost`: Ray is gone;
+        disconnecting would wait for it, and so would Ray's own handler at the end of this process.
+        """
         try:
-            with _quiet_end():
-                ray.shutdown()
+            if lost:
+                atexit.unregister(ray_worker.shutdown)
+            else:
+                with _quiet_end():
+                    ray.shutdown()
         finally:
             if self.folder is not None:
                 kill_tagged(RUN, self.folder.name, self.folder)
@@ -85,6 +111,17 @@ class Cluster:
                 self._reaper.kill()
                 self._reaper.wait()
                 self._reaper = None
+
+
+def _ended() -> Iterator[str]:
+    """A sentence on each of Ray's own processes that this process started and that has ended."""
+    node: Any = ray_worker._global_node
+    for name in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
+        for info in node.all_processes.get(name, ()) if node is not None else ():
+            code = info.process.poll()
+            if code is not None:
+                how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+                yield f"Ray's own process {name} (process {info.process.pid}) {how}"
 
 
 def start(slots: int, device: Device, object_store_bytes: int) -> Cluster:

@@ -23,6 +23,7 @@ from skyrl.errors import ProcessError
 from skyrl.planning.layout import Layout
 from skyrl.processes.addresses import is_loopback
 from skyrl.processes.calls import CallFailure, CallResult
+from skyrl.processes.exit_notice import ExitNotice
 from skyrl.processes.handles import Deadlines, Group
 from skyrl.processes.orphans import PRIVATE, folder_of_this_process
 from skyrl.processes.progress import Progress
@@ -66,6 +67,7 @@ class RayProcesses:
         self.step = 0
         """The current step of the run, shown on the lines of the logs."""
         self.progress = Progress()
+        self.exit_notice = ExitNotice()
         self._layout, self._deadlines, self._device = layout, deadlines, device
         self._logs, self._environment = logs.absolute(), dict(environment)
         self._members: list[Member] = []
@@ -77,7 +79,7 @@ class RayProcesses:
             self._cluster = start(slots, device, object_store_bytes)
         else:
             self._cluster = attach(address, deadlines.start, address_field)
-        self._watch = Watch(deadlines.heartbeat)
+        self._watch = Watch(deadlines.heartbeat, self._why_all_end)
         try:
             self._placement = Placement(layout, device, deadlines.start, patience=deadlines.room)
             self.where = {(placed.role, placed.rank): self._placement.place(placed) for placed in layout.placements}
@@ -168,12 +170,19 @@ class RayProcesses:
         self._closed = True
         try:
             self._watch.close()
-            self._end(self._members)
-            if self._placement is not None:
-                with contextlib.suppress(RayError):
-                    self._placement.remove()
+            if self._why_all_end() is None:
+                self._end(self._members)
+                if self._placement is not None:
+                    with contextlib.suppress(RayError):
+                        self._placement.remove()
         finally:
-            self._cluster.close()
+            self._cluster.close(lost=self.exit_notice.error is not None)
+
+    def _why_all_end(self) -> str | None:
+        """The cause of the end of every process, if Ray itself is gone: noticed at the first call, and told to all."""
+        if self.exit_notice.error is None and (lost := self._cluster.why_lost()):
+            self.exit_notice.set(ProcessError(lost))
+        return None if self.exit_notice.error is None else str(self.exit_notice.error)
 
     def _start_actor(self, role: str, rank: int) -> Member:
         place, log = self.where[role, rank], self._logs / f"{role}-{rank}.log"
@@ -187,7 +196,7 @@ class RayProcesses:
             environment={**self._environment, **visible, **private},
         )
         actor = HostActor.options(num_cpus=0, scheduling_strategy=place.strategy).remote(settings)
-        member = Member(role, rank, actor, log)
+        member = Member(role, rank, actor, log, self._why_all_end)
         if not is_loopback(place.address):
             member.location, member.machine = f"not started yet on {place.address}", (place.address, place.port)
         return member

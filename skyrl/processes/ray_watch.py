@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from skyrl.processes.logs import end_of, last_line, last_words
 GRACE = 10.0
 """Seconds in which a rank that does not answer may turn out to be dead, which then explains the others' errors."""
 
+_NOTHING: Callable[[], str | None] = lambda: None  # noqa: E731 - a default
 _ASK = 5.0
 _DUMP = 2.0
 
@@ -29,9 +30,12 @@ _DUMP = 2.0
 class Member:
     """One actor as the driver knows it."""
 
-    def __init__(self, role: str, rank: int, actor: ActorHandle[Any], log: Path) -> None:
+    def __init__(
+        self, role: str, rank: int, actor: ActorHandle[Any], log: Path, why_all_end: Callable[[], str | None] = _NOTHING
+    ) -> None:
+        """`why_all_end` returns the cause of the end of all actors, if there is one."""
         self.role, self.rank, self.name = role, rank, f"{role}-{rank}"
-        self.actor, self.log = actor, log
+        self.actor, self.log, self._why_all_end = actor, log, why_all_end
         self.location = "not started yet"
         self.machine: tuple[str, int] | None = None
         """Address and port of Ray on its machine, if that may be another machine; None on this one."""
@@ -47,16 +51,18 @@ class Member:
 
     def died(self, error: BaseException) -> None:
         """Record the end of a process whose actor Ray has given up."""
-        how = last_words(self.log) or how_it_died(error, self.machine)
+        how = self._why_all_end() or last_words(self.log) or how_it_died(error, self.machine)
         line = last_line(self.log)
         last = f"; last line of its log: {line}" if line and not last_words(self.log) else ""
         self.exit_notice.set(ProcessLost(f"{self} died: {how}{last}; log: {self.log}", self.name))
 
 
 class Watch:
-    """Watches members from a thread until it is closed; `heartbeat` is in seconds."""
+    """Watches members, and what they all need, from a thread until it is closed; `heartbeat` is in seconds."""
 
-    def __init__(self, heartbeat: float) -> None:
+    def __init__(self, heartbeat: float, why_all_end: Callable[[], str | None] = _NOTHING) -> None:
+        """`why_all_end` is called with every round of heartbeats."""
+        self._why_all_end = why_all_end
         self._heartbeat = heartbeat
         self._period = min(_ASK, heartbeat / 4)
         self._members: list[Member] = []
@@ -120,6 +126,7 @@ class Watch:
                         self._look_at(member)
                     except RayError as error:
                         member.died(error)
+            self._why_all_end()
             looked = time.monotonic()
 
     def _look_at(self, member: Member) -> None:

@@ -27,7 +27,7 @@ from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.group import LearnerGroup
 from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.workers import CriticWorker, PolicyWorker, SFTWorker
-from skyrl.processes.orphans import RUN, tagged
+from skyrl.processes.orphans import RUN, folder_of_this_process, tagged
 from skyrl.storage.disk import Bytes, Disk
 from tests.megatron_shim import DEVICES, HostPolicyWorker
 
@@ -45,9 +45,18 @@ class Fault:
 
     phase: str
     nth: int = 1
-    does: Literal["kill", "SIGTERM", "SIGHUP", "SIGINT", "SIGINT again and again", "ENOSPC", "raise", "nothing"] = (
-        "kill"
-    )
+    does: Literal[
+        "kill",
+        "kill gcs_server",
+        "kill raylet",
+        "SIGTERM",
+        "SIGHUP",
+        "SIGINT",
+        "SIGINT again and again",
+        "ENOSPC",
+        "raise",
+        "nothing",
+    ] = "kill"
     delay: float = 0.0
     hangs: float = 0.0
     """Seconds that the phase then takes."""
@@ -88,6 +97,11 @@ def _happen(fault: Fault) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if fault.does == "SIGINT again and again":
         threading.Thread(target=_press_again_and_again, args=(int(os.environ["DRIVER"]),), daemon=True).start()
+        return
+    if fault.does in ("kill gcs_server", "kill raylet"):
+        for pid in tagged(RUN, os.environ[RUN] if RUN in os.environ else folder_of_this_process(Path()).name):
+            if Path(f"/proc/{pid}/exe").resolve().name == fault.does.removeprefix("kill "):
+                os.kill(pid, signal.SIGKILL)
         return
     if fault.does != "kill":
         os.kill(int(os.environ["DRIVER"]), getattr(signal, fault.does))

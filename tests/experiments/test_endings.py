@@ -95,6 +95,15 @@ def test_a_run_on_ray_ends_alike(nano: Path, tmp_path: Path, name: str, environ:
     end(nano, tmp_path, ENDINGS[name], environ, trainer__placement__executor="ray")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("service", ["gcs_server", "raylet"])
+def test_a_finished_run_ends_with_0_though_ray_has_died(nano: Path, tmp_path: Path, service: str) -> None:
+    seen = tmp_path / "seen"
+    fault = Fault(phase="product", nth=4, does=f"kill {service}", seen=str(seen))  # type: ignore[arg-type]  # a text
+    end(nano, tmp_path, Ending(fault=fault, exit_code=0, saved=[2, 4, 6]), {}, trainer__placement__executor="ray")
+    assert seen.exists()
+
+
 def test_an_address_where_no_cluster_is_ends_a_run_at_once(nano: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

@@ -136,6 +136,34 @@ def assert_killed(run: Run, victim: str) -> None:
     assert_nothing_is_left(folder)
 
 
+def kill_ray(run: Run, service: str) -> int:
+    """Kills `gcs_server` or `raylet` of the run's cluster. Returns its process id."""
+    (pid,) = [pid for pid in tagged(RUN, run.folder.name) if Path(f"/proc/{pid}/exe").resolve().name == service]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def steps_of(run: Run) -> int:
+    """Steps that the metrics of a run have, without the evaluation before them."""
+    return (run.out / "run" / "metrics.jsonl").read_text(encoding="utf-8").count("\n") - 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("service", ["gcs_server", "raylet"])
+def test_the_death_of_ray_itself_is_named_and_the_step_saved(nano: Path, tmp_path: Path, service: str) -> None:
+    with running(nano, tmp_path / "out", generator__inference_engine__max_engine_restarts=3) as run:
+        run.wait_for_step(1)
+        folder, pid = run.folder, kill_ray(run, service)
+        status, errors = run.ends()
+    assert status == 1, errors
+    assert f"Stopped because Ray's own process {service} (process {pid}) was killed (SIGKILL). Step " in errors
+    assert "Traceback" not in errors and "could not be restarted" not in errors
+    [step] = re.findall(r"Step (\d+) is saved: the same command continues after it\.$", errors, re.MULTILINE)
+    assert int(step) == steps_of(run)
+    assert (run.out / "checkpoints" / f"global_step_{step}").is_dir()
+    assert_nothing_is_left(folder)
+
+
 def stop_driver_beyond_the_deadline(run: Run) -> None:
     """SIGSTOP for longer than a process may be silent, then SIGCONT, and two more steps."""
     run.wait_for_step(1)

@@ -116,9 +116,11 @@ KINDS = {
 
 
 def moments(kind: Kind, count: int, seed: int) -> list[Fault]:
-    """Moments at which runs are killed, every third of them among the writing of the end's products."""
+    """Moments at which runs are killed, the last of each chain among the writing of what the run leaves at its end."""
     draw, most = random.Random(seed), kind.phases
-    phases = ["product" if number % 3 == 0 else draw.choice(list(most)) for number in range(count)]
+    anywhere = [phase for phase in most if phase != "product"]
+    are_last = [number % IN_A_CHAIN == IN_A_CHAIN - 1 or number == count - 1 for number in range(count)]
+    phases = ["product" if is_last else draw.choice(anywhere) for is_last in are_last]
     return [
         Fault(phase=phase, nth=draw.randint(1, most[phase]), delay=draw.choice([0.0, draw.uniform(0, 0.02)]))
         for phase in phases
@@ -141,7 +143,7 @@ def test_a_killed_run_of_each_kind_ends_like_one_that_was_not(
         killed = tmp_path / str(start)
         for fault in faults[start : start + IN_A_CHAIN]:
             status, said = run_of(kind.values(nano, killed), killed, fault)
-            # A session after a kill at the end may be too short to reach the moment.
+            # What is left to do after the kills before it may be too little to reach the moment.
             assert status in (-signal.SIGKILL, 0), (fault, said)
             assert "Traceback" not in said, (fault, said)
             hit += status != 0

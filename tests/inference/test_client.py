@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.errors import ProcessError, RunError, WeightSyncError
+from skyrl.errors import ProcessError, ProcessLost, RunError, WeightSyncError
 from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.conversations import Conversations
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
@@ -313,10 +313,16 @@ async def test_the_last_engine_raises_what_killed_it_for_everyone_who_waits() ->
     a = SlowEngine("a")
     door = client(a, max_num_seqs=2)
     tasks = await asked_of(door, ("1", 2), ("2", 2))
-    a.fault = ProcessError("engine-0 died")
+    a.fault = ProcessLost("engine-0 died", "engine-0")
     a.go.set()
     outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
-    assert [str(outcome) for outcome in outcomes] == ["engine-0 died"] * 2
+    assert [str(outcome) for outcome in outcomes] == [
+        "engine-0 died. No engine is left. The same command continues from the last checkpoint, or starts from scratch "
+        "if there is none."
+    ] * 2
+    [first, second] = outcomes
+    assert isinstance(first, ProcessLost) and first.role == "engine", "recovery goes by the class and the role"
+    assert str(a.fault) == "engine-0 died" and isinstance(second, ProcessLost)
 
 
 async def test_an_error_of_the_request_itself_is_not_tried_elsewhere() -> None:
