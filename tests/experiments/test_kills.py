@@ -13,7 +13,7 @@ import pytest
 
 from tests.experiments.forked import run
 from tests.experiments.phases import PHASES, Fault
-from tests.experiments.sameness import assert_same, tokens
+from tests.experiments.sameness import assert_same, assert_same_files, tokens
 from tests.nano_run import metrics
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -79,6 +79,7 @@ def killed_runs(nano: Path, out: Path, faults: list[Fault], **changes: Any) -> I
 def assert_kills_change_nothing(nano: Path, out: Path, whole: Path, faults: list[Fault], **changes: Any) -> None:
     for killed in killed_runs(nano, out, faults, **changes):
         assert_same(killed, whole)
+        assert_same_files(killed, whole)
 
 
 def assert_every_prompt_is_trained_on_twice(out: Path) -> None:
@@ -92,8 +93,8 @@ def assert_every_prompt_is_trained_on_twice(out: Path) -> None:
 
 
 def test_a_run_that_is_killed_ends_like_one_that_was_not(nano: Path, tmp_path: Path, whole: Path) -> None:
-    faults = moments(10, seed=1)
-    assert {fault.phase for fault in faults} == set(PHASES)
+    faults = [*moments(9, seed=1), Fault(phase="product", nth=6)]
+    assert {fault.phase for fault in faults} == {*PHASES, "product"}
     assert_kills_change_nothing(nano, tmp_path, whole, faults)
 
 

@@ -18,7 +18,6 @@ from tests.experiments.forked import run_of, tiny
 from tests.experiments.phases import Fault
 from tests.experiments.sameness import assert_same, assert_same_files, assert_same_learning
 from tests.experiments.test_kills import AHEAD, MOST, ON_RAY, assert_every_prompt_is_trained_on_twice
-from tests.long_cases import long_except
 from tests.supervised_run import settings as supervised
 
 pytestmark = pytest.mark.xdist_group("forked")
@@ -127,13 +126,14 @@ def moments(kind: Kind, count: int, seed: int) -> list[Fault]:
     ]
 
 
-@pytest.mark.parametrize("name", long_except(KINDS, "LoRA"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", KINDS)
 def test_a_killed_run_of_each_kind_ends_like_one_that_was_not(
     name: str, nano: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    kind, is_long = KINDS[name], pytestconfig.getoption("--long")
+    kind = KINDS[name]
     (nano / "echo.py").write_text(ECHO, encoding="utf-8")
-    count = pytestconfig.getoption("--kills") or (IN_A_CHAIN if is_long else 1)
+    count = pytestconfig.getoption("--kills") or IN_A_CHAIN
     faults = moments(kind, count, pytestconfig.getoption("--seed"))
     whole = tmp_path / "whole"
     status, said = run_of(kind.values(nano, whole), whole)
