@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from skyrl.config import compose
 from skyrl.experiments.experiment import experiment_class
 from skyrl.planning.replicas import Replicas
+from skyrl.processes.exit_notice import ExitNotice
 from skyrl.processes.handles import Group, Handle
 from skyrl.processes.progress import Progress
 from tests.learners.pool import Pool
@@ -30,6 +31,7 @@ class PoolProcesses:
 
     def __init__(self, pool: Pool, replicas: Replicas) -> None:
         self._pool, self._replicas, self.step, self.progress = pool, replicas, 0, Progress()
+        self.exit_notice = ExitNotice()
 
     def start(self, role: str, makers: Sequence[Callable[..., Any]]) -> Group[Any]:
         return self._pool.start(makers[0], len(makers), self._replicas)  # which exchanges the ranks for its own
