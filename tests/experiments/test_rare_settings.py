@@ -88,7 +88,11 @@ AXES: dict[str, list[dict[str, Any]]] = {
     ],
     "groups": [
         {},
-        {A + "dynamic_sampling__type": "filter", T + "max_training_steps": 2},
+        {
+            A + "dynamic_sampling__type": "filter",
+            A + "dynamic_sampling__max_sample_batches": 300,
+            T + "max_training_steps": 2,
+        },
         {A + "dynamic_sampling__type": "replace", A + "dynamic_sampling__min_replace_ratio": 0.01},
         {A + "zero_variance_filter": True},
     ],
