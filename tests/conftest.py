@@ -18,6 +18,20 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """A test leaves the handlers of signals as they were: processes that later tests start would inherit ignored ones,
+    which a shell cannot trap.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    changed = [number.name for number in numbers if signal.getsignal(number) != before[number]]
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert not changed, f"the handlers of {', '.join(changed)} are others than before"
+
+
 @pytest.fixture(scope="session")
 def host() -> Iterator[Host]:
     """The process that has imported vLLM; its tests carry the mark `xdist_group("vllm")`, so that there is one."""

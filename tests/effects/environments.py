@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Mapping
 from contextlib import redirect_stderr
@@ -27,9 +28,9 @@ ANSWER = {
 }
 """Reply of every service."""
 
-WRITES = """```python
-open({file!r}, "w").close()
-print("written")
+SEES = """```python
+import os
+print(os.path.exists("/proc/{process}/stat"))
 ```"""
 
 TASKS = '''
@@ -112,13 +113,11 @@ def _database(file: Path) -> None:
         connection.execute("CREATE TABLE numbers (value INTEGER)")
 
 
-@observable("whether a program of the policy can write files outside its own folder")
+@observable("whether a program of the policy sees the processes of the machine")
 def program(scene: Scene) -> object:
-    tests = [{"input": "", "output": "written", "testtype": "stdin"}]
+    tests = [{"input": "", "output": "True", "testtype": "stdin"}]
     make = find_env("code", scene.run.environment.skyrl_gym)
-    folder = Path.cwd()
-    folder.chmod(0o777)  # where the run is root's, a sandbox has a user of its own
-    return _judged(make, {"reward_spec": {"ground_truth": tests}}, WRITES.format(file=str(folder / "written")))
+    return _judged(make, {"reward_spec": {"ground_truth": tests}}, SEES.format(process=os.getpid()))
 
 
 @observable("the rewards of two episodes of a function that counts its calls, and of one that takes memory", long=True)

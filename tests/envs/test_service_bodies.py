@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from typing import Any
@@ -25,7 +26,7 @@ COUNTS = [300, pytest.param(30_000, marks=pytest.mark.long)]
 class Scorer:
     """Stands in for a reward model: it scores whatever has the form of a chat."""
 
-    def scores(self, chats: list[list[dict[str, Any]]]) -> list[float]:
+    def scores(self, chats: list[list[dict[str, Any]]], gone: object) -> list[float]:
         return [float(sum(len(message["content"]) for message in chat)) for chat in chats]
 
 
@@ -35,12 +36,14 @@ async def answer(app: Starlette, path: str, body: bytes) -> tuple[int, Any]:
     sent: list[Any] = []
 
     async def receive() -> Any:
-        return next(pieces)
+        piece = next(pieces, None)
+        return piece if piece else await asyncio.Event().wait()  # the client stays
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
     await app(scope, receive, send)
     return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
 

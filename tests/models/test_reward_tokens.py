@@ -41,7 +41,7 @@ def test_served_in_process_and_training_scores_are_one(scorer: Any, name: str, t
     scorer.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     model = RewardModel(str(tmp_path / "model"))
-    client = TestClient(reward_app(model, "rm"))
+    client = TestClient(reward_app(model, "rm"), base_url="http://127.0.0.1")
     compared = 0
     for chat, tools in FORMS.values():
         other = [*chat[:-1], {"role": "assistant", "content": "another"}]
@@ -69,9 +69,9 @@ def _score(scorer: Any, ids: Any) -> float:
 def test_text_that_no_tokenizer_takes_is_the_fault_of_the_request(scorer: Any, tmp_path: Path) -> None:
     scorer.save_pretrained(tmp_path / "model")
     tokenizer_of("chatml").save_pretrained(tmp_path / "model")
-    client = TestClient(reward_app(RewardModel(str(tmp_path / "model")), "rm"))
+    client = TestClient(reward_app(RewardModel(str(tmp_path / "model")), "rm"), base_url="http://127.0.0.1")
     chat = '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "\\ud800"}]'
-    answer = client.post("/score", content=f'{{"chats": [{chat}]}}')
+    answer = client.post("/score", content=f'{{"chats": [{chat}]}}', headers={"content-type": "application/json"})
     assert answer.status_code == 400 and "lone surrogate" in answer.json()["error"]
     asked = client.post("/score", json={"chats": [[{"role": "user", "content": "a"}]]})
     assert asked.status_code == 400 and "no message is from the assistant" in asked.json()["error"]

@@ -88,7 +88,7 @@ async def test_all_servers_get_the_weights_of_each_version_and_leave_the_group(t
 async def test_a_server_that_does_not_join_is_named_before_the_others_are_waited_for(tmp_path: Path) -> None:
     async with servers(tmp_path, count=1, joins_groups=False) as (started, client, transport):
         await client.pause()
-        with pytest.raises(WeightSyncError, match=r"/init_weights_update_group: Failed to initialize custom process"):
+        with pytest.raises(WeightSyncError, match=r"/init_weights_update_group: 'Failed to initialize custom process"):
             await transport.send(HeldModel(nano_model(seed=5)), client, 1)
         assert [path for path in started[0].asked if path.endswith("distributed")] == []
 
