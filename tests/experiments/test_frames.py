@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import skyrl
 from skyrl.cli import start
+from skyrl.processes.signals import handled_signals
 from tests.nano_run import overrides
 from tests.supervised_run import settings, toml_file
 
@@ -56,11 +58,14 @@ def deepest_step(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> list[
     monkeypatch.setattr(sys, "argv", ["skyrl", "run", *arguments])
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     hook = register_optimizer_step_pre_hook(look)
+    handlers = {number: signal.getsignal(number) for number in handled_signals()}
     try:
         with pytest.raises(SystemExit) as end:
             start()
     finally:
         hook.remove()
+        for number, handler in handlers.items():  # a command ignores them once it has ended, as its process does
+            signal.signal(number, handler)
     assert end.value.code == 0
     return found[0]
 
