@@ -37,7 +37,7 @@ def test_a_family_does_what_its_row_says(family: str, nano: Path, tmp_path: Path
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["Qwen3", "OLMo 2", "OLMo 3", "Phi-3, windows", "GLM-4", "GPT-NeoX"])
 def test_deepspeed_cuts_the_matrices_of_a_family(family: str, nano: Path, tmp_path: Path) -> None:
-    """Also those whose inputs or outputs are whole on every rank."""
+    """DeepSpeed cuts matrices whose inputs or outputs are whole on every rank, too."""
     path = store(family, nano / "model", tmp_path / "model")
     batch = rows(definition(path).config.vocab_size)
     zero = {"strategy": "deepspeed", "policy.deepspeed_config.zero_optimization.stage": 2}
