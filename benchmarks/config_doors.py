@@ -18,7 +18,7 @@ from pathlib import Path
 
 from property_tests.doors import knock
 from skyrl.config import compose
-from skyrl.config.load import MOST_OVERRIDES
+from skyrl.config.loading.load import MOST_OVERRIDES
 from skyrl.errors import SkyRLError
 from skyrl.tree.plain import MOST_VALUES
 from skyrl.tree.text_files import MOST_BYTES

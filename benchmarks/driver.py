@@ -28,9 +28,9 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELIS
 
 from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.envs import Env, EnvStep, register
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest
-from skyrl.models.loading import load_tokenizer
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.models.files.loading import load_tokenizer
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.tracking.jsonlines import JsonLines, sample_record
 from skyrl.tracking.sample_files import kept_groups

@@ -39,7 +39,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config,
 
 from skyrl.config import SamplingParams
 from skyrl.inference.engine import GenerationRequest, SampleKey
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 
 ROWS, ANSWERED = 64, 32
 """Most rows of a batch; tokens that a user adds between two turns."""

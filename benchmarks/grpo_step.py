@@ -254,10 +254,10 @@ def run_skyrl(
 
 def _time_arithmetic(add: Callable[[float], None]) -> None:
     """Call `add` with the CPU-seconds of each pass through the model, each draw of tokens and each optimizer step."""
-    from skyrl.inference.causal_lm import CausalLM
-    from skyrl.inference.decode_batch import DecodeBatch
+    from skyrl.inference.torch.causal_lm import CausalLM
+    from skyrl.inference.torch.decode_batch import DecodeBatch
     from skyrl.learners.fsdp2 import Fsdp2
-    from skyrl.learners.workers import PolicyWorker
+    from skyrl.learners.workers.roles import PolicyWorker
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

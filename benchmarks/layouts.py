@@ -5,7 +5,7 @@ and one JSON line.
 
 A Qwen2 with random weights of 68 million parameters scores and trains on 32 rows of 256 tokens, four of each prompt, in
 bfloat16. Six layouts take turns; each gets fresh processes in every round, and its figure is the median of the slowest
-rank's seconds. The prediction is the estimate of `skyrl.config.step_time` at the rates that four ranks reach on this
+rank's seconds. The prediction is the estimate of `config.estimates.step_time` at the rates that four ranks reach on this
 machine when all of them compute, or send, or start the operations of a layer, at once. `pairs` counts the pairs of
 layouts that it ranks as measured, of those that the rounds tell apart: all seconds of one are below all of the other.
 """
@@ -59,8 +59,8 @@ def setting(changes: Mapping[str, Any]) -> Measured:
 
 def trained(given: Measured, folder: str, ranks: Any) -> float:
     """Seconds of scoring and one update on this rank, after a first one."""
-    from skyrl.learners.model_worker import token_budget
-    from skyrl.learners.workers import PolicyWorker
+    from skyrl.learners.workers.model_worker import token_budget
+    from skyrl.learners.workers.roles import PolicyWorker
     from skyrl.training.objective import policy_objective
 
     trainer = trainer_of(given, folder)
@@ -121,7 +121,7 @@ def _seconds(call: Callable[[], object], times: int = 10) -> float:
 
 def predicted(rates: Any) -> dict[str, float]:
     """Seconds of each layout, as `skyrl plan --fit` estimates them."""
-    from skyrl.config.step_time import training_seconds
+    from skyrl.config.estimates.step_time import training_seconds
     from skyrl.planning.model_shape import shape_of
 
     shape = shape_of(LARGE)

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from skyrl.chats.masks import ChatMasks
-from skyrl.models.chat_templates import BUILT_IN
+from skyrl.models.files.chat_templates import BUILT_IN
 from skyrl.starter.tiny_chat import byte_tokenizer
 
 TURNS = (50, 100)

@@ -115,8 +115,8 @@ def _serve(setting: Measured, folder: str, work: Work[R], ranks: Any, pipe: Conn
 def _phases(setting: Measured, folder: str, ranks: Any) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from skyrl.learners.model_worker import token_budget
-    from skyrl.learners.workers import PolicyWorker
+    from skyrl.learners.workers.model_worker import token_budget
+    from skyrl.learners.workers.roles import PolicyWorker
     from skyrl.training.objective import policy_objective
 
     trainer = trainer_of(setting, folder)
@@ -175,7 +175,7 @@ def run_of(setting: Measured) -> Any:
 
 def estimated(setting: Measured) -> dict[str, int]:
     """Phase -> bytes of one rank as `skyrl plan` estimates them, what rests on the host included."""
-    from skyrl.config.memory import learner_of
+    from skyrl.config.estimates.memory import learner_of
     from skyrl.planning.memory import learner_memory, resting, total
     from skyrl.planning.model_shape import shape_of
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.envs import Env, EnvStep, register
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt
 

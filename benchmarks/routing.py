@@ -23,9 +23,9 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from skyrl.config import InferenceEngineConfig, SamplingParams, SkyRLLoraConfig
-from skyrl.inference.admission import Admission
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, SampleKey
+from skyrl.inference.pool.admission import Admission
+from skyrl.inference.pool.client import InferenceEngineClient
 
 _BLOCK = 16
 _CONVERSATIONS, _TURNS, _PROMPTS, _SAMPLES = 48, 6, 32, 8

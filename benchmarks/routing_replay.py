@@ -28,10 +28,10 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from skyrl.batch import TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import ModelConfig, PolicyConfig, SamplingParams, SkyRLTrainConfig, TrainerConfig
-from skyrl.config.resolve import resolve
+from skyrl.config.loading.resolve import resolve
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.learners.workers import PolicyWorker
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.models.routers import ChoiceRecorder
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at

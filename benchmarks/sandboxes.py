@@ -23,8 +23,8 @@ from pathlib import Path
 from statistics import median
 
 from skyrl.config import SkyRLGymConfig
+from skyrl.envs.builtin.math_equal import MathEqual
 from skyrl.envs.isolated import isolated
-from skyrl.envs.math_equal import MathEqual
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox, why_unavailable
 from skyrl.sandbox.tiers import TIERS, Tier
 

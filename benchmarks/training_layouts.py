@@ -35,8 +35,8 @@ from benchmarks.bare_grpo import logprobs_of
 from skyrl.batch import TrainingBatch
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardOptions, compute_logprobs, probe_forward
+from skyrl.models.attention.segment_attention import SEGMENTS, register
 from skyrl.models.onednn import compute_with_onednn, is_available, padded_rows, product
-from skyrl.models.segment_attention import SEGMENTS, register
 
 PROMPT, SAMPLES, ROUNDS = 64, 8, 3
 

@@ -26,8 +26,8 @@ from click.testing import CliRunner
 from property_tests.trees import LEAVES, RUNNABLE, SIMPLE, as_arguments, as_tables, takes
 from skyrl.cli.main import cli
 from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
-from skyrl.config.kinds import KINDS, root_of
-from skyrl.config.run_kind import RunKind
+from skyrl.config.foundation.run_kind import RunKind
+from skyrl.config.loading.kinds import KINDS, root_of
 from skyrl.errors import SkyRLError
 from skyrl.tree import evolve_at, get_at, thaw
 from skyrl.tree.classes import table_paths

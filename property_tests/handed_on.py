@@ -28,15 +28,15 @@ from skyrl.checkpoint.manifest import Manifest
 from skyrl.cli.config import config
 from skyrl.config import AlgorithmConfig, BaseConfig, OptimizerConfig, load, resolve
 from skyrl.config.cluster import ClusterConfig, SlurmConfig
-from skyrl.config.kept import kept_text
-from skyrl.config.kinds import KINDS, kind_of, root_of
-from skyrl.config.resolve import derived
-from skyrl.config.stored import stored_tree
-from skyrl.config.sweep import SweepConfig
+from skyrl.config.loading.kinds import KINDS, kind_of, root_of
+from skyrl.config.loading.resolve import derived
+from skyrl.config.loading.standalone_file import kept_text
+from skyrl.config.loading.stored import stored_tree
 from skyrl.errors import ConfigError, UserError
 from skyrl.launchers.prepared import Prepared
 from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_lock import RunLock
+from skyrl.sweeps.sweep_file import SweepConfig
 from skyrl.sweeps.trials import trials_of
 from skyrl.tree import FrozenDict, Secret, differences, field, fingerprint, thaw
 from skyrl.tree.access import default_at
@@ -131,7 +131,7 @@ class Given:
 def hand_on(count: int, seed: int, folder: Path, doors: Sequence[Mapping[str, Door]]) -> Handed:
     """Draw trees until `count` of them are runs, and give each to a door of each group."""
     chance, handed = random.Random(seed), Handed()
-    with mock.patch("skyrl.config.load.check", return_value=[]):  # a tree that no check refuses is rare
+    with mock.patch("skyrl.config.loading.load.check", return_value=[]):  # a tree that no check refuses is rare
         while handed.trees.total() < count:
             given = drawn(chance, folder)
             with mock.patch.dict(os.environ, given.environ):

@@ -26,8 +26,8 @@ from property_tests.trees import (
     scalars,
 )
 from skyrl.config import SkyRLTrainConfig, load, resolve
-from skyrl.config.resolve import resolve_with_origins
-from skyrl.config.rules import RULES
+from skyrl.config.derive.rules import RULES
+from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.tree import differences, get_at, thaw
 from skyrl.tree.arguments import split_path
 from skyrl.tree.dump import flatten

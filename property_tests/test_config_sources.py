@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from property_tests.trees import Overrides, as_arguments, as_tables, can_be_an_argument, data, overrides, scalars, texts
 from skyrl.config import ConfigError, SkyRLTrainConfig, load
-from skyrl.config.resolve import resolve_with_origins
-from skyrl.config.stored import stored_form
-from skyrl.interop.areal import convert_keys
-from skyrl.interop.areal_keys import KEYS
-from skyrl.interop.shell import overrides_in
-from skyrl.interop.skyrl_scripts import convert_overrides
+from skyrl.config.loading.resolve import resolve_with_origins
+from skyrl.config.loading.stored import stored_form
+from skyrl.interop.areal.convert import convert_keys
+from skyrl.interop.areal.keys import KEYS
+from skyrl.interop.shell.scripts import overrides_in
+from skyrl.interop.skyrl.scripts import convert_overrides
 from skyrl.tree import differences
 from skyrl.tree.sparse import as_toml_has_it, sparse
 from skyrl.tree.yaml_file import yaml_text

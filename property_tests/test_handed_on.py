@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from property_tests.handed_on import DOORS, WITH_TORCH, Door, hand_on
-from skyrl.config.kinds import KINDS
+from skyrl.config.loading.kinds import KINDS
 
 
 def come_back(count: int, seed: int, folder: Path, doors: Sequence[Mapping[str, Door]]) -> None:

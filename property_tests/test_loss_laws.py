@@ -20,8 +20,8 @@ from skyrl.algorithms.normalization import normalize
 from skyrl.algorithms.off_policy import OffPolicyCorrection, correct
 from skyrl.algorithms.rollout_losses import DecoupledLoss, DPPOLoss, ImportanceSamplingLoss, RolloutISLoss
 from skyrl.batch import TrainingBatch
-from skyrl.config.algorithm import LossReduction
-from skyrl.config.losses import POLICY_LOSSES
+from skyrl.config.settings.algorithm import LossReduction
+from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.training.objective import PolicyObjective, Reduction
 
 a_quarter = settings(max_examples=settings.default.max_examples // 4)  # type: ignore[union-attr]  # a profile is loaded

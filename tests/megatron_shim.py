@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.roles import PolicyWorker
 
 DEVICES = ("cuda", "cpu")
 """Devices that Megatron-core computes on with this shim: a test puts them in the place of

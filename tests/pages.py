@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.gpu_session import page as measurements
-from skyrl.config.alarms import DEFAULT_ALARMS
+from skyrl.config.settings.alarms import DEFAULT_ALARMS
 from skyrl.tracking import metric_table
 from tests import guarantees
 from tests.effects.table import page as page_of_fields
@@ -62,7 +62,7 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "docs/fields.md": lambda page: page_of_fields(),
     "docs/gpu.md": lambda page: measurements.with_measurements(page, measurements.markdown(measurements.stored())),
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
-    "skyrl/config/foreign_names.json": lambda text: foreign_names(),
+    "skyrl/config/foundation/foreign_names.json": lambda text: foreign_names(),
     "docs/models.md": lambda page: with_table(page, family_cells.table()),
     "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),
 }

@@ -21,7 +21,7 @@ SKYRL = Path(__file__).parents[1] / "skyrl"
 USES = ("fullmatch", "match", "search", "sub", "subn", "split", "findall", "finditer")
 TRUSTED: Mapping[str, str] = {
     "cli/extras.py _REQUIREMENT": "reads the metadata of skyrl's own installation",
-    "envs/programs.py _BLOCK": "is linear: three quotes that could begin another block end this one",
+    "envs/builtin/programs.py _BLOCK": "is linear: three quotes that could begin another block end this one",
     "tracking/source_labels.py _UNSAFE": "is linear: dots are tried only where a part of the path begins",
     "tree/arguments.py names": "reads a path that _PATH has matched as a whole, of at most MOST_BYTES",
     "tree/toml_lines.py _PART": "reads a key that _KEY has matched as a whole",
@@ -168,7 +168,7 @@ def test_expressions_whose_time_is_known_are_told_apart(pattern: str, use: str) 
 
 def test_the_patterns_and_uses_of_a_module_are_found() -> None:
     found = {each.place: each for each in all_expressions()}
-    number = found["envs/program_tests.py _NUMBER"]
+    number = found["envs/builtin/program_tests.py _NUMBER"]
     assert number.pattern.startswith("[+-]?")
     assert (number.flags, set(number.uses)) == (int(re.ASCII), {"fullmatch"})
     assert found["tree/toml_lines.py _HEADER"].pattern.count("A-Za-z0-9_-") == 2

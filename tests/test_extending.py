@@ -17,9 +17,8 @@ import pytest
 from attrs import frozen
 
 import skyrl.config.checks
-from skyrl.config import every_kind, rules
-from skyrl.config.kinds import KINDS, RL, kind_named
-from skyrl.config.supervised import rules as supervised_rules
+from skyrl.config.derive import every_kind, rules, supervised_rules
+from skyrl.config.loading.kinds import KINDS, RL, kind_named
 from skyrl.tree.rules import Rule
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +65,7 @@ class FadedLoss:
 ''',
         ),
         Edit(
-            "skyrl/config/losses.py",
+            "skyrl/config/settings/losses.py",
             "@frozen\nclass OffPolicyCorrectionConfig",
             '''@frozen
 class FadedConfig:
@@ -79,13 +78,13 @@ class FadedConfig:
 ''',
         ),
         Edit(
-            "skyrl/config/losses.py",
+            "skyrl/config/settings/losses.py",
             '    "importance_sampling": LossFacts(',
             '    "faded": LossFacts(table="faded"),\n',
         ),
-        Edit("skyrl/config/algorithm.py", "    GMPOConfig,", "    FadedConfig,\n"),
+        Edit("skyrl/config/settings/algorithm.py", "    GMPOConfig,", "    FadedConfig,\n"),
         Edit(
-            "skyrl/config/algorithm.py",
+            "skyrl/config/settings/algorithm.py",
             "    decoupled: DecoupledConfig",
             '    faded: FadedConfig = FadedConfig()\n    """For faded."""\n\n',
         ),
@@ -129,7 +128,7 @@ ESTIMATOR = Recipe(
 
 ''',
         ),
-        Edit("skyrl/config/estimators.py", '    "rloo": EstimatorFacts(', '    "bare": EstimatorFacts(),\n'),
+        Edit("skyrl/config/settings/estimators.py", '    "rloo": EstimatorFacts(', '    "bare": EstimatorFacts(),\n'),
         Edit(
             "skyrl/training/advantage.py",
             "from skyrl.algorithms.estimators",
@@ -164,7 +163,7 @@ TRACKER = Recipe(
 import json
 import os
 
-from skyrl.tracking.service import Known
+from skyrl.tracking.services.service import Known
 
 
 class Offline:
@@ -197,12 +196,12 @@ class Offline:
 ''',
         ),
         Edit(
-            "skyrl/config/trackers.py",
+            "skyrl/config/settings/trackers.py",
             ', "swanlab"]\n',
             ', "listed"',
         ),
         Edit(
-            "skyrl/config/trackers.py",
+            "skyrl/config/settings/trackers.py",
             '    "mlflow": TrackerFacts(',
             '    "listed": TrackerFacts(made_by="skyrl.tracking.offline:Offline", package="json", extra="listed"),\n',
         ),
@@ -211,7 +210,7 @@ class Offline:
 import json, os
 from pathlib import Path
 from skyrl.config import SFTConfig, check, load, resolve
-from skyrl.config.stored import stored_form
+from skyrl.config.loading.stored import stored_form
 from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.jsonlines import JsonLines
 
@@ -250,7 +249,7 @@ CHECK = Recipe(
     ),
     """
 from skyrl.config import check, load, resolve
-from skyrl.config.explain import explain
+from skyrl.config.loading.explain import explain
 
 loaded = load([], {"generator.sampling_params.temperature": 4})
 assert "is hot" in [each.message for each in check(loaded.config)]
@@ -263,7 +262,7 @@ RULE = Recipe(
     1,
     (
         Edit(
-            "skyrl/config/rules.py",
+            "skyrl/config/derive/rules.py",
             "def _older_default_of_logs",
             '''@rule(writes="generator.max_trajectories_in_flight", reads=("generator.n_samples_per_prompt",))
 def a_group_is_in_flight(run: SkyRLTrainConfig) -> int:
@@ -273,11 +272,11 @@ def a_group_is_in_flight(run: SkyRLTrainConfig) -> int:
 
 ''',
         ),
-        Edit("skyrl/config/rules.py", "    evaluation_is_greedy,\n", "    a_group_is_in_flight,\n"),
+        Edit("skyrl/config/derive/rules.py", "    evaluation_is_greedy,\n", "    a_group_is_in_flight,\n"),
     ),
     """
 from skyrl.config import load
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.loading.resolve import resolve_with_origins
 
 loaded = load([], {"generator.n_samples_per_prompt": 7})
 run, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
@@ -347,7 +346,7 @@ def checks_in(module: str) -> Iterator[str]:
 
 def test_every_check_that_is_written_is_listed() -> None:
     modules = [each.name for each in iter_modules(skyrl.config.checks.__path__, "skyrl.config.checks.")]
-    written = {name for module in (*modules, "skyrl.config.supervised.checks") for name in checks_in(module)}
+    written = {name for module in (*modules, "skyrl.config.checks.supervised_checks") for name in checks_in(module)}
     listed = {check.__name__ for kind in map(kind_named, KINDS) for check in kind.checks}
     assert len(written) > 60 and written - listed == set()
 

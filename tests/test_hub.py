@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from skyrl.data.hugging_face import read_dataset
 from skyrl.errors import DataError
 from skyrl.hub import hub_failure
-from skyrl.models.paths import model_failure
+from skyrl.models.files.paths import model_failure
 
 
 class Hub:

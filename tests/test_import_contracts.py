@@ -42,6 +42,15 @@ BREAKS = {
     "a learner starts actors": Break("ray", "learners/planted.py", "import ray"),
     "the endpoint judges": Break("endpoint", "endpoint/planted.py", "from skyrl.inference import client"),
     "a learner samples": Break("learners", "learners/planted.py", "from skyrl.inference import engine"),
+    "a setting loads files": Break("config", "config/settings/planted.py", "from skyrl.config import loading"),
+    "an engine counts its like": Break("inference", "inference/vllm/planted.py", "from skyrl.inference import pool"),
+    "one system converts another": Break("interop", "interop/trl/planted.py", "from skyrl.interop import areal"),
+    "a strategy knows another": Break("workers", "learners/zero/planted.py", "from skyrl.learners import fsdp2"),
+    "files know what cuts models": Break("models", "models/files/planted.py", "from skyrl.models import parallel"),
+    "an environment knows them all": Break("envs", "envs/builtin/planted.py", "from skyrl.envs import registry"),
+    "ray publishes names": Break("processes", "processes/ray/planted.py", "from skyrl.processes import naming"),
+    "a protocol serves": Break("protocols", "endpoint/protocols/planted.py", "from skyrl.endpoint import http"),
+    "a service makes trackers": Break("tracking", "tracking/services/planted.py", "from skyrl.tracking import factory"),
 }
 
 

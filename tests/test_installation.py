@@ -189,7 +189,7 @@ def nodes(*words: str) -> Iterator[tuple[Path, ast.AST]]:
             yield from ((path, node) for node in ast.walk(ast.parse(text)))
 
 
-ELSEWHERE = {"skyrl/interop/skyrl_programs.py"}
+ELSEWHERE = {"skyrl/interop/skyrl/programs.py"}
 """What a converted run needs, on the machine that it will run on."""
 
 

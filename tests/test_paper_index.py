@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from skyrl.config import load
-from skyrl.config.estimators import ADVANTAGE_ESTIMATORS, EstimatorFacts
-from skyrl.config.losses import POLICY_LOSSES, LossFacts
+from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS, EstimatorFacts
+from skyrl.config.settings.losses import POLICY_LOSSES, LossFacts
 
 INDEX = (Path(__file__).parents[1] / "docs" / "paper_index.md").read_text(encoding="utf-8")
 METHODS_PART = INDEX.partition("## What each loss reads")[0]

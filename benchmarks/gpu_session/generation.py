@@ -40,7 +40,7 @@ def _prompts(shape: Shape) -> torch.Tensor:
 
 
 def _model(job: Job) -> Any:
-    from skyrl.models.loading import load_causal_lm
+    from skyrl.models.files.loading import load_causal_lm
 
     device = torch.device(job.device)
     loaded = load_causal_lm(str(job.folder / "model"), dtype=dtype_of(device), attention="sdpa", device=device).eval()
@@ -51,7 +51,7 @@ def _model(job: Job) -> Any:
 def _embedded(job: Job) -> Result:
     from transformers import AutoTokenizer
 
-    from skyrl.inference.torch_engine import TorchEngine
+    from skyrl.inference.torch.engine import TorchEngine
 
     tokenizer: Any = AutoTokenizer.from_pretrained(job.folder / "model")
     tokenizer.eos_token = None  # every answer has the greatest length

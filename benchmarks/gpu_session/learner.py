@@ -26,9 +26,9 @@ from benchmarks.gpu_session.shapes import (
 from benchmarks.gpu_session.stages import Job, Parts, Result
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig, compose
-from skyrl.learners.learning_worker import LearningWorker
-from skyrl.learners.supervised import CrossEntropy
-from skyrl.learners.workers import PolicyWorker, SFTWorker
+from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.roles import PolicyWorker, SFTWorker
+from skyrl.learners.workers.supervised import CrossEntropy
 from skyrl.training.objective import policy_objective
 
 PROFILED = 25

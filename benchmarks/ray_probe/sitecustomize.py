@@ -25,12 +25,12 @@ TIMED = {
     "skyrl.cli": {"run": ["main"]},
     "skyrl.experiments.experiment": {"start: Ray": ["start_processes"]},
     "skyrl.training.trainer": {"step": ["PPOTrainer.step"], "collate": ["collate"], "describe": ["describe"]},
-    "skyrl.processes.ray_processes": {
+    "skyrl.processes.ray.processes": {
         "start: actors": ["RayProcesses._made"],
         "end: processes": ["RayProcesses.close"],
     },
-    "skyrl.processes.ray_cluster": {"end: Ray": ["Cluster.close"], "end: kill": ["kill_tagged"]},
-    "skyrl.processes.ray_watch": {"end: watch": ["Watch.close"]},
+    "skyrl.processes.ray.cluster": {"end: Ray": ["Cluster.close"], "end: kill": ["kill_tagged"]},
+    "skyrl.processes.ray.watch": {"end: watch": ["Watch.close"]},
     "skyrl.experiments.ppo": {"end: engines and files": ["BasePPOExp.close"], "end: model": ["BasePPOExp.finish"]},
     "skyrl.training.loop": {"end: checkpoint": ["TrainingLoop._stop", "TrainingLoop._save"]},
     "skyrl.runs.session": {"start: data and tokenizer": ["RunSession._find_start"]},
@@ -38,13 +38,13 @@ TIMED = {
     "skyrl.rollout.generator": {"rollouts": ["SkyRLGymGenerator.generate"]},
     "skyrl.rollout.sampling_session": {"rollouts: requests": ["SamplingSession._first_turns"]},
     "skyrl.tracking.jsonlines": {"files": ["JsonLines.append"]},
-    "skyrl.learners.group": {"update": ["LearnerGroup.update"], "score": ["ScorerGroup.score"]},
-    "skyrl.learners.workers": {"start: learner": ["PolicyWorker.__init__"]},
-    "skyrl.learners.learning_worker": {
+    "skyrl.learners.workers.group": {"update": ["LearnerGroup.update"], "score": ["ScorerGroup.score"]},
+    "skyrl.learners.workers.roles": {"start: learner": ["PolicyWorker.__init__"]},
+    "skyrl.learners.workers.learning_worker": {
         "update": ["LearningWorker.update", "LearningWorker.update_share"],
         "gather and send": ["LearningWorker.stream"],
     },
-    "skyrl.learners.model_worker": {
+    "skyrl.learners.workers.model_worker": {
         "score": ["ModelWorker.score"],
         "update: moves": ["ModelWorker.offload", "ModelWorker.onload"],
     },
@@ -58,7 +58,7 @@ TIMED = {
     "skyrl.weight_sync.transports": {
         "transfer: send and load": ["BroadcastTransport.send", "NativeTransport.send"],
     },
-    "skyrl.inference.client": {
+    "skyrl.inference.pool.client": {
         "transfer: pause": ["InferenceEngineClient.pause"],
         "transfer: resume": ["InferenceEngineClient.resume"],
         "transfer: load": ["InferenceEngineClient.load_weights"],
@@ -69,16 +69,16 @@ TIMED = {
         "transfer: sender": ["NativeSender.__call__"],
         "transfer: digests": ["digest_word", "Digests.add", "Digests.in_hex"],
     },
-    "skyrl.inference.vllm_requests": {"transfer: requests": ["Requests.ask"]},
-    "skyrl.inference.transfer_group": {
+    "skyrl.weight_receiver.vllm_requests": {"transfer: requests": ["Requests.ask"]},
+    "skyrl.weight_receiver.transfer_group": {
         "transfer: waits": ["wait_for"],
         "transfer: group": ["TransferGroup._make_group"],
     },
-    "skyrl.inference.vllm_native": {
+    "skyrl.weight_receiver.vllm_native": {
         "transfer: digests": ["digest_word", "Digests.add", "Digests.in_hex"],
     },
-    "skyrl.inference.incoming_weights": {"transfer: digests": ["digest"]},
-    "skyrl.inference.vllm_engine": {
+    "skyrl.weight_receiver.incoming_weights": {"transfer: digests": ["digest"]},
+    "skyrl.inference.vllm.engine": {
         "start: engine": ["VLLMEngine.__init__"],
         "end: engine": ["VLLMEngine.close"],
         "generate: a request": ["VLLMEngine._generate"],
@@ -90,9 +90,9 @@ TIMED = {
         "generate: completions": ["completion"],
         "generate: arguments": ["sampling_arguments"],
     },
-    "skyrl.inference.vllm_async": {"transfer: forget": ["AsyncBackend.forget"]},
-    "skyrl.inference.vllm_stepped": {"transfer: forget": ["SteppedBackend.forget"]},
-    "skyrl.inference.vllm_worker": {
+    "skyrl.inference.vllm.asynchronous": {"transfer: forget": ["AsyncBackend.forget"]},
+    "skyrl.inference.vllm.stepped": {"transfer: forget": ["SteppedBackend.forget"]},
+    "skyrl.inference.vllm.worker": {
         "transfer: load in the worker": ["WeightReceiver.skyrl_load_weights"],
         "transfer: heads": ["WeightReceiver._skyrl_renew_heads"],
     },
@@ -100,7 +100,7 @@ TIMED = {
         "transfer: reload begins": ["initialize_layerwise_reload"],
         "transfer: reload ends": ["finalize_layerwise_reload"],
     },
-    "skyrl.inference.vllm_in_place": {"transfer: in place": ["load_in_place", "why_not_in_place"]},
+    "skyrl.inference.vllm.in_place": {"transfer: in place": ["load_in_place", "why_not_in_place"]},
     "vllm.distributed.weight_transfer.ipc_engine": {
         "transfer: CUDA IPC": [
             "IPCWeightTransferEngine.receive_weights",

@@ -18,8 +18,9 @@ the selected tokens is logged. Attributes of the class declare facts that the co
     vanishes_without_advantage: ClassVar[bool] = True
 
 says that loss and gradient are exactly 0 at tokens whose advantage is 0, so that rows without any other token skip the
-forward pass; `reads_old_logprobs = False` saves a forward pass over each batch. `skyrl.config.losses.LossFacts` lists
-all of these facts, and `POLICY_LOSSES` in the same module has those of the built-in losses.
+forward pass; `reads_old_logprobs = False` saves a forward pass over each batch. `LossFacts` of
+`skyrl.config.settings.losses` lists all of these facts, and `POLICY_LOSSES` in the same module has those of the
+built-in losses.
 """
 
 from __future__ import annotations

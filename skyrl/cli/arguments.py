@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from skyrl.config import Composed, Loaded, SkyRLTrainConfig
-    from skyrl.config.run_kind import RunKind
+    from skyrl.config.foundation.run_kind import RunKind
     from skyrl.tree.imports import Followed
     from skyrl.tree.rules import Check
 
@@ -52,8 +52,8 @@ def paths_from(
 
     The fields are those of the kind of run that the preceding `arguments` describe, or of every kind if `every_kind`.
     """
-    from skyrl.config.kinds import KINDS, root_of
-    from skyrl.config.load import chosen_root
+    from skyrl.config.loading.kinds import KINDS, root_of
+    from skyrl.config.loading.load import chosen_root
     from skyrl.tree.classes import leaf_paths
 
     depth = start.count(".")
@@ -168,7 +168,7 @@ def refuse_nothing(arguments: Sequence[str], to_do: str) -> None:
 def load_words(arguments: Sequence[str]) -> Loaded[SkyRLTrainConfig]:
     """The tree as written, with the environment of the command."""
     with lasting_imports():
-        from skyrl.config.load import load
+        from skyrl.config.loading.load import load
 
     return load(*split_words(arguments), environ=os.environ)
 
@@ -178,7 +178,7 @@ def compose_arguments(
 ) -> Composed[SkyRLTrainConfig]:
     """The run that the words describe, resolved and checked; warnings are printed. Raises `ConfigError`."""
     with lasting_imports():
-        from skyrl.config.load import compose
+        from skyrl.config.loading.load import compose
 
     composed = compose(*split_words(arguments), strict=strict, also=also, environ=os.environ)
     warn(composed.warnings)
@@ -187,7 +187,7 @@ def compose_arguments(
 
 def compose_rl(arguments: Sequence[str], refusal: str) -> SkyRLTrainConfig:
     """The resolved tree of a reinforcement-learning run. Raises `UserError` with `refusal` for another kind of run."""
-    from skyrl.config.root import SkyRLTrainConfig
+    from skyrl.config.settings.root import SkyRLTrainConfig
 
     run = compose_arguments(arguments).config
     if not isinstance(run, SkyRLTrainConfig):

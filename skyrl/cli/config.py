@@ -26,7 +26,7 @@ from skyrl.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skyrl.config.run_kind import RunKind
+    from skyrl.config.foundation.run_kind import RunKind
     from skyrl.interop.report import Conversion
     from skyrl.tree.rules import Check
 
@@ -80,7 +80,7 @@ def check(arguments: tuple[str, ...], strict: bool, machine: bool) -> None:
 
 
 def _unimported(kind: RunKind) -> Sequence[Check[Any]]:
-    from skyrl.config.code_digests import unimported_code
+    from skyrl.config.loading.code_digests import unimported_code
 
     return (unimported_code,)
 
@@ -100,8 +100,8 @@ def show(
 ) -> None:
     """Print a configuration: complete, with all derived values, unless an option says otherwise."""
     from skyrl.cli import show as forms
-    from skyrl.config.kept import kept_tables
-    from skyrl.config.resolve import resolve_with_origins
+    from skyrl.config.loading.resolve import resolve_with_origins
+    from skyrl.config.loading.standalone_file import kept_tables
 
     loaded = load_words(arguments)
     warn(loaded.warnings)
@@ -131,8 +131,8 @@ def explain(path: str, arguments: tuple[str, ...], machine: bool) -> None:
     import attrs
 
     from skyrl.cli.explain import as_text
-    from skyrl.config.explain import explain as explain_path
-    from skyrl.config.resolve import resolve_with_origins
+    from skyrl.config.loading.explain import explain as explain_path
+    from skyrl.config.loading.resolve import resolve_with_origins
 
     if os.path.exists(path) or path.endswith((".toml", ".yaml", ".yml", ".json")):
         hint = f"skyrl config explain trainer.epochs {path}"
@@ -157,8 +157,8 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
     """
     import json
 
-    from skyrl.config.code_digests import changed_code, stored_digests
-    from skyrl.config.resolve import resolve_with_origins
+    from skyrl.config.loading.code_digests import changed_code, stored_digests
+    from skyrl.config.loading.resolve import resolve_with_origins
     from skyrl.tree.dump import differences, flatten, public_value
 
     one, other = (load_words([name]) for name in (before, after))
@@ -194,7 +194,7 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, keep_
     If a setting is refused, the exit code is 1 and nothing is written; see --keep-going. Settings of an AReaL file that
     concern machines go into a second file, run.cluster.toml beside run.toml, which `skyrl launch` reads with --cluster.
     """
-    from skyrl.config.recognition import refuse_other_sources
+    from skyrl.config.loading.recognition import refuse_other_sources
     from skyrl.errors import UserError, render
 
     if output and not force:
@@ -234,15 +234,15 @@ def _converter(house: str, *, keep_engine: bool) -> Callable[[str], Conversion]:
     if house == "areal":
         from functools import partial
 
-        from skyrl.interop.areal import convert_areal
+        from skyrl.interop.areal.convert import convert_areal
 
         return partial(convert_areal, keep_engine=keep_engine)
     if house == "verl":
-        from skyrl.interop.verl import convert_verl as convert_file
+        from skyrl.interop.verl.convert import convert_verl as convert_file
     elif house == "trl":
-        from skyrl.interop.trl import convert_trl as convert_file
+        from skyrl.interop.trl.convert import convert_trl as convert_file
     else:
-        from skyrl.interop.skyrl_scripts import convert_skyrl as convert_file
+        from skyrl.interop.skyrl.scripts import convert_skyrl as convert_file
     return convert_file
 
 
@@ -317,7 +317,7 @@ def docs(arguments: tuple[str, ...]) -> None:
     With paths of tables or fields, such as trainer.faults, only these are printed.
     """
     from skyrl.config import SkyRLTrainConfig
-    from skyrl.config.reference import reference_page, reference_section
+    from skyrl.config.loading.reference import reference_page, reference_section
 
     paths = [word for word in arguments if _is_path(word)]
     others = [word for word in arguments if word not in paths]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from skyrl.processes.ray_survey import Survey
+    from skyrl.processes.ray.survey import Survey
     from skyrl.runs.run_tree import AnyRun
     from skyrl.tools.cluster_findings import ClusterFinding
 
@@ -21,11 +21,11 @@ def examine(run: AnyRun, seconds: float) -> int:
     """Print facts about the machines and all findings. Returns the number of findings. Raises `UserError` if the run
     names no cluster, and `ProcessError` if the cluster does not answer.
     """
-    from skyrl.config.kinds import kind_of
+    from skyrl.config.loading.kinds import kind_of
     from skyrl.errors import UserError
     from skyrl.planning.sizes import layout
     from skyrl.processes.machine_facts import facts_here
-    from skyrl.processes.ray_survey import survey
+    from skyrl.processes.ray.survey import survey
     from skyrl.runs.run_tree import field_path
     from skyrl.tools.cluster_findings import cluster_findings
 

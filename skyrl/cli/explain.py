@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skyrl.config.explain import Explanation, ValueOrigin
+    from skyrl.config.loading.explain import Explanation, ValueOrigin
 
 
 def as_text(explanation: Explanation) -> str:

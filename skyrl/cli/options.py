@@ -85,8 +85,8 @@ def _named(name: str, root: click.Context, group: Commands, words: str = "") -> 
 
 def _as_field(option: str, words: list[str]) -> str:
     """The message for an unknown option, with the argument that sets the field of that name."""
-    from skyrl.config.foreign_names import names_elsewhere
-    from skyrl.config.root import SkyRLTrainConfig
+    from skyrl.config.foundation.foreign_names import names_elsewhere
+    from skyrl.config.settings.root import SkyRLTrainConfig
     from skyrl.tree.suggestions import suggestion
 
     name = option.lstrip("-").replace("-", "_")

@@ -105,7 +105,7 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
     small.
     """
     from skyrl.cli.plan_memory import memory_of
-    from skyrl.config.sizes import on_ray, sizes_of
+    from skyrl.config.derive.sizes import on_ray, sizes_of
     from skyrl.errors import UserError
     from skyrl.planning.layout import Node, NoRoom, assign, on_machines
     from skyrl.planning.sizes import layout
@@ -157,7 +157,7 @@ def plan_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Plan:
 
 
 def _engines(run: SkyRLTrainConfig) -> dict[str, int] | None:
-    from skyrl.config.sizes import engines_of
+    from skyrl.config.derive.sizes import engines_of
 
     engines = engines_of(run)
     names = ("number", "gpus", "tensor", "pipeline", "data")
@@ -173,7 +173,14 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
     """The sizes of a model, and the work of one of its ranks in one training step."""
     import attrs
 
-    from skyrl.config.sizes import data_parallel_of, expert_parallel, grid_of, model_parallel, parallel_sizes, work_of
+    from skyrl.config.derive.sizes import (
+        data_parallel_of,
+        expert_parallel,
+        grid_of,
+        model_parallel,
+        parallel_sizes,
+        work_of,
+    )
 
     trainer, work = run.trainer, work_of(run, model)
     tokens = trainer.max_tokens_per_microbatch if trainer.max_tokens_per_microbatch > 0 else None

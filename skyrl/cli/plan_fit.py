@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from skyrl.autotune.search import Proposal
     from skyrl.config import SkyRLTrainConfig
-    from skyrl.config.fit import Proposal
 
 SHOWN = 3
 """Largest number of proposals that are printed."""
@@ -18,9 +18,9 @@ SHOWN = 3
 
 def fit(arguments: Sequence[str], gpus: int, answer_tokens: float | None) -> dict[str, Any]:
     """The fastest layouts that fit and pass the check, with their reasons, as data. Raises `UserError` if none does."""
+    from skyrl.autotune.reasons import reasons
+    from skyrl.autotune.search import proposals
     from skyrl.cli.plan_memory import known_shape_of
-    from skyrl.config.fit import proposals
-    from skyrl.config.fit_reasons import reasons
 
     run = _run(arguments)
     _refuse_unknown(run)
@@ -80,8 +80,8 @@ def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:
     import os
 
     from skyrl.cli.arguments import split_words
-    from skyrl.config.load import compose
-    from skyrl.config.root import SkyRLTrainConfig
+    from skyrl.config.loading.load import compose
+    from skyrl.config.settings.root import SkyRLTrainConfig
     from skyrl.errors import UserError
 
     run = compose(*split_words(arguments), environ=os.environ).config
@@ -93,9 +93,9 @@ def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:
 def _refuse_unknown(run: SkyRLTrainConfig) -> None:
     """Raises `UserError` for a run whose layouts cannot be estimated."""
     from skyrl.cli.plan_memory import known_shape_of
-    from skyrl.config.engine_backends import backend_of
-    from skyrl.config.memory import models_without_sizes
-    from skyrl.config.sizes import starts_engines
+    from skyrl.config.derive.engine_backends import backend_of
+    from skyrl.config.derive.sizes import starts_engines
+    from skyrl.config.estimates.memory import models_without_sizes
     from skyrl.errors import UserError
 
     engine = run.generator.inference_engine
@@ -118,8 +118,8 @@ def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:
     import os
 
     from skyrl.cli.arguments import split_words
-    from skyrl.config.load import compose
-    from skyrl.config.memory_fit import written
+    from skyrl.config.estimates.memory_fit import written
+    from skyrl.config.loading.load import compose
     from skyrl.errors import ConfigError
 
     files, words = split_words(arguments)
@@ -131,8 +131,8 @@ def _refusal(arguments: Sequence[str], proposal: Proposal) -> str | None:
 
 
 def _nothing(run: SkyRLTrainConfig, gpus: int, refusals: Sequence[str]) -> Exception:
+    from skyrl.autotune.search import proposals
     from skyrl.cli.plan_memory import known_shape_of
-    from skyrl.config.fit import proposals
     from skyrl.errors import UserError
 
     if refusals:
@@ -162,7 +162,7 @@ def _as_data(run: SkyRLTrainConfig, proposal: Proposal) -> dict[str, Any]:
 
 
 def _lines(number: int, proposal: Mapping[str, Any]) -> Iterator[str]:
-    from skyrl.config.memory_fit import GIB, written
+    from skyrl.config.estimates.memory_fit import GIB, written
 
     seconds, fullest = proposal["seconds"], proposal["fullest"]
     engines = "taking turns on all GPUs" if proposal["colocated"] else f"engines on {proposal['engine_gpus']} of them"

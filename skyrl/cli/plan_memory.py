@@ -15,8 +15,8 @@ MIB = 2**20
 
 def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
     """The estimate as `skyrl plan --json` prints it; all sizes in bytes."""
-    from skyrl.config.memory import FITS_WITHIN, models_of_estimated_sizes, models_without_sizes, phases_of
-    from skyrl.config.memory_fit import described, verdict_of
+    from skyrl.config.estimates.memory import FITS_WITHIN, models_of_estimated_sizes, models_without_sizes, phases_of
+    from skyrl.config.estimates.memory_fit import described, verdict_of
 
     phases = phases_of(run, known_shape_of)
     if phases is None:
@@ -48,7 +48,7 @@ def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
 
 def known_shape_of(path: str) -> ModelShape | None:
     """Sizes of a model from its folder, from the table of known models, or from a copy in the hub's cache."""
-    from skyrl.config.memory import local_shape
+    from skyrl.config.estimates.memory import local_shape
 
     found = local_shape(path)
     if found is not None:
@@ -101,7 +101,7 @@ def _rows(phases: Sequence[Mapping[str, Any]], unit: int, title: str) -> list[st
 
 
 def _verdict(memory: Mapping[str, Any]) -> list[str]:
-    from skyrl.config.memory_fit import written
+    from skyrl.config.estimates.memory_fit import written
 
     kind = memory["gpu_kind"]
     if memory["fits"] is None:

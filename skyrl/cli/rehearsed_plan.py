@@ -32,7 +32,7 @@ def planned_findings(run: SkyRLTrainConfig, gpus: int | None) -> Iterator[Findin
 
 
 def _memory(memory: dict[str, object]) -> Iterator[Finding]:
-    from skyrl.config.memory_fit import written
+    from skyrl.config.estimates.memory_fit import written
     from skyrl.tools.rehearsal import Finding
 
     if memory["phases"] is None:
@@ -49,7 +49,7 @@ def _memory(memory: dict[str, object]) -> Iterator[Finding]:
 
 def _heads(run: SkyRLTrainConfig) -> Iterator[Finding]:
     from skyrl.cli.plan_memory import known_shape_of
-    from skyrl.config.engine_backends import backend_of
+    from skyrl.config.derive.engine_backends import backend_of
     from skyrl.tools.rehearsal import Finding
 
     engine, shape = run.generator.inference_engine, known_shape_of(run.trainer.policy.model.path or "")

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skyrl.config.entry import RunConfig
+    from skyrl.config.foundation.entry import RunConfig
 
 
 def doctor_report(run: RunConfig) -> Iterator[str]:
     """Lines on the findings, and on what is only known once the run starts. `run` has passed all checks."""
-    from skyrl.config.kinds import kind_of
+    from skyrl.config.loading.kinds import kind_of
     from skyrl.planning.layout import counted
     from skyrl.tree import get_at
 
@@ -44,19 +44,19 @@ def _rows(run: RunConfig) -> Iterator[str]:
     `ModelError` if they cannot.
     """
     from skyrl.config import SkyRLTrainConfig, SupervisedConfig
-    from skyrl.config.kinds import kind_of
+    from skyrl.config.loading.kinds import kind_of
     from skyrl.experiments.model_checks import readable_files
     from skyrl.tree import get_at
 
     files = readable_files(get_at(run, f"{kind_of(run).model}.path"))
     if files is None or files.config.get("model_type") in _DO_EVERYTHING:
         return
-    from skyrl.config.engine_backends import backend_of
-    from skyrl.config.model_overrides import learner_overrides
-    from skyrl.config.sizes import starts_engines
-    from skyrl.inference.sampling_support import sampling_support
+    from skyrl.config.derive.engine_backends import backend_of
+    from skyrl.config.derive.model_overrides import learner_overrides
+    from skyrl.config.derive.sizes import starts_engines
+    from skyrl.inference.torch.sampling_support import sampling_support
     from skyrl.learners.row_support import rows_of_run
-    from skyrl.models.loading import load_config
+    from skyrl.models.files.loading import load_config
     from skyrl.tree import required
 
     if not isinstance(run, SkyRLTrainConfig | SupervisedConfig):
@@ -77,7 +77,7 @@ def _rows(run: RunConfig) -> Iterator[str]:
 def _slower_than_the_preset(run: RunConfig) -> list[str]:
     """Paths that have an effect in a run on CUDA and differ from the value in the preset `cuda`."""
     from skyrl.config import SkyRLTrainConfig, load
-    from skyrl.config.check import has_effect
+    from skyrl.config.loading.check import has_effect
     from skyrl.tree import get_at
 
     if not isinstance(run, SkyRLTrainConfig) or run.trainer.device != "cuda":

@@ -33,8 +33,8 @@ def serve_code(host: str, port: int, at_once: int | None, tier: str, name: str |
     require_packages("serve-code", "code", "starlette", "uvicorn")
     from typing import cast
 
-    from skyrl.envs.code_service import code_app
-    from skyrl.envs.remote_sandbox import TOKEN_VARIABLE
+    from skyrl.envs.services.code_service import code_app
+    from skyrl.envs.services.remote_sandbox import TOKEN_VARIABLE
     from skyrl.processes.credentials import api_key
     from skyrl.processes.service import listen, serve
     from skyrl.sandbox.sandbox import Sandbox

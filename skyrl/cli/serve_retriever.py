@@ -22,9 +22,9 @@ def serve_retriever(corpus: Path, host: str, port: int, name: str | None, names:
     can reach is served only with a token, in the variable SKYRL_RETRIEVER_TOKEN, which the run needs, too.
     """
     require_packages("serve-retriever", "search", "bm25s", "starlette", "uvicorn")
-    from skyrl.envs.corpus import SearchIndex, read_corpus
-    from skyrl.envs.retriever import retriever_app
     from skyrl.envs.search import TOKEN_VARIABLE
+    from skyrl.envs.services.corpus import SearchIndex, read_corpus
+    from skyrl.envs.services.retriever import retriever_app
     from skyrl.processes.credentials import api_key
     from skyrl.processes.service import listen, serve
 

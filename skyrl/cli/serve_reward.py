@@ -23,9 +23,9 @@ def serve_reward(model: str, host: str, port: int, device: str, name: str | None
     can reach is served only with a token, in the variable SKYRL_REWARD_TOKEN, which the run needs, too.
     """
     require_packages("serve-reward", "reward", "starlette", "uvicorn", "torch")
-    from skyrl.envs.reward_model import TOKEN_VARIABLE
-    from skyrl.envs.reward_service import reward_app
-    from skyrl.models.reward_model import RewardModel
+    from skyrl.envs.builtin.reward_model import TOKEN_VARIABLE
+    from skyrl.envs.services.reward_service import reward_app
+    from skyrl.models.saving.reward_model import RewardModel
     from skyrl.processes.credentials import api_key
     from skyrl.processes.service import listen, serve
     from skyrl.tools.sampling_target import scoring_model

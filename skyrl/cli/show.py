@@ -11,7 +11,7 @@ from skyrl.tree.access import get_at
 from skyrl.tree.dump import flatten, public_dict, public_value
 
 if TYPE_CHECKING:
-    from skyrl.config.entry import RunConfig
+    from skyrl.config.foundation.entry import RunConfig
     from skyrl.tree.origins import Origins
 
 
@@ -39,7 +39,7 @@ def whole(run: RunConfig, language: str) -> str:
 
 def as_it_was_written(run: RunConfig, language: str) -> str:
     """`whole` of a tree before anything is derived, without the fields that are left to a rule."""
-    from skyrl.config.kinds import kind_of
+    from skyrl.config.loading.kinds import kind_of
     from skyrl.tree.rules import is_whole
 
     data = public_dict(run)
@@ -64,7 +64,7 @@ def lines_with_origins(run: RunConfig, origins: Origins) -> str:
 
 def derived_lines(run: RunConfig, origins: Origins) -> str:
     """Derived values, each with its rule, the reason, and the values from which it was derived."""
-    from skyrl.config.kinds import kind_of
+    from skyrl.config.loading.kinds import kind_of
 
     by_name = {rule.name: rule for rule in kind_of(run).rules}
     flat, paragraphs = _flat(run), []

@@ -112,7 +112,7 @@ def world_of(config: SkyRLTrainConfig, steps: int, *, like: Path | None = None, 
     """The world to simulate: the configuration with the given durations, or with those measured in the run `like`.
     Raises `UserError` if a duration is missing.
     """
-    from skyrl.config.sizes import engines_of
+    from skyrl.config.derive.sizes import engines_of
     from skyrl.errors import UserError
     from skyrl.experiments.collaborators import in_flight, stream_limits
     from skyrl.tools.simulation import Seconds, World, measured
@@ -155,7 +155,7 @@ def _failing(
     """Throughput with failures, and the best checkpoint interval; None if not requested. Raises `UserError` if only one
     of the durations is given.
     """
-    from skyrl.config.sizes import sizes_of
+    from skyrl.config.derive.sizes import sizes_of
     from skyrl.errors import UserError
     from skyrl.planning.failures import GPU_HOURS_BETWEEN_FAILURES, Interruptions
     from skyrl.planning.sizes import layout
@@ -195,7 +195,7 @@ def _render_failing(failing: dict[str, Any]) -> str:
 
 def _gpus(config: SkyRLTrainConfig) -> tuple[int, int]:
     """GPUs of engines and of learners in the configured placement."""
-    from skyrl.config.sizes import engines_of, grid_of
+    from skyrl.config.derive.sizes import engines_of, grid_of
     from skyrl.errors import UserError
 
     engines = engines_of(config)

@@ -12,7 +12,7 @@ from skyrl.cli.launch import cluster_options, launcher_of, read_cluster
 from skyrl.installation import install_command
 
 if TYPE_CHECKING:
-    from skyrl.config.sweep import SweepConfig
+    from skyrl.sweeps.sweep_file import SweepConfig
     from skyrl.sweeps.trials import Trials
 
 
@@ -42,10 +42,10 @@ def sweep(
     """
     import os
 
-    from skyrl.config.sweep import load_sweep
     from skyrl.errors import SkyRLError
     from skyrl.launchers.job import RECORD, absent, withdraw
     from skyrl.sweeps.results import unmeasured
+    from skyrl.sweeps.sweep_file import load_sweep
     from skyrl.sweeps.trials import spelled, trials_of, waiting
 
     asked = load_sweep(file)

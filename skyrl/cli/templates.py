@@ -23,8 +23,8 @@ def check(model: str, template: str | None) -> None:
     MODEL is a folder or a hub name. The exit code is 1 if a conversation of two turns differs or is refused.
     """
     from skyrl.config import ChatTemplateConfig
-    from skyrl.models.chat_templates import BUILT_IN, with_template
-    from skyrl.models.loading import load_tokenizer
+    from skyrl.models.files.chat_templates import BUILT_IN, with_template
+    from skyrl.models.files.loading import load_tokenizer
     from skyrl.rollout.template_check import check_template
 
     own = ChatTemplateConfig(source="name" if template in BUILT_IN else "file", name_or_path=template)
@@ -64,9 +64,9 @@ def show(model: str, template: str | None) -> None:
     """
     from skyrl.chats.examples import forms_page
     from skyrl.config import ChatTemplateConfig
-    from skyrl.models.chat_templates import BUILT_IN, with_template
-    from skyrl.models.loading import load_tokenizer
-    from skyrl.models.stand_in import stand_in_tokenizer
+    from skyrl.models.files.chat_templates import BUILT_IN, with_template
+    from skyrl.models.files.loading import load_tokenizer
+    from skyrl.models.files.stand_in import stand_in_tokenizer
 
     if model.endswith((".jinja", ".jinja2")):
         own = ChatTemplateConfig(source="file", name_or_path=model)

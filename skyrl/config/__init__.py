@@ -6,13 +6,17 @@ from others, `check.py` reports why a tree cannot run, and `kinds.py` lists the 
 
 from typing import TYPE_CHECKING
 
-from skyrl.config.algorithm import AlgorithmConfig, DynamicSamplingConfig, KLCtrlConfig
-from skyrl.config.check import check
-from skyrl.config.data import DataConfig
-from skyrl.config.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
-from skyrl.config.engines import InferenceEngineConfig
-from skyrl.config.entry import BaseConfig, build_nested_dataclass, get_config_as_dict, get_config_as_yaml_str
-from skyrl.config.environment import (
+from skyrl.config.foundation.entry import BaseConfig, build_nested_dataclass, get_config_as_dict, get_config_as_yaml_str
+from skyrl.config.loading.check import check
+from skyrl.config.loading.extension import make_config
+from skyrl.config.loading.load import Composed, compose, load
+from skyrl.config.loading.loaded import Loaded
+from skyrl.config.loading.resolve import resolve
+from skyrl.config.settings.algorithm import AlgorithmConfig, DynamicSamplingConfig, KLCtrlConfig
+from skyrl.config.settings.data import DataConfig
+from skyrl.config.settings.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
+from skyrl.config.settings.engines import InferenceEngineConfig
+from skyrl.config.settings.environment import (
     EnvironmentConfig,
     GSM8kLLMJudgeEnvConfig,
     RewardModelEnvConfig,
@@ -20,11 +24,10 @@ from skyrl.config.environment import (
     SkyRLGymConfig,
     Text2SQLEnvConfig,
 )
-from skyrl.config.extension import make_config
-from skyrl.config.faults import FaultsConfig
-from skyrl.config.fully_async import FullyAsyncConfig
-from skyrl.config.generator import ChatTemplateConfig, GeneratorConfig, SamplingParams
-from skyrl.config.learners import (
+from skyrl.config.settings.faults import FaultsConfig
+from skyrl.config.settings.fully_async import FullyAsyncConfig
+from skyrl.config.settings.generator import ChatTemplateConfig, GeneratorConfig, SamplingParams
+from skyrl.config.settings.learners import (
     CriticConfig,
     FSDPConfig,
     MixedPrecisionConfig,
@@ -32,9 +35,7 @@ from skyrl.config.learners import (
     PolicyConfig,
     RefConfig,
 )
-from skyrl.config.load import Composed, compose, load
-from skyrl.config.loaded import Loaded
-from skyrl.config.losses import (
+from skyrl.config.settings.losses import (
     CISPOConfig,
     ClipCovConfig,
     DecoupledConfig,
@@ -44,30 +45,29 @@ from skyrl.config.losses import (
     OffPolicyCorrectionConfig,
     SAPOConfig,
 )
-from skyrl.config.megatron import (
+from skyrl.config.settings.megatron import (
     MegatronConfig,
     MegatronDDPConfig,
     MegatronLoraConfig,
     MegatronTorchProfilerConfig,
 )
-from skyrl.config.models import ModelConfig, SkyRLLoraConfig
-from skyrl.config.placement import PlacementConfig
-from skyrl.config.registry import (
+from skyrl.config.settings.models import ModelConfig, SkyRLLoraConfig
+from skyrl.config.settings.placement import PlacementConfig
+from skyrl.config.settings.registry import (
     AdvantageEstimatorRegistry,
     PolicyLossRegistry,
     register_advantage_estimator,
     register_policy_loss,
 )
-from skyrl.config.resolve import resolve
-from skyrl.config.rewards import NormConfig, OverlongConfig, RewardShapingConfig
-from skyrl.config.root import SkyRLConfig, SkyRLTrainConfig
-from skyrl.config.tracker_settings import TrackersConfig
-from skyrl.config.trainer import TrainerConfig
+from skyrl.config.settings.rewards import NormConfig, OverlongConfig, RewardShapingConfig
+from skyrl.config.settings.root import SkyRLConfig, SkyRLTrainConfig
+from skyrl.config.settings.tracker_settings import TrackersConfig
+from skyrl.config.settings.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from skyrl.config.supervised.placement import SFTPlacementConfig
-    from skyrl.config.supervised.root import RewardModelConfig, SFTConfig, SupervisedConfig
+    from skyrl.config.settings.supervised_placement import SFTPlacementConfig
+    from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
 
 __all__ = [
     "AdvantageEstimatorRegistry",
@@ -143,7 +143,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Imports the classes of supervised runs on demand (PEP 562): an RL file is checked without them."""
     if name in ("RewardModelConfig", "SFTConfig", "SFTPlacementConfig", "SupervisedConfig"):
-        from skyrl.config.supervised import root
+        from skyrl.config.settings import supervised_root as root
 
         return getattr(root, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from skyrl.config.entry import BaseConfig
+from skyrl.config.foundation.entry import BaseConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, field, frozen
 from skyrl.tree.arguments import read_argument

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from skyrl.errors import WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
-from skyrl.inference.incoming_weights import Broadcast, IncomingWeights, Native, RemoteWeights, receipt
+from skyrl.weight_receiver.incoming_weights import Broadcast, IncomingWeights, Native, RemoteWeights, receipt
 
 
 @frozen(kw_only=True)

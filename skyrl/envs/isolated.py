@@ -15,7 +15,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from skyrl.config import SkyRLGymConfig
-from skyrl.config.import_paths import absolute
+from skyrl.config.foundation.import_paths import absolute
 from skyrl.envs.env import Env, EnvStep, Message
 from skyrl.errors import RewardError, SkipSample, TaskError, WorkerEnded
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox

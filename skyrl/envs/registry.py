@@ -18,25 +18,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skyrl.config import SkyRLGymConfig
-from skyrl.config.environment import COMPARED_ENVIRONMENTS, PROGRAM_ENVIRONMENTS, SANDBOXED_ENVIRONMENTS
-from skyrl.config.import_paths import is_import_path
-from skyrl.envs.aime import AIMEEnv
-from skyrl.envs.code import CodeEnv
+from skyrl.config.foundation.import_paths import is_import_path
+from skyrl.config.settings.environment import COMPARED_ENVIRONMENTS, PROGRAM_ENVIRONMENTS, SANDBOXED_ENVIRONMENTS
+from skyrl.envs.builtin.aime import AIMEEnv
+from skyrl.envs.builtin.code import CodeEnv
+from skyrl.envs.builtin.gsm8k import GSM8kEnv
+from skyrl.envs.builtin.gsm8k_multi_turn import GSM8kMultiTurnEnv
+from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
+from skyrl.envs.builtin.math_equal import math_equal
+from skyrl.envs.builtin.multiply import MultiplyEnv
+from skyrl.envs.builtin.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
+from skyrl.envs.builtin.reward_model import RewardModelEnv
+from skyrl.envs.builtin.search_code import SearchCodeEnv
 from skyrl.envs.env import Env
 from skyrl.envs.group_rewards import GroupReward, is_group_reward
-from skyrl.envs.gsm8k import GSM8kEnv
-from skyrl.envs.gsm8k_multi_turn import GSM8kMultiTurnEnv
 from skyrl.envs.isolated import IsolatedTask, isolated
-from skyrl.envs.llm_judge import LLMJudgeEnv
-from skyrl.envs.math_equal import math_equal
-from skyrl.envs.multiply import MultiplyEnv
-from skyrl.envs.remote_sandbox import TOKEN_VARIABLE as CODE_TOKEN
-from skyrl.envs.remote_sandbox import RemoteSandbox, RunsPrograms
 from skyrl.envs.reward_functions import PlainReward, taken
-from skyrl.envs.reward_model import TOKEN_VARIABLE as REWARD_TOKEN
-from skyrl.envs.reward_model import RewardModelEnv
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
-from skyrl.envs.search_code import SearchCodeEnv
+from skyrl.envs.services.remote_sandbox import TOKEN_VARIABLE as CODE_TOKEN
+from skyrl.envs.services.remote_sandbox import RemoteSandbox, RunsPrograms
 from skyrl.envs.skyrl_gym_text import SkyRLGymTextEnv, is_of_skyrl_gym
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.errors import TaskError

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.config.environment import SearchEnvConfig
+from skyrl.config.settings.environment import SearchEnvConfig
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.http_json import PATIENCE, ServiceReply, post
 from skyrl.envs.rows import first_between, ground_truth, last_between, max_turns

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from skyrl.config.environment import Text2SQLEnvConfig
+from skyrl.config.settings.environment import Text2SQLEnvConfig
 from skyrl.envs.env import Env, EnvStep
 from skyrl.envs.rows import first_between, ground_truth, max_turns
 from skyrl.envs.texts import tokenizable

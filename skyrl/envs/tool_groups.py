@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from skyrl.config.environment import SearchEnvConfig
+from skyrl.config.settings.environment import SearchEnvConfig
 from skyrl.envs.http_json import ATTEMPTS, PATIENCE
 from skyrl.envs.search import TOKEN_VARIABLE, ask_retriever
 from skyrl.envs.text2sql import SHOWN_ROWS, TOOL_SECONDS, ask_database, shown

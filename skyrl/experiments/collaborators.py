@@ -10,12 +10,10 @@ from pathlib import Path
 from attrs import evolve
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.engine_backends import backend_of, engine_dtype, weight_dtype
-from skyrl.config.engine_options import given_length
-from skyrl.config.engines import InferenceEngineConfig
-from skyrl.config.kinds import kind_of
-from skyrl.config.model_overrides import engine_overrides
-from skyrl.config.sizes import (
+from skyrl.config.derive.engine_backends import backend_of, engine_dtype, weight_dtype
+from skyrl.config.derive.engine_options import given_length
+from skyrl.config.derive.model_overrides import engine_overrides
+from skyrl.config.derive.sizes import (
     engines_of,
     grid_of,
     joins_servers,
@@ -29,20 +27,22 @@ from skyrl.config.sizes import (
     starts_engines,
     workers_of_an_engine,
 )
+from skyrl.config.loading.kinds import kind_of
+from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ConfigError, Problem, ProcessError, UserError
 from skyrl.experiments.servers import server_deadlines
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import InferenceEngine, InFlight
-from skyrl.inference.http_engine import HttpEngine
-from skyrl.inference.remote_engine import RemoteEngine
-from skyrl.inference.restarts import EngineRestarts
-from skyrl.inference.sglang_engine import SGLangEngine
-from skyrl.inference.torch_engine import load_torch_engine
-from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.pool.restarts import EngineRestarts
+from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.remote_engine import RemoteEngine
+from skyrl.inference.servers.sglang_engine import SGLangEngine
+from skyrl.inference.torch.engine import load_torch_engine
+from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.installation import install_command
-from skyrl.learners.model_worker import required_device
 from skyrl.learners.ranks import Rendezvous
-from skyrl.models.loading import max_positions
+from skyrl.learners.workers.model_worker import required_device
+from skyrl.models.files.loading import max_positions
 from skyrl.planning.layout import Layout
 from skyrl.planning.sizes import layout, layout_of_engine
 from skyrl.processes.background import in_a_daemon_thread
@@ -87,7 +87,7 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = F
             os.environ.setdefault(name, value)
         return InProcess()
     try:
-        from skyrl.processes.ray_processes import RayProcesses
+        from skyrl.processes.ray.processes import RayProcesses
     except ModuleNotFoundError as error:
         field = field_path(run, "placement.executor")
         raise UserError(f"{field} = ray needs {error.name}: {install_command('ray')}") from error

@@ -15,17 +15,17 @@ import attrs
 from torch import Tensor
 
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config.alarms import alarms_of
-from skyrl.config.kinds import kind_of
+from skyrl.config.loading.kinds import kind_of
+from skyrl.config.settings.alarms import alarms_of
 from skyrl.errors import RunError
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.exports import policy_export
-from skyrl.learners.group import LearnerGroup, ScorerGroup
-from skyrl.learners.learning_worker import LearningWorker
-from skyrl.learners.model_worker import ModelWorker
 from skyrl.learners.ranks import Ranks, Rendezvous
-from skyrl.models.loading import load_tokenizer
-from skyrl.models.storing import AdapterExport
+from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.model_worker import ModelWorker
+from skyrl.models.files.loading import load_tokenizer
+from skyrl.models.saving.storing import AdapterExport
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Processes
 from skyrl.processes.progress import Progress
@@ -38,8 +38,8 @@ from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.runs.session import RunSession
 from skyrl.tracking.factory import trackers_of
-from skyrl.tracking.follower import Follower, WithLag
 from skyrl.tracking.jsonlines import MetricsFile
+from skyrl.tracking.services.follower import Follower, WithLag
 from skyrl.tracking.timeline import Timeline
 from skyrl.tracking.timing import Clock
 from skyrl.tracking.tracker import LastMetrics, Tracker

@@ -10,12 +10,12 @@ from typing import Any
 from skyrl.chats.masks import ChatMasks
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import RewardModelConfig, SupervisedConfig, TrainerConfig
-from skyrl.config.model_overrides import LONGEST_ROW, learner_overrides
+from skyrl.config.derive.model_overrides import LONGEST_ROW, learner_overrides
 from skyrl.errors import DataError
-from skyrl.models.chat_templates import with_defaults, with_template
-from skyrl.models.loading import generation_ends, load_tokenizer
-from skyrl.models.reward_model import RewardModelExport
-from skyrl.models.storing import Export
+from skyrl.models.files.chat_templates import with_defaults, with_template
+from skyrl.models.files.loading import generation_ends, load_tokenizer
+from skyrl.models.saving.reward_model import RewardModelExport
+from skyrl.models.saving.storing import Export
 from skyrl.tree import required
 
 

@@ -19,7 +19,7 @@ from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.sizes import evaluates, samples
+from skyrl.config.derive.sizes import evaluates, samples
 from skyrl.data.conversations import tools_of, with_system
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.row_forms import chat_in, learns_all
@@ -41,8 +41,8 @@ from skyrl.experiments.whole_rows import (
     supervised_rows_of,
     too_few_rows,
 )
-from skyrl.models.chat_templates import configured_template
-from skyrl.models.template_text import TemplateRefusal, render_template
+from skyrl.models.files.chat_templates import configured_template
+from skyrl.models.files.template_text import TemplateRefusal, render_template
 from skyrl.processes.event_loop import event_loop
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.trajectory import Failure

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.code_digests import changed_code, code_digests, stored_digests
-from skyrl.config.intervals import read_interval
-from skyrl.config.sizes import has_critic
+from skyrl.config.derive.sizes import has_critic
+from skyrl.config.foundation.intervals import read_interval
+from skyrl.config.loading.code_digests import changed_code, code_digests, stored_digests
 from skyrl.errors import Problem, ResumeError
 from skyrl.experiments.model_checks import readable_files
 from skyrl.runs.run_lock import MANIFEST, SIGNATURE, refused_changes, stored_config, values_apart

@@ -7,8 +7,8 @@ from statistics import mean
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.every_kind import folder_of
-from skyrl.config.sizes import longest_row
+from skyrl.config.derive.every_kind import folder_of
+from skyrl.config.derive.sizes import longest_row
 from skyrl.rollout.full_length import FullLengthRollouts
 from skyrl.tree import evolve_at
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from skyrl.config import SupervisedConfig
-from skyrl.config.every_kind import folder_of
+from skyrl.config.derive.every_kind import folder_of
 from skyrl.data.supervised_rows import Rows, Tally
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.experiments.full_length import FOLDER

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.every_kind import has_flash_attention
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.derive.every_kind import has_flash_attention
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.runs.run_tree import AnyRun, field_path
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from skyrl.config import ModelConfig, SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.sizes import grid_of, models_of, samples
-from skyrl.config.supervised.model import MODEL
+from skyrl.config.derive.sizes import grid_of, models_of, samples
+from skyrl.config.derive.supervised_model import MODEL
 from skyrl.errors import ConfigError, Problem
-from skyrl.models.chat_templates import configured_template
-from skyrl.models.files import ModelFiles, model_files
-from skyrl.models.paths import model_failure, tokenizer_failure
+from skyrl.models.files.chat_templates import configured_template
+from skyrl.models.files.facts import ModelFiles, model_files
+from skyrl.models.files.paths import model_failure, tokenizer_failure
 from skyrl.planning.batches import uneven_heads, uneven_parts
 from skyrl.tree import get_at
 

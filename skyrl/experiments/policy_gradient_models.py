@@ -9,15 +9,15 @@ from tempfile import TemporaryDirectory
 from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, replicas_of
+from skyrl.config.derive.sizes import Model, grid_of, has_critic, has_reference, replicas_of
 from skyrl.experiments.experiment import BaseExp
-from skyrl.learners.group import LearnerGroup, ScorerGroup
-from skyrl.learners.learning_worker import LearningWorker
-from skyrl.learners.model_worker import ModelWorker, token_budget
-from skyrl.learners.normalized_critic import NormalizedCritic
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.model_worker import ModelWorker, token_budget
+from skyrl.learners.workers.normalized_critic import NormalizedCritic
+from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker
 from skyrl.runs.read_again import adapter_digests, model_digests
 from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective

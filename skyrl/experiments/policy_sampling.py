@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import evaluates, starts_engines
+from skyrl.config.derive.sizes import evaluates, starts_engines
 from skyrl.data.prompts import PromptDataset
 from skyrl.endpoint.doors import Address, Doors
 from skyrl.errors import DataError
@@ -27,10 +27,10 @@ from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.sampling import read_prompts
 from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
-from skyrl.inference.remote_engine import RemoteEngine
-from skyrl.models.chat_templates import with_template
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.servers.remote_engine import RemoteEngine
+from skyrl.models.files.chat_templates import with_template
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.runs.engine_changes import EngineChanges
@@ -40,7 +40,7 @@ from skyrl.runs.recorded import RecordedRun
 from skyrl.training.evaluation import Evaluation
 
 if TYPE_CHECKING:
-    from skyrl.endpoint.server import Endpoint
+    from skyrl.endpoint.http.server import Endpoint
 
 
 class PolicySampling(BaseExp):
@@ -206,7 +206,7 @@ class PolicySampling(BaseExp):
         """Serve the policy over HTTP, if this run does."""
         address = None if self.recorded else self.get_endpoint_address()
         if address is not None:
-            from skyrl.endpoint.server import Endpoint
+            from skyrl.endpoint.http.server import Endpoint
 
             async def generate(request: GenerationRequest) -> tuple[Completion, ...]:
                 return await self.client.generate(request)

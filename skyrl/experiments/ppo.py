@@ -16,16 +16,16 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import Model, grid_of, has_critic, has_reference, on_ray, starts_engines
+from skyrl.config.derive.sizes import Model, grid_of, has_critic, has_reference, on_ray, starts_engines
 from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_road
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.sampling import sampled_rollouts, steps_that_prompts_fill
-from skyrl.learners.group import LearnerGroup, ScorerGroup
-from skyrl.learners.learning_worker import LearningWorker
-from skyrl.learners.model_worker import ModelWorker
-from skyrl.learners.workers import CriticWorker, RefWorker
+from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.model_worker import ModelWorker
+from skyrl.learners.workers.roles import CriticWorker, RefWorker
 from skyrl.processes.handles import Processes
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.batches import Rollouts

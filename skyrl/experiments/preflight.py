@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig, TrainerConfig
-from skyrl.config.engine_backends import backend_of
-from skyrl.config.sizes import evaluates, on_ray, samples, sizes_of
-from skyrl.config.trackers import lacks_of
+from skyrl.config.derive.engine_backends import backend_of
+from skyrl.config.derive.sizes import evaluates, on_ray, samples, sizes_of
+from skyrl.config.settings.trackers import lacks_of
 from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
 from skyrl.endpoint.doors import TOKEN_VARIABLE

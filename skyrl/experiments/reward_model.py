@@ -11,10 +11,10 @@ from skyrl.config import RewardModelConfig
 from skyrl.data.supervised_rows import Rows, load_preferences
 from skyrl.experiments.full_length_rows import made_up_pairs
 from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.learning_worker import LearningWorker
-from skyrl.learners.supervised import BradleyTerry
-from skyrl.learners.workers import CriticWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.roles import CriticWorker
+from skyrl.learners.workers.supervised import BradleyTerry
 from skyrl.training.supervised_batches import collate_pairs
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, preferences
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.engine_backends import server_urls
-from skyrl.config.sizes import samples, starts_engines
+from skyrl.config.derive.engine_backends import server_urls
+from skyrl.config.derive.sizes import samples, starts_engines
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 

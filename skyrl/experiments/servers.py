@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.engine_backends import kind_of_engine, server_urls
-from skyrl.config.engines import InferenceEngineConfig
-from skyrl.config.model_overrides import engine_overrides
-from skyrl.config.sizes import joins_servers, workers_of_an_engine
+from skyrl.config.derive.engine_backends import kind_of_engine, server_urls
+from skyrl.config.derive.model_overrides import engine_overrides
+from skyrl.config.derive.sizes import joins_servers, workers_of_an_engine
+from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import UserError
 from skyrl.inference.engine import InferenceEngine
-from skyrl.inference.http_connection import Connection
-from skyrl.inference.http_engine import HttpEngine
-from skyrl.inference.server_dialects import Dialect, ServerDeadlines
-from skyrl.inference.sglang_server import SGLangServer
-from skyrl.inference.vllm_server import VLLMServer
-from skyrl.models.loading import load_tokenizer
+from skyrl.inference.servers.dialects import Dialect, ServerDeadlines
+from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.sglang_server import SGLangServer
+from skyrl.inference.servers.vllm_server import VLLMServer
+from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.credentials import api_key
-from skyrl.processes.name_stores import awaited
+from skyrl.processes.naming.stores import awaited
 from skyrl.tree import required
 
 _ENGINE = "generator.inference_engine"

@@ -15,8 +15,8 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SFTConfig, SupervisedConfig, TrainerConfig
-from skyrl.config.supervised.checks import evaluation_names
-from skyrl.config.supervised.model import MODEL, sharing_rows
+from skyrl.config.checks.supervised_checks import evaluation_names
+from skyrl.config.derive.supervised_model import MODEL, sharing_rows
 from skyrl.data.cursor import PromptCursor, batches, batches_before
 from skyrl.data.order import InOrder, Mixed, Order
 from skyrl.data.supervised_rows import Rows, load_supervised
@@ -25,12 +25,12 @@ from skyrl.experiments.experiment import BaseExp
 from skyrl.experiments.exports import chat_tokenizer, export_of, new_turn_end
 from skyrl.experiments.full_length_rows import made_up_sequences, verdict, without_traces
 from skyrl.learners.budget import TokenBudget
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.learning_worker import LearningWorker
 from skyrl.learners.ranks import Ranks
-from skyrl.learners.supervised import CrossEntropy
-from skyrl.learners.workers import SFTWorker
-from skyrl.models.loading import max_positions, refuse_small_vocabulary
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.roles import SFTWorker
+from skyrl.learners.workers.supervised import CrossEntropy
+from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.runs.inputs import notice, report_unread_variables
 from skyrl.runs.read_again import of_many

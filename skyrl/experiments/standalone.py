@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.sizes import on_ray, sizes_of, starts_engines
+from skyrl.config.derive.sizes import on_ray, sizes_of, starts_engines
 from skyrl.endpoint.doors import Address
 from skyrl.errors import Problem, Stopped
 from skyrl.experiments.collaborators import engine_makers, start_processes

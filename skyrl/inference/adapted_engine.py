@@ -17,8 +17,8 @@ from attrs import evolve
 from skyrl.errors import ModelError, UserError, WeightSyncError
 from skyrl.inference.adapters import apply_adapter, linear_layers, misfits, shared
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight
-from skyrl.inference.incoming_weights import IncomingWeights
-from skyrl.models.stored_adapter import stored_settings, stored_tensors
+from skyrl.models.files.stored_adapter import stored_settings, stored_tensors
+from skyrl.weight_receiver.incoming_weights import IncomingWeights
 
 Model = TypeVar("Model", bound=Any)
 

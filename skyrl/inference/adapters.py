@@ -16,10 +16,10 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.incoming_weights import IncomingWeights, Shared, WeightInfo
 from skyrl.inference.weights import refuse_not_loaded
 from skyrl.models.low_rank import LowRank, attach, of_layers
 from skyrl.storage.modes import save_tensors
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 

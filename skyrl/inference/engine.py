@@ -15,7 +15,7 @@ from skyrl.errors import UserError
 from skyrl.trajectory import RoutedExperts, StopReason
 
 if TYPE_CHECKING:
-    from skyrl.inference.incoming_weights import IncomingWeights
+    from skyrl.weight_receiver.incoming_weights import IncomingWeights
 
 
 @frozen(kw_only=True)

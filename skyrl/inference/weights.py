@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.incoming_weights import IncomingWeights, Shared, WeightInfo
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo
 
 
 def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:

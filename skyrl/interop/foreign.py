@@ -8,11 +8,10 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from skyrl.interop.areal_settings import apply
-from skyrl.interop.areal_values import Becomes, Entry
+from skyrl.interop.conversions import Becomes, Entry
 from skyrl.interop.environment import read_environment
 from skyrl.interop.report import Conversion
-from skyrl.interop.writing import Writing
+from skyrl.interop.writing import Writing, apply
 
 Values = Mapping[str, Any]
 Together = Callable[[str, Any, Values], Becomes]

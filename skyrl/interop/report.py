@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from skyrl.config.entry import RunConfig
+from skyrl.config.foundation.entry import RunConfig
 from skyrl.errors import Problem
 from skyrl.tree.masking import masked
 from skyrl.tree.plain import shown

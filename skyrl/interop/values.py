@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from skyrl.config.recognition import refuse_other_tables
+from skyrl.config.loading.recognition import refuse_other_tables
 from skyrl.errors import ConfigError, Problem
-from skyrl.interop.shell_variables import LONGEST
+from skyrl.interop.shell.variables import LONGEST
 from skyrl.tree.files import read_file
 from skyrl.tree.origins import dotted
 from skyrl.tree.text_files import read_text

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig, check
-from skyrl.config.entry import RunConfig
-from skyrl.config.kinds import header_of
-from skyrl.config.migrations import MIGRATIONS
-from skyrl.config.resolve import derived, resolve_with_origins
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.loading.kinds import header_of
+from skyrl.config.loading.migrations import MIGRATIONS
+from skyrl.config.loading.resolve import derived, resolve_with_origins
 from skyrl.errors import ConfigError, Problem
+from skyrl.interop.cluster_file import NAME as CLUSTER_FILE
 from skyrl.interop.cluster_file import ClusterFile
-from skyrl.interop.report import Conversion, Line, OtherDefault
+from skyrl.interop.conversions import Becomes
+from skyrl.interop.report import Conversion, Line, OtherDefault, Outcome
 from skyrl.interop.tables import put
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
@@ -141,3 +143,28 @@ def _spelled(path: str, run: RunConfig) -> Any:
     if path == "trainer.resume_mode" and value is None:
         return "none"  # both mean: start from scratch, and TOML has no null
     return stored_value(value)
+
+
+def apply(writing: Writing, key: str, value: object, become: Becomes, note: str = "") -> None:
+    """Write the conversion of a value, and record it in the report."""
+    reasons: dict[Outcome, str] = {"refused": become.refused, "not yet": become.not_yet, "needless": become.needless}
+    for refusal, why in reasons.items():
+        if why:
+            writing.note(Line(outcome=refusal, source=key, value=value, why=why))
+            return
+    written: list[str] = []
+    for path, ours in become.writes.items():
+        paths, problems = writing.write(key, path, ours)
+        errors = [problem for problem in problems if problem.severity == "error"]
+        if errors:
+            writing.note(Line(outcome="refused", source=key, value=value, why=f"{path}: {errors[0].message}"))
+            return
+        written += paths
+    for path, ours in become.cluster.items():
+        if why := writing.cluster.write(key, path, ours):
+            writing.note(Line(outcome="refused", source=key, value=value, why=why))
+            return
+        written.append(f"{CLUSTER_FILE}:{path}")
+    written += [become.command] if become.command else []
+    outcome: Outcome = "kept" if written == [key] else "renamed"
+    writing.note(Line(outcome=outcome, source=key, value=value, targets=tuple(written), why=note or become.note))

@@ -24,8 +24,8 @@ import attrs
 
 from skyrl.errors import ProcessError
 from skyrl.launchers.supervised import supervise
-from skyrl.processes.names import Published, wait_for
-from skyrl.processes.names_on_disk import NamesOnDisk
+from skyrl.processes.naming.names import Published, wait_for
+from skyrl.processes.naming.names_on_disk import NamesOnDisk
 
 HEAD = "ray-head"
 _NAMES = "names"
@@ -148,7 +148,7 @@ def _ray(
     node: Node, own: str, head: str, scratch: Path, share: RayShare, environ: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs Ray's processes on this node until the end of the block, and then removes `scratch`."""
-    from skyrl.processes.ray_processes import OBJECT_STORE_BYTES
+    from skyrl.processes.ray.processes import OBJECT_STORE_BYTES
 
     port = head.rpartition(":")[2]
     inside = str(scratch / "ray")  # which Ray makes accessible to others
@@ -185,7 +185,7 @@ def _log(node: Node) -> Path:
 
 def _wait_for_nodes(address: str, nodes: int, environ: Mapping[str, str]) -> None:
     """Wait until every node of the job has joined, because a run that does not fit on Ray is refused at once."""
-    command = [sys.executable, "-m", "skyrl.processes.ray_nodes", address, str(nodes), str(_START_SECONDS)]
+    command = [sys.executable, "-m", "skyrl.processes.ray.nodes", address, str(nodes), str(_START_SECONDS)]
     done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, check=False)
     if done.returncode:
         raise ProcessError(f"Ray at {address}: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}")

@@ -9,14 +9,14 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config.cluster import ClusterConfig
-from skyrl.config.entry import RunConfig
-from skyrl.config.kept import kept_text
-from skyrl.config.kinds import kind_of
-from skyrl.config.load import chosen_root, compose, load
-from skyrl.config.machines import need_of
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.load import chosen_root, compose, load
+from skyrl.config.loading.standalone_file import kept_text
 from skyrl.errors import ConfigError, UserError, render
 from skyrl.launchers.job import Job, Machines, Target
 from skyrl.launchers.local import local_script
+from skyrl.launchers.machines import need_of
 from skyrl.launchers.ray import RayLauncher
 from skyrl.launchers.sbatch import script_of
 from skyrl.storage.atomic import write_file

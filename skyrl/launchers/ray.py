@@ -11,7 +11,7 @@ from skyrl.errors import UserError
 from skyrl.launchers.job import Job, Launch, forget_report
 
 if TYPE_CHECKING:
-    from skyrl.processes.ray_jobs import RayJobs
+    from skyrl.processes.ray.jobs import RayJobs
 
 _WORDS = {
     "PENDING": "waiting",
@@ -74,7 +74,7 @@ class RayLauncher:
 
     def _connected(self, address: str) -> RayJobs:
         if self._jobs is None:
-            from skyrl.processes.ray_jobs import RayJobs
+            from skyrl.processes.ray.jobs import RayJobs
 
             self._jobs = RayJobs(address)
         return self._jobs

@@ -16,10 +16,10 @@ from skyrl.errors import ModelError, RunError
 from skyrl.learners.row_layouts import MicroBatch, RowLayout, packed, padded
 from skyrl.learners.sequence_parallel import own_stretch
 from skyrl.models import output_head
+from skyrl.models.attention.segment_attention import takes_lengths, takes_segments
+from skyrl.models.attention.shared_rows import RowSharing
 from skyrl.models.output_head import has_plain_head, in_place_of_the_head
 from skyrl.models.routers import Routers
-from skyrl.models.segment_attention import takes_lengths, takes_segments
-from skyrl.models.shared_rows import RowSharing
 
 
 @attrs.frozen(kw_only=True, eq=False)

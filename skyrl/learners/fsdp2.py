@@ -30,10 +30,10 @@ from skyrl.learners.ranks import EXPERT, REPLICATE, SHARD, TENSOR
 from skyrl.learners.schedule import make_optimizer
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
 from skyrl.learners.strategy import ModelSource, StrategyContext
-from skyrl.models.expert_parallel import refuse_unspreadable, spread
-from skyrl.models.naming import named_weights, tied_names
+from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.onednn import compute_with_onednn
-from skyrl.models.tensor_parallel import cut, refuse_uncuttable
+from skyrl.models.parallel.expert_parallel import refuse_unspreadable, spread
+from skyrl.models.parallel.tensor_parallel import cut, refuse_uncuttable
 
 T = TypeVar("T")
 

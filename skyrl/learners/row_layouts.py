@@ -15,9 +15,9 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch, to_device
 from skyrl.learners.stretches import Stretch
+from skyrl.models.attention.segment_attention import Segments
+from skyrl.models.attention.segments import Segment, joined_ranges
 from skyrl.models.routers import RoutedTokens
-from skyrl.models.segment_attention import Segments
-from skyrl.models.segments import Segment, joined_ranges
 
 
 @attrs.frozen(kw_only=True, eq=False)

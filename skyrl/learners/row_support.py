@@ -21,10 +21,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
-from skyrl.config.trainer_fields import trainer_field
+from skyrl.config.settings.trainer_fields import trainer_field
 from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import packed, padded
-from skyrl.models.segment_attention import SEGMENTS, register
+from skyrl.models.attention.segment_attention import SEGMENTS, register
 from skyrl.models.small_copy import (
     LONGEST,
     VOCABULARY,

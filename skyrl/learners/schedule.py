@@ -15,11 +15,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from skyrl.config import OptimizerConfig, TrainerConfig
-from skyrl.config.checks.schedule import DECAYING, OURS
+from skyrl.config.settings.learners import DECAYING, OURS
 from skyrl.learners.cpu_adam import cpu_adamw
 from skyrl.learners.gradients import mesh_of
 from skyrl.learners.muon import Muon, hidden_matrices
-from skyrl.models.varlen_attention import attention_operators
+from skyrl.models.attention.varlen_attention import attention_operators
 
 KEPT_FROM = 16_384
 """Tokens of a sequence from which recomputation keeps the outputs of attention. Selecting what is kept takes a call in

@@ -12,10 +12,10 @@ from torch.nn.functional import pad
 from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.stretches import Stretch
+from skyrl.models.attention.segment_attention import Segments, sees_whole_rows, takes_segments
+from skyrl.models.attention.segments import Segment
+from skyrl.models.attention.shared_rows import RowSharing
 from skyrl.models.routers import RoutedTokens
-from skyrl.models.segment_attention import Segments, sees_whole_rows, takes_segments
-from skyrl.models.segments import Segment
-from skyrl.models.shared_rows import RowSharing
 from skyrl.planning.batches import uneven_heads
 from skyrl.tree import joined
 

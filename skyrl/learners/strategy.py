@@ -22,7 +22,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.routing import RouterCosts, RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.row_support import RowSupport
-from skyrl.models.stored_weights import StoredWeights
+from skyrl.models.files.stored_weights import StoredWeights
 
 T = TypeVar("T")
 

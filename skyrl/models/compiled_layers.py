@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from skyrl.models.segment_attention import SEGMENTS, segment_attention
+from skyrl.models.attention.segment_attention import SEGMENTS, segment_attention
 
 WARNINGS: dict[type[Warning], str] = {
     DeprecationWarning: ".*torch.jit.script_method",

@@ -22,12 +22,12 @@ from attrs import define
 from torch import Tensor, nn
 
 from skyrl.config import SkyRLLoraConfig
-from skyrl.config.supervised.root import SCORE
+from skyrl.config.settings.supervised_root import SCORE
 from skyrl.errors import ModelError, UserError
 from skyrl.installation import install_command
-from skyrl.models.expert_names import EXPERT_MATRICES, is_experts
-from skyrl.models.naming import tied_names
-from skyrl.models.stored_adapter import read_adapter
+from skyrl.models.files.expert_names import EXPERT_MATRICES, is_experts
+from skyrl.models.files.naming import tied_names
+from skyrl.models.files.stored_adapter import read_adapter
 
 _PARTS = re.compile(r"(.+)\.(base_layer|lora_A\.default|lora_B\.default)\.weight")
 HEAD = f"{SCORE}.weight"

@@ -3,7 +3,7 @@
     y = x W^T + b + alpha / rank (x A^T) B^T          LoRA, arXiv:2106.09685, eq. 3
 
 An update is the attribute `low_rank` of its layer. Layers that transformers computes add it in a forward hook;
-`skyrl.inference.projections`, which prepares layers' weights itself, reads the attribute.
+`skyrl.inference.torch.projections`, which prepares layers' weights itself, reads the attribute.
 """
 
 from __future__ import annotations

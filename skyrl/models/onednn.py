@@ -3,7 +3,7 @@
 torch multiplies float32 matrices by MKL, which on AMD's processors uses half the width of the vector units: on Zen 5
 with one thread, oneDNN reaches 140 to 225 GFLOP/s where MKL reaches 87 to 108, for each of the three products of a
 linear layer. `compute_with_onednn` is for a model that learns; the torch engine packs its weights, which do not change
-between two updates, in `skyrl.inference.projections`.
+between two updates, in `skyrl.inference.torch.projections`.
 
 Shapes: x (T, in), weight (out, in), bias (out,).
 """

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from skyrl.config.environment import AgentConfig
+from skyrl.config.settings.environment import AgentConfig
 from skyrl.envs.coroutines import settled
 from skyrl.errors import RewardError, TaskError
 from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Agent, Call, Returned, environment_of, returned_by

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from skyrl.config import GeneratorConfig
-from skyrl.config.environment import AgentConfig
+from skyrl.config.settings.environment import AgentConfig
 from skyrl.planning.layout import counted
 
 

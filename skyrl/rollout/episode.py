@@ -25,8 +25,8 @@ from skyrl.envs.coroutines import settled
 from skyrl.envs.registry import MakeEnv
 from skyrl.envs.rows import fewest_turns
 from skyrl.errors import DataError, TextError
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.chats import Chat, Turn
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number

@@ -7,7 +7,7 @@ from random import Random
 
 import attrs
 
-from skyrl.config.algorithm import DynamicSamplingConfig
+from skyrl.config.settings.algorithm import DynamicSamplingConfig
 from skyrl.trajectory import Trajectory, TrajectoryGroup
 
 

@@ -11,9 +11,9 @@ from functools import cached_property
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import SampleKey
-from skyrl.models.chat_templates import with_template
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.models.files.chat_templates import with_template
 from skyrl.processes.together import gather_or_cancel
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.chats import Chat, chat_of

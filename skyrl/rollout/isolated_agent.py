@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from attrs import evolve
 
-from skyrl.config.environment import AgentConfig
+from skyrl.config.settings.environment import AgentConfig
 from skyrl.errors import RewardError, TaskError, WorkerEnded
 from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Call, Returned, environment_of, returned_by
 from skyrl.sandbox.fork_client import Command

@@ -13,10 +13,10 @@ from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore, without_what_is_not_finite
 from skyrl.config import TrainerConfig
-from skyrl.config.resolve import derived
-from skyrl.config.stored import stored_tree
+from skyrl.config.loading.resolve import derived
+from skyrl.config.loading.stored import stored_tree
 from skyrl.errors import ResumeError
-from skyrl.learners.group import ScorerGroup
+from skyrl.learners.workers.group import ScorerGroup
 from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.read_again import STATE, Digests
 from skyrl.runs.run_folder import RunFolder

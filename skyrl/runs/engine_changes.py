@@ -18,7 +18,7 @@ import attrs
 from attrs import frozen
 
 from skyrl.errors import UserError
-from skyrl.inference.client import EngineState, InferenceEngineClient
+from skyrl.inference.pool.client import EngineState, InferenceEngineClient
 from skyrl.processes.background import in_a_daemon_thread
 from skyrl.runs.inputs import notice
 from skyrl.storage.atomic import write_file

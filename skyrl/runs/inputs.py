@@ -8,19 +8,19 @@ from typing import Any
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import EnvironmentConfig, SkyRLTrainConfig
-from skyrl.config.engine_backends import backend_of
-from skyrl.config.model_overrides import engine_overrides
-from skyrl.config.sizes import has_reference
+from skyrl.config.derive.engine_backends import backend_of
+from skyrl.config.derive.model_overrides import engine_overrides
+from skyrl.config.derive.sizes import has_reference
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import NO_SOURCE, PromptDataset
 from skyrl.data.sources import answer_in
 from skyrl.envs.registry import find_task, left_out, told_of, uses_sandbox
 from skyrl.envs.rows import ground_truths
 from skyrl.errors import DataError
-from skyrl.inference.vllm_arguments import refuse_unsuitable
-from skyrl.inference.vllm_model import model_facts
-from skyrl.models.chat_templates import unread_variables
-from skyrl.models.loading import max_positions, refuse_small_vocabulary
+from skyrl.inference.vllm.arguments import refuse_unsuitable
+from skyrl.inference.vllm.model import model_facts
+from skyrl.models.files.chat_templates import unread_variables
+from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
 from skyrl.sandbox.sandbox import Sandbox
 from skyrl.tracking.source_labels import source_labels
 from skyrl.trajectory import Prompt

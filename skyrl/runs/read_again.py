@@ -12,11 +12,11 @@ from pathlib import Path
 
 from skyrl.checkpoint.store import Checkpoint
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.models import ModelConfig
+from skyrl.config.settings.models import ModelConfig
 from skyrl.envs.text2sql import database
 from skyrl.errors import ResumeError, TaskError
 from skyrl.hub import cached_folder
-from skyrl.models.paths import INDEX, local_folder, weight_files
+from skyrl.models.files.paths import INDEX, local_folder, weight_files
 from skyrl.rollout.harbor import TASK as HARBOR_TASK
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.storage.disk import digest_of

@@ -13,8 +13,8 @@ import torch
 
 from skyrl import __version__
 from skyrl.errors import DataError
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.learning_worker import LearningWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker
 from skyrl.tracking.recording import FOLDER, Recording, Sampled
 from skyrl.training.step_trace import Digests, weight_digests
 from skyrl.training.time_sharing import TimeSharing

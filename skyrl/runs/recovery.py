@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from skyrl.config.shrinking import shrunk
 from skyrl.errors import NoRoomError, ProcessLost, RunError
 from skyrl.runs.inputs import notice
 from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.shrinking import shrunk
 from skyrl.tree import get_at
 
 R = TypeVar("R", bound=AnyRun)

@@ -12,10 +12,10 @@ import cattrs
 from attrs import frozen
 from filelock import FileLock, Timeout
 
-from skyrl.config.check import has_effect
-from skyrl.config.code_digests import code_digests
-from skyrl.config.kinds import kind_of
-from skyrl.config.stored import FILES, stored_form, stored_tree, tree_of
+from skyrl.config.loading.check import has_effect
+from skyrl.config.loading.code_digests import code_digests
+from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.stored import FILES, stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_owner import LOCK, in_use, sign, unsign

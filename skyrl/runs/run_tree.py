@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.kinds import kind_of
-from skyrl.config.trainer_fields import trainer_field
+from skyrl.config.loading.kinds import kind_of
+from skyrl.config.settings.trainer_fields import trainer_field
 
 AnyRun = SkyRLTrainConfig | SupervisedConfig
 """The root of a configuration: `.trainer` is what sessions and learners are built from, in either tree."""

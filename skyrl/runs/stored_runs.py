@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from skyrl.checkpoint.names import step_of
 from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
-from skyrl.config.kinds import KINDS, root_of
-from skyrl.config.stored import tree_of
+from skyrl.config.loading.kinds import KINDS, root_of
+from skyrl.config.loading.stored import tree_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.tree import required
 from skyrl.tree.text_files import stored_text

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from skyrl.config.sweep import RandomConfig, SweepConfig, draws_of, flat
+from skyrl.sweeps.sweep_file import RandomConfig, SweepConfig, draws_of, flat
 
 Point = dict[str, Any]
 """Values of one run: dotted path -> value."""

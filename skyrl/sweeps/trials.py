@@ -9,17 +9,17 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from skyrl.config.entry import RunConfig
-from skyrl.config.every_kind import names_a_service
-from skyrl.config.kept import kept_text
-from skyrl.config.kinds import kind_of
-from skyrl.config.load import compose, load
-from skyrl.config.sweep import SweepConfig, draws_of, flat
+from skyrl.config.derive.every_kind import names_a_service
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.load import compose, load
+from skyrl.config.loading.standalone_file import kept_text
 from skyrl.errors import ConfigError, Problem, UserError
 from skyrl.launchers.job import TASKS, state_in
 from skyrl.launchers.prepared import RUN_FILE
 from skyrl.storage.atomic import write_file
 from skyrl.sweeps.points import Point, points_of
+from skyrl.sweeps.sweep_file import SweepConfig, draws_of, flat
 from skyrl.tree import fingerprint, get_at, thaw
 from skyrl.tree.classes import fields_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.config.code_digests import changed_code, stored_digests
+from skyrl.config.loading.code_digests import changed_code, stored_digests
 from skyrl.errors import UserError
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.stored_runs import stored_run
@@ -25,7 +25,7 @@ class Parting:
     """Fields that differ and affect a run's numbers -> both values."""
 
     code: dict[str, tuple[str | None, str | None]]
-    """Files of the runs' own code that differ -> both digests. See `skyrl.config.code_digests`."""
+    """Files of the runs' own code that differ -> both digests. See `skyrl.config.loading.code_digests`."""
 
     compared: tuple[int, ...]
     """Steps that were compared, up to the first that differs."""

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from skyrl.planning.layout import Layout, Node, NoRoom, assign
 from skyrl.processes.machine_facts import MachineFacts
-from skyrl.processes.ray_survey import Survey, Surveyed
+from skyrl.processes.ray.survey import Survey, Surveyed
 
 CLOCK_SECONDS = 1.0
 """Difference between clocks above which it is reported."""

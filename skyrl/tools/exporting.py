@@ -9,11 +9,11 @@ from torch import Tensor
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
 from skyrl.config import SupervisedConfig
-from skyrl.config.kinds import kind_of
+from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.exports import export_of, policy_export
 from skyrl.models.lora import adapter_alone, merged
-from skyrl.models.storing import AdapterExport
+from skyrl.models.saving.storing import AdapterExport
 from skyrl.runs.stored_runs import Run, checkpoints_of, place_of, run_of
 from skyrl.tree import required
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from skyrl.config.model_overrides import LONGEST_ROW
+from skyrl.config.derive.model_overrides import LONGEST_ROW
 from skyrl.errors import ModelError
-from skyrl.inference.sampling_support import sampling_support
+from skyrl.inference.torch.sampling_support import sampling_support
 from skyrl.learners.row_support import RowSupport, differences, row_support
-from skyrl.models.loading import load_config
-from skyrl.models.megatron_layout import ARCHITECTURES
-from skyrl.models.segment_attention import SEGMENTS, sees_whole_rows
+from skyrl.models.attention.segment_attention import SEGMENTS, sees_whole_rows
+from skyrl.models.files.loading import load_config
+from skyrl.models.megatron.layout import ARCHITECTURES
 from skyrl.tree import FrozenDict
 
 

@@ -1,7 +1,7 @@
 """Rehearses the configuration of a large run: every phase, on this machine, with a miniature of its model.
 
 The configuration itself is checked unchanged: sizes, placement, memory, folders. Then a folded run (see
-`skyrl.config.folding`) trains in a separate process: data and templates, generation, environments and rewards,
+`skyrl.tools.scale_down`) trains in a separate process: data and templates, generation, environments and rewards,
 scoring, update, weight transfer, evaluation, checkpoints; it is killed, resumed, and its model exported.
 """
 
@@ -22,14 +22,14 @@ from typing import Any, Literal
 from attrs import frozen
 
 from skyrl.config import SkyRLTrainConfig, compose
-from skyrl.config.engine_backends import backend_of
-from skyrl.config.folding import folded, what_was_folded
-from skyrl.config.kept import kept_text
-from skyrl.config.sizes import evaluates, has_critic, has_reference
+from skyrl.config.derive.engine_backends import backend_of
+from skyrl.config.derive.sizes import evaluates, has_critic, has_reference
+from skyrl.config.loading.standalone_file import kept_text
 from skyrl.data.sources import BadRow, iterate_rows
 from skyrl.errors import ConfigError, SkyRLError
 from skyrl.experiments.folder_checks import folders_can_be_written
-from skyrl.models.shrinking import shrink
+from skyrl.models.saving.shrinking import shrink
+from skyrl.tools.scale_down import folded, what_was_folded
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tree.access import default_at
 

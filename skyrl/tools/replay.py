@@ -15,7 +15,7 @@ from attrs import field, frozen
 
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.stored_code import named_code
+from skyrl.config.loading.stored_code import named_code
 from skyrl.errors import UserError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.runs.recorded import made_with

@@ -11,7 +11,7 @@ from attrs import evolve
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.kinds import kind_named
+from skyrl.config.loading.kinds import kind_named
 from skyrl.data.sources import BadRow, Row, iterate_rows
 from skyrl.data.supervised_rows import preference_reader, supervised_reader
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.load import Composed, compose
-from skyrl.config.run_kind import RunKind
-from skyrl.config.stored import stored_form
+from skyrl.config.foundation.run_kind import RunKind
+from skyrl.config.loading.load import Composed, compose
+from skyrl.config.loading.stored import stored_form
 from skyrl.errors import Problem, RunError, UserError
 from skyrl.hub import HUB_NAME, beside
 from skyrl.storage.atomic import atomic_folder, is_being_written, refuse_other_files

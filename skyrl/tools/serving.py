@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.engine_backends import backend_of
-from skyrl.config.load import compose
-from skyrl.config.sizes import starts_engines, workers_of_an_engine
+from skyrl.config.derive.engine_backends import backend_of
+from skyrl.config.derive.sizes import starts_engines, workers_of_an_engine
+from skyrl.config.loading.load import compose
 from skyrl.endpoint.doors import Address
 from skyrl.errors import Problem, Stopped, UserError
 from skyrl.tools.sampling_target import WITHOUT_ENVIRONMENT, Target, stored_configuration
@@ -86,7 +86,7 @@ def _serve(
     adapters: Mapping[str, str],
 ) -> None:
     from skyrl.endpoint.control import EngineControl
-    from skyrl.endpoint.server import serving
+    from skyrl.endpoint.http.server import serving
     from skyrl.experiments.served_policy import served_policy
     from skyrl.experiments.standalone import StandaloneSampling
 
@@ -149,8 +149,8 @@ def _lengths(run: SkyRLTrainConfig, written: Collection[str], *, answer_is_ours:
     """Overrides of lengths that the user has not `written`. The prompt gets all positions of the model except the
     answer's. If `answer_is_ours` and the default answer does not fit, it is set to half of the positions.
     """
-    from skyrl.config.model_overrides import engine_overrides
-    from skyrl.models.loading import max_positions
+    from skyrl.config.derive.model_overrides import engine_overrides
+    from skyrl.models.files.loading import max_positions
 
     most = max_positions(run.trainer.policy.model.path or "", engine_overrides(run)) or LONGEST
     positions, answer = min(most, LONGEST), run.generator.sampling_params.max_generate_length

@@ -10,15 +10,15 @@ from typing import Any
 import attrs
 
 from skyrl.config import TrainerConfig
-from skyrl.config.load import load
-from skyrl.config.resolve import resolve
-from skyrl.config.trackers import lacks_of
+from skyrl.config.loading.load import load
+from skyrl.config.loading.resolve import resolve
+from skyrl.config.settings.trackers import lacks_of
 from skyrl.errors import ConfigError, Problem, RunError
 from skyrl.runs.stored_runs import place_of, stored_run
 from skyrl.tracking.factory import service_run
-from skyrl.tracking.follow import IN_USE
-from skyrl.tracking.follower import command, environment
-from skyrl.tracking.service import Known
+from skyrl.tracking.services.follow import IN_USE
+from skyrl.tracking.services.follower import command, environment
+from skyrl.tracking.services.service import Known
 
 
 def deliver(folder: Path, service: str, overrides: Sequence[str] = (), *, new: bool = False) -> int:

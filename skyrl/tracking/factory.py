@@ -10,11 +10,11 @@ from pathlib import Path
 import attrs
 
 from skyrl.config import TrackersConfig, TrainerConfig
-from skyrl.config.trackers import TRACKERS
+from skyrl.config.settings.trackers import TRACKERS
 from skyrl.errors import ConfigError, Problem
 from skyrl.processes.redaction import redacted
-from skyrl.tracking.follower import Follower
-from skyrl.tracking.service import ServiceRun
+from skyrl.tracking.services.follower import Follower
+from skyrl.tracking.services.service import ServiceRun
 from skyrl.tracking.tracker import TrackedRun, Tracker
 from skyrl.tree import required
 

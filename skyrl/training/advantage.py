@@ -28,8 +28,8 @@ from skyrl.algorithms.normalization import normalize
 from skyrl.algorithms.returns import generalized_advantages
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, NormConfig
-from skyrl.config.facts import estimator_facts
-from skyrl.config.registry import AdvantageEstimatorRegistry
+from skyrl.config.derive.chosen_facts import estimator_facts
+from skyrl.config.settings.registry import AdvantageEstimatorRegistry
 
 
 def advantage_estimator(algorithm: AlgorithmConfig) -> AdvantageEstimator:

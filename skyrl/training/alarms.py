@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import attrs
 
-from skyrl.config.alarms import DEFAULT_ALARMS, AlarmConfig
+from skyrl.config.settings.alarms import DEFAULT_ALARMS, AlarmConfig
 
 Metrics = dict[str, float]
 

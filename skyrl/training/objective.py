@@ -21,8 +21,8 @@ from skyrl.algorithms.reductions import (
 )
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
-from skyrl.config.algorithm import LossReduction
-from skyrl.config.facts import loss_facts
+from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.settings.algorithm import LossReduction
 from skyrl.training.policy_losses import policy_loss
 from skyrl.tree import required
 

@@ -13,7 +13,7 @@ from skyrl.algorithms.rollout_losses import (
     RolloutISLoss,
 )
 from skyrl.config import AlgorithmConfig
-from skyrl.config.registry import PolicyLossRegistry
+from skyrl.config.settings.registry import PolicyLossRegistry
 
 
 def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:

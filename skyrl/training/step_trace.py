@@ -15,13 +15,13 @@ from torch import Tensor
 
 from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.batch import TrainingBatch
-from skyrl.inference.incoming_weights import digest
 from skyrl.rollout.batches import Rollouts
 from skyrl.tracking.recording import Computed, Sampled, Update
 from skyrl.tracking.timing import Clock
 from skyrl.training.describe import Metrics
 from skyrl.training.guards import Shape
 from skyrl.trajectory import TrajectoryGroup
+from skyrl.weight_receiver.incoming_weights import digest
 
 Digests = Callable[[], Awaitable[dict[str, str]]]
 """Function that returns the current digest of each weight of a learner, by name."""

@@ -15,7 +15,7 @@ from skyrl.algorithms.interpolation import interpolation_weight
 from skyrl.algorithms.losses import importance_ratio
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
-from skyrl.config.sizes import scores_old_logprobs
+from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.training.collate import collate, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.objective import old_logprobs

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skyrl.config.intervals import Interval, read_interval
+from skyrl.config.foundation.intervals import Interval, read_interval
 
 
 class Trigger:

@@ -93,7 +93,7 @@ def _defaults(kind: str) -> Mapping[str, str]:
     """The default values of this version; none for an unknown kind of run."""
     import cattrs
 
-    from skyrl.config.kinds import KINDS, root_of
+    from skyrl.config.loading.kinds import KINDS, root_of
 
     return dict(_leaves("", cattrs.unstructure(root_of(kind)()))) if kind in KINDS else {}
 

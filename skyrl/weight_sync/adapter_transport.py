@@ -13,9 +13,9 @@ from pathlib import Path
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import WeightSyncError
 from skyrl.inference.adapters import Adapter, shared
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.incoming_weights import Broadcast, Folder, IncomingWeights, WeightInfo
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.own_folder import make_own_folder
+from skyrl.weight_receiver.incoming_weights import Broadcast, Folder, IncomingWeights, WeightInfo
 from skyrl.weight_sync.senders import BroadcastSender, FolderSender
 from skyrl.weight_sync.transports import TransferRendezvous, WeightSource, send_both
 

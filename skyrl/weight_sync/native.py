@@ -17,11 +17,11 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from skyrl.inference.checksums import Digests, is_hashed_at_once
-from skyrl.inference.incoming_weights import WeightInfo
-from skyrl.inference.transfer_group import TransferGroup
-from skyrl.inference.vllm_native import plain_handle
-from skyrl.inference.vllm_requests import END, Requests
+from skyrl.weight_receiver.checksums import Digests, is_hashed_at_once
+from skyrl.weight_receiver.incoming_weights import WeightInfo
+from skyrl.weight_receiver.transfer_group import TransferGroup
+from skyrl.weight_receiver.vllm_native import plain_handle
+from skyrl.weight_receiver.vllm_requests import END, Requests
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -30,7 +30,7 @@ _TRANSFER = "vllm.distributed.weight_transfer"
 
 @frozen(kw_only=True)
 class NativeSender:
-    """Sends weights through vLLM's transfer `backend`; `skyrl.inference.incoming_weights.Native` is the other end.
+    """Sends weights through vLLM's transfer `backend`; `weight_receiver.incoming_weights.Native` is the other end.
 
     With CUDA IPC every rank of the learner sends to the worker that shares its GPU; otherwise only the first sends.
     """

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from skyrl.errors import ProcessError, WeightSyncError
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import InferenceEngine
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.weight_sync.canary import Canary, Metrics
 from skyrl.weight_sync.transports import WeightSource, WeightTransport
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.pool.client import InferenceEngineClient
 
 P = ParamSpec("P")
 R = TypeVar("R")

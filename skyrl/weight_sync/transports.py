@@ -20,12 +20,12 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.incoming_weights import Broadcast, Delta, Folder, Native, Shared, UpdateGroup, WeightInfo
-from skyrl.inference.transfer_group import TransferGroup
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.own_folder import make_own_folder
 from skyrl.processes.together import gather_or_cancel
 from skyrl.storage.places import is_address, storage_at
+from skyrl.weight_receiver.incoming_weights import Broadcast, Delta, Folder, Native, Shared, UpdateGroup, WeightInfo
+from skyrl.weight_receiver.transfer_group import TransferGroup
 from skyrl.weight_sync.native import NativeSender
 from skyrl.weight_sync.senders import BUCKET_BYTES, BroadcastSender, DeltaSender, FolderSender
 from skyrl.weight_sync.update_groups import UpdateGroupSender

@@ -20,9 +20,9 @@ from attrs import frozen
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from skyrl.inference.incoming_weights import weight_info
-from skyrl.inference.transfer_group import TransferGroup
-from skyrl.inference.vllm_requests import END, Requests
+from skyrl.weight_receiver.incoming_weights import weight_info
+from skyrl.weight_receiver.transfer_group import TransferGroup
+from skyrl.weight_receiver.vllm_requests import END, Requests
 from skyrl.weight_sync.native import free_address
 from skyrl.weight_sync.senders import BUCKET_BYTES, Weights, buckets
 
@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.05
 
 @frozen(kw_only=True)
 class UpdateGroupSender:
-    """Sends to servers of SGLang; `skyrl.inference.incoming_weights.UpdateGroup` is the other end."""
+    """Sends to servers of SGLang; `skyrl.weight_receiver.incoming_weights.UpdateGroup` is the other end."""
 
     group: TransferGroup
     """The transfer group, with the rank of the learner's first process; every other member sends requests to one

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.config.environment import Text2SQLEnvConfig
-from skyrl.envs import aime, gsm8k, search, text2sql
+from skyrl.config.settings.environment import Text2SQLEnvConfig
+from skyrl.envs import search, text2sql
+from skyrl.envs.builtin import aime, gsm8k
 from skyrl.envs.registry import find_env
 from skyrl.planning.staleness import room_for_groups
 from skyrl.rollout.filters import drop_truncated, has_reward_variance

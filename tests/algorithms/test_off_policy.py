@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skyrl.algorithms.off_policy import Bounds, Corrected, OffPolicyCorrection, correct, sequence_ratios
 from skyrl.config import OffPolicyCorrectionConfig
-from skyrl.config.losses import asks_for_correction
+from skyrl.config.settings.losses import asks_for_correction
 from skyrl.training.objective import off_policy_correction
 
 RATIOS = torch.tensor([[0.5, 1.0, 2.0, 8.0], [1.0, 1.0, 4.0, 9.0]])

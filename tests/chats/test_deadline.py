@@ -14,8 +14,8 @@ from skyrl.chats.text import chat_text
 from skyrl.config import ChatTemplateConfig
 from skyrl.data.prompts import load_prompts
 from skyrl.errors import ConfigError, TemplateTimeoutError
-from skyrl.models.chat_templates import with_template
-from skyrl.models.template_text import TemplateRefusal, render_template
+from skyrl.models.files.chat_templates import with_template
+from skyrl.models.files.template_text import TemplateRefusal, render_template
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 RECURSION = "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}{{ twice(60) }}"

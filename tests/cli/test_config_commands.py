@@ -19,8 +19,8 @@ from skyrl.cli.main import cli
 from skyrl.cli.options import Commands
 from skyrl.config import SkyRLTrainConfig, load
 from skyrl.config.cluster import load_cluster
-from skyrl.config.resolve import resolve_with_origins
-from skyrl.config.stored import stored_form
+from skyrl.config.loading.resolve import resolve_with_origins
+from skyrl.config.loading.stored import stored_form
 from skyrl.errors import ConfigError
 from tests.config.leaves import LEAVES
 
@@ -240,7 +240,7 @@ def test_completion_answers_without_heavy_imports(shell: str, tmp_path: Path) ->
 NOT_NEEDED = {
     "importlib.metadata": "which kernels are installed is asked of CUDA runs only",
     "skyrl.planning.memory": "no kind of GPU is named, so no memory is estimated",
-    "skyrl.config.supervised.root": "the file describes a reinforcement-learning run",
+    "skyrl.config.settings.supervised_root": "the file describes a reinforcement-learning run",
     "skyrl.cli.view": "another command",
     "skyrl.interop.foreign": "nothing is converted",
 }

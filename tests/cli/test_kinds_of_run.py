@@ -19,7 +19,7 @@ from skyrl.cli.main import cli
 from skyrl.cli.options import Commands
 from skyrl.config import load
 from skyrl.config.cluster import ClusterConfig
-from skyrl.config.kinds import KINDS
+from skyrl.config.loading.kinds import KINDS
 from skyrl.errors import ProcessError, SkyRLError
 from skyrl.launchers.local import LocalLauncher
 from skyrl.launchers.ray import RayLauncher

@@ -15,7 +15,7 @@ from skyrl.data.sources import read_rows
 from skyrl.errors import ConfigError, DataError, UserError
 from skyrl.runs.stored_runs import stored_run
 from skyrl.tools.sampling_target import _is_run
-from skyrl.tracking.run_files import stored_configuration
+from skyrl.tracking.services.run_files import stored_configuration
 from skyrl.tree.imports import following
 from skyrl.tree.python_source import parsed_expression, parsed_program
 from skyrl.viewer.settings import _stored

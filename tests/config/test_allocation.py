@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import ConfigError, SkyRLTrainConfig, check, load, resolve
-from skyrl.config.allocation import ALLOCATION_RULES, PATH, fields_of
+from skyrl.config.derive.allocation import ALLOCATION_RULES, PATH, fields_of
 from skyrl.planning.allocation import read_allocation
 from skyrl.tree import get_at
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, compose
-from skyrl.config.kinds import RL
+from skyrl.config.loading.kinds import RL
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import paths_read

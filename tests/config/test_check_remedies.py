@@ -8,7 +8,7 @@ import pytest
 
 from skyrl.config import compose
 from skyrl.config.checks.batches import BATCH_CHECKS
-from skyrl.config.kinds import RL
+from skyrl.config.loading.kinds import RL
 from skyrl.errors import ConfigError
 from tests.config.check_cases.settings import APART, CRITIC, gpus, resolved
 from tests.config.leaves import RUNNABLE

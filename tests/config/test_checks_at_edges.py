@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from skyrl.config import compose, load
-from skyrl.config.check import without_effect
-from skyrl.config.effects_models import _listed
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.effects.models import _listed
+from skyrl.config.loading.check import without_effect
+from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.errors import ConfigError
 from tests.config.leaves import RUNNABLE
 
@@ -160,7 +160,9 @@ def test_failed_samples_have_neighbours_in_training_or_in_evaluation(values: dic
 
 
 def test_overrides_have_a_number_and_a_text_is_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["skyrl.config.load"], "MOST_OVERRIDES", 2)  # the package has a function `load`
+    monkeypatch.setattr(
+        sys.modules["skyrl.config.loading.load"], "MOST_OVERRIDES", 2
+    )  # the package has a function `load`
     text: Any = load([], "trainer.epochs=3").config
     texts: Any = load([], ["trainer.epochs=3", "trainer.epochs=4"]).config
     assert (text.trainer.epochs, texts.trainer.epochs) == (3, 4)

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.config import SkyRLTrainConfig, compose
-from skyrl.config.code_digests import changed_code, code_digests, stored_digests
-from skyrl.config.stored import stored_form
+from skyrl.config.loading.code_digests import changed_code, code_digests, stored_digests
+from skyrl.config.loading.stored import stored_form
 from skyrl.errors import Problem
 from skyrl.experiments.folder_checks import the_code_is_that_of_the_run
 from tests.config.leaves import RUNNABLE

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, load
-from skyrl.config.check import without_effect
-from skyrl.config.effects import EFFECTS
-from skyrl.config.effects_rollouts import ROLLOUT_EFFECTS
-from skyrl.config.kinds import KINDS, kind_named, root_of
-from skyrl.config.resolve import resolve_with_origins
-from skyrl.config.sizes import samples
+from skyrl.config.derive.sizes import samples
+from skyrl.config.effects.rl_effects import EFFECTS
+from skyrl.config.effects.rollouts import ROLLOUT_EFFECTS
+from skyrl.config.loading.check import without_effect
+from skyrl.config.loading.kinds import KINDS, kind_named, root_of
+from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.errors import Problem
 from skyrl.tree.classes import leaf_paths, table_paths
 from skyrl.tree.rules import Effect

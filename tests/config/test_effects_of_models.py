@@ -8,11 +8,11 @@ import attrs
 import pytest
 
 from skyrl.config import load
-from skyrl.config.check import without_effect
-from skyrl.config.effects_models import model_effects
-from skyrl.config.resolve import resolve_with_origins
-from skyrl.config.rl_models import RL_MODELS
-from skyrl.config.supervised.model import MODEL
+from skyrl.config.derive.rl_models import RL_MODELS
+from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.effects.models import model_effects
+from skyrl.config.loading.check import without_effect
+from skyrl.config.loading.resolve import resolve_with_origins
 from tests.config.leaves import RUNNABLE, each
 
 Values = dict[str, Any]

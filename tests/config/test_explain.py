@@ -9,11 +9,11 @@ import pytest
 
 from skyrl.cli.explain import as_text
 from skyrl.config import ConfigError, load
-from skyrl.config.explain import Explanation, explain
-from skyrl.config.kinds import KINDS, kind_named, root_of
-from skyrl.config.reference import reference_page, reference_section
-from skyrl.config.resolve import resolve_with_origins
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.loading.explain import Explanation, explain
+from skyrl.config.loading.kinds import KINDS, kind_named, root_of
+from skyrl.config.loading.reference import reference_page, reference_section
+from skyrl.config.loading.resolve import resolve_with_origins
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree import get_at
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import paths_read

@@ -13,9 +13,9 @@ from skyrl.cli.plan import plan_of
 from skyrl.cli.plan_memory import memory_lines
 from skyrl.cli.plan_table import table
 from skyrl.config import SkyRLTrainConfig, check, load
-from skyrl.config.explain import explain
-from skyrl.config.kinds import root_of
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.loading.explain import explain
+from skyrl.config.loading.kinds import root_of
+from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.errors import ConfigError, SkyRLError
 from skyrl.tree.classes import leaf_paths
 from tests.config.leaves import RUNNABLE, each

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from skyrl.autotune.reasons import reasons
+from skyrl.autotune.search import Proposal, proposals
 from skyrl.config import SkyRLTrainConfig, check, load, resolve
-from skyrl.config.fit import Proposal, proposals
-from skyrl.config.fit_reasons import reasons
-from skyrl.config.memory import local_shape
-from skyrl.config.memory_fit import verdict_of, with_changes
-from skyrl.config.step_time import step_time, training_seconds
+from skyrl.config.estimates.memory import local_shape
+from skyrl.config.estimates.memory_fit import verdict_of, with_changes
+from skyrl.config.estimates.step_time import step_time, training_seconds
 from skyrl.planning.model_shape import ModelShape
 
 ENGINE = "generator.inference_engine."

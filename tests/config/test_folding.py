@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, load, resolve
-from skyrl.config.folding import folded, what_was_folded
-from skyrl.config.sizes import work_of
+from skyrl.config.derive.sizes import work_of
+from skyrl.tools.scale_down import folded, what_was_folded
 
 ENGINE = "generator.inference_engine."
 PLACEMENT = "trainer.placement."

@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
-from skyrl.config import ConfigError, compose, foreign_names, load
-from skyrl.config.foreign_names import names_elsewhere, value_elsewhere
-from skyrl.config.kinds import KINDS, root_of
-from skyrl.config.presets import PRESETS
+from skyrl.config import ConfigError, compose, load
+from skyrl.config.foundation import foreign_names
+from skyrl.config.foundation.foreign_names import names_elsewhere, value_elsewhere
+from skyrl.config.loading.kinds import KINDS, root_of
+from skyrl.config.loading.presets import PRESETS
 from skyrl.tree.classes import leaf_paths, table_paths
 
 RL = {"trainer.policy.model.path": "m", "data.train_data": ["d"], "trainer.device": "cpu"}

@@ -23,14 +23,14 @@ from skyrl.config import (
     resolve,
 )
 from skyrl.config.cluster import ClusterConfig
-from skyrl.config.kept import kept_text
-from skyrl.config.kinds import KINDS, kind_of, root_of
-from skyrl.config.rules import RULES
-from skyrl.config.stored import stored_form
-from skyrl.config.sweep import SweepConfig
+from skyrl.config.derive.rules import RULES
+from skyrl.config.loading.kinds import KINDS, kind_of, root_of
+from skyrl.config.loading.standalone_file import kept_text
+from skyrl.config.loading.stored import stored_form
 from skyrl.errors import UserError
 from skyrl.launchers.prepared import Prepared
 from skyrl.runs.run_lock import RunLock
+from skyrl.sweeps.sweep_file import SweepConfig
 from skyrl.sweeps.trials import trials_of
 from skyrl.tree import FrozenDict, Secret, differences, evolve_at, get_at, to_dict
 from skyrl.tree.classes import is_written, leaf_paths

@@ -20,7 +20,7 @@ from skyrl.config import (
     load,
     make_config,
 )
-from skyrl.config.data import DataConfig
+from skyrl.config.settings.data import DataConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import Secret, differences, evolve_at, field, frozen, get_at
 from skyrl.tree.classes import leaf_paths, table_paths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import asdict
 
-from skyrl.config.losses import POLICY_LOSSES
+from skyrl.config.settings.losses import POLICY_LOSSES
 
 
 def those_with(fact: str, value: object) -> set[str]:

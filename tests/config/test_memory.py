@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig, check, load, resolve
-from skyrl.config.memory import Phase, learner_of, local_shape, models_without_sizes, phases_of
-from skyrl.config.memory_fit import judged, verdict_of, with_changes
-from skyrl.config.sizes import models_of
+from skyrl.config.derive.sizes import models_of
+from skyrl.config.estimates.memory import Phase, learner_of, local_shape, models_without_sizes, phases_of
+from skyrl.config.estimates.memory_fit import judged, verdict_of, with_changes
 from skyrl.tree import evolve_at
 
 P = "trainer.placement."

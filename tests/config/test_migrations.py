@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from skyrl.config import ConfigError, SkyRLTrainConfig, load
-from skyrl.config.migrations import MIGRATIONS
-from skyrl.config.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
+from skyrl.config.loading.migrations import MIGRATIONS
+from skyrl.config.loading.newer_upstream_fields import NEWER_UPSTREAM_FIELDS
 from skyrl.tree import get_at
 from skyrl.tree.access import default_at
 from tests.config.leaves import OTHERS, each, other_values

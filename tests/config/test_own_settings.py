@@ -26,8 +26,8 @@ from skyrl.config import (
     register_advantage_estimator,
     register_policy_loss,
 )
-from skyrl.config.registry import Registry
-from skyrl.config.stored import stored_form
+from skyrl.config.loading.stored import stored_form
+from skyrl.config.settings.registry import Registry
 from skyrl.tree import differences, fingerprint, frozen
 from tests.config.leaves import RUNNABLE
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.config import load
-from skyrl.config.kinds import KINDS, root_of
-from skyrl.config.recognition import refuse_other_sources, refuse_other_tables
+from skyrl.config.loading.kinds import KINDS, root_of
+from skyrl.config.loading.recognition import refuse_other_sources, refuse_other_tables
 from skyrl.errors import ConfigError
 
 VERL = "#!/bin/bash\npython3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b data.train_batch_size=8\n"

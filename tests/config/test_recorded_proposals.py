@@ -13,8 +13,8 @@ from typing import Any
 import attrs
 import pytest
 
-from skyrl.config.fit import Proposal
-from skyrl.config.memory import phases_of
+from skyrl.autotune.search import Proposal
+from skyrl.config.estimates.memory import phases_of
 from tests.config.test_fit import proposed, run_of
 
 RECORDED = Path(__file__).with_name("recorded_proposals.json")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from skyrl.config import AlgorithmConfig, SamplingParams, SkyRLTrainConfig, load, make_config, resolve
-from skyrl.config.resolve import resolve_with_origins
-from skyrl.config.rules import RULES
-from skyrl.config.stored import stored_form
+from skyrl.config.derive.rules import RULES
+from skyrl.config.loading.resolve import resolve_with_origins
+from skyrl.config.loading.stored import stored_form
 from skyrl.tree import differences, evolve_at, frozen, get_at, thaw
 from skyrl.tree.classes import table_paths
 from skyrl.tree.rules import Rule, paths_read
@@ -348,7 +348,7 @@ def test_every_rule_has_an_example() -> None:
 def test_fused_kernels_serve_where_there_is_a_gpu_and_their_package(
     device: str, installed: bool, fuses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["skyrl.config.every_kind"], "has_liger_kernel", lambda: installed)
+    monkeypatch.setattr(sys.modules["skyrl.config.derive.every_kind"], "has_liger_kernel", lambda: installed)
     assert resolve(written({"trainer.device": device})).trainer.use_liger_kernel is fuses
 
 
@@ -356,7 +356,7 @@ def test_fused_kernels_serve_where_there_is_a_gpu_and_their_package(
 def test_attention_on_cuda_is_what_is_installed(
     installed: bool, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["skyrl.config.every_kind"], "has_flash_attention", lambda: installed)
+    monkeypatch.setattr(sys.modules["skyrl.config.derive.every_kind"], "has_flash_attention", lambda: installed)
     assert resolve(written({"trainer.device": "cuda"})).trainer.attention == attention
     on_a_cpu = resolve(written({"trainer.device": "cpu"}))
     assert on_a_cpu.trainer.attention == "sdpa"
@@ -364,7 +364,7 @@ def test_attention_on_cuda_is_what_is_installed(
 
 @pytest.mark.parametrize(("found", "device"), [(True, "cuda"), (False, "cpu")])
 def test_the_device_is_what_the_machine_has(found: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["skyrl.config.every_kind"], "has_cuda_device", lambda: found)
+    monkeypatch.setattr(sys.modules["skyrl.config.derive.every_kind"], "has_cuda_device", lambda: found)
     assert resolve(SkyRLTrainConfig()).trainer.device == device
     assert resolve(written({"trainer.device": "cpu"})).trainer.device == "cpu"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skyrl.config import check, compose, load
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.errors import ConfigError
 
 OLD_RUN = '[trainer]\nrun_path = "runs/old"\nckpt_path = "runs/old/checkpoints"\n'

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from skyrl.cli.config import config
 from skyrl.cli.main import main
 from skyrl.config import compose, load, resolve
-from skyrl.config.stored import stored_form
+from skyrl.config.loading.stored import stored_form
 from skyrl.errors import ConfigError
 from skyrl.tree.masking import HIDDEN, is_secret_name, masked
 

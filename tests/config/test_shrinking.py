@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import compose
-from skyrl.config.shrinking import shrunk
+from skyrl.runs.shrinking import shrunk
 
 P, E = "trainer.placement.", "generator.inference_engine."
 RUN: dict[str, Any] = {

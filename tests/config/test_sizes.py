@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.losses import POLICY_LOSSES
-from skyrl.config.sizes import (
+from skyrl.config.derive.sizes import (
     Model,
     data_parallel_of,
     longest_row,
@@ -18,6 +17,7 @@ from skyrl.config.sizes import (
     sends_adapters_alone,
     work_of,
 )
+from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.tree import evolve_at
 from tests.config.check_cases.settings import APART, ENGINE, LORA, RAY, VLLM, resolved
 

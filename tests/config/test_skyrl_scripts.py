@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import ConfigError, SkyRLTrainConfig, load
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.tree.arguments import split_path
 from skyrl.tree.dump import stored_value
 

@@ -24,9 +24,9 @@ from skyrl.config import (
     make_config,
     resolve,
 )
-from skyrl.config.presets import PRESETS
-from skyrl.config.resolve import derived, resolve_with_origins
-from skyrl.config.stored import stored_form
+from skyrl.config.loading.presets import PRESETS
+from skyrl.config.loading.resolve import derived, resolve_with_origins
+from skyrl.config.loading.stored import stored_form
 from skyrl.tree import FrozenDict, evolve_at, fingerprint, frozen, get_at, to_dict
 from skyrl.tree.sparse import as_toml_has_it, sparse
 from tests.config.leaves import OTHERS, RUNNABLE, each

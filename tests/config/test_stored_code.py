@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from skyrl.config import ConfigError, SkyRLTrainConfig, compose, load
-from skyrl.config.kinds import KINDS, root_of
-from skyrl.config.stored import stored_form
-from skyrl.config.stored_code import IMPORTED
+from skyrl.config.loading.kinds import KINDS, root_of
+from skyrl.config.loading.stored import stored_form
+from skyrl.config.loading.stored_code import IMPORTED
 from skyrl.tree import evolve_at
 from skyrl.tree.classes import tables_of
 from skyrl.tree.docs import docs_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import compose
-from skyrl.config.kinds import kind_named
+from skyrl.config.loading.kinds import kind_named
 from skyrl.errors import ConfigError
 from skyrl.tree.classes import leaf_paths
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from skyrl.config import load
-from skyrl.config.check import check
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.loading.check import check
+from skyrl.config.loading.resolve import resolve_with_origins
 
 SFT: dict[str, Any] = {"kind": "sft", "model.path": "m", "train_datasets": ["rows"], "device": "cpu"}
 EVALUATED: dict[str, Any] = {"eval_datasets": ["others"], "eval_interval": 2}

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.config import ConfigError, check, compose, load
-from skyrl.config.check import check as check_of_any
 from skyrl.config.checks.texts import FREE, refused_file_name
-from skyrl.config.kinds import KINDS, root_of
-from skyrl.config.resolve import resolve_with_origins
-from skyrl.config.sweep import load_sweep
+from skyrl.config.loading.check import check as check_of_any
+from skyrl.config.loading.kinds import KINDS, root_of
+from skyrl.config.loading.resolve import resolve_with_origins
+from skyrl.sweeps.sweep_file import load_sweep
 from skyrl.tree.classes import leaf_paths
 from skyrl.tree.types import is_mapping, is_union, list_arm
 from tests.config.check_cases.settings import resolved

@@ -8,9 +8,9 @@ import pytest
 from attrs import evolve
 
 from skyrl.config import SkyRLTrainConfig, check, load
-from skyrl.config.kinds import RL
-from skyrl.config.resolve import resolve_with_origins
-from skyrl.config.unimplemented import UNIMPLEMENTED, Unimplemented
+from skyrl.config.foundation.unimplemented import UNIMPLEMENTED, Unimplemented
+from skyrl.config.loading.kinds import RL
+from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.tree import evolve_at
 from tests.config.check_cases.settings import APART, ENGINE, PLACEMENT, RAY, VLLM, gpus
 from tests.config.leaves import RUNNABLE

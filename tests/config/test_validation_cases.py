@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from skyrl.config import ConfigError, load
-from skyrl.config.kinds import RL
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.loading.kinds import RL
+from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.errors import Problem
 
 Case = dict[str, Any]

@@ -12,7 +12,7 @@ from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers import CriticWorker, PolicyWorker
+from skyrl.learners.workers.roles import CriticWorker, PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.objective import policy_objective

@@ -16,14 +16,14 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from skyrl.config.model_tables import ModelTable
-from skyrl.learners.learning_worker import LearningWorker
-from skyrl.learners.model_worker import ModelWorker
+from skyrl.config.derive.model_tables import ModelTable
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.supervised import BradleyTerry, CrossEntropy
-from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker, SFTWorker
-from skyrl.models.loading import load_causal_lm
+from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.model_worker import ModelWorker
+from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker, SFTWorker
+from skyrl.learners.workers.supervised import BradleyTerry, CrossEntropy
+from skyrl.models.files.loading import load_causal_lm
 from skyrl.training.objective import policy_objective
 from skyrl.tree import FrozenDict
 from tests.effects.probe import Scene
@@ -106,7 +106,7 @@ def learner_of(scene: Scene, model: ModelTable) -> LearningWorker:
 def read_once() -> Iterator[None]:
     """A block in which a model is a copy of the one that was read first, and rests in CPU memory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skyrl.learners.workers.load_causal_lm", _copy)
+        patch.setattr("skyrl.learners.workers.roles.load_causal_lm", _copy)
         yield
 
 
@@ -161,7 +161,7 @@ def given_to_deepspeed(scene: Scene, model: ModelTable) -> object:
             raise Reached(config)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skyrl.learners.zero.import_deepspeed", lambda *_: DeepSpeed)
+        patch.setattr("skyrl.learners.zero.strategy.import_deepspeed", lambda *_: DeepSpeed)
         return reached(scene, model, Unmet(size=model.ranks(scene.run)))
 
 

@@ -16,8 +16,8 @@ from attrs import evolve
 
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
-from skyrl.config.resolve import derived
-from skyrl.config.stored import stored_tree
+from skyrl.config.loading.resolve import derived
+from skyrl.config.loading.stored import stored_tree
 from skyrl.errors import ResumeError
 from skyrl.runs.checkpoint_manager import CheckpointManager, checkpoint_store
 from skyrl.runs.resume import find_start

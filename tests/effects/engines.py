@@ -19,7 +19,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
-from skyrl.config.sizes import starts_engines
+from skyrl.config.derive.sizes import starts_engines
 from skyrl.endpoint.doors import TOKEN_VARIABLE
 from skyrl.errors import ModelError, ProcessError, SkyRLError
 from skyrl.experiments.collaborators import (
@@ -31,8 +31,8 @@ from skyrl.experiments.collaborators import (
 )
 from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
-from skyrl.inference.client import EngineState
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.inference.pool.client import EngineState
 from skyrl.processes.answers import read
 from skyrl.processes.in_process import InProcess
 from skyrl.runs.engine_changes import ask
@@ -72,7 +72,7 @@ def engine(scene: Scene) -> object:
 
         return start
 
-    at = "skyrl.inference.vllm_engine"
+    at = "skyrl.inference.vllm.engine"
     with (
         mock.patch.dict(os.environ),
         mock.patch(f"{at}.import_vllm", return_value=VLLM_PACKAGE),
@@ -95,7 +95,7 @@ def restarts(scene: Scene) -> object:
             raise ProcessError("no room")
 
     async def pauses() -> object:
-        with mock.patch("skyrl.inference.restarts.asyncio.sleep") as sleep:
+        with mock.patch("skyrl.inference.pool.restarts.asyncio.sleep") as sleep:
             found = engine_restarts(scene.run, NoRoom())
             if found is None:
                 return "it stays out of service"

@@ -9,10 +9,10 @@ import attrs
 import pytest
 
 from skyrl.config import MegatronConfig
-from skyrl.config.model_tables import ModelTable
-from skyrl.learners.learning_worker import trace_folder
-from skyrl.learners.megatron_settings import MegatronSettings
+from skyrl.config.derive.model_tables import ModelTable
+from skyrl.learners.megatron.settings import MegatronSettings
 from skyrl.learners.strategy import ModelSource, StrategyContext
+from skyrl.learners.workers.learning_worker import trace_folder
 from tests.effects.boundaries import Reached, Unmet, reached
 from tests.effects.models import CRITIC_PLACE, POLICY_PLACE, REFERENCE_PLACE, Place
 from tests.effects.observables import plain
@@ -48,7 +48,7 @@ class FakePackage:
 def given_to_megatron(scene: Scene, model: ModelTable) -> object:
     """Degrees and fields that Megatron-core gets, and the model that it rebuilds; None where it is not called."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skyrl.learners.strategies.import_megatron", lambda *_: FakePackage)
+        patch.setattr("skyrl.learners.workers.strategies.import_megatron", lambda *_: FakePackage)
         return reached(scene, model, Unmet(size=model.ranks(scene.run)))
 
 

@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from skyrl.cli.main import cli
-from skyrl.config.alarms import alarms_of
-from skyrl.config.kinds import kind_of
+from skyrl.config.loading.kinds import kind_of
+from skyrl.config.settings.alarms import alarms_of
 from skyrl.errors import UserError
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.experiment import experiment_class
@@ -69,7 +69,7 @@ def printed_plan(scene: Scene) -> object:
 def ray_arguments(scene: Scene) -> object:
     asked: dict[str, object] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skyrl.processes.ray_processes.RayProcesses", lambda layout, **others: asked.update(others))
+        patch.setattr("skyrl.processes.ray.processes.RayProcesses", lambda layout, **others: asked.update(others))
         start_processes(scene.run)
     return {name: str(value).replace(str(Path.cwd()), "") for name, value in asked.items()}
 

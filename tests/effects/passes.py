@@ -18,10 +18,10 @@ from skyrl.errors import DataError, ModelError
 from skyrl.experiments.collaborators import engine_makers
 from skyrl.experiments.experiment import experiment_class
 from skyrl.inference.engine import GenerationRequest, SampleKey
-from skyrl.learners import workers
 from skyrl.learners.host_activations import HostActivations
-from skyrl.learners.supervised import CrossEntropy
-from skyrl.learners.workers import PolicyWorker, SFTWorker
+from skyrl.learners.workers import roles as workers
+from skyrl.learners.workers.roles import PolicyWorker, SFTWorker
+from skyrl.learners.workers.supervised import CrossEntropy
 from skyrl.training.objective import policy_objective
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
@@ -88,7 +88,7 @@ def noted_activations() -> Iterator[list[int]]:
             return False
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skyrl.learners.learning_worker.HostActivations", Noted)
+        patch.setattr("skyrl.learners.workers.learning_worker.HostActivations", Noted)
         yield held
 
 

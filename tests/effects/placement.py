@@ -37,7 +37,7 @@ def processes(scene: Scene) -> object:
         asked.update({name: _relative(value) for name, value in arguments.items()}, layout=layout)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skyrl.processes.ray_processes.RayProcesses", start)
+        patch.setattr("skyrl.processes.ray.processes.RayProcesses", start)
         started = start_processes(scene.run)
     return asked or type(started).__name__
 
@@ -50,7 +50,7 @@ def lost_ranks(scene: Scene) -> object:
         made.append((len(layout.placements_of("policy")), deadlines.room))
 
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()):
-        patch.setattr("skyrl.processes.ray_processes.RayProcesses", start)
+        patch.setattr("skyrl.processes.ray.processes.RayProcesses", start)
         patch.setattr(recovery, "PAUSE", 0.0)
         with suppress(ProcessLost):
             for attempt in recovery.attempts(scene.run):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config import load
-from skyrl.config.check import check
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.loading.check import check
+from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.errors import ConfigError, Problem
 from tests import supervised_run
 from tests.effects.probe import Observable, Probe, Scene

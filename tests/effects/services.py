@@ -12,11 +12,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from skyrl.config.trackers import TRACKERS
+from skyrl.config.settings.trackers import TRACKERS
 from skyrl.tracking.factory import service_run
-from skyrl.tracking.follower import command
-from skyrl.tracking.run_files import SampleTables
-from skyrl.tracking.service import Known, ServiceRun
+from skyrl.tracking.services.follower import command
+from skyrl.tracking.services.run_files import SampleTables
+from skyrl.tracking.services.service import Known, ServiceRun
 from tests.effects.probe import Scene, observable
 
 STAND_INS = {

@@ -16,8 +16,8 @@ from unittest import mock
 
 from skyrl.errors import SkyRLError
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout import threads
 from skyrl.rollout.threads import Workers
 from tests.effects.probe import Scene

@@ -16,12 +16,12 @@ import torch
 from attrs import evolve
 from torch import nn
 
-from skyrl.config.stored import stored_tree
-from skyrl.config.supervised.model import MODEL
+from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.loading.stored import stored_tree
 from skyrl.data.order import Shuffled
 from skyrl.errors import ResumeError, RunError, UserError
 from skyrl.experiments.experiment import experiment_class
-from skyrl.models.loading import load_causal_lm
+from skyrl.models.files.loading import load_causal_lm
 from skyrl.runs.recovery import attempts
 from skyrl.runs.resume import beginning
 from skyrl.runs.run_lock import refuse_changed

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from skyrl.config.kinds import KINDS, kind_named, root_of
+from skyrl.config.loading.kinds import KINDS, kind_named, root_of
 from skyrl.tree.classes import leaf_paths
 from skyrl.tree.frozen import thaw
 from tests.effects import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.config.kinds import KINDS, kind_named, root_of
+from skyrl.config.loading.kinds import KINDS, kind_named, root_of
 from skyrl.tree.classes import leaf_paths
 from tests.config.leaves import each, other_values
 from tests.effects.never import NEVER
@@ -36,7 +36,7 @@ def sight(nano: Path) -> Sight:
 @pytest.fixture(autouse=True)
 def flash_attn_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the package, its fields act only in so far as nothing is reported."""
-    monkeypatch.setattr("skyrl.config.every_kind.has_flash_attention", lambda: True)
+    monkeypatch.setattr("skyrl.config.derive.every_kind.has_flash_attention", lambda: True)
 
 
 @pytest.fixture(autouse=True)

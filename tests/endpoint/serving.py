@@ -12,10 +12,10 @@ from attrs import frozen
 from skyrl.config import SamplingParams
 from skyrl.endpoint.control import EngineControl
 from skyrl.endpoint.doors import Address, Doors
+from skyrl.endpoint.http.server import Endpoint, serving
 from skyrl.endpoint.policy import Generate, ServedPolicy
-from skyrl.endpoint.server import Endpoint, serving
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from tests.inference.nano import nano_model
 from tests.rollout.chats import chat_tokenizer
 

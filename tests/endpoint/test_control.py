@@ -19,11 +19,11 @@ from skyrl.config import InferenceEngineConfig, SamplingParams, SkyRLLoraConfig
 from skyrl.endpoint.control import EngineControl
 from skyrl.endpoint.doors import Doors
 from skyrl.endpoint.trajectories import PlayedTrajectory
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import SampleKey
-from skyrl.inference.incoming_weights import Broadcast, Folder, as_plain, receipt, weight_info
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.inference.transfer_group import TransferGroup
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.weight_receiver.incoming_weights import Broadcast, Folder, as_plain, receipt, weight_info
+from skyrl.weight_receiver.transfer_group import TransferGroup
 from skyrl.weight_sync.senders import FolderSender
 from tests.endpoint.serving import TOOLS_CHATML, Script, served
 from tests.inference.nano import nano_model

@@ -12,8 +12,8 @@ from starlette.applications import Starlette
 
 from skyrl.config import SamplingParams
 from skyrl.endpoint.doors import TOKEN_VARIABLE, Address, Doors
+from skyrl.endpoint.http.server import Endpoint
 from skyrl.endpoint.policy import ServedPolicy
-from skyrl.endpoint.server import Endpoint
 from skyrl.errors import RunError, UserError
 from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.processes import service

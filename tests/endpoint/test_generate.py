@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from skyrl.inference.engine import Completion, GenerationRequest
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from tests.endpoint.serving import TOOLS_CHATML, served, tiny_engine
 from tests.inference.nano import nano_model
 from tests.other_environments import ROOT, python_with

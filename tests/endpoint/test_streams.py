@@ -13,7 +13,7 @@ import pytest
 
 from skyrl.errors import RunError
 from skyrl.inference.engine import GenerationRequest, NewTokens
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from tests.endpoint.serving import TOOLS_CHATML, Held, served
 from tests.endpoint.test_openai_client import client
 from tests.inference.nano import nano_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyrl.envs import find_env
-from skyrl.envs.aime import prediction
+from skyrl.envs.builtin.aime import prediction
 
 
 @pytest.mark.parametrize(

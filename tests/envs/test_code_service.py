@@ -15,12 +15,12 @@ from starlette.testclient import TestClient
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs import find_env
-from skyrl.envs.code_service import code_app
 from skyrl.envs.http_json import post
-from skyrl.envs.remote_sandbox import RemoteSandbox
+from skyrl.envs.services.code_service import code_app
+from skyrl.envs.services.remote_sandbox import RemoteSandbox
 from skyrl.errors import ServiceGone, UserError
-from skyrl.processes.names import Published
-from skyrl.processes.names_on_disk import NamesOnDisk
+from skyrl.processes.naming.names import Published
+from skyrl.processes.naming.names_on_disk import NamesOnDisk
 from skyrl.processes.service import listen, server_of
 from skyrl.sandbox.sandbox import Ran, ResourceLimits, Sandbox
 

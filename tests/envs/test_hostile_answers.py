@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.config.environment import SkyRLGymConfig, Text2SQLEnvConfig
+from skyrl.config.settings.environment import SkyRLGymConfig, Text2SQLEnvConfig
 from skyrl.envs import find_env
-from skyrl.envs.program_tests import ProgramTest
+from skyrl.envs.builtin.program_tests import ProgramTest
 from skyrl.envs.text2sql import Text2SQLEnv, database, shown, solution
 from skyrl.errors import TaskError
 from skyrl.sandbox.sandbox import Sandbox

@@ -8,7 +8,7 @@ import pytest
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.envs import find_env
-from skyrl.envs.math_equal import MathEqual, math_equal
+from skyrl.envs.builtin.math_equal import MathEqual, math_equal
 from skyrl.errors import WorkerEnded
 from skyrl.sandbox.sandbox import why_unavailable
 from skyrl.sandbox.tiers import TIERS

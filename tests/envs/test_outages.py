@@ -15,16 +15,16 @@ from unittest import mock
 
 import pytest
 
-from skyrl.config.environment import GSM8kLLMJudgeEnvConfig, RewardModelEnvConfig
+from skyrl.config.settings.environment import GSM8kLLMJudgeEnvConfig, RewardModelEnvConfig
+from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
+from skyrl.envs.builtin.reward_model import RewardModelEnv
 from skyrl.envs.http_json import ATTEMPTS, ServiceError, post
-from skyrl.envs.llm_judge import LLMJudgeEnv
-from skyrl.envs.remote_sandbox import RemoteSandbox
-from skyrl.envs.reward_model import RewardModelEnv
 from skyrl.envs.search import documents
+from skyrl.envs.services.remote_sandbox import RemoteSandbox
 from skyrl.errors import ProcessError, ServiceGone
 from skyrl.processes.answers import BadAnswer, asked_to_wait
-from skyrl.processes.names import Entry
-from skyrl.processes.names_in_etcd import NamesInEtcd
+from skyrl.processes.naming.names import Entry
+from skyrl.processes.naming.names_in_etcd import NamesInEtcd
 from skyrl.rollout.env_calls import EnvCalls
 
 Plays = Callable[[socket.socket], object]

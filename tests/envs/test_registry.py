@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.config.environment import ENVIRONMENTS, SINGLE_TURN_ENVIRONMENTS
+from skyrl.config.settings.environment import ENVIRONMENTS, SINGLE_TURN_ENVIRONMENTS
 from skyrl.envs import Env, EnvStep, find_env, register, registered_names
 from skyrl.envs.registry import find_task
 from skyrl.errors import TaskError

@@ -19,11 +19,11 @@ import pytest
 from click.testing import CliRunner
 
 from skyrl.cli.main import cli
-from skyrl.config.environment import SearchEnvConfig
-from skyrl.envs.corpus import Document, SearchIndex, read_corpus
+from skyrl.config.settings.environment import SearchEnvConfig
 from skyrl.envs.http_json import ServiceError
-from skyrl.envs.retriever import retriever_app
 from skyrl.envs.search import TOKEN_VARIABLE, SearchEnv
+from skyrl.envs.services.corpus import Document, SearchIndex, read_corpus
+from skyrl.envs.services.retriever import retriever_app
 from skyrl.errors import DataError, ProcessError, UserError
 from skyrl.processes import service
 from skyrl.processes.service import listen, server_of

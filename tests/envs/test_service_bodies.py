@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from skyrl.envs.corpus import SearchIndex
-from skyrl.envs.retriever import retriever_app
-from skyrl.envs.reward_service import reward_app
+from skyrl.envs.services.corpus import SearchIndex
+from skyrl.envs.services.retriever import retriever_app
+from skyrl.envs.services.reward_service import reward_app
 
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 10**30, 1e308, float("nan"), "", "x", "\ud800", "\x00", "é" * 300, [], [1], [[]], {},

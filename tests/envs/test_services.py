@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from skyrl.config.environment import GSM8kLLMJudgeEnvConfig, SearchEnvConfig
+from skyrl.config.settings.environment import GSM8kLLMJudgeEnvConfig, SearchEnvConfig
+from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
 from skyrl.envs.http_json import ServiceError, post
-from skyrl.envs.llm_judge import LLMJudgeEnv
 from skyrl.envs.search import SearchEnv
 from skyrl.errors import RequestError
 from skyrl.processes.service_app import body_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.config.environment import SkyRLGymConfig, Text2SQLEnvConfig
+from skyrl.config.settings.environment import SkyRLGymConfig, Text2SQLEnvConfig
 from skyrl.envs import find_env
 from skyrl.envs.http_json import ServiceReply
 from skyrl.errors import TaskError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyrl.chats.tool_calls import Call
-from skyrl.config.environment import SearchEnvConfig
+from skyrl.config.settings.environment import SearchEnvConfig
 from skyrl.envs import EnvStep
 from skyrl.envs.http_json import ServiceError
 from skyrl.envs.tool_groups import python_tool, search_tool, sql_tool

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from skyrl.config import compose
-from skyrl.config.environment import AgentConfig
+from skyrl.config.settings.environment import AgentConfig
 from tests.rollout.agent_episodes import scripted
 
 AGENT = Path(__file__).parents[2] / "examples" / "agent"

@@ -12,7 +12,7 @@ import torch
 
 from skyrl.config import compose
 from skyrl.envs import find_env
-from skyrl.models.loading import load_causal_lm, load_tokenizer
+from skyrl.models.files.loading import load_causal_lm, load_tokenizer
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 ROW = {"reward_spec": {"method": "rule", "ground_truth": "abdghh"}, "extra_info": {"split": "train", "index": 0}}

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from skyrl.config import compose
-from skyrl.config.environment import Text2SQLEnvConfig
+from skyrl.config.settings.environment import Text2SQLEnvConfig
 from skyrl.envs.registry import _sandbox
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.experiments.ppo import BasePPOExp

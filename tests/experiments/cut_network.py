@@ -73,7 +73,7 @@ def _run_cut_off(words: list[str], environment: dict[str, str], out: Path) -> No
             event == "socket.connect" and isinstance(arguments[1], tuple)
         ):
             calls.append(f"{event} {arguments[:2]} in {threading.current_thread().name}")
-        if event == "subprocess.Popen" and "skyrl.tracking.follow" in arguments[1]:
+        if event == "subprocess.Popen" and "skyrl.tracking.services.follow" in arguments[1]:
             starters.add(threading.current_thread().name)
 
     sys.addaudithook(note)

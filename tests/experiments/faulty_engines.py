@@ -16,9 +16,9 @@ from attrs import frozen
 from skyrl.config import GeneratorConfig
 from skyrl.envs import Env, EnvStep
 from skyrl.errors import ProcessError, WeightSyncError
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
 from skyrl.inference.gate import Gate
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.processes.calls import apply, name_of
 from skyrl.processes.progress import Progress
 from skyrl.rollout.env_calls import EpisodeError

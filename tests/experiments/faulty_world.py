@@ -11,8 +11,8 @@ import pytest
 
 from skyrl.config import AlgorithmConfig, GeneratorConfig, InferenceEngineConfig, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.data.cursor import PromptCursor
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.remote_engine import RemoteEngine
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.servers.remote_engine import RemoteEngine
 from skyrl.processes.progress import Progress
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.streaming import StreamingRollouts

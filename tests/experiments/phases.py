@@ -24,9 +24,9 @@ from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.reward_model import RewardModelExp
 from skyrl.experiments.sft import SFTExp
 from skyrl.learners.data_parallel import DataParallel
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.learning_worker import LearningWorker
-from skyrl.learners.workers import CriticWorker, PolicyWorker, SFTWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, SFTWorker
 from skyrl.processes.orphans import RUN, folder_of_this_process, tagged
 from skyrl.storage.disk import Bytes, Disk
 from tests.megatron_shim import DEVICES, HostPolicyWorker

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import RunError
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.tools.replay import Replay
 from tests.experiments.sameness import assert_same
 from tests.nano_run import metrics, train

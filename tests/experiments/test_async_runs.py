@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ResumeError, RunError
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from skyrl.learners.fsdp2 import Fsdp2
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.learning_worker import LearningWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker
 from skyrl.training.describe import Metrics
 from tests.experiments.test_guards import SETTINGS, assert_only_numbers_were_saved, logprob, weight
 from tests.long_cases import long_except

@@ -17,14 +17,14 @@ import pytest
 from filelock import FileLock
 
 from skyrl.config import compose
-from skyrl.config.run_kind import RunKind
+from skyrl.config.foundation.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem, ResumeError, UserError
 from skyrl.experiments import whole_rows
 from skyrl.experiments.first_rows import supervised_rows_can_be_used
 from skyrl.experiments.folder_checks import folders_can_be_written
 from skyrl.runs.run_lock import RunLock
 from skyrl.runs.run_owner import sign
-from skyrl.tracking.run_files import stored_configuration
+from skyrl.tracking.services.run_files import stored_configuration
 from tests import supervised_run
 from tests.nano_run import as_words, config, overrides, train
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from skyrl.errors import ProcessError, UserError
-from skyrl.processes.names import Entry, NameStore, Published
-from skyrl.processes.names_in_etcd import NamesInEtcd
-from skyrl.processes.names_on_disk import NamesOnDisk
+from skyrl.processes.naming.names import Entry, NameStore, Published
+from skyrl.processes.naming.names_in_etcd import NamesInEtcd
+from skyrl.processes.naming.names_on_disk import NamesOnDisk
 from tests.experiments.test_engines_of_others import over, stand_in
 from tests.inference.sglang_stand_in import SGLangStandIn
 from tests.nano_run import metrics, train

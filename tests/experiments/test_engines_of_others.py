@@ -13,12 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from skyrl.config import compose
-from skyrl.config.sizes import sends_adapters_alone
+from skyrl.config.derive.sizes import sends_adapters_alone
 from skyrl.errors import ConfigError, UserError, WeightSyncError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preflight import PREFLIGHT
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.models.loading import load_tokenizer
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.models.files.loading import load_tokenizer
 from skyrl.tree import FrozenDict
 from tests.inference.server_engines import our_server, vllm_server
 from tests.inference.sglang_stand_in import SGLangStandIn

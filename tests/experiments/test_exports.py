@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ResumeError, UserError
-from skyrl.inference.vllm_environment import import_vllm, set_variables
+from skyrl.inference.vllm.environment import import_vllm, set_variables
 from skyrl.tools.exporting import export
 from tests.inference.vllm_host import Host
 from tests.nano_run import metrics, train

@@ -12,8 +12,8 @@ from skyrl.batch import TrainingBatch
 from skyrl.errors import RunError
 from skyrl.experiments.full_length import full_length_rollouts, without_traces
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.learning_worker import LearningWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker
 from skyrl.runs.recovery import Recovery
 from skyrl.training.describe import Metrics
 from tests.nano_run import config

@@ -12,8 +12,8 @@ from skyrl.config import compose
 from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.full_length_rows import without_traces
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.learning_worker import LearningWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.learning_worker import LearningWorker
 from skyrl.training.describe import Metrics
 from tests.supervised_run import settings
 

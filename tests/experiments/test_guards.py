@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from skyrl.errors import NonFiniteError
 from skyrl.learners.fsdp2 import Fsdp2
-from skyrl.learners.learning_worker import LearningWorker
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.storage.disk import Disk
 from skyrl.tools.replay import Replay

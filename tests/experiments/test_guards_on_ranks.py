@@ -14,7 +14,7 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.errors import NonFiniteError
 from skyrl.learners.rank_metrics import RankMetrics
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.roles import PolicyWorker
 from tests.experiments.test_guards import assert_only_numbers_were_saved
 from tests.nano_run import metrics, train
 

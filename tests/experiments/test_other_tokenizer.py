@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_policy_can_chat
-from skyrl.models.loading import load_tokenizer
+from skyrl.models.files.loading import load_tokenizer
 from tests.nano_run import config, train
 
 OF_A_TOKENIZER = ("tokenizer*", "chat_template*", "vocab*", "merges*", "special_tokens*", "added_tokens*")

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 from skyrl.cli.main import cli
 from skyrl.cli.report import doctor_report
 from skyrl.config import SkyRLTrainConfig, check, load
-from skyrl.config.kinds import kind_of
-from skyrl.config.resolve import resolve_with_origins
-from skyrl.config.trackers import TRACKERS, is_installed
+from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.resolve import resolve_with_origins
+from skyrl.config.settings.trackers import TRACKERS, is_installed
 from skyrl.errors import ConfigError
 from skyrl.experiments import gpu_checks
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
@@ -273,7 +273,7 @@ def test_a_model_without_experts_has_no_routers(experts: dict[str, int], said: i
 
 
 def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyrl.config.every_kind.has_flash_attention", lambda: False)
+    monkeypatch.setattr("skyrl.config.derive.every_kind.has_flash_attention", lambda: False)
     monkeypatch.setattr(gpu_checks, "has_flash_attention", lambda: False)
     values = {"kind": "sft", "model.path": "m", "train_datasets": ["rows.jsonl"], "device": "cuda"}
     tuned: Any = load([], values)

@@ -20,10 +20,10 @@ from click.testing import CliRunner
 from skyrl.cli.main import cli
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.envs import find_env
-from skyrl.envs.reward_service import reward_app
+from skyrl.envs.services.reward_service import reward_app
 from skyrl.errors import ModelError
 from skyrl.experiments.ppo import BasePPOExp
-from skyrl.models.reward_model import RewardModel
+from skyrl.models.saving.reward_model import RewardModel
 from tests.nano_run import overrides
 from tests.supervised_run import records, train, word_of, write
 

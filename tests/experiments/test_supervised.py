@@ -19,7 +19,7 @@ from skyrl.errors import DataError, ResumeError, RunError
 from skyrl.experiments import experiment
 from skyrl.experiments.sft import SFTExp
 from skyrl.learners.schedule import make_optimizer
-from skyrl.models.reward_model import RewardModel
+from skyrl.models.saving.reward_model import RewardModel
 from skyrl.runs import recovery
 from skyrl.runs.stored_runs import checkpoints_of
 from skyrl.runs.summary import summary

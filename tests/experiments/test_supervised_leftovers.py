@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from skyrl.cli.main import cli
-from skyrl.models.reward_model import RewardModel
+from skyrl.models.saving.reward_model import RewardModel
 from tests.supervised_run import farthest, train
 
 pytestmark = pytest.mark.xdist_group("leftovers")

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
-from skyrl.models.reward_model import RewardModel
+from skyrl.models.saving.reward_model import RewardModel
 from skyrl.tools.exporting import export
 from tests.supervised_run import train
 

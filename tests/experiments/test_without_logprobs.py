@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from skyrl.config.checks.algorithm import the_engine_returns_what_the_loss_reads
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from skyrl.rollout.transcript import Transcript
 from tests.inference.nano import nano_model, nano_tokenizer, request
 from tests.nano_run import all_metrics, config, train

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from skyrl.cli.main import main
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from tests.inference.steps import PORT
 
 

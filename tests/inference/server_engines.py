@@ -17,13 +17,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from skyrl.inference.engine import InferenceEngine
-from skyrl.inference.http_connection import Connection
-from skyrl.inference.http_engine import HttpEngine
-from skyrl.inference.server_answers import mapping
-from skyrl.inference.server_dialects import ServerDeadlines
-from skyrl.inference.sglang_server import SGLangServer
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.inference.vllm_server import EXTENSION, VLLMServer
+from skyrl.inference.servers.answers import mapping
+from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.sglang_server import SGLangServer
+from skyrl.inference.servers.vllm_server import EXTENSION, VLLMServer
+from skyrl.inference.torch.engine import TorchEngine
 from tests.inference import gated_serve
 from tests.inference.nano import nano_tokenizer
 from tests.inference.sglang_stand_in import SGLangStandIn

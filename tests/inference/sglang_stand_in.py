@@ -30,10 +30,10 @@ from skyrl.config import SamplingParams
 from skyrl.errors import SkyRLError
 from skyrl.inference.adapters import shared
 from skyrl.inference.engine import Completion, GenerationRequest, InFlight, NewTokens, SampleKey
-from skyrl.inference.incoming_weights import Shared
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.models.naming import named_weights
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.models.files.naming import named_weights
 from skyrl.processes.service import listen
+from skyrl.weight_receiver.incoming_weights import Shared
 
 Handler = Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skyrl.inference import checksums
-from skyrl.inference.checksums import Digests, digest_word, in_hex
+from skyrl.weight_receiver import checksums
+from skyrl.weight_receiver.checksums import Digests, digest_word, in_hex
 
 WORD = 0x9E3779B97F4A7C15
 

@@ -11,10 +11,10 @@ from attrs import evolve
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, ProcessLost, RunError, WeightSyncError
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.conversations import Conversations
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
-from skyrl.inference.incoming_weights import IncomingWeights, Shared
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.pool.conversations import Conversations
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared
 from tests.inference.nano import keys, request
 
 

@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM
 from skyrl.config import InferenceEngineConfig, SamplingParams
 from skyrl.errors import RunError, UserError, WeightSyncError
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, NewTokens
-from skyrl.inference.incoming_weights import Folder, Shared, weight_info
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.inference.vllm.engine import VLLMEngine
+from skyrl.weight_receiver.incoming_weights import Folder, Shared, weight_info
 from skyrl.weight_sync.senders import FolderSender
 from tests.inference.nano import EOS, full_forward_logprobs, keys, nano_tokenizer, prompts, request
 from tests.inference.server_engines import SERVERS, arrived, engine_over, hung_up, waiting_at

@@ -8,7 +8,7 @@ import torch
 
 from skyrl.errors import NonFiniteError, RunError, UserError
 from skyrl.inference.engine import Completion
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from tests.inference.nano import EOS, nano_model, nano_tokenizer, prompts, request
 
 TOKENIZER = nano_tokenizer()

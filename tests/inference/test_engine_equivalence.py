@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from skyrl.inference.engine import GenerationRequest, InferenceEngine
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from tests.inference.nano import EOS, KINDS, PAD, full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 from tests.inference.steps import gate_of_model
 

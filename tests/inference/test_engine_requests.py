@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from skyrl.errors import ModelError, RunError
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from tests.inference.nano import nano_model, nano_tokenizer, prompts, request
 from tests.inference.steps import gate_of_model
 

@@ -22,19 +22,19 @@ from attrs import evolve
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import NonFiniteError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
-from skyrl.inference import http_connection, http_engine
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
-from skyrl.inference.http_connection import Connection
-from skyrl.inference.http_engine import HttpEngine
-from skyrl.inference.incoming_weights import Folder, Shared, WeightInfo
-from skyrl.inference.restarts import EngineRestarts
-from skyrl.inference.server_answers import mapping
-from skyrl.inference.server_dialects import ServerDeadlines
-from skyrl.inference.server_pulse import Pulse
-from skyrl.inference.sglang_server import SGLangServer
-from skyrl.inference.vllm_server import VLLMServer
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.pool.restarts import EngineRestarts
+from skyrl.inference.servers import http_connection, http_engine
+from skyrl.inference.servers.answers import mapping
+from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.pulse import Pulse
+from skyrl.inference.servers.sglang_server import SGLangServer
+from skyrl.inference.servers.vllm_server import VLLMServer
+from skyrl.weight_receiver.incoming_weights import Folder, Shared, WeightInfo
 from tests.inference.fault_server import FAULTS, FaultServer, sample
 from tests.inference.nano import nano_tokenizer, prompts, request
 from tests.inference.vllm_models import saved, small_model

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from skyrl.experiments.collaborators import engine_makers
-from skyrl.inference.causal_lm import CausalLM
 from skyrl.inference.engine import Completion
+from skyrl.inference.torch.causal_lm import CausalLM
 from skyrl.learners.compute_copies import computing_in
 from skyrl.learners.forward import compute_logprobs, probe_forward
 from skyrl.weight_sync.canary import rows

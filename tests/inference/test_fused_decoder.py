@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
-from skyrl.inference import fused_decoder, projections
-from skyrl.inference.fused_decoder import FusedDecoder
-from skyrl.inference.kept_prefixes import Kept
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.models import varlen_attention
+from skyrl.inference.torch import fused_decoder, projections
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.inference.torch.fused_decoder import FusedDecoder
+from skyrl.inference.torch.prefix_cache import Kept
+from skyrl.models.attention import varlen_attention
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 from tests.models.test_varlen_attention import loop
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from skyrl.inference.engine import Completion
-from skyrl.inference.incoming_weights import Shared
-from skyrl.inference.kept_prefixes import KeptPrefixes
-from skyrl.inference.torch_engine import TorchEngine, load_torch_engine
+from skyrl.inference.torch.engine import TorchEngine, load_torch_engine
+from skyrl.inference.torch.prefix_cache import KeptPrefixes
+from skyrl.weight_receiver.incoming_weights import Shared
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 from tests.inference.steps import gate_of_model
 from tests.inference.vllm_models import saved, small_model

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from skyrl.inference.kv_cache import RowCache
+from skyrl.inference.torch.kv_cache import RowCache
 
 Layers = list[tuple[Tensor, Tensor]]
 

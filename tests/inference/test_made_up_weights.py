@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.incoming_weights import (
+from skyrl.weight_receiver.incoming_weights import (
     Broadcast,
     Folder,
     Native,
@@ -26,7 +26,7 @@ from skyrl.inference.incoming_weights import (
     from_plain,
     weight_info,
 )
-from skyrl.inference.transfer_group import TransferGroup
+from skyrl.weight_receiver.transfer_group import TransferGroup
 from tests.long_cases import long_except
 
 ODD: tuple[Any, ...] = (None, True, -1, 1.5, 10**30, "", "x", "../x", [], [1], [-1], {}, {"x": 1}, {"": None})

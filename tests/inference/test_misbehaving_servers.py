@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.envs.llm_judge import _said
-from skyrl.envs.remote_sandbox import _ran
-from skyrl.envs.reward_model import _only_score
+from skyrl.envs.builtin.llm_judge import _said
+from skyrl.envs.builtin.reward_model import _only_score
 from skyrl.envs.search import documents
+from skyrl.envs.services.remote_sandbox import _ran
 from skyrl.errors import SkyRLError
-from skyrl.inference import http_connection, http_engine
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import GenerationRequest
-from skyrl.inference.http_connection import Connection
-from skyrl.inference.http_engine import HttpEngine
-from skyrl.inference.incoming_weights import Folder, WeightInfo
-from skyrl.inference.server_dialects import ServerDeadlines
-from skyrl.inference.sglang_server import SGLangServer
-from skyrl.inference.vllm_server import VLLMServer
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.servers import http_connection, http_engine
+from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.sglang_server import SGLangServer
+from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.processes.answers import BadAnswer, asked_to_wait
+from skyrl.weight_receiver.incoming_weights import Folder, WeightInfo
 from tests.inference.misbehaving import MisbehavingServer, Misbehaviour, Sent, changed
 from tests.inference.nano import nano_tokenizer, prompts, request
 from tests.inference.vllm_models import saved, small_model

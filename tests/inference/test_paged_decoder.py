@@ -17,19 +17,19 @@ import torch
 
 from skyrl.config import SamplingParams
 from skyrl.errors import NonFiniteError
-from skyrl.inference import causal_lm, paged_attention, paged_cache, paged_decoder, projections
-from skyrl.inference.causal_lm import CausalLM
-from skyrl.inference.decode_batch import DecodeBatch
 from skyrl.inference.engine import Completion
-from skyrl.inference.incoming_weights import Shared
-from skyrl.inference.kv_cache import PlacedPrompt
-from skyrl.inference.paged_attention import RowPages, gathered_attention
-from skyrl.inference.paged_cache import PagedCache, PagePool, Storage
-from skyrl.inference.paged_decoder import PagedDecoder, padded
-from skyrl.inference.rows import Job
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch import causal_lm, paged_attention, paged_cache, paged_decoder, projections
+from skyrl.inference.torch.causal_lm import CausalLM
+from skyrl.inference.torch.decode_batch import DecodeBatch
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.inference.torch.kv_cache import PlacedPrompt
+from skyrl.inference.torch.paged_attention import RowPages, gathered_attention
+from skyrl.inference.torch.paged_cache import PagedCache, PagePool, Storage
+from skyrl.inference.torch.paged_decoder import PagedDecoder, padded
+from skyrl.inference.torch.rows import Job
 from skyrl.inference.weights import replace_weights
 from skyrl.models.low_rank import LowRank, attach
+from skyrl.weight_receiver.incoming_weights import Shared
 from tests.inference.nano import EOS, full_forward_logprobs, keys, nano_model, nano_tokenizer, prompts, request
 
 ROWS, LONGEST = 8, 256

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from skyrl.errors import ModelError
-from skyrl.inference import quantized
-from skyrl.inference.incoming_weights import Shared
-from skyrl.inference.quantized import Quantized, QuantizedGateUp
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch import quantized
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.inference.torch.quantized import Quantized, QuantizedGateUp
+from skyrl.weight_receiver.incoming_weights import Shared
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 
 

@@ -11,7 +11,12 @@ from attrs import evolve
 from torch import nn
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.incoming_weights import (
+from skyrl.inference.servers.answers import Asked
+from skyrl.inference.servers.vllm_server import _of_completions, _of_generate
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.inference.weights import refuse_not_loaded, replace_weights
+from skyrl.processes.answers import BadAnswer
+from skyrl.weight_receiver.incoming_weights import (
     LOADED,
     Broadcast,
     Delta,
@@ -21,12 +26,7 @@ from skyrl.inference.incoming_weights import (
     weight_info,
     why_not_loaded,
 )
-from skyrl.inference.server_answers import Asked
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.inference.transfer_group import TransferGroup
-from skyrl.inference.vllm_server import _of_completions, _of_generate
-from skyrl.inference.weights import refuse_not_loaded, replace_weights
-from skyrl.processes.answers import BadAnswer
+from skyrl.weight_receiver.transfer_group import TransferGroup
 from skyrl.weight_sync.senders import FolderSender
 from tests.inference.nano import nano_model, nano_tokenizer, request
 

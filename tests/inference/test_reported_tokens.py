@@ -8,8 +8,8 @@ import threading
 from attrs import evolve
 
 from skyrl.inference.engine import NewTokens
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.inference.vllm_backend import reporter
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.inference.vllm.backend import reporter
 from tests.inference.nano import nano_model, nano_tokenizer, request
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, WeightSyncError
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import InferenceEngine
-from skyrl.inference.restarts import EngineRestarts
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.pool.restarts import EngineRestarts
 from skyrl.weight_sync.revival import Revival
 from tests.inference.nano import request
 from tests.inference.test_client import SlowEngine, asked_of, weights

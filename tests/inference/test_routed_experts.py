@@ -12,7 +12,7 @@ from attrs import evolve
 
 from skyrl.errors import ModelError
 from skyrl.inference.engine import Completion, NewTokens
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from skyrl.models.routers import ChoiceRecorder, restored_choices
 from tests.inference.nano import nano_model, nano_tokenizer, prompts, request
 

@@ -7,11 +7,11 @@ import pytest
 from benchmarks.routing import ratios
 from skyrl.errors import ProcessError
 from skyrl.inference.engine import EngineLoad
-from skyrl.inference.routing import ConcurrencyLimit, PrefixRoutes, is_overloaded
-from skyrl.inference.server_answers import load_of_metrics
-from skyrl.inference.server_dialects import ServerDeadlines
-from skyrl.inference.sglang_server import SGLangServer
-from skyrl.inference.vllm_server import VLLMServer
+from skyrl.inference.pool.routing import ConcurrencyLimit, PrefixRoutes, is_overloaded
+from skyrl.inference.servers.answers import load_of_metrics
+from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.sglang_server import SGLangServer
+from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.processes.answers import BadAnswer
 
 LONG = tuple(range(64))

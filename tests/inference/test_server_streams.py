@@ -9,11 +9,11 @@ import pytest
 from attrs import evolve
 
 from skyrl.inference.engine import NewTokens
-from skyrl.inference.http_connection import Connection
-from skyrl.inference.http_engine import HttpEngine
-from skyrl.inference.server_answers import Asked
-from skyrl.inference.server_streams import Growing, Parts
-from skyrl.inference.vllm_server import VLLMServer
+from skyrl.inference.servers.answers import Asked
+from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.streams import Growing, Parts
+from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.processes.answers import BadAnswer
 from tests.inference.nano import nano_tokenizer, prompts, request
 from tests.inference.server_engines import DEADLINES, vllm_server

@@ -14,8 +14,8 @@ from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ModelError, UserError, WeightSyncError
 from skyrl.inference.adapted_engine import AdaptedEngine
 from skyrl.inference.adapters import write_adapter
-from skyrl.inference.torch_engine import TorchEngine, load_torch_engine
-from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.inference.torch.engine import TorchEngine, load_torch_engine
+from skyrl.inference.vllm.engine import VLLMEngine
 from tests.endpoint.serving import Script, served
 from tests.inference.nano import nano_model, nano_tokenizer
 from tests.inference.vllm_host import Host

@@ -17,8 +17,8 @@ from attrs import evolve
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ConfigError, ProcessError
 from skyrl.experiments.preflight import packages_are_installed
-from skyrl.inference.server_dialects import ServerDeadlines
-from skyrl.inference.sglang_engine import SGLangEngine, launch_command
+from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.sglang_engine import SGLangEngine, launch_command
 from skyrl.processes.tied import start_tied
 from tests.inference.nano import nano_model
 from tests.inference.vllm_models import saved

@@ -36,14 +36,14 @@ SEES = Mapper({
 @pytest.fixture
 def know(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The function, of a module that is otherwise imported in vLLM's processes alone."""
-    environment = ModuleType("skyrl.inference.vllm_environment")
+    environment = ModuleType("skyrl.inference.vllm.environment")
     environment.end_with_host = lambda: None  # type: ignore[attr-defined]  # it would end this process with its parent
-    monkeypatch.setitem(sys.modules, "skyrl.inference.vllm_environment", environment)
-    monkeypatch.delitem(sys.modules, "skyrl.inference.vllm_worker", raising=False)
-    from skyrl.inference.vllm_worker import know_names_of_the_text
+    monkeypatch.setitem(sys.modules, "skyrl.inference.vllm.environment", environment)
+    monkeypatch.delitem(sys.modules, "skyrl.inference.vllm.worker", raising=False)
+    from skyrl.inference.vllm.worker import know_names_of_the_text
 
     yield know_names_of_the_text
-    sys.modules.pop("skyrl.inference.vllm_worker", None)
+    sys.modules.pop("skyrl.inference.vllm.worker", None)
 
 
 def test_a_model_that_sees_takes_names_with_and_without_the_table_of_its_language_model(know: Any) -> None:

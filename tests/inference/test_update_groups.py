@@ -15,13 +15,13 @@ from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, UserError
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.http_connection import Connection
-from skyrl.inference.http_engine import HttpEngine
-from skyrl.inference.server_dialects import ServerDeadlines
-from skyrl.inference.vllm_native import group_holder
-from skyrl.inference.vllm_server import VLLMServer
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.processes.answers import read
+from skyrl.weight_receiver.vllm_native import group_holder
 from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.transports import BroadcastTransport, TransferRendezvous

@@ -7,12 +7,12 @@ import attrs
 import pytest
 
 from skyrl.config import InferenceEngineConfig
-from skyrl.config.engine_options import NOT_ARGUMENTS, OTHER_NAME, SAME_NAME, VLLM_FIXED, VLLM_SETTINGS
+from skyrl.config.derive.engine_options import NOT_ARGUMENTS, OTHER_NAME, SAME_NAME, VLLM_FIXED, VLLM_SETTINGS
 from skyrl.errors import ConfigError
-from skyrl.inference import vllm_environment
-from skyrl.inference.vllm_arguments import engine_arguments
-from skyrl.inference.vllm_environment import set_variables, variables
-from skyrl.inference.vllm_model import ModelFacts
+from skyrl.inference.vllm import environment as vllm_environment
+from skyrl.inference.vllm.arguments import engine_arguments
+from skyrl.inference.vllm.environment import set_variables, variables
+from skyrl.inference.vllm.model import ModelFacts
 from skyrl.tree.classes import fields_of
 
 KNOWN = {
@@ -162,7 +162,7 @@ def test_a_field_of_another_name_is_translated(fields: dict[str, Any], expected:
 def test_what_follows_from_the_run_is_there() -> None:
     found = arguments()
     assert (found["model"], found["seed"], found["max_model_len"]) == ("a/model", 7, 256)
-    assert found["worker_extension_cls"] == "skyrl.inference.vllm_worker.WeightReceiver"
+    assert found["worker_extension_cls"] == "skyrl.inference.vllm.worker.WeightReceiver"
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ProcessError, WeightSyncError
-from skyrl.inference import vllm_async
 from skyrl.inference.engine import Completion
-from skyrl.inference.incoming_weights import Folder, Shared, as_plain, digest, from_plain, receipt, weight_info
-from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.inference.vllm import asynchronous as vllm_async
+from skyrl.inference.vllm.engine import VLLMEngine
+from skyrl.weight_receiver.incoming_weights import Folder, Shared, as_plain, digest, from_plain, receipt, weight_info
 from tests.inference.nano import full_forward_logprobs, nano_tokenizer, prompts, request
 from tests.inference.steps import Steps, gate_of_processes
 from tests.inference.vllm_host import Host

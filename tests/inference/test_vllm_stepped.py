@@ -9,15 +9,15 @@ from unittest.mock import Mock
 import pytest
 
 from skyrl.errors import ProcessError
-from skyrl.inference.vllm_stepped import SteppedBackend
+from skyrl.inference.vllm.stepped import SteppedBackend
 
 
 def backend_over(engine: Mock, monkeypatch: pytest.MonkeyPatch) -> SteppedBackend:
     vllm = Mock()
     vllm.LLMEngine.from_engine_args.return_value = engine
-    monkeypatch.setattr("skyrl.inference.vllm_stepped.importlib", Mock(import_module=lambda name: vllm))
+    monkeypatch.setattr("skyrl.inference.vllm.stepped.importlib", Mock(import_module=lambda name: vllm))
     monkeypatch.setattr(
-        "skyrl.inference.vllm_stepped.request_maker", lambda _: lambda ids, sampling, streamed: (ids, sampling)
+        "skyrl.inference.vllm.stepped.request_maker", lambda _: lambda ids, sampling, streamed: (ids, sampling)
     )
     return SteppedBackend({})
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.incoming_weights import Shared, digest, verified, weight_info
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.weight_receiver.incoming_weights import Shared, digest, verified, weight_info
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, request
 
 Weights = dict[str, Tensor]

@@ -20,7 +20,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from skyrl.models.naming import named_weights
+from skyrl.models.files.naming import named_weights
 from tests.inference.nano import EOS, PAD, VOCABULARY, nano_tokenizer
 
 FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {

@@ -11,10 +11,11 @@ from typing import Any
 
 import attrs
 
-from skyrl.interop import trl, verl
-from skyrl.interop.areal import convert_keys
+from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.report import Conversion
-from skyrl.interop.skyrl_scripts import convert_overrides
+from skyrl.interop.skyrl.scripts import convert_overrides
+from skyrl.interop.trl import convert as trl
+from skyrl.interop.verl import convert as verl
 
 RECORDED = Path(__file__).parents[1] / "reference"
 """The corpora that the pages of docs/ count, whatever `--reference` names."""

@@ -1,4 +1,5 @@
-"""Makes `skyrl/config/foreign_names.json`, the settings of other systems by our paths, from the converters' tables.
+"""Makes `foreign_names.json` of `config/foundation`: the settings of other systems by our paths, from the converters'
+tables.
 
 `make pages` writes the file. Suggestions for unknown paths read it, which know nothing of converters.
 """
@@ -9,21 +10,19 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from skyrl.config.kinds import root_of
-from skyrl.config.losses import POLICY_LOSSES
-from skyrl.interop import (
-    areal_keys,
-    areal_learner_keys,
-    areal_rollout_keys,
-    areal_supervised_keys,
-    trl_keys,
-    trl_objective,
-    trl_values,
-    verl_keys,
-    verl_layout,
-    verl_objective,
-)
-from skyrl.interop.areal_values import Entry
+from skyrl.config.loading.kinds import root_of
+from skyrl.config.settings.losses import POLICY_LOSSES
+from skyrl.interop.areal import keys as areal_keys
+from skyrl.interop.areal import learner_keys as areal_learner_keys
+from skyrl.interop.areal import rollout_keys as areal_rollout_keys
+from skyrl.interop.areal import supervised_keys as areal_supervised_keys
+from skyrl.interop.conversions import Entry
+from skyrl.interop.trl import keys as trl_keys
+from skyrl.interop.trl import objective as trl_objective
+from skyrl.interop.trl import values as trl_values
+from skyrl.interop.verl import keys as verl_keys
+from skyrl.interop.verl import layout as verl_layout
+from skyrl.interop.verl import objective as verl_objective
 from skyrl.tree.classes import leaf_paths
 from tests.interop.test_settings_table import HEAD, VALUES, converted, rows
 

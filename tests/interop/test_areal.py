@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 from skyrl.config import SkyRLTrainConfig, load
-from skyrl.interop.areal import convert_areal, convert_keys
+from skyrl.interop.areal.convert import convert_areal, convert_keys
 from skyrl.interop.report import Conversion, Line
 from skyrl.tree import get_at
 from skyrl.tree.sparse import as_toml_has_it

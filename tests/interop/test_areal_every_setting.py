@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from skyrl.interop.areal import convert_keys
-from skyrl.interop.areal_backends import engine_backend
+from skyrl.interop.areal.backends import engine_backend
+from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.report import Line
 from tests.interop.corpora import areal_files, total
 

@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 from skyrl.config.cluster import ClusterConfig, load_cluster
-from skyrl.interop.areal import convert_areal, convert_keys
+from skyrl.interop.areal.convert import convert_areal, convert_keys
 from skyrl.interop.report import Conversion, Line
 from tests.interop.corpora import areal_files
 

@@ -10,10 +10,10 @@ import pytest
 import tomli_w
 
 from skyrl.config import ConfigError
-from skyrl.config.engine_options import SGLANG_FIXED, SGLANG_SETTINGS
-from skyrl.config.load import compose
-from skyrl.inference.sglang_engine import launch_command
-from skyrl.interop.areal import convert_keys
+from skyrl.config.derive.engine_options import SGLANG_FIXED, SGLANG_SETTINGS
+from skyrl.config.loading.load import compose
+from skyrl.inference.servers.sglang_engine import launch_command
+from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.report import Conversion, Line
 from skyrl.tree.sparse import as_toml_has_it
 from tests.interop.corpora import areal_files

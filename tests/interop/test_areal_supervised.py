@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.config import RewardModelConfig, SFTConfig, load
-from skyrl.interop.areal import convert_keys
+from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.report import Line
 
 MODEL = {"model.path": "a/b", "model.optimizer.lr": "2e-5"}

@@ -10,9 +10,9 @@ import pytest
 import tomli_w
 
 from skyrl.config import ConfigError, SFTConfig, load, resolve
-from skyrl.interop.areal import convert_keys
-from skyrl.interop.areal_defaults import NO_REFERENCE, age, left_out
-from skyrl.interop.areal_names import is_known, known_names
+from skyrl.interop.areal.convert import convert_keys
+from skyrl.interop.areal.defaults import NO_REFERENCE, age, left_out
+from skyrl.interop.areal.names import is_known, known_names
 from skyrl.interop.report import Conversion, Line
 from skyrl.tree import get_at
 from skyrl.tree.sparse import as_toml_has_it

@@ -10,7 +10,7 @@ import tomli_w
 
 from skyrl.config import load
 from skyrl.interop.environment import read_environment
-from skyrl.interop.skyrl_scripts import convert_overrides, convert_skyrl
+from skyrl.interop.skyrl.scripts import convert_overrides, convert_skyrl
 from skyrl.tree.sparse import as_toml_has_it
 
 

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.errors import SkyRLError
-from skyrl.interop.areal import convert_keys
-from skyrl.interop.skyrl_scripts import convert_overrides
+from skyrl.interop.areal.convert import convert_keys
+from skyrl.interop.skyrl.scripts import convert_overrides
 from skyrl.interop.values import without_references
 
 MANY = 2_000

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from skyrl.config import ConfigError
-from skyrl.config.load import compose
+from skyrl.config.loading.load import compose
 from skyrl.errors import Problem
 from skyrl.tree.sparse import as_toml_has_it
 from tests.interop.corpora import RECORDED, Converted, hydra_scripts, scripts_of_2026

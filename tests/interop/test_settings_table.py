@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.interop import trl, verl
 from skyrl.interop.report import Conversion
+from skyrl.interop.trl import convert as trl
+from skyrl.interop.verl import convert as verl
 from skyrl.tree import FrozenDict, get_at
 from tests.interop.corpora import RECORDED
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from skyrl.interop.shell import commands_in, overrides_in
-from skyrl.interop.shell_arithmetic import calculated
-from skyrl.interop.shell_variables import LONGEST, expanded
+from skyrl.interop.shell.arithmetic import calculated
+from skyrl.interop.shell.scripts import commands_in, overrides_in
+from skyrl.interop.shell.variables import LONGEST, expanded
 
 
 @pytest.mark.parametrize(

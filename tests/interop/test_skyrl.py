@@ -10,10 +10,10 @@ import pytest
 import tomli_w
 
 from skyrl.config import SkyRLTrainConfig, load
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.interop.report import Conversion
-from skyrl.interop.shell import overrides_in
-from skyrl.interop.skyrl_scripts import convert_overrides, convert_skyrl
+from skyrl.interop.shell.scripts import overrides_in
+from skyrl.interop.skyrl.scripts import convert_overrides, convert_skyrl
 from skyrl.tree.arguments import split_path
 from skyrl.tree.dump import stored_value
 from skyrl.tree.sparse import as_toml_has_it

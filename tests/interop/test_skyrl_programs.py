@@ -10,8 +10,8 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLTrainConfig
 from skyrl.interop.report import Conversion
-from skyrl.interop.skyrl_programs import program_of
-from skyrl.interop.skyrl_scripts import convert_overrides
+from skyrl.interop.skyrl.programs import program_of
+from skyrl.interop.skyrl.scripts import convert_overrides
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.shaping import reward_shaping
 from skyrl.tree.builder import structure

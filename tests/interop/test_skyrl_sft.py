@@ -11,7 +11,7 @@ import tomli_w
 
 from skyrl.config import SFTConfig, load
 from skyrl.interop.report import Conversion, Line
-from skyrl.interop.skyrl_scripts import convert_overrides, convert_skyrl
+from skyrl.interop.skyrl.scripts import convert_overrides, convert_skyrl
 from skyrl.tree.sparse import as_toml_has_it
 from tests.interop.corpora import RECORDED, scripts_of_2026
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from skyrl.interop.areal import convert_keys
+from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.report import Conversion, Line
-from skyrl.interop.skyrl_scripts import convert_overrides
+from skyrl.interop.skyrl.scripts import convert_overrides
 
 SFT = {"model.path": "a/b", "train_dataset.type": "sft", "train_dataset.path": "rows.jsonl"}
 WANDB = {

@@ -11,7 +11,7 @@ import tomli_w
 
 from skyrl.config import ConfigError, load
 from skyrl.interop.report import Conversion, Line
-from skyrl.interop.trl import convert_keys, convert_trl
+from skyrl.interop.trl.convert import convert_keys, convert_trl
 from skyrl.tree.sparse import as_toml_has_it
 from tests.interop.corpora import RECORDED, option_sets
 

@@ -11,7 +11,7 @@ import tomli_w
 
 from skyrl.config import load
 from skyrl.interop.report import Conversion, Line
-from skyrl.interop.verl import convert_keys, convert_verl
+from skyrl.interop.verl.convert import convert_keys, convert_verl
 from skyrl.tree.sparse import as_toml_has_it
 from tests.interop.corpora import RECORDED, option_sets
 

@@ -17,11 +17,11 @@ from click.testing import CliRunner, Result
 from skyrl.cli.main import cli
 from skyrl.config import compose
 from skyrl.config.cluster import ClusterConfig
-from skyrl.config.machines import need_of
-from skyrl.config.stored import stored_form
+from skyrl.config.loading.stored import stored_form
 from skyrl.errors import ConfigError, ProcessError, UserError
 from skyrl.launchers.job import Launch, Machines, new_folder
 from skyrl.launchers.local import LocalLauncher
+from skyrl.launchers.machines import need_of
 from skyrl.launchers.prepared import Prepared
 from skyrl.launchers.ray import RayLauncher
 from skyrl.launchers.slurm import SlurmLauncher

@@ -15,9 +15,9 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.config import CriticConfig, PolicyConfig, TrainerConfig
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.model_worker import token_budget
-from skyrl.learners.workers import CriticWorker, PolicyWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.model_worker import token_budget
+from skyrl.learners.workers.roles import CriticWorker, PolicyWorker
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle

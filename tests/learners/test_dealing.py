@@ -16,11 +16,11 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.data.tokenized_rows import PreferenceRow
 from skyrl.learners.budget import TokenBudget
-from skyrl.learners.group import LearnerGroup, ScorerGroup, deal
 from skyrl.learners.rank_metrics import Moments, RankMetrics
 from skyrl.learners.ranks import Ranks, Rendezvous
-from skyrl.learners.supervised import BradleyTerry, CrossEntropy
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.group import LearnerGroup, ScorerGroup, deal
+from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.learners.workers.supervised import BradleyTerry, CrossEntropy
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from skyrl.config import TrainerConfig
-from skyrl.learners import host_activations, learning_worker
+from skyrl.learners import host_activations
 from skyrl.learners.host_activations import HostActivations
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers import learning_worker
+from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.rows import batch
 

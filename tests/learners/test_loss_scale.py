@@ -12,7 +12,7 @@ from attrs import evolve
 from skyrl.config import CriticConfig, FSDPConfig, MixedPrecisionConfig, OptimizerConfig, RefConfig, TrainerConfig
 from skyrl.errors import ConfigError, NonFiniteError
 from skyrl.learners.loss_scale import LARGEST, LossScale, loss_scale_of
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.spreading import (
     FSDP,

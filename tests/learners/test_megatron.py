@@ -13,11 +13,11 @@ from attrs import evolve
 
 from skyrl.config import MegatronConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError, ResumeError
-from skyrl.learners.group import LearnerGroup, ScorerGroup
-from skyrl.learners.model_worker import token_budget
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
+from skyrl.learners.workers.model_worker import token_budget
+from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
@@ -91,7 +91,7 @@ def without_the_whole_model(maker: Any, *, ranks: Ranks) -> Any:
         raise AssertionError("a rank loads the whole model")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skyrl.learners.workers.load_causal_lm", load)
+        patch.setattr("skyrl.learners.workers.roles.load_causal_lm", load)
         return maker(ranks=ranks)
 
 

@@ -13,8 +13,8 @@ from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.row_layouts import MicroBatch
-from skyrl.learners.strategies import STRATEGIES, StrategyKind, strategy_named
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.learners.workers.strategies import STRATEGIES, StrategyKind, strategy_named
 from skyrl.training.objective import policy_objective
 from tests.learners.rows import batch
 

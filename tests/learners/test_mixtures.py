@@ -13,9 +13,9 @@ import torch
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ModelError
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.workers import PolicyWorker
-from skyrl.models.expert_parallel import grouped_product, one_kernel
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.models.parallel.expert_parallel import grouped_product, one_kernel
 from skyrl.training.objective import policy_objective
 from tests.inference.nano import nano_model
 from tests.learners.pool import Pool

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from skyrl.config import TrainerConfig
-from skyrl.learners.group import LearnerGroup
 from skyrl.learners.moving import HOST, DeviceMover, local_bytes
-from skyrl.learners.workers import PolicyWorker, RefWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.roles import PolicyWorker, RefWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
 from tests.learners.rows import batch

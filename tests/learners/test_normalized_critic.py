@@ -10,11 +10,11 @@ import torch
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import TrainerConfig
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.normalized_critic import NormalizedCritic
 from skyrl.learners.rank_metrics import Metrics
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers import CriticWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.normalized_critic import NormalizedCritic
+from skyrl.learners.workers.roles import CriticWorker
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.storage.disk import Disk

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from skyrl.config import TrainerConfig
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.models import onednn
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at

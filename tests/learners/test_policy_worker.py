@@ -20,11 +20,12 @@ from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError, ModelError
-from skyrl.learners import schedule, workers
+from skyrl.learners import schedule
 from skyrl.learners.budget import TokenBudget
-from skyrl.learners.group import deal
-from skyrl.learners.workers import PolicyWorker, RefWorker
-from skyrl.models import segment_attention
+from skyrl.learners.workers import roles as workers
+from skyrl.learners.workers.group import deal
+from skyrl.learners.workers.roles import PolicyWorker, RefWorker
+from skyrl.models.attention import segment_attention
 from skyrl.models.output_head import has_plain_head
 from skyrl.storage.disk import Disk
 from skyrl.training import objective
@@ -316,7 +317,7 @@ def test_a_policy_worker_needs_no_rollout_and_no_engine(nano: Path, tmp_path: Pa
 import asyncio, sys, torch
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, ModelConfig, PolicyConfig, TrainerConfig
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.training.objective import policy_objective
 
 trainer = TrainerConfig(

@@ -11,8 +11,8 @@ import pytest
 
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import TrainerConfig
-from skyrl.learners.group import LearnerGroup
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.planning.replicas import replicas
 from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective

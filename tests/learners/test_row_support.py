@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from skyrl.config.model_overrides import LONGEST_ROW
+from skyrl.config.derive.model_overrides import LONGEST_ROW
 from skyrl.errors import ModelError
-from skyrl.inference import sampling_support as engine
-from skyrl.inference.sampling_support import sampling_support
+from skyrl.inference.torch import sampling_support as engine
+from skyrl.inference.torch.sampling_support import sampling_support
 from skyrl.learners import row_support as rows
 from skyrl.learners.row_support import row_support
-from skyrl.models import key_bounds, rotation, segment_attention
-from skyrl.models.key_bounds import WHOLE, KeyBounds
-from skyrl.models.overrides import with_overrides
-from skyrl.models.segment_attention import SEGMENTS
+from skyrl.models.attention import key_bounds, segment_attention
+from skyrl.models.attention.key_bounds import WHOLE, KeyBounds
+from skyrl.models.attention.segment_attention import SEGMENTS
+from skyrl.models.files import rotation
+from skyrl.models.files.overrides import with_overrides
 from skyrl.models.small_copy import small_copy
 from tests.models.families import FAMILIES
 
@@ -169,7 +170,7 @@ def test_the_embedded_engine_samples_by_an_attention_that_is_right(family: str, 
 
 
 def test_a_soft_cap_that_the_engine_loses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from skyrl.inference import attention
+    from skyrl.inference.torch import attention
 
     monkeypatch.setattr(attention, "attend", lambda query, key, value, _, seen: plain(query, key, value, seen))
     assert "tokens differ" in sampling_support(asked("Gemma 2"), "sdpa").reason

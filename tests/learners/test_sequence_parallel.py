@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ModelError
-from skyrl.learners.group import LearnerGroup, ScorerGroup
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers import CriticWorker, PolicyWorker, RefWorker
+from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
+from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker
 from skyrl.planning.replicas import Replicas
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at

@@ -18,16 +18,16 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from skyrl.algorithms import linear_logprobs
 from skyrl.config import AlgorithmConfig, TrainerConfig
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from skyrl.learners.forward import ForwardOptions, Outputs, compute_logprobs
 from skyrl.learners.rank_metrics import Measurements, Moments, on_the_host
 from skyrl.learners.routing import RouterCosts
 from skyrl.learners.row_layouts import MicroBatch, packed
 from skyrl.learners.strategy import nan_unless_finite
-from skyrl.learners.workers import PolicyWorker
-from skyrl.models.meta_model import causal_lm_skeleton
+from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.models.attention.segment_attention import SEGMENTS, register, takes_segments
+from skyrl.models.files.meta_model import causal_lm_skeleton
 from skyrl.models.routers import Routers
-from skyrl.models.segment_attention import SEGMENTS, register, takes_segments
 from skyrl.training.objective import policy_objective
 from tests.inference.nano import nano_model, nano_tokenizer
 from tests.learners.rows import batch

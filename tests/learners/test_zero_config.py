@@ -16,8 +16,8 @@ from skyrl.installation import install_command
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.row_support import RowSupport
 from skyrl.learners.strategy import ModelSource, StrategyContext
-from skyrl.learners.zero import Zero, import_deepspeed
-from skyrl.learners.zero_config import engine_config
+from skyrl.learners.zero.config import engine_config
+from skyrl.learners.zero.strategy import Zero, import_deepspeed
 from skyrl.tree import evolve_at
 
 CPU = torch.device("cpu")
@@ -113,7 +113,7 @@ def test_without_deepspeed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_that_never_changes_computes_in_the_configured_type_below_stage_3(
     stage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyrl.learners.zero.import_deepspeed", lambda *_: None)  # there is no engine
+    monkeypatch.setattr("skyrl.learners.zero.strategy.import_deepspeed", lambda *_: None)  # there is no engine
     rows = RowSupport(attention="sdpa", pack=False, share_prompts=False)
     source = ModelSource(load=lambda device: torch.nn.Linear(2, 2), meta_model=lambda: None, rows=rows)
     context = StrategyContext(ranks=Ranks(), device=CPU, compute_dtype=torch.bfloat16, optimizer=None)

@@ -32,17 +32,17 @@ from skyrl.config import (
     SkyRLLoraConfig,
     TrainerConfig,
 )
-from skyrl.config.model_overrides import LONGEST_ROW
+from skyrl.config.derive.model_overrides import LONGEST_ROW
 from skyrl.errors import ModelError
 from skyrl.inference.engine import GenerationRequest, SampleKey
-from skyrl.inference.torch_engine import load_torch_engine
-from skyrl.learners.group import LearnerGroup
+from skyrl.inference.torch.engine import load_torch_engine
 from skyrl.learners.row_support import row_support
-from skyrl.learners.workers import PolicyWorker
-from skyrl.models.loading import load_config
-from skyrl.models.megatron_layout import ARCHITECTURES
-from skyrl.models.segment_attention import SEGMENTS, sees_whole_rows
-from skyrl.models.storing import Export
+from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.models.attention.segment_attention import SEGMENTS, sees_whole_rows
+from skyrl.models.files.loading import load_config
+from skyrl.models.megatron.layout import ARCHITECTURES
+from skyrl.models.saving.storing import Export
 from skyrl.planning.replicas import replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle

@@ -9,10 +9,10 @@ import torch
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError
-from skyrl.models.adapter_layout import Adapters, new_adapters_in_common, with_adapters
+from skyrl.models.files.naming import named_weights
 from skyrl.models.lora import with_adapter
-from skyrl.models.megatron_layout import DecoderSizes, Layout, layout_of
-from skyrl.models.naming import named_weights
+from skyrl.models.megatron.adapter_layout import Adapters, new_adapters_in_common, with_adapters
+from skyrl.models.megatron.layout import DecoderSizes, Layout, layout_of
 from tests.inference.nano import nano_model
 from tests.models.test_megatron_layout import assert_weights_come_back
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from skyrl.config import ChatTemplateConfig
-from skyrl.config.generator import CHAT_TEMPLATES
+from skyrl.config.settings.generator import CHAT_TEMPLATES
 from skyrl.errors import ConfigError
-from skyrl.models.chat_templates import BUILT_IN, LARGEST_FILE, with_template
+from skyrl.models.files.chat_templates import BUILT_IN, LARGEST_FILE, with_template
 from skyrl.runs.inputs import report_unread_variables
 from tests.rollout.chats import chat_tokenizer
 

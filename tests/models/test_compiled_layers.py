@@ -12,9 +12,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from skyrl.learners.compute_copies import computing_in
 from skyrl.learners.schedule import recompute_activations
+from skyrl.models.attention.segment_attention import SEGMENTS, Segments, register
+from skyrl.models.attention.segments import Segment
 from skyrl.models.compiled_layers import compile_layers
-from skyrl.models.segment_attention import SEGMENTS, Segments, register
-from skyrl.models.segments import Segment
 
 
 def three_layers() -> Any:

@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError, WeightSyncError
-from skyrl.inference.http_connection import Connection
-from skyrl.inference.incoming_weights import Folder
-from skyrl.inference.server_dialects import ServerDeadlines
-from skyrl.inference.sglang_server import SGLangServer
-from skyrl.inference.vllm_model import expected_weights
-from skyrl.models.expert_names import refuse_unnamed_experts, stored_names
+from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.sglang_server import SGLangServer
+from skyrl.inference.vllm.model import expected_weights
+from skyrl.models.files.expert_names import refuse_unnamed_experts, stored_names
+from skyrl.models.files.naming import named_weights
 from skyrl.models.lora import merged, with_adapter
-from skyrl.models.naming import named_weights
-from skyrl.models.storing import save_pretrained
+from skyrl.models.saving.storing import save_pretrained
+from skyrl.weight_receiver.incoming_weights import Folder
 from tests.inference.nano import nano_model, nano_tokenizer
 
 MIXTURES = ("qwen3_moe", "mixtral")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from skyrl.config.model_overrides import LONGEST_ROW
-from skyrl.models.storing import Export
+from skyrl.config.derive.model_overrides import LONGEST_ROW
+from skyrl.models.saving.storing import Export
 from skyrl.planning.model_shape import COUNTED, shape_of
 from tests.learners.pool import Pool
 from tests.long_cases import long_except

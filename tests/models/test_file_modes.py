@@ -13,9 +13,9 @@ import torch
 import skyrl
 from skyrl.config import SkyRLLoraConfig
 from skyrl.inference.adapters import shared, write_adapter
-from skyrl.models.loading import load_causal_lm, load_tokenizer
-from skyrl.models.naming import named_weights
-from skyrl.models.storing import AdapterExport, Export
+from skyrl.models.files.loading import load_causal_lm, load_tokenizer
+from skyrl.models.files.naming import named_weights
+from skyrl.models.saving.storing import AdapterExport, Export
 from skyrl.starter import tiny_chat
 from skyrl.tracking.batch_dump import BatchDump
 from skyrl.tracking.recording import Computed, Recording
@@ -90,7 +90,7 @@ def test_no_other_module_writes_tensors() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and _name(node.func) in ("save_file", "model.save_pretrained")
     }
-    assert callers == {"storage/modes.py", "models/storing.py", "starter/tiny_chat.py"}
+    assert callers == {"storage/modes.py", "models/saving/storing.py", "starter/tiny_chat.py"}
 
 
 def _name(function: ast.expr) -> str:

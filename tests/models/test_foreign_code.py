@@ -11,8 +11,8 @@ import torch
 from transformers.integrations import hub_kernels
 
 from skyrl.errors import ModelError
-from skyrl.inference.vllm_model import model_facts
-from skyrl.models.loading import load_causal_lm, load_config, load_tokenizer
+from skyrl.inference.vllm.model import model_facts
+from skyrl.models.files.loading import load_causal_lm, load_config, load_tokenizer
 
 TRICKS: dict[str, tuple[dict[str, Any], str]] = {
     "kernels for attention": ({"_attn_implementation": "owner/repo"}, "_attn_implementation = 'owner/repo'"),

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from skyrl.errors import ModelError
-from skyrl.models.loading import load_causal_lm
+from skyrl.models.files.loading import load_causal_lm
 
 
 def load(path: Path | str, **changes: Any) -> Any:

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError
+from skyrl.models.files.naming import named_weights
 from skyrl.models.lora import merged, merged_shapes, with_adapter
-from skyrl.models.naming import named_weights
 
 LORA = SkyRLLoraConfig(rank=4, alpha=8)
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])

@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from skyrl.errors import ModelError
-from skyrl.models.megatron_layout import (
+from skyrl.models.files.naming import named_weights
+from skyrl.models.megatron.layout import (
     ARCHITECTURES,
     Block,
     DecoderSizes,
@@ -32,7 +33,6 @@ from skyrl.models.megatron_layout import (
     own_part,
     put,
 )
-from skyrl.models.naming import named_weights
 from skyrl.planning.model_shape import CONVERTED
 from tests.inference.nano import nano_model
 

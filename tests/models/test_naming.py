@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from skyrl.models.naming import named_weights, tied_names
+from skyrl.models.files.naming import named_weights, tied_names
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 

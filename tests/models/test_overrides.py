@@ -14,11 +14,11 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import ModelConfig, PolicyConfig, SamplingParams, TrainerConfig
 from skyrl.errors import ModelError
 from skyrl.inference.engine import GenerationRequest
-from skyrl.inference.torch_engine import load_torch_engine
-from skyrl.learners.workers import PolicyWorker
-from skyrl.models.loading import load_config, max_positions
-from skyrl.models.overrides import changed_values, with_overrides
-from skyrl.models.storing import Export
+from skyrl.inference.torch.engine import load_torch_engine
+from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.models.files.loading import load_config, max_positions
+from skyrl.models.files.overrides import changed_values, with_overrides
+from skyrl.models.saving.storing import Export
 from skyrl.training.objective import policy_objective
 from tests.inference.nano import keys
 

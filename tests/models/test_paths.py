@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.models.paths import check_model_path, local_folder
+from skyrl.models.files.paths import check_model_path, local_folder
 
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 """A safetensors file: the length of its header, and a header that names no tensor."""
@@ -94,7 +94,7 @@ def test_a_damaged_index_is_told(tmp_path: Path) -> None:
 
 def test_checking_a_path_imports_neither_torch_nor_transformers() -> None:
     program = (
-        "import sys; from skyrl.models.paths import check_model_path; check_model_path('/nowhere');"
+        "import sys; from skyrl.models.files.paths import check_model_path; check_model_path('/nowhere');"
         "print(*{'torch', 'transformers', 'numpy', 'tokenizers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from skyrl.chats.examples import FORMS
 from skyrl.config import RewardModelConfig
 from skyrl.data.supervised_rows import load_preferences
-from skyrl.envs.reward_service import reward_app
+from skyrl.envs.services.reward_service import reward_app
 from skyrl.errors import DataError
-from skyrl.models.reward_model import RewardModel
+from skyrl.models.saving.reward_model import RewardModel
 from tests.chats.corpus import NAMES, tokenizer_of
 from tests.supervised_run import write
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from skyrl.errors import RunError
-from skyrl.models.loading import load_causal_lm, load_tokenizer
-from skyrl.models.naming import named_weights
-from skyrl.models.storing import Export, save_pretrained
+from skyrl.models.files.loading import load_causal_lm, load_tokenizer
+from skyrl.models.files.naming import named_weights
+from skyrl.models.saving.storing import Export, save_pretrained
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from skyrl.models.segment_attention import Segments, segment_attention
-from skyrl.models.segments import Segment
+from skyrl.models.attention.segment_attention import Segments, segment_attention
+from skyrl.models.attention.segments import Segment
 
 
 @pytest.mark.parametrize(

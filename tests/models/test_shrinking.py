@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from skyrl.errors import ModelError
-from skyrl.models.shrinking import shrink
+from skyrl.models.saving.shrinking import shrink
 
 
 def test_a_miniature_is_narrow_and_speaks_as_its_model_does(nano: Path, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError
-from skyrl.learners.workers import PolicyWorker, RefWorker
+from skyrl.learners.workers.roles import PolicyWorker, RefWorker
+from skyrl.models.files.stored_adapter import merge_adapters
 from skyrl.models.lora import with_adapter
-from skyrl.models.stored_adapter import merge_adapters
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
 from tests.learners.conftest import small

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from skyrl.errors import ModelError
-from skyrl.models.naming import named_weights
-from skyrl.models.stored_weights import StoredWeights
+from skyrl.models.files.naming import named_weights
+from skyrl.models.files.stored_weights import StoredWeights
 from tests.inference.nano import nano_model
 
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from skyrl.models.tensor_parallel import cut
+from skyrl.models.parallel.tensor_parallel import cut
 from tests.inference.nano import nano_model
 
 LAYERS = 2

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from skyrl.models.loading import load_causal_lm
+from skyrl.models.files.loading import load_causal_lm
 
 TEXT: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 from skyrl.chats.text import text_tokens
 from skyrl.data.prompts import load_prompts
 from skyrl.errors import ModelError
-from skyrl.models.loading import load_tokenizer
+from skyrl.models.files.loading import load_tokenizer
 from skyrl.starter.tiny_chat import byte_tokenizer
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from skyrl.models import segment_attention, varlen_attention
-from skyrl.models.key_bounds import WHOLE, KeyBounds
-from skyrl.models.segment_attention import KERNELS, Segments, Weighing
-from skyrl.models.segments import Segment
+from skyrl.models.attention import segment_attention, varlen_attention
+from skyrl.models.attention.key_bounds import WHOLE, KeyBounds
+from skyrl.models.attention.segment_attention import KERNELS, Segments, Weighing
+from skyrl.models.attention.segments import Segment
 
 SHARED = (Segment(0, 5, (3, 1, 9)), Segment(18, 4))
 APART = (Segment(0, 4), Segment(4, 3))

@@ -17,7 +17,7 @@ import pytest
 
 from skyrl.config import CriticConfig, MegatronConfig, ModelConfig, SkyRLTrainConfig
 from skyrl.config.checks.batches import BATCH_CHECKS
-from skyrl.config.kinds import RL
+from skyrl.config.loading.kinds import RL
 from tests.planning import dealer
 from tests.planning.dealer import Game, Player, fair
 

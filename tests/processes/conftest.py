@@ -9,7 +9,7 @@ import pytest
 
 from skyrl.processes.handles import Deadlines
 from skyrl.processes.orphans import RUN, tagged
-from skyrl.processes.ray_processes import RayProcesses
+from skyrl.processes.ray.processes import RayProcesses
 from tests.processes.clusters import layout, own_folder
 
 ROLES = {"counter": 1, "broken": 1, "engine": 1, "ahead": 1, "late": 1, "early": 1, "said": 1} | dict.fromkeys(

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from skyrl.processes.handles import Deadlines
-from skyrl.processes.ray_processes import RayProcesses
+from skyrl.processes.ray.processes import RayProcesses
 from tests.processes.clusters import family, layout, own_folder
 from tests.processes.objects import Counter
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from skyrl.processes import ray_watch
 from skyrl.processes.addresses import interface_of, why_unreachable
-from skyrl.processes.ray_watch import Member, Watch, how_it_died
+from skyrl.processes.ray import watch as ray_watch
+from skyrl.processes.ray.watch import Member, Watch, how_it_died
 
 
 def test_the_interface_of_an_address_is_found() -> None:

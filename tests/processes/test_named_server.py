@@ -17,9 +17,9 @@ from click.testing import CliRunner
 
 from skyrl.cli.main import cli
 from skyrl.errors import ProcessError, UserError
-from skyrl.processes.named_server import run_under_a_name
-from skyrl.processes.names import Published
-from skyrl.processes.names_on_disk import NamesOnDisk
+from skyrl.processes.naming.named_server import run_under_a_name
+from skyrl.processes.naming.names import Published
+from skyrl.processes.naming.names_on_disk import NamesOnDisk
 
 SERVES = """
 import socket, sys

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from skyrl.errors import ProcessError
-from skyrl.processes.names import Entry, NameStore, Published, wait_for
-from skyrl.processes.names_on_disk import NamesOnDisk
+from skyrl.processes.naming.names import Entry, NameStore, Published, wait_for
+from skyrl.processes.naming.names_on_disk import NamesOnDisk
 
 
 @pytest.fixture

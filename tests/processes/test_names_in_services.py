@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from skyrl.errors import ProcessError
-from skyrl.processes.names import Entry, NameStore, Published, wait_for
-from skyrl.processes.names_in_etcd import NamesInEtcd
+from skyrl.processes.naming.names import Entry, NameStore, Published, wait_for
+from skyrl.processes.naming.names_in_etcd import NamesInEtcd
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,9 +108,9 @@ def test_a_name_survives_an_etcd_that_is_killed_and_started_again(etcd: Etcd) ->
 IN_RAY = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from skyrl.processes.names_in_ray import NamesInRay
+from skyrl.processes.naming.names_in_ray import NamesInRay
 from tests.processes.test_names_in_services import obeys_the_contract
-from skyrl.processes.names import Entry
+from skyrl.processes.naming.names import Entry
 if sys.argv[2] == "contract":
     obeys_the_contract(NamesInRay(sys.argv[1]))
     NamesInRay(sys.argv[1]).add("left", Entry("here", "one"), 600)
@@ -129,7 +129,7 @@ def test_names_in_ray_have_one_owner_and_a_lease_and_outlive_the_process(tmp_pat
         process = subprocess.Popen(head, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         until(lambda: _listens(port))
-        waits = [sys.executable, "-m", "skyrl.processes.ray_nodes", address, "1", "120"]
+        waits = [sys.executable, "-m", "skyrl.processes.ray.nodes", address, "1", "120"]
         subprocess.run(waits, env=environment, check=True)
         for what in ("contract", "look"):
             words = [sys.executable, "-c", IN_RAY, address, what]

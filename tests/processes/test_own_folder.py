@@ -12,9 +12,9 @@ import pytest
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, WeightSyncError
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.processes.names import Entry
-from skyrl.processes.names_on_disk import NamesOnDisk
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.processes.naming.names import Entry
+from skyrl.processes.naming.names_on_disk import NamesOnDisk
 from skyrl.processes.own_folder import make_own_folder
 from skyrl.weight_sync.adapter_transport import FolderAdapterTransport
 from skyrl.weight_sync.transports import DeltaTransport, FolderTransport, WeightSource

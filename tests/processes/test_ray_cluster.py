@@ -19,8 +19,8 @@ import ray
 from skyrl.errors import ProcessError
 from skyrl.processes.handles import Deadlines
 from skyrl.processes.orphans import RUN, sweep, tagged
-from skyrl.processes.ray_cluster import attach
-from skyrl.processes.ray_processes import RayProcesses
+from skyrl.processes.ray.cluster import attach
+from skyrl.processes.ray.processes import RayProcesses
 from tests.long_cases import long_except
 from tests.processes.clusters import family, layout, lives, soon
 from tests.processes.conftest import SharedCluster

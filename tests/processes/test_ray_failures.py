@@ -12,7 +12,7 @@ import pytest
 
 from skyrl.errors import NonFiniteError, ProcessError
 from skyrl.processes.handles import Group
-from skyrl.processes.ray_processes import RayProcesses
+from skyrl.processes.ray.processes import RayProcesses
 from tests.processes.clusters import lives, soon
 from tests.processes.conftest import SharedCluster
 from tests.processes.objects import Counter, keep_the_interpreter, odd, unmakeable

@@ -16,11 +16,11 @@ import pytest
 import ray._private.worker as ray_worker
 
 from skyrl.errors import Stopped
-from skyrl.processes import ray_cluster
 from skyrl.processes.exit_notice import ExitNotice
-from skyrl.processes.ray_cluster import Cluster
-from skyrl.processes.ray_processes import RayProcesses
-from skyrl.processes.ray_watch import Member, Watch
+from skyrl.processes.ray import cluster as ray_cluster
+from skyrl.processes.ray.cluster import Cluster
+from skyrl.processes.ray.processes import RayProcesses
+from skyrl.processes.ray.watch import Member, Watch
 from skyrl.processes.shutdown import ShutdownSignal
 
 

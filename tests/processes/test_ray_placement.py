@@ -19,11 +19,11 @@ from skyrl.errors import NoRoomError, ProcessError
 from skyrl.planning.layout import Layout, Node, Pool, RankPlacement, assign
 from skyrl.planning.sizes import layout, layout_of_engine
 from skyrl.planning.topology import Engines, Grid, Sizes
-from skyrl.processes import ray_cluster
 from skyrl.processes.handles import Deadlines
 from skyrl.processes.orphans import kill_tagged
-from skyrl.processes.ray_placement import Placement
-from skyrl.processes.ray_processes import RayProcesses
+from skyrl.processes.ray import cluster as ray_cluster
+from skyrl.processes.ray.placement import Placement
+from skyrl.processes.ray.processes import RayProcesses
 from tests.processes.clusters import lives, soon
 from tests.processes.conftest import SharedCluster
 from tests.processes.objects import Counter

@@ -20,18 +20,18 @@ from starlette.testclient import TestClient
 
 import skyrl
 from skyrl.config import SamplingParams
-from skyrl.endpoint.app import endpoint_app
 from skyrl.endpoint.control import EngineControl
-from skyrl.endpoint.control_routes import ControlRoutes
 from skyrl.endpoint.doors import Doors
+from skyrl.endpoint.http.app import endpoint_app
+from skyrl.endpoint.http.control_routes import ControlRoutes
 from skyrl.endpoint.policy import Policy, ServedPolicy
 from skyrl.endpoint.trajectories import Trajectories
-from skyrl.envs.code_service import code_app
-from skyrl.envs.corpus import SearchIndex
-from skyrl.envs.retriever import retriever_app
-from skyrl.envs.reward_service import reward_app
+from skyrl.envs.services.code_service import code_app
+from skyrl.envs.services.corpus import SearchIndex
+from skyrl.envs.services.retriever import retriever_app
+from skyrl.envs.services.reward_service import reward_app
 from skyrl.errors import ProcessError, UserError
-from skyrl.models.reward_model import RewardModel
+from skyrl.models.saving.reward_model import RewardModel
 from skyrl.processes.service import listen, server_of
 from skyrl.sandbox.sandbox import Sandbox
 from skyrl.tracking.token_file import TokenFiles

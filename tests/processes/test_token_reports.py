@@ -11,7 +11,7 @@ from attrs import evolve
 from skyrl.config import SamplingParams
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens, SampleKey
-from skyrl.inference.remote_engine import RemoteEngine
+from skyrl.inference.servers.remote_engine import RemoteEngine
 from skyrl.processes.handles import Handle
 from skyrl.processes.in_process import InProcess
 from tests.processes.conftest import SharedCluster

@@ -10,10 +10,10 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
-from skyrl.config.environment import AgentConfig
+from skyrl.config.settings.environment import AgentConfig
 from skyrl.endpoint.doors import Address, Doors
+from skyrl.endpoint.http.server import serving
 from skyrl.endpoint.policy import ServedPolicy
-from skyrl.endpoint.server import serving
 from skyrl.envs import Env, EnvStep
 from skyrl.envs.registry import register
 from skyrl.rollout.agent_runner import AgentRunner

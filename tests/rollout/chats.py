@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.envs import Env, EnvStep
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt
 

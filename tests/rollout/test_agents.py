@@ -13,10 +13,10 @@ import httpx
 import pytest
 from attrs import evolve
 
-from skyrl.config.environment import AgentConfig
+from skyrl.config.settings.environment import AgentConfig
 from skyrl.errors import TaskError
 from skyrl.inference.engine import Completion
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.torch.engine import TorchEngine
 from skyrl.rollout.agent_calls import Call, Returned, returned_by
 from skyrl.rollout.agent_runner import agent_of
 from tests.endpoint.serving import TOOLS_CHATML, Script

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from skyrl.config import GeneratorConfig, SamplingParams
-from skyrl.config.environment import AgentConfig
+from skyrl.config.settings.environment import AgentConfig
 from skyrl.rollout.constant_rewards import ConstantRewards
 from skyrl.rollout.endings import endings
 from tests.rollout.test_measures import groups, row

@@ -9,9 +9,9 @@ import pytest
 
 from skyrl.config import GeneratorConfig, InferenceEngineConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.errors import RewardError, TaskError
-from skyrl.inference.client import InferenceEngineClient
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import Completion, GenerationRequest
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.trajectory import Prompt, TurnReward
 

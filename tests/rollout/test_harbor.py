@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import openai
 import pytest
 
-from skyrl.config.environment import AgentConfig
+from skyrl.config.settings.environment import AgentConfig
 from skyrl.data.sources import iterate_rows
 from skyrl.errors import RewardError, UserError
 from skyrl.rollout.harbor import play, reward_of, trial_settings

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.config.environment import AgentConfig
+from skyrl.config.settings.environment import AgentConfig
 from skyrl.errors import RewardError, TaskError, UserError, WorkerEnded
 from skyrl.experiments.preflight import the_task_can_be_imported
 from skyrl.rollout.agent_calls import Call, Returned

@@ -20,7 +20,7 @@ from skyrl.envs import EnvStep
 from skyrl.envs.isolated import IsolatedEnv
 from skyrl.envs.registry import find_task
 from skyrl.errors import SkipSample, TaskError, WorkerEnded
-from skyrl.inference.client import InferenceEngineClient
+from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.rollout.measures import measure
 from skyrl.sandbox.sandbox import why_unavailable

@@ -9,7 +9,7 @@ import pytest
 
 from skyrl.config import ChatTemplateConfig
 from skyrl.envs import register
-from skyrl.models.chat_templates import BUILT_IN
+from skyrl.models.files.chat_templates import BUILT_IN
 from skyrl.trajectory import Trajectory
 from tests.rollout.chats import CHATML, Counts, Says, chat_tokenizer, generator, play, prompt
 from tests.rollout.families import FAMILIES

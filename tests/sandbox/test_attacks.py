@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.envs.code import CodeEnv
+from skyrl.envs.builtin.code import CodeEnv
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 from skyrl.sandbox.tiers import TIERS
 from tests.processes.clusters import soon

@@ -14,7 +14,7 @@ from threading import Event
 import psutil
 import pytest
 
-from skyrl.config.trackers import TRACKERS
+from skyrl.config.settings.trackers import TRACKERS
 from skyrl.envs import find_env
 from skyrl.errors import ProcessError, UserError
 from skyrl.sandbox import sandbox

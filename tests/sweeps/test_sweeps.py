@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 
 from skyrl.cli.main import cli
 from skyrl.config.cluster import ClusterConfig
-from skyrl.config.sweep import SweepConfig, load_sweep
 from skyrl.errors import ConfigError, Stopped, UserError
 from skyrl.launchers.job import GONE, Job, Launch, report_in, write_state
 from skyrl.launchers.local import LocalLauncher
@@ -26,6 +25,7 @@ from skyrl.processes.lifetimes import lives, process_id
 from skyrl.sweeps.points import points_of
 from skyrl.sweeps.results import results, table
 from skyrl.sweeps.running import ACTIVE, _job, one_at_a_time, run_here
+from skyrl.sweeps.sweep_file import SweepConfig, load_sweep
 from skyrl.sweeps.trials import Trial, Trials, trials_of, waiting
 from tests.nano_run import overrides
 

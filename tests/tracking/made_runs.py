@@ -11,11 +11,11 @@ import attrs
 import pytest
 
 from skyrl.config import TrackersConfig, compose
-from skyrl.config.stored import stored_form
-from skyrl.config.trackers import TrackerFacts
-from skyrl.tracking.delivery import Delivery
+from skyrl.config.loading.stored import stored_form
+from skyrl.config.settings.trackers import TrackerFacts
 from skyrl.tracking.jsonlines import json_line
-from skyrl.tracking.service import Known, ServiceRun, Table
+from skyrl.tracking.services.delivery import Delivery
+from skyrl.tracking.services.service import Known, ServiceRun, Table
 
 REWARD = "reward/avg_raw_reward"
 
@@ -107,7 +107,8 @@ class Listed:
 def listed(monkeypatch: pytest.MonkeyPatch) -> type[Listed]:
     """The service under the name `listed`, in this process."""
     monkeypatch.setattr(
-        "skyrl.tracking.delivery.TRACKERS", {"listed": TrackerFacts(made_by=f"{__name__}:Listed", package="json")}
+        "skyrl.tracking.services.delivery.TRACKERS",
+        {"listed": TrackerFacts(made_by=f"{__name__}:Listed", package="json")},
     )
     monkeypatch.setattr(Listed, "given", [])
     monkeypatch.setattr(Listed, "rewinds", False)

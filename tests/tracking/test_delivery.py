@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from skyrl.tracking.delivery import Delivery
 from skyrl.tracking.jsonlines import JsonLines
-from skyrl.tracking.offline_sessions import closed, opened, resumable
-from skyrl.tracking.run_files import LONGEST, GrowingLines, SampleTables
-from skyrl.tracking.service import Known, ServiceRun, Table
+from skyrl.tracking.services.delivery import Delivery
+from skyrl.tracking.services.offline_sessions import closed, opened, resumable
+from skyrl.tracking.services.run_files import LONGEST, GrowingLines, SampleTables
+from skyrl.tracking.services.service import Known, ServiceRun, Table
 from tests.tracking.made_runs import REWARD, Listed, append, deliver, listed, make_run, sample, service_run
 
 __all__ = ["listed"]

@@ -8,7 +8,7 @@ import pytest
 
 from skyrl.cli.track import SERVICES
 from skyrl.config import ConfigError, TrainerConfig
-from skyrl.config.trackers import TRACKERS
+from skyrl.config.settings.trackers import TRACKERS
 from skyrl.tracking.console import Console
 from skyrl.tracking.factory import trackers_of
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from skyrl.tracking.follower import Follower, WithLag
-from skyrl.tracking.service import Known
+from skyrl.tracking.services.follower import Follower, WithLag
+from skyrl.tracking.services.service import Known
 from skyrl.tracking.tracker import LastMetrics
 from tests.tracking.made_runs import append, make_run, service_run
 
@@ -48,7 +48,7 @@ def test_a_tracker_that_fails_is_reported_once_with_its_last_words(
     program = program_at(tmp_path / "python", "echo traceback; echo QuotaError: no room left; exit 1")
     said = Said()
     follower = Follower(service_run(make_run(tmp_path / "run", ()), "wandb", python=program), said)
-    monkeypatch.setattr("skyrl.tracking.follower.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("skyrl.tracking.services.follower.FIRST_PAUSE", 0.0)
     follower.log(1, {})
     said.wait_for_first()
     follower.log(2, {})

@@ -11,11 +11,11 @@ from urllib.parse import unquote
 import pytest
 
 from skyrl.data.prompts import PromptDataset, data_source_of
-from skyrl.processes.names import Entry
-from skyrl.processes.names_on_disk import NamesOnDisk
+from skyrl.processes.naming.names import Entry
+from skyrl.processes.naming.names_on_disk import NamesOnDisk
 from skyrl.runs.inputs import _tell_the_sources
 from skyrl.tools.evaluating import table
-from skyrl.tracking.mlflow_run import _name as mlflow_name
+from skyrl.tracking.services.mlflow_run import _name as mlflow_name
 from skyrl.tracking.source_labels import TAKEN, file_name, source_labels
 from skyrl.training.evaluation import with_all
 from skyrl.trajectory import Prompt, TrajectoryGroup

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from skyrl.config import compose
-from skyrl.config.alarms import DEFAULT_ALARMS, AlarmConfig, alarms_of
+from skyrl.config.settings.alarms import DEFAULT_ALARMS, AlarmConfig, alarms_of
 from skyrl.errors import ConfigError
 from skyrl.tracking.metric_table import unknown
 from skyrl.training.alarms import Alarm, Alarms

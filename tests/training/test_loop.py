@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from skyrl.config import TrainerConfig
-from skyrl.config.alarms import AlarmConfig
+from skyrl.config.settings.alarms import AlarmConfig
 from skyrl.errors import NonFiniteError, Stopped
 from skyrl.tracking.timing import Clock
 from skyrl.training.alarms import Alarms

@@ -14,10 +14,10 @@ from skyrl.algorithms.losses import LossInputs
 from skyrl.config import AlgorithmConfig, CISPOConfig, CriticConfig, DecoupledConfig, ModelConfig, SkyRLTrainConfig
 from skyrl.config.checks.algorithm import a_critic_is_asked, whole_answers_have_equal_shares
 from skyrl.config.checks.asynchronous import older_samples_are_corrected
-from skyrl.config.estimators import ADVANTAGE_ESTIMATORS
-from skyrl.config.facts import estimator_facts, loss_facts
-from skyrl.config.losses import POLICY_LOSSES
-from skyrl.config.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
+from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
+from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
+from skyrl.config.settings.losses import POLICY_LOSSES
+from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.objective import policy_objective
 from skyrl.training.policy_losses import policy_loss

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from skyrl.config import AlgorithmConfig, OffPolicyCorrectionConfig
-from skyrl.config.losses import POLICY_LOSSES, CISPOConfig
-from skyrl.config.sizes import scores_old_logprobs
+from skyrl.config.derive.sizes import scores_old_logprobs
+from skyrl.config.settings.losses import POLICY_LOSSES, CISPOConfig
 from skyrl.training.objective import policy_objective
 from skyrl.training.trainer import _mean_ratio
 from tests.training.batches import batch_of

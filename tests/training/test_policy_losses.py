@@ -15,7 +15,7 @@ from skyrl.algorithms.rollout_losses import (
     RolloutISLoss,
 )
 from skyrl.config import load
-from skyrl.config.losses import POLICY_LOSSES
+from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.training.policy_losses import policy_loss
 
 SETTINGS = {

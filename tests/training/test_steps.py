@@ -11,7 +11,7 @@ from skyrl.algorithms.advantages import group_relative, leave_one_out
 from skyrl.algorithms.estimators import OPO, Compared
 from skyrl.batch import TrainingBatch
 from skyrl.config import RewardShapingConfig
-from skyrl.config.rewards import NormConfig, OverlongConfig
+from skyrl.config.settings.rewards import NormConfig, OverlongConfig
 from skyrl.learners.budget import TokenBudget
 from skyrl.training.collate import collate
 from skyrl.training.objective import Reduction, answer_mean

@@ -12,7 +12,7 @@ from attrs import evolve
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
-from skyrl.config.supervised.root import SFTConfig
+from skyrl.config.settings.supervised_root import SFTConfig
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import ResumeError
 from skyrl.training.supervised import RowPosition, SupervisedTrainer

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from skyrl.config import ConfigError, TrainerConfig
-from skyrl.config.intervals import Every, Interval, read_interval
+from skyrl.config.foundation.intervals import Every, Interval, read_interval
 from skyrl.training.triggers import Trigger
 
 

@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitI
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 from vllm.model_executor.model_loader import reload
 
-from skyrl.inference.incoming_weights import as_bytes
+from skyrl.weight_receiver.incoming_weights import as_bytes
 from skyrl.weight_sync import native
 
 PATIENCE = timedelta(seconds=20)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyrl.inference.vllm_worker import WeightReceiver
+from skyrl.inference.vllm.worker import WeightReceiver
 from tests.weight_sync import gloo_transfer
 
 gloo_transfer.register()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.models.files.naming import named_weights
 from skyrl.models.lora import adapter_alone
-from skyrl.models.naming import named_weights
 
 R = TypeVar("R")
 Weights = Iterator[tuple[str, Tensor]]

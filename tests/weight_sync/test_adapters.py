@@ -21,16 +21,16 @@ from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import WeightSyncError
 from skyrl.inference.adapters import Adapter, shared, write_adapter
 from skyrl.inference.engine import InferenceEngine
-from skyrl.inference.http_connection import Connection
-from skyrl.inference.http_engine import HttpEngine
-from skyrl.inference.incoming_weights import Folder, Shared, weight_info
-from skyrl.inference.server_dialects import ServerDeadlines
-from skyrl.inference.sglang_server import SGLangServer
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.inference.vllm_engine import VLLMEngine
-from skyrl.inference.vllm_server import VLLMServer
+from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.sglang_server import SGLangServer
+from skyrl.inference.servers.vllm_server import VLLMServer
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.inference.vllm.engine import VLLMEngine
+from skyrl.models.files.naming import named_weights
 from skyrl.models.lora import adapter_alone, with_adapter
-from skyrl.models.naming import named_weights
+from skyrl.weight_receiver.incoming_weights import Folder, Shared, weight_info
 from skyrl.weight_sync.senders import FolderSender
 from tests.inference.nano import full_forward_logprobs, nano_model, nano_tokenizer, prompts, request
 from tests.inference.server_engines import vllm_server

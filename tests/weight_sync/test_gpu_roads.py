@@ -15,8 +15,8 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.transports import NativeTransport, TransferRendezvous

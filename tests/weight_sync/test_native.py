@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from skyrl.errors import WeightSyncError
-from skyrl.inference.checksums import Digests, digest_word, in_hex
-from skyrl.inference.incoming_weights import WeightInfo
+from skyrl.weight_receiver.checksums import Digests, digest_word, in_hex
+from skyrl.weight_receiver.incoming_weights import WeightInfo
 from skyrl.weight_sync import native
 from skyrl.weight_sync.native import NativeSender, _source, free_address
 from skyrl.weight_sync.transports import NativeTransport, TransferRendezvous

@@ -15,10 +15,10 @@ from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, WeightSyncError
-from skyrl.inference import incoming_weights, transfer_group
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.torch_engine import TorchEngine
-from skyrl.inference.transfer_group import TransferGroup
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.torch.engine import TorchEngine
+from skyrl.weight_receiver import incoming_weights, transfer_group
+from skyrl.weight_receiver.transfer_group import TransferGroup
 from skyrl.weight_sync.canary import Canary
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.transports import (

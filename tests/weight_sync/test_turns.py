@@ -13,9 +13,9 @@ import torch
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.adapters import Adapter
-from skyrl.inference.checksums import digest_word, in_hex
 from skyrl.inference.engine import Completion
-from skyrl.inference.incoming_weights import Folder
+from skyrl.weight_receiver.checksums import digest_word, in_hex
+from skyrl.weight_receiver.incoming_weights import Folder
 from skyrl.weight_sync.adapter_transport import BroadcastAdapterTransport, FolderAdapterTransport
 from skyrl.weight_sync.canary import canary_prompts, rows
 from skyrl.weight_sync.native import _Workers

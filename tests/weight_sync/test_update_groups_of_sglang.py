@@ -19,12 +19,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import UserError, WeightSyncError
-from skyrl.inference.client import InferenceEngineClient
-from skyrl.inference.http_connection import Connection
-from skyrl.inference.http_engine import HttpEngine
-from skyrl.inference.server_dialects import ServerDeadlines
-from skyrl.inference.sglang_server import SGLangServer
-from skyrl.inference.torch_engine import TorchEngine
+from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.inference.servers.dialects import ServerDeadlines
+from skyrl.inference.servers.http_connection import Connection
+from skyrl.inference.servers.http_engine import HttpEngine
+from skyrl.inference.servers.sglang_server import SGLangServer
+from skyrl.inference.torch.engine import TorchEngine
 from skyrl.weight_sync import update_groups
 from skyrl.weight_sync.transports import TransferRendezvous, UpdateGroupTransport
 from skyrl.weight_sync.update_groups import UpdateGroupSender, _in_the_background, _until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.facts import estimator_facts
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.derive.chosen_facts import estimator_facts
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 

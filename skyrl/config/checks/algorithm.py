@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.facts import estimator_facts, loss_facts
-from skyrl.config.import_paths import is_import_path
-from skyrl.config.losses import asks_for_correction
-from skyrl.config.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
-from skyrl.config.rewards import RewardShapingConfig
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
+from skyrl.config.foundation.import_paths import is_import_path
+from skyrl.config.settings.losses import asks_for_correction
+from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry, Registry
+from skyrl.config.settings.rewards import RewardShapingConfig
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.imports import follows
 from skyrl.tree.names import nearest
@@ -198,7 +198,7 @@ def _exists(name: str, registry: Registry, settings: object) -> Iterator[Problem
         except ConfigError as error:
             yield from error.problems
         return
-    from skyrl.config.foreign_names import value_elsewhere  # for a message alone
+    from skyrl.config.foundation.foreign_names import value_elsewhere  # for a message alone
 
     known = registry.names()
     meant = nearest(name, known)

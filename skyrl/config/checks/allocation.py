@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.allocation import PATH, allocation_of, contradictions
-from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import models_of, starts_engines
+from skyrl.config.derive.allocation import PATH, allocation_of, contradictions
+from skyrl.config.derive.sizes import models_of, starts_engines
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.engine_backends import backend_of
-from skyrl.config.facts import loss_facts
-from skyrl.config.fully_async import FullyAsyncConfig
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.derive.engine_backends import backend_of
+from skyrl.config.settings.fully_async import FullyAsyncConfig
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 

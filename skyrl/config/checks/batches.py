@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.remedies import nearest_divisors
-from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import (
+from skyrl.config.derive.sizes import (
     Model,
     context_parallel,
     data_parallel_of,
@@ -22,6 +20,8 @@ from skyrl.config.sizes import (
     tensor_parallel,
     trained_models,
 )
+from skyrl.config.foundation.remedies import nearest_divisors
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.planning.batches import (
     Uneven,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.checks.every_kind import alarms_name_a_metric, recovery_begins_where_resuming_does
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from skyrl.config.checks.every_kind import a_model_is_named
-from skyrl.config.environment import ENVIRONMENTS
-from skyrl.config.import_paths import is_import_path
-from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import evaluates, samples
+from skyrl.config.derive.sizes import evaluates, samples
+from skyrl.config.foundation.import_paths import is_import_path
+from skyrl.config.settings.environment import ENVIRONMENTS
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 
 from skyrl.config.checks.asynchronous import is_corrected
-from skyrl.config.engine_backends import GROUP_TRANSPORTS, backend_of, backends_that, engine_dtype, server_urls
-from skyrl.config.engine_options import refused_options
-from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import on_ray, samples, starts_engines
+from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, backends_that, engine_dtype, server_urls
+from skyrl.config.derive.engine_options import refused_options
+from skyrl.config.derive.sizes import on_ray, samples, starts_engines
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from skyrl.config.alarms import DEFAULT_ALARMS, AlarmConfig
-from skyrl.config.models import ModelConfig
+from skyrl.config.settings.alarms import DEFAULT_ALARMS, AlarmConfig
+from skyrl.config.settings.models import ModelConfig
 from skyrl.errors import Problem
 from skyrl.planning.topology import MOST_PROCESSES, Sizes
 

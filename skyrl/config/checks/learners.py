@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from skyrl.config.checks.models import model_checks
 from skyrl.config.checks.schedule import schedule_problems
-from skyrl.config.facts import loss_facts
-from skyrl.config.rl_models import POLICY, RL_MODELS
-from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import has_critic, has_reference, models_of, scores_old_logprobs, trained_models
+from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.derive.rl_models import POLICY, RL_MODELS
+from skyrl.config.derive.sizes import has_critic, has_reference, models_of, scores_old_logprobs, trained_models
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check

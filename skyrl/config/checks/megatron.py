@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from skyrl.config.megatron import MegatronConfig, expert_tensor_of, ranks_of_experts
-from skyrl.config.remedies import nearest_divisors
-from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import grid_of, models_of, trained_models
+from skyrl.config.derive.sizes import grid_of, models_of, trained_models
+from skyrl.config.foundation.remedies import nearest_divisors
+from skyrl.config.settings.megatron import MegatronConfig, expert_tensor_of, ranks_of_experts
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
 from skyrl.tree import get_at

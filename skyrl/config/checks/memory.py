@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
@@ -13,7 +13,11 @@ def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem
     """The run fits its kind of GPU by an estimate that counts tensors; allocators differ, so it is only a warning."""
     if (kind := run.trainer.placement.gpu_kind) is None:
         return
-    from skyrl.config.memory_fit import described, verdict_of, written  # slow to import, and most runs name no kind
+    from skyrl.config.estimates.memory_fit import (  # slow to import, and most runs name no kind
+        described,
+        verdict_of,
+        written,
+    )
 
     verdict = verdict_of(run)
     if verdict is None or verdict.fits:

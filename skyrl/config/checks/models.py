@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
-from skyrl.config.entry import RunConfig
-from skyrl.config.model_tables import ModelTable
-from skyrl.config.remedies import nearest_divisors
+from skyrl.config.derive.model_tables import ModelTable
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.foundation.remedies import nearest_divisors
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
 from skyrl.tree.rules import Check

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator
 
 from skyrl.config.checks.every_kind import a_cluster_may_hold_it
-from skyrl.config.engine_backends import backend_of, server_urls
-from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import (
+from skyrl.config.derive.engine_backends import backend_of, server_urls
+from skyrl.config.derive.sizes import (
     engines_of,
     grid_of,
     models_of,
@@ -21,6 +20,7 @@ from skyrl.config.sizes import (
     sizes_of,
     starts_engines,
 )
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.planning.layout import counted
 from skyrl.tree.rules import Check

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from skyrl.config.effects_algorithm import ALGORITHM_EFFECTS
-from skyrl.config.root import SkyRLTrainConfig
+from skyrl.config.effects.algorithm import ALGORITHM_EFFECTS
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from skyrl.config.engine_options import given_length, length_option
-from skyrl.config.facts import estimator_facts
-from skyrl.config.generator import CHAT_TEMPLATES
-from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import has_critic
+from skyrl.config.derive.chosen_facts import estimator_facts
+from skyrl.config.derive.engine_options import given_length, length_option
+from skyrl.config.derive.sizes import has_critic
+from skyrl.config.settings.generator import CHAT_TEMPLATES
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 

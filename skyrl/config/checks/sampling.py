@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.engine_backends import backend_of
-from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import evaluates, samples
+from skyrl.config.derive.engine_backends import backend_of
+from skyrl.config.derive.sizes import evaluates, samples
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check

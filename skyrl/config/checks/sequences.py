@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.config.checks.every_kind import flash_attention_computes_on_cuda
-from skyrl.config.root import SkyRLTrainConfig
-from skyrl.config.sizes import grid_of, models_of, trained_models
+from skyrl.config.derive.sizes import grid_of, models_of, trained_models
+from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
 from skyrl.tree.rules import Check

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import attrs
 
-from skyrl.config.entry import RunConfig
+from skyrl.config.foundation.entry import RunConfig
 from skyrl.errors import Problem
 from skyrl.tree.classes import fields_of, is_config
 from skyrl.tree.origins import Origins, Path, dotted, place_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skyrl.config import SkyRLTrainConfig, load
-from skyrl.config.resolve import resolve_with_origins
+from skyrl.config.loading.resolve import resolve_with_origins
 from tests.config.leaves import RUNNABLE
 
 ENGINE = "generator.inference_engine."

@@ -35,8 +35,8 @@ def serve(given: argparse.Namespace) -> None:
     import torch  # after the command line was read: a wrong one ends at once
     from transformers import AutoModelForCausalLM
 
-    from skyrl.inference.torch_engine import TorchEngine
-    from skyrl.models.loading import load_tokenizer
+    from skyrl.inference.torch.engine import TorchEngine
+    from skyrl.models.files.loading import load_tokenizer
     from tests.inference.sglang_stand_in import SGLangStandIn
 
     assert (given.host, given.device, given.tp_size) == ("127.0.0.1", "cpu", "1")

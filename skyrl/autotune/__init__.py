@@ -1,0 +1,1 @@
+"""Searches for settings that fit the machines: `skyrl plan --fit`."""

@@ -1,0 +1,71 @@
+"""Reasons for the settings of a proposed layout: the memory or time that a simpler setting would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from skyrl.autotune.search import ENGINE, RECOMPUTED, Changes, Proposal
+from skyrl.config.derive.sizes import models_of, trained_models
+from skyrl.config.estimates.memory import ShapeOf
+from skyrl.config.estimates.memory_fit import GIB, judged, with_changes
+from skyrl.config.estimates.step_time import step_time
+from skyrl.config.settings.root import SkyRLTrainConfig
+
+OFFLOAD = "deepspeed_config.zero_optimization.offload_optimizer.device"
+PLAIN: dict[str, Any] = {
+    "tensor_parallel_size": 1,
+    "sequence_parallel_size": 1,
+    **{f"megatron_config.{name}_parallel_size": 1 for name in ("tensor_model", "pipeline_model", "expert_model")},
+    "fsdp_config.fsdp_size": -1,
+    "fsdp_config.cpu_offload": False,
+    OFFLOAD: "none",
+}
+"""Setting of a model -> its simplest value, which needs no reason."""
+
+
+def reasons(
+    run: SkyRLTrainConfig, proposal: Proposal, shape_of_model: ShapeOf, mean_answer: float | None = None
+) -> list[str]:
+    """A sentence for each setting that is not the simplest: without it the run would not fit, or a step would take
+    longer.
+    """
+    found = []
+    for said, plainer in _plainer(run, proposal):
+        changed = with_changes(run, {**proposal.changes, **plainer})
+        verdict, seconds = judged(changed, shape_of_model), step_time(changed, shape_of_model, mean_answer)
+        if verdict is not None and verdict.over:
+            phase = verdict.over[0]
+            found.append(f"{said} the {phase.name} of the {phase.role} would take {phase.bytes / GIB:.1f} GiB of a GPU")
+        elif verdict is not None and not verdict.fits:
+            found.append(f"{said} an engine's cache would not hold one full-length sequence")
+        elif seconds is not None and seconds.step > proposal.seconds.step * 1.005:
+            found.append(f"{said} a step would take {seconds.step:,.0f} s")
+    return found
+
+
+def _plainer(run: SkyRLTrainConfig, proposal: Proposal) -> Iterator[tuple[str, Changes]]:
+    """The beginning of each reason, and the simpler setting."""
+    changes = proposal.changes
+    if changes.get("trainer.recompute_activations"):
+        yield "recompute_activations: without it,", {"trainer.recompute_activations": False}
+    if changes.get(f"trainer.policy.{RECOMPUTED}") == "full":
+        without = {f"trainer.{model}.{RECOMPUTED}": "none" for model in trained_models(run)}
+        yield "recompute_granularity: with none,", without
+    for name, plain in PLAIN.items():
+        models = trained_models(run) if name == OFFLOAD else models_of(run)
+        if changes.get(f"trainer.{models[0]}.{name}", plain) != plain:
+            last = name.rpartition(".")[2] if name != OFFLOAD else "offload_optimizer"
+            value = str(plain).lower() if isinstance(plain, bool) else plain
+            yield f"{last}: with {value},", {f"trainer.{model}.{name}": plain for model in models}
+    wide = changes[f"{ENGINE}tensor_parallel_size"]
+    if wide > 1:
+        halves = {
+            f"{ENGINE}tensor_parallel_size": wide // 2,
+            f"{ENGINE}num_engines": 2 * changes[f"{ENGINE}num_engines"],
+        }
+        yield f"engines of {wide} GPUs: with {wide // 2},", halves
+    for name in ("micro_train_batch_size_per_gpu", "max_tokens_per_microbatch"):
+        size = changes.get(f"trainer.{name}")
+        if size is not None:
+            yield f"{name}: with {2 * size},", {f"trainer.{name}": 2 * size}

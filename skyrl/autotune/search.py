@@ -1,0 +1,294 @@
+"""Layouts of a run that fit a given number of GPUs of one kind, ordered by estimated speed, the fastest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import gcd
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.config.derive.sizes import GPUS_OF_A_MACHINE, models_of, trained_models
+from skyrl.config.estimates.memory import Phase, ShapeOf, gpu_memory, path_of, phases_of
+from skyrl.config.estimates.memory_fit import judged, with_changes
+from skyrl.config.estimates.step_time import StepTime, step_time, training_seconds
+from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.planning.batches import uneven_mini_batch, uneven_scoring
+from skyrl.planning.model_shape import ModelShape
+
+ENGINE = "generator.inference_engine."
+PLACEMENT = "trainer.placement."
+UTILIZATIONS = tuple(round(percent / 100, 2) for percent in range(90, 15, -5))
+STRATEGIES = ("fsdp2", "deepspeed")
+"""Strategies that compute with transformers' modules."""
+
+RECOMPUTED = "megatron_config.transformer_config_kwargs.recompute_granularity"
+"""Field of a model under Megatron that says what backward computes again."""
+
+MOST_ROWS = 64
+"""Largest micro-batch that is tried."""
+
+Changes = Mapping[str, Any]
+
+
+@frozen(kw_only=True)
+class Proposal:
+    """A layout that fits."""
+
+    changes: Changes
+    """Paths -> values that turn the run into this layout."""
+
+    seconds: StepTime
+    """Estimate of a training step."""
+
+    fullest: Phase
+    """Phase that needs the most GPU memory."""
+
+    memory: int
+    """Bytes of a GPU."""
+
+    host: int
+    """Bytes of host memory used per GPU, in the phase that uses the most."""
+
+    @property
+    def arrangement(self) -> tuple[Any, ...]:
+        """Colocation, GPUs of engines and strategy of learners; only the best proposal of each is listed."""
+        return (self.changes.get(f"{PLACEMENT}colocate_all"), self.engine_gpus, self.changes["trainer.strategy"])
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of all engines together."""
+        return int(self.changes[f"{ENGINE}num_engines"] * self.changes[f"{ENGINE}tensor_parallel_size"])
+
+
+def proposals(
+    run: SkyRLTrainConfig, gpus: int, shape_of_model: ShapeOf, mean_answer: float | None = None
+) -> list[Proposal]:
+    """The fastest layout of each arrangement that fits, fastest first; empty where none fits.
+
+    `run` is resolved, has passed `check` and names a kind of GPU; `mean_answer` is the mean length of an answer in
+    tokens, half of the longest by default. `check` has more rules than this search, so proposals must still pass it.
+    """
+    search = _Search(run=run, shapes=shape_of_model, mean=mean_answer)
+    fastest: dict[tuple[Any, ...], Proposal] = {}
+    for proposal in search.of(gpus):
+        known = fastest.get(proposal.arrangement)
+        if known is None or proposal.seconds.step < known.seconds.step:
+            fastest[proposal.arrangement] = proposal
+    return sorted(fastest.values(), key=lambda each: each.seconds.step)
+
+
+@frozen(kw_only=True)
+class _Search:
+    """Searches layouts of one run: settings of the learners first, then of the engines beside them."""
+
+    run: SkyRLTrainConfig
+    shapes: ShapeOf
+    mean: float | None
+
+    def of(self, gpus: int) -> Iterator[Proposal]:
+        """Every pair of learners and engines that fits on `gpus` GPUs; nothing if the model's sizes are unknown."""
+        shape = self.shapes(path_of(self.run, "policy"))
+        if shape is None:
+            return
+        for placed, of_learners, of_engines in _arrangements(self.run, gpus):
+            for degrees in _degrees(self.run, shape, of_learners):
+                for learners in self._learners({**placed, **degrees}, of_learners):
+                    for engines in _engines(shape, of_engines):
+                        proposal = self._beside(learners, engines)
+                        if proposal is not None:
+                            yield proposal
+
+    def _learners(self, changes: Changes, gpus: int) -> Iterator[Changes]:
+        """The best micro-batches that fit with and without recomputation; if none does, with states on the host."""
+        strategy = changes["trainer.strategy"]
+        found = False
+        for recomputes in (False, True):
+            fitting = self._rows({**changes, **_recomputing(self.run, strategy, recomputes)}, gpus)
+            if fitting is not None:
+                found = True
+                yield fitting
+        if not found and strategy != "megatron":
+            offloaded = {**changes, **_recomputing(self.run, strategy, True), **_on_the_host(self.run, strategy)}
+            fitting = self._rows(offloaded, gpus)
+            if fitting is not None:
+                yield fitting
+
+    def _rows(self, changes: Changes, gpus: int) -> Changes | None:
+        """The changes with the largest micro-batches whose scoring and update fit. With pipeline stages, the fastest
+        micro-batches that fit: many small ones keep more stages busy.
+        """
+        sizes = list(_micro_batches(self.run, changes, gpus))
+        for number, micro in enumerate(sizes):
+            if self._fits({**changes, **micro}, ("scoring", "update")):
+                fitting = [{**changes, **each} for each in sizes[number:]]
+                return min(fitting, key=self._training) if _parts(changes)[1] > 1 else fitting[0]
+        return None
+
+    def _training(self, changes: Changes) -> float:
+        return training_seconds(with_changes(self.run, changes), self.shapes, self.mean)
+
+    def _beside(self, learners: Changes, engines: Changes) -> Proposal | None:
+        """The proposal with the largest share of memory for an engine that fits beside these learners; None if none
+        fits.
+        """
+        for share in UTILIZATIONS:
+            changes = {**learners, **engines, f"{ENGINE}gpu_memory_utilization": share}
+            run = with_changes(self.run, changes)
+            verdict = judged(run, self.shapes)
+            if verdict is not None and verdict.fits:
+                seconds = step_time(run, self.shapes, self.mean)
+                return None if seconds is None else self._proposal(changes, seconds)
+            if verdict is not None and verdict.cache_holds == 0:
+                return None  # with less memory the cache holds no more
+        return None
+
+    def _fits(self, changes: Changes, phases: tuple[str, ...]) -> bool:
+        verdict = judged(with_changes(self.run, changes), self.shapes)
+        return verdict is not None and not any(phase.name in phases for phase in verdict.over)
+
+    def _proposal(self, changes: Changes, seconds: StepTime) -> Proposal:
+        run = with_changes(self.run, changes)
+        memory = gpu_memory(run)
+        phases = phases_of(run, self.shapes)
+        assert memory is not None  # since there is a verdict
+        assert phases is not None
+        return Proposal(
+            changes=changes,
+            seconds=seconds,
+            fullest=max(phases, key=lambda phase: phase.bytes),
+            memory=memory,
+            host=max(phase.host for phase in phases),
+        )
+
+
+def _arrangements(run: SkyRLTrainConfig, gpus: int) -> Iterator[tuple[Changes, int, int]]:
+    """Changes, GPUs of the learners and GPUs of the engines: everything takes turns on all GPUs, or engines have a
+    quarter, a half or three quarters of them, in whole machines if there are several.
+    """
+    yield {f"{PLACEMENT}colocate_all": True, **_machines(run, gpus)}, gpus, gpus
+    unit = GPUS_OF_A_MACHINE if gpus > GPUS_OF_A_MACHINE else 1
+    for engines in sorted({max(unit, gpus * quarters // 4 // unit * unit) for quarters in (1, 2, 3)}):
+        if engines < gpus:
+            changes = {f"{PLACEMENT}colocate_all": False, f"{PLACEMENT}colocate_policy_ref": True}
+            yield {**changes, **_machines(run, gpus - engines)}, gpus - engines, engines
+
+
+def _machines(run: SkyRLTrainConfig, gpus: int) -> dict[str, Any]:
+    """Nodes and GPUs of each model."""
+    each = min(gpus, GPUS_OF_A_MACHINE)
+    return {
+        f"{PLACEMENT}{model}_{name}": value
+        for model in models_of(run)
+        for name, value in (("num_nodes", gpus // each), ("num_gpus_per_node", each))
+    }
+
+
+def _degrees(run: SkyRLTrainConfig, shape: ModelShape, gpus: int) -> Iterator[Changes]:
+    """Strategies, and ranks that share sequences or matrices: powers of two on one machine that divide the heads."""
+    packs = run.trainer.use_sample_packing
+    yield from _degrees_of_megatron(run, shape, gpus)
+    for strategy in STRATEGIES:
+        for tensor in _powers(gpus if strategy == "fsdp2" and not shape.experts else 1):
+            for sequence in _powers(gpus // tensor if packs else 1):
+                together = tensor * sequence
+                divide = gpus % together == 0 and shape.heads % together == 0 and shape.key_heads % tensor == 0
+                if together <= GPUS_OF_A_MACHINE and divide and _deals_out(run, gpus // together):
+                    sizes = {"tensor_parallel_size": tensor, "sequence_parallel_size": sequence}
+                    yield {"trainer.strategy": strategy, **_of_all(run, sizes)}
+        if strategy == "fsdp2" and gpus > GPUS_OF_A_MACHINE and _deals_out(run, gpus):
+            yield {
+                "trainer.strategy": strategy,
+                **_of_all(run, {"tensor_parallel_size": 1, "sequence_parallel_size": 1}),
+                **_of_all(run, {"fsdp_config.fsdp_size": GPUS_OF_A_MACHINE}),
+            }
+
+
+def _degrees_of_megatron(run: SkyRLTrainConfig, shape: ModelShape, gpus: int) -> Iterator[Changes]:
+    """Ranks that cut matrices and spread experts on one machine, and pipeline stages: powers of two that divide the
+    model; none for a model without a converter.
+    """
+    if not shape.converts:
+        return
+    sizes = (_powers(gpus), _powers(gpus), _powers(gpus if shape.experts else 1))
+    for tensor, stages, experts in product(*sizes):
+        divide = shape.key_heads % tensor == 0 and shape.intermediate % tensor == 0 and shape.layers % stages == 0
+        of_a_stage = gpus // stages
+        spread = of_a_stage % experts == 0 and shape.experts % experts == 0
+        if (
+            of_a_stage % tensor == 0
+            and gpus % stages == 0
+            and divide
+            and spread
+            and _deals_out(run, of_a_stage // tensor)
+        ):
+            names = ("tensor_model", "pipeline_model", "expert_model", "expert_tensor")
+            degrees = zip(names, (tensor, stages, experts, 1 if shape.experts else None), strict=True)
+            values = {f"megatron_config.{name}_parallel_size": size for name, size in degrees if size is not None}
+            yield {"trainer.strategy": "megatron", **_of_all(run, values)}
+
+
+def _parts(changes: Changes) -> tuple[int, int]:
+    """Number of ranks of one pipeline stage that share rows, and number of stages."""
+    megatron = "trainer.policy.megatron_config."
+    if changes["trainer.strategy"] == "megatron":
+        sizes = (changes[f"{megatron}{name}_model_parallel_size"] for name in ("tensor", "pipeline"))
+        tensor, stages = sizes
+        return tensor, stages
+    return changes["trainer.policy.tensor_parallel_size"] * changes["trainer.policy.sequence_parallel_size"], 1
+
+
+def _recomputing(run: SkyRLTrainConfig, strategy: str, recomputes: bool) -> Changes:
+    """Changes that turn recomputation of every layer in backward on or off."""
+    if strategy != "megatron":
+        return {"trainer.recompute_activations": recomputes}
+    return {f"trainer.{model}.{RECOMPUTED}": "full" if recomputes else "none" for model in trained_models(run)}
+
+
+def _of_all(run: SkyRLTrainConfig, values: Changes) -> Changes:
+    """The values for every model of the run."""
+    return {f"trainer.{model}.{name}": value for model in models_of(run) for name, value in values.items()}
+
+
+def _deals_out(run: SkyRLTrainConfig, ranks: int) -> bool:
+    """Whether batch and mini-batches divide into equal shares for `ranks` data-parallel ranks."""
+    prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
+    minis = [getattr(run.trainer, f"{model}_mini_batch_size") for model in trained_models(run)]
+    return uneven_scoring(prompts, samples, ranks) is None and not any(
+        uneven_mini_batch(prompts, mini, samples, ranks) for mini in minis
+    )
+
+
+def _micro_batches(run: SkyRLTrainConfig, changes: Changes, gpus: int) -> Iterator[Changes]:
+    """Sizes of micro-batches, the largest first; in tokens if the run bounds tokens."""
+    trainer, generator = run.trainer, run.generator
+    if trainer.max_tokens_per_microbatch > 0:
+        least = trainer.max_prompt_length + generator.sampling_params.max_generate_length
+        yield from ({"trainer.max_tokens_per_microbatch": least * times} for times in (16, 8, 4, 2, 1))
+        return
+    sharing, stages = _parts(changes)
+    minis = [getattr(trainer, f"{model}_mini_batch_size") for model in trained_models(run)]
+    rows = gcd(*minis) * generator.n_samples_per_prompt // (gpus // (sharing * stages))
+    for size in reversed([size for size in _powers(rows, most=MOST_ROWS) if rows % size == 0]):
+        yield {"trainer.micro_train_batch_size_per_gpu": size, "trainer.micro_forward_batch_size_per_gpu": size}
+
+
+def _on_the_host(run: SkyRLTrainConfig, strategy: str) -> Changes:
+    """Changes that keep the optimizer's states, and with FSDP the weights, in host memory."""
+    if strategy == "deepspeed":
+        zero = "deepspeed_config.zero_optimization.offload_optimizer.device"
+        return {f"trainer.{model}.{zero}": "cpu" for model in trained_models(run)}
+    return {f"trainer.{model}.fsdp_config.cpu_offload": True for model in models_of(run)}
+
+
+def _engines(shape: ModelShape, gpus: int) -> Iterator[Changes]:
+    """Engines of one, two, four or eight GPUs each, which share the heads evenly."""
+    for size in _powers(gpus):
+        if gpus % size == 0 and shape.heads % size == 0:
+            yield {f"{ENGINE}tensor_parallel_size": size, f"{ENGINE}num_engines": gpus // size}
+
+
+def _powers(whole: int, most: int = GPUS_OF_A_MACHINE) -> list[int]:
+    """Powers of two up to the smaller of `whole` and `most`."""
+    return [2**power for power in range(min(whole, most).bit_length())]

@@ -1,0 +1,185 @@
+"""Checks of resolved supervised runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from skyrl.config.checks.every_kind import (
+    a_cluster_may_hold_it,
+    a_model_is_named,
+    alarms_name_a_metric,
+    flash_attention_computes_on_cuda,
+    recovery_begins_where_resuming_does,
+)
+from skyrl.config.checks.models import model_checks
+from skyrl.config.checks.schedule import schedule_problems
+from skyrl.config.checks.supervised_layouts import LAYOUT_CHECKS
+from skyrl.config.derive.supervised_model import MODEL, sharing_rows
+from skyrl.config.foundation.intervals import read_interval
+from skyrl.config.settings.generator import CHAT_TEMPLATES
+from skyrl.config.settings.supervised_root import RewardModelConfig, SupervisedConfig
+from skyrl.errors import Problem
+from skyrl.planning.topology import Grid, Sizes
+from skyrl.tree.rules import Check
+
+
+def there_is_a_model_to_train(run: SupervisedConfig) -> Iterator[Problem]:
+    """The run names a model to train."""
+    yield from a_model_is_named(run.model, "model")
+
+
+def there_are_rows_to_learn_from(run: SupervisedConfig) -> Iterator[Problem]:
+    """Training has at least one source, unless rows are synthetic."""
+    if not run.train_datasets and not run.num_dummy_steps:
+        yield Problem(path="train_datasets", message="the list is empty", hint="give at least one file of rows")
+
+
+def evaluation_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
+    """If evaluation is on, it has sources."""
+    asked = run.eval_before_train or read_interval(run.eval_interval).ever
+    if asked and not run.eval_datasets:
+        hint = "give a file, or set eval_before_train = false and eval_interval = 0"
+        yield Problem(path="eval_datasets", message="evaluation is on but the list is empty", hint=hint)
+
+
+def weights_are_as_many_as_sources(run: SupervisedConfig) -> Iterator[Problem]:
+    """Each source has a weight."""
+    weights = run.train_dataset_weights
+    if weights is not None and len(weights) != len(run.train_datasets):
+        message = f"{len(weights)} weights for {len(run.train_datasets)} train_datasets"
+        yield Problem(path="train_dataset_weights", message=message, hint="give each source one, or leave them out")
+
+
+def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
+    """Rows drawn by weight have no order of their own, so they must be shuffled."""
+    if run.train_dataset_weights is not None and run.sampler == "sequential":
+        message = "sequential uses the rows in their order, but train_dataset_weights draws them"
+        yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
+
+
+def evaluation_sets_have_different_names(run: SupervisedConfig) -> Iterator[Problem]:
+    """Two evaluation sets with the same name would overwrite each other's metrics."""
+    given = run.eval_dataset_names
+    if given is not None and len(given) != len(run.eval_datasets):
+        message = f"{len(given)} names for {len(run.eval_datasets)} eval_datasets"
+        yield Problem(path="eval_dataset_names", message=message, hint="give each set one, or leave them out")
+        return
+    names = evaluation_names(run)
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        path = "eval_datasets" if given is None else "eval_dataset_names"
+        hint = "name them in eval_dataset_names"
+        yield Problem(path=path, message=f"several sets are called {', '.join(twice)} in metrics", hint=hint)
+
+
+def batches_deal_out_evenly(run: SupervisedConfig) -> Iterator[Problem]:
+    """Every rank, or group of ranks that share rows, gets the same number of rows of each batch."""
+    ranks, together = run.placement.num_nodes * run.placement.num_gpus_per_node, sharing_rows(run)
+    replicas = max(ranks // together, 1)
+    if run.batch_size % replicas:
+        below, above = run.batch_size // replicas * replicas, -(-run.batch_size // replicas) * replicas
+        nearest = " and ".join(str(size) for size in (below, above) if size)
+        groups = "ranks" if together == 1 else f"groups of {together} ranks"
+        message = f"{run.batch_size} cannot be split evenly across {replicas} {groups}"
+        yield Problem(path="batch_size", message=message, hint=f"nearest sizes that can: {nearest}")
+
+
+def one_process_holds_one_rank(run: SupervisedConfig) -> Iterator[Problem]:
+    """Several ranks need several processes, and therefore Ray."""
+    ranks = run.placement.num_nodes * run.placement.num_gpus_per_node
+    if run.placement.executor == "in_process" and ranks > 1:
+        message = f"in_process has room for one rank, and this run has {ranks}"
+        yield Problem(path="placement.executor", message=message, hint="set it to ray, or leave it out")
+
+
+def a_run_fits_a_cluster(run: SupervisedConfig) -> Iterator[Problem]:
+    """A run has no more processes than the largest clusters have GPUs."""
+    grid = Grid(nodes=run.placement.num_nodes, gpus_per_node=run.placement.num_gpus_per_node)
+    yield from a_cluster_may_hold_it(Sizes(policy=grid), "placement")
+
+
+def attention_has_kernels_for_the_device(run: SupervisedConfig) -> Iterator[Problem]:
+    """FlashAttention has kernels for CUDA only."""
+    yield from flash_attention_computes_on_cuda(run.attention, run.device, "attention")
+
+
+def the_schedule_has_what_it_needs(run: SupervisedConfig) -> Iterator[Problem]:
+    """The settings of a learning-rate schedule do not contradict each other."""
+    yield from schedule_problems(run.optimizer_config, "optimizer_config")
+
+
+def there_is_a_step_to_go_back_to(run: SupervisedConfig) -> Iterator[Problem]:
+    """A step repeated on the same rows would fail again, so rolling back does not help."""
+    if run.faults.on_non_finite == "roll_back":
+        message = "roll_back would train on the same rows from the same weights again"
+        yield Problem(path="faults.on_non_finite", message=message, hint="set it to abort or skip")
+
+
+def pairs_are_never_cut(run: SupervisedConfig) -> Iterator[Problem]:
+    """The score of a chat is read at its end, which truncation would remove."""
+    if isinstance(run, RewardModelConfig) and run.too_long == "truncate":
+        message = "truncate would cut off the token that the score is read at"
+        yield Problem(path="too_long", message=message, hint="set it to skip, which counts the pairs that are left out")
+
+
+def a_template_that_is_named_is_built_in(run: SupervisedConfig) -> Iterator[Problem]:
+    """Other templates come from files."""
+    template = run.chat_template
+    if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
+        yield Problem(
+            path="chat_template.name_or_path",
+            message=f"there is no built-in template {template.name_or_path!r}; available: {', '.join(CHAT_TEMPLATES)}",
+            hint="for a file, set chat_template.source = file",
+        )
+
+
+def recovery_and_resuming_agree(run: SupervisedConfig) -> Iterator[Problem]:
+    """`recover_mode` and `resume_from` must not contradict each other about where a run starts."""
+    resume = {"latest": "latest", "": "none"}.get(run.resume_from, "from_path")
+    written = f"resume_from = {run.resume_from or 'empty'}"
+    yield from recovery_begins_where_resuming_does(run.recover_mode, resume, path="recover_mode", written=written)
+
+
+def alarms_can_be_raised(run: SupervisedConfig) -> Iterator[Problem]:
+    """Each alarm names the metric that it watches."""
+    yield from alarms_name_a_metric(run.alarms, "alarms")
+
+
+def fewer_ranks_are_a_change(run: SupervisedConfig) -> Iterator[Problem]:
+    """Dropout depends on the ranks, so a run that continues on fewer of them computes different numbers."""
+    if run.faults.on_lost_rank == "shrink" and not run.resume_with_changes:
+        message = "shrink continues with fewer ranks, on which the numbers of a supervised run may depend"
+        yield Problem(path="faults.on_lost_rank", message=message, hint="set resume_with_changes = true, or wait")
+
+
+SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
+    there_is_a_model_to_train,
+    there_are_rows_to_learn_from,
+    evaluation_has_rows,
+    weights_are_as_many_as_sources,
+    weighted_sources_are_shuffled,
+    evaluation_sets_have_different_names,
+    batches_deal_out_evenly,
+    one_process_holds_one_rank,
+    a_run_fits_a_cluster,
+    attention_has_kernels_for_the_device,
+    the_schedule_has_what_it_needs,
+    there_is_a_step_to_go_back_to,
+    alarms_can_be_raised,
+    pairs_are_never_cut,
+    a_template_that_is_named_is_built_in,
+    recovery_and_resuming_agree,
+    fewer_ranks_are_a_change,
+    *LAYOUT_CHECKS,
+    *model_checks((MODEL,)),
+)
+
+
+def evaluation_names(run: SupervisedConfig) -> tuple[str, ...]:
+    """Name of each evaluation set in metrics."""
+    if run.eval_dataset_names is not None:
+        return run.eval_dataset_names
+    return tuple(Path(source).stem if Path(source).suffix else source for source in run.eval_datasets)

@@ -1,0 +1,227 @@
+"""Facts about the kinds of inference engine, and which of them a configuration asks for.
+
+`BACKENDS` registers the kinds of engine with what each of them can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import attrs
+
+from skyrl.config.settings.engines import InferenceEngineConfig
+
+
+@attrs.frozen(kw_only=True)
+class EngineBackend:
+    """Facts about one kind of inference engine."""
+
+    fields: tuple[str, ...] = ()
+    """Fields of `InferenceEngineConfig` that this engine reads, out of those that not every engine reads."""
+
+    is_started_by_the_run: bool = True
+    """False for servers that run already."""
+
+    is_embedded: bool = False
+    """Whether the engine computes in the process and on the GPU that create it, so that a run may be a single process.
+    """
+
+    has_the_learners_dtype: bool = False
+    """Whether the engine computes in `rollout_dtype`, else in `trainer.compute_dtype`, whatever `model_dtype` says."""
+
+    takes_turns: bool = True
+    """Whether learners may have the engine's GPUs while it does not sample (`colocate_all`)."""
+
+    serves_adapters: bool = False
+    """Whether it can be started with several adapters, of which a request names one."""
+
+    sleeps: bool = False
+    """Whether the engine gives up its weights and cache, with `colocate_all`, whenever learners need the GPU."""
+
+    shares_prefixes: bool = False
+    """Whether the engine reuses keys and values of prompts with a common prefix, including those of older weights if
+    they are kept."""
+
+    adapters: Literal["", "tensors", "files"] = ""
+    """How an adapter (LoRA) is sent to the engine on its own; empty if the engine gets weights with the adapter merged
+    in."""
+
+    samples_keep_adapters: bool = False
+    """Whether a sample is drawn to its end by the adapter that it began with, so that no sample may be in flight when
+    the next adapter arrives."""
+
+    transports: tuple[str, ...] = ("gloo", "disk", "delta")
+    """Values of `weight_sync_backend` by which weights reach it in another process."""
+
+    repeats_on_a_cpu: bool = False
+    """Whether the engine's `deterministic` mode runs without CUDA."""
+
+    head_sizes_on_a_cpu: bool = False
+    """Head sizes of the models that the engine serves on a CPU, which is checked before the run starts."""
+
+    sampling_arguments: tuple[str, ...] = ()
+    """Names that `additional_kwargs` of the sampling parameters may have: settings of the engine that change which
+    tokens are drawn, not what an answer looks like."""
+
+    as_server: str = ""
+    """Kind of engine for servers of this backend that run already; empty if there are none, or if they are of the same
+    kind."""
+
+    elsewhere: EngineBackend | None = None
+    """Facts about servers of this backend that run already, if they are of the same kind."""
+
+    package: str = ""
+    """Package that the engine imports and the `train` extra does not install; `extra` names the extra that does."""
+
+    extra: str = ""
+
+
+GROUP_TRANSPORTS = ("nccl", "gloo")
+"""Values of `weight_sync_backend` by which learner and engines form a group of processes."""
+
+_VLLM_SAMPLING = (
+    "allowed_token_ids",
+    "bad_words",
+    "extra_args",
+    "frequency_penalty",
+    "ignore_eos",
+    "logit_bias",
+    "min_tokens",
+    "presence_penalty",
+    "stop_token_ids",
+    "thinking_token_budget",
+)
+"""Sampling parameters of vLLM that have no field of their own."""
+
+_SGLANG_SERVER = EngineBackend(
+    fields=("model_dtype", "tensor_parallel_size"),
+    adapters="files",
+    samples_keep_adapters=True,
+    is_started_by_the_run=False,
+    shares_prefixes=True,
+    transports=("disk", "nccl", "gloo"),
+    sampling_arguments=("custom_params", "ignore_eos", "logit_bias", "presence_penalty", "stop_regex"),
+)
+
+BACKENDS: Mapping[str, EngineBackend] = {
+    "vllm": EngineBackend(
+        fields=(
+            "model_dtype",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "expert_parallel_size",
+            "data_parallel_size",
+            "async_engine",
+            "vllm_v1_disable_multiproc",
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "max_num_batched_tokens",
+            "enforce_eager",
+            "fully_sharded_loras",
+            "enable_ray_prometheus_stats",
+            "gpu_memory_utilization",
+            "distributed_executor_backend",
+            "enable_return_routed_experts",
+            "language_model_only",
+            "engine_init_kwargs",
+        ),
+        adapters="files",
+        serves_adapters=True,
+        sleeps=True,
+        shares_prefixes=True,
+        transports=("nccl", "gloo", "disk", "delta"),
+        head_sizes_on_a_cpu=True,
+        sampling_arguments=_VLLM_SAMPLING,
+        as_server="http",
+        package="vllm",
+        extra="vllm",
+    ),
+    "torch": EngineBackend(
+        fields=("enable_prefix_caching", "enable_return_routed_experts", "rollout_dtype"),
+        is_embedded=True,
+        adapters="tensors",
+        serves_adapters=True,
+        has_the_learners_dtype=True,
+        repeats_on_a_cpu=True,
+    ),
+    "http": EngineBackend(
+        fields=("model_dtype", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+        adapters="files",
+        samples_keep_adapters=True,
+        is_started_by_the_run=False,
+        shares_prefixes=True,
+        transports=("disk", "delta", "nccl", "gloo"),
+        sampling_arguments=_VLLM_SAMPLING,
+    ),
+    "sglang": attrs.evolve(
+        _SGLANG_SERVER,
+        fields=(
+            "model_dtype",
+            "tensor_parallel_size",
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "max_num_batched_tokens",
+            "enforce_eager",
+            "gpu_memory_utilization",
+            "engine_init_kwargs",
+        ),
+        is_started_by_the_run=True,
+        takes_turns=False,
+        package="sglang",
+        elsewhere=_SGLANG_SERVER,
+    ),
+}
+"""Facts about each kind of engine, keyed by the value of `backend`."""
+
+
+_LONG_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def engine_dtype(engine: InferenceEngineConfig, learners: str) -> str:
+    """Type in which the engine computes, as torch writes it, beside a learner that computes in `learners`."""
+    if not backend_of(engine).has_the_learners_dtype:
+        return _LONG_DTYPES.get(engine.model_dtype, engine.model_dtype)
+    wanted = engine.rollout_dtype or learners
+    return _LONG_DTYPES.get(wanted, wanted)
+
+
+def weight_dtype(engine: InferenceEngineConfig, learners: str) -> str:
+    """Type in which weights are sent to the engine: bfloat16 for int8, since the engine quantizes them itself."""
+    computed = engine_dtype(engine, learners)
+    return "bfloat16" if computed == "int8" else computed
+
+
+def backend_of(engine: InferenceEngineConfig) -> EngineBackend:
+    """Facts about the configured kind of engine; where vLLM engines run already, about a server."""
+    found = BACKENDS[kind_of_engine(engine)]
+    return (found.elsewhere if _run_already(engine) else None) or found
+
+
+def kind_of_engine(engine: InferenceEngineConfig) -> str:
+    """Name in `BACKENDS` of the kind of engine that the run samples from."""
+    return (BACKENDS[engine.backend].as_server if _run_already(engine) else "") or engine.backend
+
+
+def _run_already(engine: InferenceEngineConfig) -> bool:
+    return bool(engine.external_proxy_url or engine.external_server_urls) or not engine.run_engines_locally
+
+
+def server_urls(engine: InferenceEngineConfig) -> tuple[str, ...]:
+    """Addresses of engines that run already, empty if the run starts them; those of `remote_urls` get a scheme."""
+    if engine.external_server_urls or not reads_remote_urls(engine):
+        return engine.external_server_urls or ()
+    return tuple(url if "://" in url else f"http://{url}" for url in engine.remote_urls)
+
+
+def reads_remote_urls(engine: InferenceEngineConfig) -> bool:
+    """Whether `remote_urls` names the engines. It never makes them engines that run already: SkyRL's files write
+    addresses beside `run_engines_locally = true`, which then counts.
+    """
+    return not engine.external_server_urls and (_run_already(engine) or not backend_of(engine).is_started_by_the_run)
+
+
+def backends_that(suit: Callable[[EngineBackend], bool], join: str = "and") -> str:
+    """Names of the kinds of engine that suit, for a message: `vllm, http and sglang`."""
+    *others, last = (name for name, backend in BACKENDS.items() if suit(backend))
+    return f"{', '.join(others)} {join} {last}" if others else last

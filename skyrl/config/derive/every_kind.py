@@ -1,0 +1,208 @@
+"""Rules and effects of the fields that every kind of run has.
+
+The functions read the table that holds the fields: `trainer` of a reinforcement-learning run, the root of a supervised
+one. `below("trainer")` lifts them into the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from skyrl.config.foundation.intervals import read_interval
+from skyrl.tree.rules import Effect, Rule, rule
+
+if TYPE_CHECKING:
+    from skyrl.config.settings.supervised_root import SupervisedConfig
+    from skyrl.config.settings.trainer import TrainerConfig
+
+    Trainer: TypeAlias = TrainerConfig | SupervisedConfig
+
+
+def has_cuda_device() -> bool:
+    """Whether the kernel knows an NVIDIA GPU. Reads the file system only: no driver is loaded, no library imported."""
+    return any(Path("/proc/driver/nvidia/gpus").glob("*"))
+
+
+def has_flash_attention() -> bool:
+    """Whether the package `flash-attn` is installed. No library is imported. FlashAttention 4 is a different
+    distribution, whose kernels transformers does not use for `flash_attention_2`.
+    """
+    return _is_installed("flash-attn")
+
+
+def has_liger_kernel() -> bool:
+    """Whether the distribution liger-kernel is installed."""
+    return _is_installed("liger-kernel")
+
+
+def _is_installed(distribution: str) -> bool:
+    """Whether a distribution is installed. The import takes a tenth of `skyrl config check`: only CUDA runs need it."""
+    from importlib import metadata
+
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@rule(writes="device", reads=(), unset="auto")
+def device_is_what_the_machine_has(trainer: Trainer) -> str:
+    """The device is CUDA if there is a CUDA device, and the CPU otherwise."""
+    return "cuda" if has_cuda_device() else "cpu"
+
+
+@rule(writes="compute_dtype", reads=("bf16", "device"))
+def bf16_is_for_accelerators(trainer: Trainer) -> str:
+    """On a CPU the product of small float32 matrices is as fast and exact, so `bf16` has an effect on CUDA only."""
+    return "bfloat16" if trainer.bf16 and trainer.device == "cuda" else "float32"
+
+
+@rule(writes="attention", reads=("flash_attn", "device"), asks_machine=True)
+def flash_attention_needs_cuda_and_its_package(trainer: Trainer) -> str:
+    """Torch's own attention serves where FlashAttention has no kernel (a CPU) or its package is not installed."""
+    wanted = trainer.flash_attn and trainer.device == "cuda"
+    return "flash_attention_2" if wanted and has_flash_attention() else "sdpa"
+
+
+@rule(writes="use_liger_kernel", reads=("device",), asks_machine=True)
+def liger_kernels_need_cuda(trainer: Trainer) -> bool:
+    """Fused kernels are for GPUs, and come with a package of their own."""
+    return trainer.device == "cuda" and has_liger_kernel()
+
+
+@rule(writes="recompute_activations", reads=("gradient_checkpointing", "device"))
+def checkpointing_saves_device_memory(trainer: Trainer) -> bool:
+    """Gradient checkpointing trades time for accelerator memory; on a CPU it would only cost the time."""
+    return trainer.gradient_checkpointing and trainer.device == "cuda"
+
+
+@rule(writes="run_path", reads=("run_name",))
+def a_run_has_a_folder_of_its_name(trainer: Trainer) -> str:
+    """The run's folder is `runs/<run_name>`, below the folder that the command runs in."""
+    return f"runs/{trainer.run_name}"
+
+
+@rule(writes="log_path", reads=("run_path", "run_name"))
+def logs_lie_in_the_runs_folder(trainer: Trainer) -> str:
+    """Logs are in the run's folder, beside the metrics."""
+    return f"{folder_of(trainer)}/logs"
+
+
+def folder_of(trainer: Trainer) -> str:
+    """The run's own folder, without a slash at its end."""
+    return (trainer.run_path or f"runs/{trainer.run_name}").rstrip("/")
+
+
+EVERY_KIND_RULES: tuple[Rule[Any], ...] = (
+    device_is_what_the_machine_has,
+    bf16_is_for_accelerators,
+    flash_attention_needs_cuda_and_its_package,
+    liger_kernels_need_cuda,
+    checkpointing_saves_device_memory,
+    a_run_has_a_folder_of_its_name,
+    logs_lie_in_the_runs_folder,
+)
+"""Derivation rules in order: a rule comes after those that write what it reads."""
+
+
+def _on_cuda(trainer: Trainer) -> bool:
+    return trainer.device == "cuda"
+
+
+def _recomputes(trainer: Trainer) -> bool:
+    return bool(trainer.recompute_activations)
+
+
+def _on_ray(trainer: Trainer) -> bool:
+    return trainer.placement.executor != "in_process"
+
+
+def _is_retried(trainer: Trainer) -> bool:
+    return trainer.recover_mode in ("auto", "fault")
+
+
+def _looks_for_stalls(trainer: Trainer) -> bool:
+    return trainer.faults.stall_timeout_seconds is not None
+
+
+def _loses(*policies: str) -> Callable[[Trainer], bool]:
+    """Whether the run is on Ray and handles a lost rank by one of `policies`."""
+    return lambda trainer: _on_ray(trainer) and trainer.faults.on_lost_rank in policies
+
+
+def _named(trainer: Trainer) -> frozenset[str]:
+    """Names of the trackers besides the console."""
+    names = (trainer.logger,) if isinstance(trainer.logger, str) else trainer.logger
+    return frozenset(names) - {"console"}
+
+
+def names_a_service(trainer: Trainer) -> bool:
+    """Whether `logger` names a tracker besides the console."""
+    return bool(_named(trainer))
+
+
+def _names(*services: str) -> Callable[[Trainer], bool]:
+    """Whether `logger` names one of `services`."""
+    return lambda trainer: not _named(trainer).isdisjoint(services)
+
+
+def saves(trainer: Trainer) -> bool:
+    """Whether checkpoints are saved while the run trains."""
+    return read_interval(trainer.ckpt_interval).ever
+
+
+def _names_what_is_seen(trainer: Trainer) -> bool:
+    """Whether the run's folder or a service is named after the run."""
+    return trainer.run_path == f"runs/{trainer.run_name}" or names_a_service(trainer)
+
+
+EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
+    Effect("project_name", "logger names a tracker besides the console", names_a_service),
+    Effect(
+        "run_name",
+        "run_path is left out, or logger names a tracker besides the console (`skyrl launch` names its job after it)",
+        _names_what_is_seen,
+    ),
+    Effect("max_ckpts_to_keep", "checkpoints are saved (ckpt_interval)", saves),
+    Effect("log_path", "the run is on Ray", _on_ray),
+    Effect("recover_retries", "recover_mode is auto or fault", _is_retried),
+    *(
+        Effect(f"placement.{name}", "the run is on Ray", _on_ray)
+        for name in ("ray_address", "start_timeout_seconds", "call_timeout_seconds", "heartbeat_timeout_seconds")
+    ),
+    Effect("bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
+    Effect("flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
+    Effect(
+        "use_liger_kernel",
+        "the device is cuda and the strategy is not megatron, which has fused kernels of its own",
+        lambda trainer: _on_cuda(trainer) and trainer.strategy != "megatron",
+    ),
+    Effect(
+        "gradient_checkpointing",
+        "the device is cuda (a CPU has the memory) and the strategy is not megatron, whose recomputation is in "
+        "megatron_config.transformer_config_kwargs",
+        lambda trainer: _on_cuda(trainer) and trainer.strategy != "megatron",
+    ),
+    Effect("offload_activations", "activations are recomputed", _recomputes),
+    *(
+        Effect(f"trackers.{name}", f"logger names {name}", _names(name))
+        for name in ("wandb", "swanlab", "mlflow", "tensorboard")
+    ),
+    *(
+        Effect(f"trackers.{name}", "logger names a tracker besides the console", names_a_service)
+        for name in ("tags", "notes", "group", "sample_rows", "finish_seconds", "python")
+    ),
+    Effect("trackers.job_type", "logger names wandb, swanlab or mlflow", _names("wandb", "swanlab", "mlflow")),
+    *(
+        Effect(f"faults.{name}", condition, acts)
+        for name, condition, acts in (
+            ("on_lost_rank", "the run is on Ray", _on_ray),
+            ("max_lost_ranks", "the run is on Ray, and on_lost_rank is wait or shrink", _loses("wait", "shrink")),
+            ("lost_rank_timeout_seconds", "the run is on Ray, and on_lost_rank is wait", _loses("wait")),
+        )
+    ),
+    Effect("faults.on_stall", "stall_timeout_seconds is a time", _looks_for_stalls),
+)

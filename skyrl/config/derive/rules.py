@@ -1,0 +1,399 @@
+"""The derivation rules of a reinforcement-learning run.
+
+Each rule fills one path that was left unset, names the paths that it reads, and never changes a written value.
+`resolve.py` applies them; rules shared with supervised runs are in `every_kind.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from skyrl.config.derive.allocation import ALLOCATION_RULES
+from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, engine_dtype
+from skyrl.config.derive.engine_options import given_length
+from skyrl.config.derive.every_kind import EVERY_KIND_RULES
+from skyrl.config.derive.sizes import grid_of, models_of, samples, starts_engines
+from skyrl.config.settings.generator import SamplingParams
+from skyrl.config.settings.losses import asks_for_correction
+from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.trackers import lacks_of
+from skyrl.tree.rules import Rule, rule
+
+_KIND_OF_ENGINE = tuple(
+    f"generator.inference_engine.{name}"
+    for name in ("backend", "run_engines_locally", "external_proxy_url", "external_server_urls")
+)
+"""Paths that decide which engines the run samples from."""
+
+
+@rule(
+    writes="trainer.placement.executor",
+    reads=(
+        "trainer.placement.policy_num_nodes",
+        "trainer.placement.policy_num_gpus_per_node",
+        "trainer.placement.critic_num_nodes",
+        "trainer.placement.critic_num_gpus_per_node",
+        "trainer.placement.ref_num_nodes",
+        "trainer.placement.ref_num_gpus_per_node",
+        "trainer.critic.model.path",
+        "trainer.algorithm.use_kl_loss",
+        "trainer.algorithm.use_kl_in_reward",
+        *_KIND_OF_ENGINE,
+        "generator.inference_engine.num_engines",
+        "generator.inference_engine.weight_sync_backend",
+        "trainer.rollouts_from",
+    ),
+    unset="auto",
+)
+def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
+    """Ray is used if one process is not enough: for several ranks or engines, or an engine with its own processes. A
+    run that is fed from a recording has no engine, and engines that run already are not processes of the run; a learner
+    that forms a group with them needs its own process.
+    """
+    engine = run.generator.inference_engine
+    alone = all(grid_of(run, model).ranks == 1 for model in models_of(run))
+    embedded = not starts_engines(run) or (backend_of(engine).is_embedded and engine.num_engines == 1)
+    grouped = samples(run) and not starts_engines(run) and engine.weight_sync_backend in GROUP_TRANSPORTS
+    return "in_process" if embedded and alone and not grouped else "ray"
+
+
+@rule(writes="trainer.ref.model.path", reads=("trainer.policy.model.path",))
+def the_reference_is_where_the_policy_started(run: SkyRLTrainConfig) -> str | None:
+    """The KL penalty measures the distance from the policy's initial weights."""
+    return run.trainer.policy.model.path
+
+
+@rule(
+    writes="generator.max_input_length",
+    reads=(
+        "trainer.max_prompt_length",
+        "environment.agent.command",
+        "environment.agent.function",
+        "generator.sampling_params.max_generate_length",
+    ),
+)
+def the_first_input_is_the_prompt(run: SkyRLTrainConfig) -> int:
+    """The engine's input in a single turn is the prompt. An agent's conversation grows by three answers and by as many
+    tokens again from its tools.
+    """
+    agent = run.environment.agent
+    plays = bool(agent.command) or agent.function is not None
+    growth = 6 * run.generator.sampling_params.max_generate_length if plays else 0
+    return run.trainer.max_prompt_length + growth
+
+
+@rule(writes="trainer.algorithm.temperature", reads=("generator.sampling_params.temperature",))
+def policy_logits_use_the_rollout_temperature(run: SkyRLTrainConfig) -> float:
+    """Log-probabilities are only comparable at the temperature the tokens were drawn at."""
+    return run.generator.sampling_params.temperature
+
+
+@rule(
+    writes="generator.eval_sampling_params.temperature",
+    reads=(),
+    unset=SamplingParams().temperature,
+    placeholder=False,
+    table="generator.eval_sampling_params",
+)
+def evaluation_is_greedy(run: SkyRLTrainConfig) -> float:
+    """Evaluation takes the likeliest token by default."""
+    return 0.0
+
+
+@rule(
+    writes="generator.eval_sampling_params.max_generate_length",
+    reads=("generator.sampling_params.max_generate_length",),
+    unset=SamplingParams().max_generate_length,
+    placeholder=False,
+    table="generator.eval_sampling_params",
+)
+def evaluation_answers_may_be_as_long_as_training_samples(run: SkyRLTrainConfig) -> int:
+    """The policy is evaluated on the answers that it is trained to give."""
+    return run.generator.sampling_params.max_generate_length
+
+
+@rule(
+    writes="trainer.algorithm.max_seq_len",
+    reads=("generator.max_input_length", "generator.sampling_params.max_generate_length"),
+)
+def a_sequence_is_input_and_answer(run: SkyRLTrainConfig) -> int | None:
+    """The longest sequence, in tokens, is the longest input plus the longest completion. With several turns the input
+    of the last one holds all before it.
+    """
+    longest_input = run.generator.max_input_length
+    return None if longest_input is None else longest_input + run.generator.sampling_params.max_generate_length
+
+
+@rule(
+    writes="trainer.longest_row",
+    reads=(
+        "trainer.max_prompt_length",
+        "generator.max_input_length",
+        "generator.sampling_params.max_generate_length",
+        "generator.eval_sampling_params",
+        "generator.eval_sampling_params.max_generate_length",
+        "generator.inference_engine.engine_init_kwargs",
+        *_KIND_OF_ENGINE,
+    ),
+)
+def the_longest_row_is_what_the_engine_admits(run: SkyRLTrainConfig) -> int | None:
+    """A row ends at the length given to the engine, or with the longest answer to the longest input, in training or
+    evaluation.
+    """
+    generator = run.generator
+    if generator.max_input_length is None:
+        return None
+    sampled = (generator.sampling_params, generator.eval_sampling_params or generator.sampling_params)
+    answer = max(sampling.max_generate_length for sampling in sampled)
+    needed = max(run.trainer.max_prompt_length, generator.max_input_length) + answer
+    return given_length(generator.inference_engine) or needed
+
+
+@rule(
+    writes="trainer.algorithm.reward_shaping.overlong.max_len",
+    reads=("generator.sampling_params.max_generate_length",),
+)
+def an_answer_is_overlong_where_the_engine_stops(run: SkyRLTrainConfig) -> int:
+    """The limit of the overlong penalty, in tokens, is the longest completion."""
+    return run.generator.sampling_params.max_generate_length
+
+
+@rule(
+    writes="trainer.policy_mini_batch_size_in_samples",
+    reads=("trainer.policy_mini_batch_size", "generator.n_samples_per_prompt"),
+)
+def policy_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
+    """A learner splits batches by samples and need not know how many samples a prompt has."""
+    return run.trainer.policy_mini_batch_size * run.generator.n_samples_per_prompt
+
+
+@rule(
+    writes="trainer.critic_mini_batch_size_in_samples",
+    reads=("trainer.critic_mini_batch_size", "generator.n_samples_per_prompt"),
+)
+def critic_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
+    """The critic's learner counts its mini-batches in samples, like the policy's."""
+    return run.trainer.critic_mini_batch_size * run.generator.n_samples_per_prompt
+
+
+@rule(writes="trainer.algorithm.off_policy_correction.tis_ratio_type", reads=("trainer.algorithm.use_tis",))
+def use_tis_means_per_token(run: SkyRLTrainConfig) -> str | None:
+    """The older switch `use_tis` stands for truncated importance sampling per token."""
+    return "token" if run.trainer.algorithm.use_tis else None
+
+
+@rule(
+    writes="trainer.algorithm.off_policy_correction.token_tis_ratio_clip_high",
+    reads=("trainer.algorithm.use_tis", "trainer.algorithm.tis_imp_ratio_cap"),
+    unset=2.0,
+    placeholder=False,
+)
+def the_older_tis_cap_is_the_token_cap(run: SkyRLTrainConfig) -> float:
+    """`tis_imp_ratio_cap`, if set, is the cap that belongs to `use_tis`."""
+    cap = run.trainer.algorithm.tis_imp_ratio_cap
+    return cap if run.trainer.algorithm.use_tis and cap > 0 else 2.0
+
+
+@rule(
+    writes="generator.sampling_params.logprobs",
+    reads=(
+        "trainer.algorithm.off_policy_correction.tis_ratio_type",
+        "trainer.algorithm.off_policy_correction.sequence_mask_metric",
+        "trainer.algorithm.off_policy_correction.outlier_token_is_threshold_low",
+        "trainer.algorithm.off_policy_correction.outlier_token_is_threshold_high",
+        "trainer.algorithm.off_policy_correction.token_mask_is_threshold_low",
+        "trainer.algorithm.off_policy_correction.token_mask_is_threshold_high",
+    ),
+)
+def corrections_need_the_engines_logprobs(run: SkyRLTrainConfig) -> int | None:
+    """Importance ratios are against the engine's log-probabilities, so it has to return them."""
+    return 1 if asks_for_correction(run.trainer.algorithm.off_policy_correction) else None
+
+
+@rule(writes="generator.rope_scaling", reads=("trainer.rope_scaling",))
+def the_engine_scales_rope_as_the_trainer(run: SkyRLTrainConfig) -> Mapping[str, Any] | None:
+    """Engine and learner must have the same rotary embeddings."""
+    return run.trainer.rope_scaling
+
+
+@rule(writes="generator.rope_theta", reads=("trainer.rope_theta",))
+def the_engine_uses_the_trainers_rope_base(run: SkyRLTrainConfig) -> float | None:
+    """Engine and learner must have the same rotary embeddings."""
+    return run.trainer.rope_theta
+
+
+@rule(writes="generator.inference_engine.deterministic", reads=("trainer.deterministic",))
+def a_deterministic_run_samples_deterministically(run: SkyRLTrainConfig) -> bool:
+    """A run repeats bit for bit only if the engine does."""
+    return run.trainer.deterministic
+
+
+@rule(
+    writes="generator.inference_engine.enable_prefix_caching",
+    reads=(
+        *(
+            f"trainer.fully_async.{name}"
+            for name in ("enabled", "interrupt_generation", "clear_kv_cache_on_weight_sync")
+        ),
+        *_KIND_OF_ENGINE,
+    ),
+    unset=True,
+    placeholder=False,
+)
+def keys_and_values_that_outlive_new_weights_are_not_shared(run: SkyRLTrainConfig) -> bool:
+    """Without `clear_kv_cache_on_weight_sync`, a prefix cache would give new samples what old weights computed."""
+    settings, shares = run.trainer.fully_async, backend_of(run.generator.inference_engine).shares_prefixes
+    keeps = settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
+    return not (keeps and shares)
+
+
+@rule(
+    writes="generator.inference_engine.async_engine",
+    reads=(
+        "trainer.placement.executor",
+        "trainer.placement.colocate_all",
+        "trainer.rollouts_from",
+        *_KIND_OF_ENGINE,
+        *(
+            f"generator.inference_engine.{name}"
+            for name in (
+                "tensor_parallel_size",
+                "pipeline_parallel_size",
+                "data_parallel_size",
+                "enable_ray_prometheus_stats",
+            )
+        ),
+    ),
+    unset=True,
+    placeholder=False,
+)
+def one_shared_gpu_one_process(run: SkyRLTrainConfig) -> bool:
+    """An engine that takes turns with the learner has a process of its own on Ray: a second one for its scheduler would
+    only cost its start and the way of each token between the two.
+    """
+    engine, placement = run.generator.inference_engine, run.trainer.placement
+    parts = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    takes_turns = placement.executor != "in_process" and placement.colocate_all and starts_engines(run)
+    return not (
+        "async_engine" in backend_of(engine).fields
+        and takes_turns
+        and parts == 1
+        and not engine.enable_ray_prometheus_stats
+    )
+
+
+@rule(
+    writes="generator.inference_engine.weight_sync_backend",
+    reads=("trainer.device", *_KIND_OF_ENGINE),
+    unset="nccl",
+    placeholder=False,
+)
+def nccl_is_for_vllm_on_cuda(run: SkyRLTrainConfig) -> str:
+    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights travel over gloo; to
+    servers that run already, as files.
+    """
+    able = backend_of(run.generator.inference_engine)
+    if not able.is_started_by_the_run:
+        return "disk"
+    on_gpus = run.trainer.device == "cuda"
+    return next(way for way in ("nccl", "gloo", "disk") if way in able.transports and (on_gpus or way != "nccl"))
+
+
+ROUNDING_NATS = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.2, "int8": 0.3}
+"""Largest mean difference of log-probabilities, in nats, that rounding in a type explains. Measured: 1e-5 in float32,
+0.04 in bfloat16 (SmolLM2-135M), which keeps three bits fewer than float16 does. Wrong weights differ by whole nats."""
+
+
+@rule(
+    writes="generator.inference_engine.logprob_parity_bound",
+    reads=(
+        "trainer.compute_dtype",
+        *_KIND_OF_ENGINE,
+        "generator.inference_engine.model_dtype",
+        "generator.inference_engine.rollout_dtype",
+    ),
+)
+def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) -> float:
+    """The side that rounds more decides: what was measured of it, and room for models that round more."""
+    learner = run.trainer.compute_dtype or "float32"
+    return max(ROUNDING_NATS[learner], ROUNDING_NATS[engine_dtype(run.generator.inference_engine, learner)])
+
+
+@rule(
+    writes="trainer.ckpt_path",
+    reads=("trainer.run_path",),
+    unset="~/ckpts/",
+    placeholder=False,
+    given="trainer.run_path",
+)
+def checkpoints_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> str:
+    """A written run folder holds the run's checkpoints; the default folder is for runs without one."""
+    return _in_chosen_folder(run, "checkpoints", "~/ckpts/")
+
+
+@rule(
+    writes="trainer.export_path",
+    reads=("trainer.run_path",),
+    unset="~/exports/",
+    placeholder=False,
+    given="trainer.run_path",
+)
+def exports_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> str:
+    """A written run folder holds the run's exports; the default folder is for runs without one."""
+    return _in_chosen_folder(run, "exports", "~/exports/")
+
+
+def _in_chosen_folder(run: SkyRLTrainConfig, name: str, otherwise: str) -> str:
+    return f"{run.trainer.run_path.rstrip('/')}/{name}" if run.trainer.run_path else otherwise
+
+
+@rule(
+    writes="trainer.logger",
+    reads=("trainer.trackers.wandb.mode",),
+    unset="wandb",
+    placeholder=False,
+    asks_machine=True,
+)
+def a_tracker_that_cannot_be_had_gives_way_to_the_console(run: SkyRLTrainConfig) -> str:
+    """The default is W&B; where its package or a key is missing on this machine, metrics go to the console."""
+    return "console" if any(lacks_of("wandb", mode=run.trainer.trackers.wandb.mode)) else "wandb"
+
+
+def _older_default_of_logs(rule: Rule[Any]) -> Rule[Any]:
+    """The rule for `log_path` with SkyRL's own default for it, which a user may also write explicitly."""
+    is_logs = rule.writes == "trainer.log_path"
+    return attrs.evolve(rule, unset="/tmp/skyrl-logs", placeholder=False) if is_logs else rule
+
+
+RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
+    *(_older_default_of_logs(rule.below("trainer")) for rule in EVERY_KIND_RULES),
+    checkpoints_lie_in_a_run_folder_that_was_chosen,
+    exports_lie_in_a_run_folder_that_was_chosen,
+    a_tracker_that_cannot_be_had_gives_way_to_the_console,
+    *ALLOCATION_RULES,
+    nccl_is_for_vllm_on_cuda,
+    one_process_suffices_for_one_embedded_engine,
+    the_reference_is_where_the_policy_started,
+    the_first_input_is_the_prompt,
+    policy_logits_use_the_rollout_temperature,
+    evaluation_is_greedy,
+    evaluation_answers_may_be_as_long_as_training_samples,
+    a_sequence_is_input_and_answer,
+    the_longest_row_is_what_the_engine_admits,
+    an_answer_is_overlong_where_the_engine_stops,
+    policy_mini_batch_counted_in_samples,
+    critic_mini_batch_counted_in_samples,
+    use_tis_means_per_token,
+    the_older_tis_cap_is_the_token_cap,
+    corrections_need_the_engines_logprobs,
+    the_engine_scales_rope_as_the_trainer,
+    the_engine_uses_the_trainers_rope_base,
+    a_deterministic_run_samples_deterministically,
+    keys_and_values_that_outlive_new_weights_are_not_shared,
+    one_shared_gpu_one_process,
+    precision_bounds_how_far_engine_and_learner_differ,
+)
+"""Derivation rules in order: a rule comes after those that write what it reads."""

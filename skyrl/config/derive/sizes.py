@@ -1,0 +1,287 @@
+"""The sizes that a tree asks for, as plain numbers, for `check`, `skyrl plan` and the code that starts processes.
+
+Only this module knows which fields hold these sizes; the arithmetic is in `skyrl.planning`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of
+from skyrl.config.foundation.intervals import read_interval
+from skyrl.config.settings.algorithm import AlgorithmConfig
+from skyrl.config.settings.losses import asks_for_correction
+from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.trainer import TrainerConfig
+from skyrl.planning.batches import Work, data_parallel, work
+from skyrl.planning.replicas import Replicas, replicas
+from skyrl.planning.topology import Engines, Grid, Sizes
+
+Model = Literal["policy", "critic", "ref"]
+"""A model with ranks of its own."""
+
+GPUS_OF_A_MACHINE = 8
+"""GPUs that a machine of a GPU cluster usually has; more where a model asks for more on one node."""
+
+
+def has_critic(run: SkyRLTrainConfig) -> bool:
+    """Whether the run has a critic, a model that predicts returns."""
+    return bool(run.trainer.critic.model.path)
+
+
+def has_reference(run: SkyRLTrainConfig) -> bool:
+    """Whether the run has a KL term, and therefore a frozen reference model."""
+    return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
+
+
+def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
+    """Whether the policy scores a batch before the first of its `updates` optimizer steps.
+
+    A KL term in the reward needs the resulting log-probabilities. Otherwise only a loss or correction that compares
+    with them needs them, and only with several updates: before the first one, the policy still is the old policy. No
+    pass is needed if `old_logprobs` takes them from the engine or interpolates them.
+    """
+    if algorithm.old_logprobs != "learner":
+        return False
+    reads = loss_facts(algorithm).reads_old_logprobs or asks_for_correction(algorithm.off_policy_correction)
+    return algorithm.use_kl_in_reward or (updates > 1 and reads)
+
+
+def scorings(trainer: TrainerConfig, updates: int) -> int:
+    """Number of times that the policy scores all rows of a batch with `updates` optimizer steps."""
+    algorithm = trainer.algorithm
+    times = int(scores_old_logprobs(algorithm, updates))
+    if algorithm.max_importance_ratio is None or (not times and algorithm.old_logprobs == "learner"):
+        return times
+    return times + trainer.update_epochs_per_batch
+
+
+def models_of(run: SkyRLTrainConfig) -> tuple[Model, ...]:
+    """The models of the run that have ranks."""
+    wanted: dict[Model, bool] = {"policy": True, "critic": has_critic(run), "ref": has_reference(run)}
+    return tuple(model for model, there in wanted.items() if there)
+
+
+def trained_models(run: SkyRLTrainConfig) -> tuple[Model, ...]:
+    """Models that learn, and so have mini-batches: the policy, and the critic if there is one."""
+    return ("policy", "critic") if has_critic(run) else ("policy",)
+
+
+def on_ray(run: SkyRLTrainConfig) -> bool:
+    """Whether the run starts its processes on Ray."""
+    return run.trainer.placement.executor != "in_process"
+
+
+def samples(run: SkyRLTrainConfig) -> bool:
+    """Whether the policy samples; False if the run trains on a recording."""
+    return run.trainer.rollouts_from is None
+
+
+def evaluates(run: SkyRLTrainConfig) -> bool:
+    """Whether the run ever evaluates."""
+    return run.trainer.eval_before_train or read_interval(run.trainer.eval_interval).ever
+
+
+def longest_row(run: SkyRLTrainConfig) -> tuple[int, int]:
+    """Longest prompt and longest answer of a sample, in tokens; later turns count as the answer."""
+    generator, prompt = run.generator, run.trainer.max_prompt_length
+    start = prompt if generator.max_turns == 1 else generator.max_input_length or prompt
+    return prompt, max(start - prompt, 0) + generator.sampling_params.max_generate_length
+
+
+def starts_engines(run: SkyRLTrainConfig) -> bool:
+    """Whether the run starts engines; False if they run already, or if it needs none."""
+    return samples(run) and backend_of(run.generator.inference_engine).is_started_by_the_run
+
+
+def may_restart_engines(run: SkyRLTrainConfig) -> bool:
+    """Whether an engine that died can be restarted while the run continues; False if learners then use its memory. A
+    server that others operate is asked again.
+    """
+    takes_turns = run.trainer.placement.colocate_all and run.trainer.device == "cuda"
+    return samples(run) and (not starts_engines(run) or (on_ray(run) and not takes_turns))
+
+
+def may_change_engines(run: SkyRLTrainConfig) -> bool:
+    """Whether engines can be added and drained while the run continues; True only if they have GPUs of their own."""
+    return on_ray(run) and starts_engines(run) and not run.trainer.placement.colocate_all
+
+
+def most_engines(run: SkyRLTrainConfig) -> int:
+    """Maximum number of engines that the run may have."""
+    engine = run.generator.inference_engine
+    return (engine.max_engines or engine.num_engines) if may_change_engines(run) else engine.num_engines
+
+
+def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
+    """Whether engines get only the trained adapter, not whole weights with the adapter merged in. For that, engines
+    must keep the base weights: whole weights are sent for int8, for weights initialized from scratch, to engines that
+    give up their weights to sleep, and to servers where samples in flight continue under new weights.
+    """
+    engine, model = run.generator.inference_engine, run.trainer.policy.model
+    able = backend_of(engine)
+    gives_up = engine.rollout_dtype == "int8" or (run.trainer.placement.colocate_all and able.sleeps)
+    asynchronous = run.trainer.fully_async
+    changes = able.samples_keep_adapters and asynchronous.enabled and asynchronous.interrupt_generation
+    whole = gives_up or changes or model.init_from_scratch
+    return bool(samples(run) and model.lora.rank and able.adapters) and not whole
+
+
+def joins_servers(run: SkyRLTrainConfig) -> bool:
+    """Whether weights travel to servers that run already through a process group of learner and servers."""
+    by_group = run.generator.inference_engine.weight_sync_backend in GROUP_TRANSPORTS
+    return samples(run) and by_group and not starts_engines(run) and not sends_adapters_alone(run)
+
+
+def workers_of_an_engine(run: SkyRLTrainConfig) -> int:
+    """Number of processes of one engine that receive weights: those that the run starts, or those of each server."""
+    engine, started = run.generator.inference_engine, engines_of(run)
+    whole = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    return whole if started is None else started.gpus
+
+
+def sends_adapter_files(run: SkyRLTrainConfig) -> bool:
+    """Whether adapters travel alone, as files. The torch engine gets tensors, unless files are configured."""
+    engine = run.generator.inference_engine
+    by_choice = on_ray(run) and engine.weight_sync_backend == "disk"
+    return sends_adapters_alone(run) and (backend_of(engine).adapters == "files" or by_choice)
+
+
+def grid_of(run: SkyRLTrainConfig, model: Model) -> Grid:
+    """Nodes and GPUs of a model."""
+    placement = run.trainer.placement
+    return Grid(
+        nodes=getattr(placement, f"{model}_num_nodes"), gpus_per_node=getattr(placement, f"{model}_num_gpus_per_node")
+    )
+
+
+def model_parallel(run: SkyRLTrainConfig, model: Model) -> int:
+    """Ranks of the model that compute on the same rows: under Megatron tensor x pipeline x context, else those that
+    share sequences, keys or matrices.
+    """
+    if run.trainer.strategy == "megatron":
+        megatron = getattr(run.trainer, model).megatron_config
+        tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
+        return int(tensor * pipeline * megatron.context_parallel_size)
+    return sequence_parallel(run, model) * context_parallel(run, model) * tensor_parallel(run, model)
+
+
+def sequence_parallel(run: SkyRLTrainConfig, model: Model) -> int:
+    """Ranks of the model that share sequences; 1 under Megatron, which has a context size instead."""
+    if run.trainer.strategy == "megatron":
+        return 1
+    return int(getattr(run.trainer, model).sequence_parallel_size)
+
+
+def context_parallel(run: SkyRLTrainConfig, model: Model) -> int:
+    """Ranks of the model that gather keys and values for their tokens; 1 under Megatron, which has its own context
+    size.
+    """
+    if run.trainer.strategy == "megatron":
+        return 1
+    return int(getattr(run.trainer, model).context_parallel_size)
+
+
+def tensor_parallel(run: SkyRLTrainConfig, model: Model) -> int:
+    """Ranks of the model that split matrices among them; 1 under Megatron, which has a tensor size of its own."""
+    if run.trainer.strategy == "megatron":
+        return 1
+    return int(getattr(run.trainer, model).tensor_parallel_size)
+
+
+def parallel_sizes(run: SkyRLTrainConfig, model: Model) -> dict[str, int]:
+    """Ranks of one replica by the dimension along which they share it, whatever the strategy."""
+    if run.trainer.strategy == "megatron":
+        megatron = getattr(run.trainer, model).megatron_config
+        return {
+            "pipeline": megatron.pipeline_model_parallel_size,
+            "context": megatron.context_parallel_size,
+            "sequence": 1,
+            "tensor": megatron.tensor_model_parallel_size,
+        }
+    return {
+        "pipeline": 1,
+        "context": context_parallel(run, model),
+        "sequence": sequence_parallel(run, model),
+        "tensor": tensor_parallel(run, model),
+    }
+
+
+def expert_parallel(run: SkyRLTrainConfig, model: Model) -> int:
+    """Ranks of the model that hold different experts, whatever the strategy."""
+    if run.trainer.strategy == "megatron":
+        return int(getattr(run.trainer, model).megatron_config.expert_model_parallel_size)
+    return int(getattr(run.trainer, model).expert_parallel_size)
+
+
+def replicas_of(run: SkyRLTrainConfig, model: Model) -> Replicas:
+    """Which ranks of the model compute on the same rows. The tree must have passed `check`."""
+    together = model_parallel(run, model)
+    stages = 1
+    if run.trainer.strategy == "megatron":
+        stages = getattr(run.trainer, model).megatron_config.pipeline_model_parallel_size
+    return replicas(grid_of(run, model).ranks, inner=together // stages, stages=stages)
+
+
+def data_parallel_of(run: SkyRLTrainConfig, model: Model) -> int | None:
+    """Groups of ranks of the model that get rows of their own; None where its ranks do not form whole groups."""
+    return data_parallel(grid_of(run, model).ranks, model_parallel(run, model))
+
+
+def engines_of(run: SkyRLTrainConfig) -> Engines | None:
+    """The engines that the run starts. An embedded engine computes on one GPU, whatever its parallel sizes are."""
+    if not starts_engines(run):
+        return None
+    engine = run.generator.inference_engine
+    if backend_of(engine).is_embedded:
+        return Engines(number=engine.num_engines)
+    return Engines(
+        number=engine.num_engines,
+        tensor=engine.tensor_parallel_size,
+        pipeline=engine.pipeline_parallel_size,
+        data=engine.data_parallel_size,
+        on_one_node=engine.distributed_executor_backend == "mp",
+    )
+
+
+def work_of(run: SkyRLTrainConfig, model: Model) -> Work:
+    """The share of each data-parallel rank of the model in a batch. The tree must have passed `check`.
+
+    The policy does not score a batch whose old log-probabilities are not used: `scores_old_logprobs`. With
+    `max_importance_ratio` it scores every mini-batch before its update, too.
+    """
+    trainer, learns = run.trainer, model in trained_models(run)
+    whole = work(
+        prompts=trainer.train_batch_size,
+        samples=run.generator.n_samples_per_prompt,
+        ranks=data_parallel_of(run, model) or 1,
+        forward=trainer.micro_forward_batch_size_per_gpu,
+        mini=getattr(trainer, f"{model}_mini_batch_size") if learns else 0,
+        micro=trainer.micro_train_batch_size_per_gpu,
+        passes=trainer.update_epochs_per_batch,
+    )
+    times = scorings(trainer, whole.optimizer_steps) if model == "policy" else 1
+    rows, passes = whole.rows_scored * times, whole.scoring_micro_batches * times
+    return attrs.evolve(whole, rows_scored=rows, scoring_micro_batches=passes)
+
+
+def sizes_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Sizes:
+    """Sizes for `skyrl.planning.sizes.layout`, of a resolved tree that has passed `check`.
+
+    `gpus_per_node` are the GPUs of one machine. None: 8, or more where a model asks for more on one node.
+    """
+    models = {model: grid_of(run, model) for model in models_of(run)}
+    largest = max(grid.gpus_per_node for grid in models.values())
+    placement, together = run.trainer.placement, not on_ray(run)  # in one process everything is in one place
+    return Sizes(
+        policy=models["policy"],
+        critic=models.get("critic"),
+        ref=models.get("ref"),
+        engines=engines_of(run),
+        colocate_all=placement.colocate_all or together,
+        colocate_policy_ref=placement.colocate_policy_ref or together,
+        gpus_per_node=gpus_per_node or max(GPUS_OF_A_MACHINE, largest),
+    )

@@ -1,0 +1,78 @@
+"""Conditions under which the settings of a reinforcement-learning run's models and their placement have an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from skyrl.config.derive.model_tables import ModelTable
+from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE, shares_gpus
+from skyrl.config.derive.sizes import has_critic, has_reference, models_of, on_ray
+from skyrl.config.effects.models import Condition, effect_where, model_effects
+from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.tree.rules import Effect
+
+_KL = Condition(REFERENCE.exists_where, has_reference)
+_CRITIC = Condition(CRITIC.exists_where, has_critic)
+_DEVICES = Condition("the run is on Ray or the device is cuda", lambda run: on_ray(run) or run.trainer.device == "cuda")
+_NOT_ALL_TOGETHER = Condition(
+    "colocate_all is false and there is a reference or a critic",
+    lambda run: not run.trainer.placement.colocate_all and len(models_of(run)) > 1,
+)
+_NOT_ABORT = Condition(
+    "trainer.faults.on_non_finite is skip or roll_back", lambda run: run.trainer.faults.on_non_finite != "abort"
+)
+
+
+def _profiles(run: SkyRLTrainConfig) -> bool:
+    """Whether steps are profiled."""
+    return bool(run.trainer.profile_steps)
+
+
+def _offload_after_step(model: ModelTable) -> Effect:
+    """The condition of offloading the optimizer's state: other models or engines share the GPU that holds it."""
+
+    def makes_room(run: SkyRLTrainConfig) -> bool:
+        return model.on_cuda(run) and shares_gpus(run) and model.optimizer_may_leave(run)
+
+    words = (
+        f"the device is cuda, others share the {model.title}'s (trainer.placement.colocate_all or "
+        "colocate_policy_ref), and the optimizer is not offloaded all the time"
+    )
+    return Effect(model.at("optimizer_config.offload_after_step"), words, makes_room)
+
+
+def _optimizer(model: ModelTable) -> Iterator[Effect]:
+    yield _offload_after_step(model)
+    yield effect_where(model.at("optimizer_config.max_skipped_updates"), _NOT_ABORT)
+
+
+LEARNER_EFFECTS: tuple[Effect, ...] = (
+    effect_where("trainer.placement.gpu_kind", Condition("the device is cuda", POLICY.on_cuda)),
+    effect_where(REFERENCE.path, _KL),
+    *(
+        effect_where(CRITIC.at(name), _CRITIC)
+        for name in (
+            "sequence_parallel_size",
+            "context_parallel_size",
+            "tensor_parallel_size",
+            "expert_parallel_size",
+            "use_dropout",
+            "model.init_from_scratch",
+        )
+    ),
+    *(effect for model in (POLICY, CRITIC, REFERENCE) for effect in model_effects(model)),
+    *(effect for model in (POLICY, CRITIC) for effect in _optimizer(model)),
+    effect_where(
+        "trainer.policy.use_torch_compile",
+        Condition("trainer.policy.tensor_parallel_size is 1", lambda run: run.trainer.policy.tensor_parallel_size == 1),
+        Condition(
+            "the device is a CPU or the strategy is fsdp2",
+            lambda run: run.trainer.device != "cuda" or run.trainer.strategy in ("fsdp", "fsdp2"),
+        ),
+    ),
+    effect_where("trainer.policy.record_memory", Condition("trainer.profile_steps has a step", _profiles)),
+    *(effect_where(f"trainer.placement.ref_{name}", _KL) for name in ("num_nodes", "num_gpus_per_node")),
+    *(effect_where(f"trainer.placement.critic_{name}", _CRITIC) for name in ("num_nodes", "num_gpus_per_node")),
+    effect_where("trainer.placement.colocate_all", _DEVICES),
+    effect_where("trainer.placement.colocate_policy_ref", _DEVICES, _NOT_ALL_TOGETHER),
+)

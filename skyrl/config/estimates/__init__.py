@@ -1,0 +1,1 @@
+"""Estimates of memory and time for a resolved configuration."""

@@ -1,0 +1,371 @@
+"""Memory that each GPU of a run needs, phase by phase: the tree's settings as `skyrl.planning.memory` counts them.
+
+The caller provides the sizes of the models; `local_shape` finds those of a folder or of a common model without network
+access.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from skyrl.config.derive.engine_backends import backend_of, engine_dtype
+from skyrl.config.derive.sizes import (
+    Model,
+    engines_of,
+    grid_of,
+    longest_row,
+    models_of,
+    on_ray,
+    parallel_sizes,
+    trained_models,
+    work_of,
+)
+from skyrl.config.settings.deepspeed import ZeroOptimizationConfig
+from skyrl.config.settings.megatron import ranks_of_experts
+from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.planning.activations import Computing, Pass, Precision
+from skyrl.planning.gpus import GPU_KINDS
+from skyrl.planning.known_models import known_shape
+from skyrl.planning.megatron_memory import stage_memory, stage_resting
+from skyrl.planning.memory import Bytes, Learner, Megatron, Zero, added, learner_memory, on_host, resting, total
+from skyrl.planning.model_shape import ModelShape, shape_of
+from skyrl.planning.serving import Serving, serving_memory
+from skyrl.tree.text_files import stored_text
+
+ShapeOf = Callable[[str], ModelShape | None]
+"""Path or hub name of a model -> its sizes; None if they are unknown."""
+
+CONTEXT = 2**30
+"""Bytes that CUDA, cuBLAS and NCCL need on a GPU per process: context, workspaces and buffers."""
+
+ASLEEP = 2 * 2**30
+"""Bytes that a sleeping vLLM engine keeps on its GPU: its context, and CUDA graphs where there are any."""
+
+FITS_WITHIN = 0.95
+"""Share of a GPU's memory that an estimate may take; the rest is left to fragmentation."""
+
+CUT = 64 * 2**20
+"""Bytes of each pack of weights sent between processes."""
+
+
+@attrs.frozen(kw_only=True)
+class Phase:
+    """Memory of one GPU in one phase."""
+
+    name: str
+    """Name of the phase: generation, scoring, update or transfer."""
+
+    role: str
+    """The model that is active in the phase, or `engine`."""
+
+    parts: Bytes
+    """Bytes on the GPU, by part."""
+
+    host: int = 0
+    """Bytes of models that are kept in host memory during the phase."""
+
+    settings: tuple[str, ...] = ()
+    """Fields that the memory of this phase depends on, the most important first."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all parts on the GPU."""
+        return total(self.parts)
+
+
+def local_shape(path: str) -> ModelShape | None:
+    """Sizes from the `config.json` of a folder, or of a common model by its hub name; None for others."""
+    file = Path(path).expanduser() / "config.json"
+    try:
+        values = json.loads(stored_text(file))
+    except (OSError, ValueError):
+        return known_shape(path)
+    return shape_of(values) if isinstance(values, dict) else None
+
+
+def phases_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[Phase, ...] | None:
+    """The phases of a training step, each on the GPU that needs the most memory. The tree must be resolved and have
+    passed `check`.
+
+    None if a model's sizes are unknown.
+    """
+    learners = _learners(run, shape_of_model)
+    return None if learners is None else tuple(_phases(run, learners))
+
+
+def path_of(run: SkyRLTrainConfig, model: Model) -> str:
+    """Path or hub name of the model's weights; those of the policy if it has none of its own."""
+    return getattr(run.trainer, model).model.path or run.trainer.policy.model.path or ""
+
+
+def models_without_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[str, ...]:
+    """Paths of the run's models whose sizes are not known."""
+    paths = (path_of(run, model) for model in models_of(run))
+    return tuple(path for path in dict.fromkeys(paths) if _shape(run, path, shape_of_model) is None)
+
+
+def models_of_estimated_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[str, ...]:
+    """Paths of the run's models whose layers are others than those that are counted."""
+    paths = dict.fromkeys(path_of(run, model) for model in models_of(run))
+    shapes = ((path, _shape(run, path, shape_of_model)) for path in paths)
+    return tuple(path for path, shape in shapes if shape is not None and shape.is_estimated)
+
+
+def gpu_memory(run: SkyRLTrainConfig) -> int | None:
+    """Bytes of a GPU of the kind that the configuration names; None if it names none."""
+    kind = run.trainer.placement.gpu_kind
+    return None if kind is None else GPU_KINDS[kind].memory
+
+
+def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learner:
+    """One rank of a model, as the memory estimate describes it."""
+    trainer, section = run.trainer, getattr(run.trainer, model)
+    learns, zero = model in trained_models(run), section.deepspeed_config.zero_optimization
+    deepspeed, ranks = trainer.strategy == "deepspeed", grid_of(run, model).ranks
+    megatron = _megatron(run, model) if trainer.strategy == "megatron" else None
+    rank = section.model.lora.rank if learns else 0
+    work = work_of(run, model)
+    return Learner(
+        shape=shape,
+        how=Computing(
+            precision=_precision(run, model),
+            trains_all=not rank,
+            tensor=parallel_sizes(run, model)["tensor"],
+            on_gpu=trainer.device == "cuda",
+            gpu_memory=gpu_memory(run) or 0,
+        ),
+        scoring=_pass(run, model, trainer.micro_forward_batch_size_per_gpu),
+        update=_pass(run, model, trainer.micro_train_batch_size_per_gpu) if learns else None,
+        shards=ranks if deepspeed or section.fsdp_config.fsdp_size == -1 else section.fsdp_config.fsdp_size,
+        expert_parallel=ranks_of_experts(section.megatron_config) if megatron else section.expert_parallel_size,
+        micro_batches=work.micro_batches,
+        states=0 if learns and section.optimizer_config.optimizer == "sgd" else 2,
+        layer_states=1 if learns and section.optimizer_config.optimizer == "muon" else None,
+        adapter_rank=rank,
+        recomputes=_recomputes(run, model),
+        offloads_activations=trainer.offload_activations,
+        rests_on_host=section.fsdp_config.cpu_offload and ranks > 1 and trainer.strategy in ("fsdp", "fsdp2"),
+        keeps_gathered=section.fsdp_config.reshard_after_forward is False,
+        keeps_gradients=not _takes_turns(run),
+        zero=_zero(zero) if deepspeed else None,
+        megatron=megatron,
+    )
+
+
+def rest_of(learner: Learner) -> Bytes:
+    """Bytes that a learner keeps between two phases, under any strategy."""
+    return resting(learner) if learner.megatron is None else stage_resting(learner)
+
+
+def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
+    """One GPU of an engine that the run starts, as the memory estimate describes it; None if the run starts none."""
+    engines, engine = engines_of(run), run.generator.inference_engine
+    if engines is None:
+        return None
+    memory, embedded = gpu_memory(run), backend_of(engine).is_embedded
+    dtype = engine_dtype(engine, run.trainer.compute_dtype or "float32")
+    budgeted = memory is not None and not embedded
+    return Serving(
+        shape=shape,
+        gpus=engines.tensor * engines.pipeline,
+        copies=max(1, engines.tensor // shape.key_heads),
+        size=4 if dtype == "float32" else 2,
+        sequences=min(engine.max_num_seqs, _samples_of_an_engine(run, engines.number)),
+        length=sum(longest_row(run)),
+        step_tokens=engine.max_num_batched_tokens,
+        budget=round(memory * engine.gpu_memory_utilization) if budgeted and memory else None,
+    )
+
+
+def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, Learner] | None:
+    shapes = {model: _shape(run, path_of(run, model), shape_of_model) for model in models_of(run)}
+    known = {model: shape for model, shape in shapes.items() if shape is not None}
+    return {model: learner_of(run, model, shape) for model, shape in known.items()} if known == shapes else None
+
+
+def _shape(run: SkyRLTrainConfig, path: str, shape_of_model: ShapeOf) -> ModelShape | None:
+    return shape_of_model(path)
+
+
+def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, Learner]) -> Iterator[Phase]:
+    engine = serving_of(run, learners["policy"].shape)
+    if engine is not None:
+        yield _generation(run, engine, learners)
+    for model, learner in learners.items():
+        beside = _beside(run, model, learners, engine)
+        waiting = sum(total(rest_of(other)) for name, other in learners.items() if name != model)
+        phases = learner_memory(learner) if learner.megatron is None else stage_memory(learner)
+        for name, parts in phases.items():
+            if name == "transfer" and model != "policy":
+                continue
+            awake = _awake(run, engine) if name == "transfer" else {}
+            parts = _on_the_gpu(run, learner, name, added(parts, beside, awake))
+            host = on_host(learner) + (waiting if _takes_turns(run) else 0)
+            yield Phase(name=name, role=model, parts=parts, host=host, settings=_settings(run, model, name, parts))
+
+
+def _generation(run: SkyRLTrainConfig, engine: Serving, learners: Mapping[Model, Learner]) -> Phase:
+    own = serving_memory(engine)
+    shares = run.trainer.placement.colocate_all and on_ray(run)
+    rests = [rest_of(each) for each in learners.values()]
+    here = [] if shares or on_ray(run) else rests
+    contexts = CONTEXT * ((len(rests) if shares else 0) + 1) if run.trainer.device == "cuda" else 0
+    return Phase(
+        name="generation",
+        role="engine",
+        parts=added(own, {"overhead": contexts}, *here),
+        host=sum(map(total, rests)) if shares else 0,
+        settings=("generator.inference_engine.gpu_memory_utilization", "generator.inference_engine.max_num_seqs")
+        if engine.budget is not None
+        else ("generator.inference_engine.max_num_seqs", "generator.sampling_params.max_generate_length"),
+    )
+
+
+def _beside(run: SkyRLTrainConfig, model: Model, learners: Mapping[Model, Learner], engine: Serving | None) -> Bytes:
+    """Bytes on the same GPU while a model works: contexts of processes, an engine that sleeps or that is embedded."""
+    parts: list[Bytes] = []
+    placement = run.trainer.placement
+    if not on_ray(run) and not _takes_turns(run):
+        parts += [rest_of(other) for name, other in learners.items() if name != model]
+    if engine is not None and not on_ray(run):
+        parts.append({"cache": 0, "parameters": engine.weights})
+    if run.trainer.device == "cuda":
+        shared = placement.colocate_all or placement.colocate_policy_ref
+        processes = len(learners) if on_ray(run) and shared else 1
+        sleeping = ASLEEP if engine is not None and on_ray(run) and placement.colocate_all else 0
+        parts.append({"overhead": CONTEXT * processes + sleeping})
+    return added(*parts)
+
+
+def _awake(run: SkyRLTrainConfig, engine: Serving | None) -> Bytes:
+    """Bytes of the engine on the same GPU during a weight transfer, when it is awake and holds its cache."""
+    if engine is None or not (on_ray(run) and run.trainer.placement.colocate_all):
+        return {}
+    packs = round(run.generator.inference_engine.weight_transfer_threshold_cuda_ipc_GB * 1e9)
+    packs = packs if run.trainer.device == "cuda" else CUT
+    return {"parameters": engine.weights, "cache": max(0, engine.cache), "transfer": packs}
+
+
+def _on_the_gpu(run: SkyRLTrainConfig, learner: Learner, name: str, parts: Bytes) -> Bytes:
+    """Bytes on the GPU, without state kept on the host because models take turns or because the configuration offloads
+    it.
+    """
+    found = dict(parts)
+    state = rest_of(learner)
+    if learner.rests_on_host:
+        for part, count in state.items():
+            found[part] -= count
+    zero = learner.zero
+    if zero is not None and (zero.offloads_optimizer or (_takes_turns(run) and name != "update")):
+        found["optimizer"] = max(0, found.get("optimizer", 0) - state.get("optimizer", 0))
+    if zero is None and not learner.rests_on_host and _takes_turns(run) and name != "update":
+        found["optimizer"] = max(0, found.get("optimizer", 0) - state.get("optimizer", 0))
+    if zero is not None and zero.stage == 3 and zero.offloads_parameters:
+        found["parameters"] -= state["parameters"]
+    return found
+
+
+def _settings(run: SkyRLTrainConfig, model: Model, name: str, parts: Bytes) -> tuple[str, ...]:
+    """Fields that the largest part of this phase depends on; those that should be changed first come first."""
+    gpus = f"trainer.placement.{model}_num_gpus_per_node"
+    largest = max(parts, key=lambda part: parts[part])
+    if name == "transfer" and run.trainer.placement.colocate_all:
+        return ("generator.inference_engine.gpu_memory_utilization", gpus)
+    if largest not in ("activations", "logits"):
+        return (gpus, f"trainer.{model}.model.path")
+    rows = "micro_train_batch_size_per_gpu" if name == "update" else "micro_forward_batch_size_per_gpu"
+    field = "trainer.recompute_activations"
+    if run.trainer.strategy == "megatron":
+        field = f"trainer.{model}.megatron_config.transformer_config_kwargs"
+    recomputing = (field,) if name == "update" and largest == "activations" else ()
+    return (_bound(run, rows), *recomputing, gpus)
+
+
+def _bound(run: SkyRLTrainConfig, rows: str) -> str:
+    return f"trainer.{'max_tokens_per_microbatch' if run.trainer.max_tokens_per_microbatch > 0 else rows}"
+
+
+def _takes_turns(run: SkyRLTrainConfig) -> bool:
+    """Whether models are in host memory while others use the same GPUs."""
+    placement = run.trainer.placement
+    return run.trainer.device == "cuda" and (
+        placement.colocate_all or (placement.colocate_policy_ref and len(models_of(run)) > 1)
+    )
+
+
+def _precision(run: SkyRLTrainConfig, model: Model) -> Precision:
+    """The type that a model is computed in; float16 takes as many bytes as bfloat16."""
+    mixed = getattr(run.trainer, model).fsdp_config.mixed_precision
+    by_fsdp = run.trainer.strategy in ("fsdp", "fsdp2")
+    computed = mixed.param_dtype if mixed and by_fsdp else run.trainer.compute_dtype
+    return "float32" if computed in (None, "float32", "fp32") else "bfloat16"
+
+
+def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:
+    """The largest micro-batch of a rank: all of its rows have the maximum length."""
+    trainer = run.trainer
+    prompt, answer = longest_row(run)
+    shares = trainer.share_group_prompts and (trainer.attention == "sdpa" or trainer.strategy == "megatron")
+    sizes = parallel_sizes(run, model)
+    by_tokens = trainer.max_tokens_per_microbatch > 0
+    if by_tokens:
+        rows = max(1, trainer.max_tokens_per_microbatch // (prompt + answer))
+    return Pass(
+        rows=rows,
+        prompt=prompt,
+        answer=answer,
+        packed=trainer.use_sample_packing,
+        shares_prompts=shares and not by_tokens,
+        samples=run.generator.n_samples_per_prompt,
+        sharing=sizes["sequence"] * sizes["context"] if trainer.use_sample_packing else 1,
+    )
+
+
+def _recomputes(run: SkyRLTrainConfig, model: Model) -> bool:
+    """Whether each layer is recomputed in backward. Megatron has its own settings for that."""
+    if run.trainer.strategy != "megatron":
+        return bool(run.trainer.recompute_activations)
+    kwargs = getattr(run.trainer, model).megatron_config.transformer_config_kwargs
+    return bool(kwargs.get("recompute_granularity") == "full")
+
+
+def _megatron(run: SkyRLTrainConfig, model: Model) -> Megatron:
+    section, sizes = getattr(run.trainer, model), parallel_sizes(run, model)
+    ranks = grid_of(run, model).ranks  # fewer than the degrees take: another check reports that
+    config, learns = section.megatron_config, model in trained_models(run)
+    distributes = learns and section.optimizer_config.optimizer == "adamw"
+    in_float = config.ddp_config.grad_reduce_in_fp32 or run.trainer.compute_dtype == "float32"
+    of_a_stage = ranks // sizes["pipeline"]
+    return Megatron(
+        stages=sizes["pipeline"],
+        sharing_states=max(1, of_a_stage // sizes["tensor"]) if distributes else 1,
+        sharing_expert_states=max(1, of_a_stage // ranks_of_experts(config)) if distributes else 1,
+        gradient_size=4 if in_float else 2,
+        cuts_tokens=bool(config.transformer_config_kwargs.get("sequence_parallel", sizes["tensor"] > 1)),
+    )
+
+
+def _samples_of_an_engine(run: SkyRLTrainConfig, engines: int) -> int:
+    """Samples of a training batch for each engine."""
+    return -(-run.trainer.train_batch_size * run.generator.n_samples_per_prompt // engines)
+
+
+def _zero(zero: ZeroOptimizationConfig) -> Zero:
+    defaults: dict[str, Any] = {
+        "bucket": zero.reduce_bucket_size,
+        "live": zero.stage3_max_live_parameters,
+        "persistent": zero.stage3_param_persistence_threshold,
+        "prefetch": zero.stage3_prefetch_bucket_size,
+    }
+    return Zero(
+        stage=zero.stage,
+        overlaps=zero.overlap_comm,
+        offloads_optimizer=zero.offload_optimizer.device != "none" and zero.stage > 0,
+        offloads_parameters=zero.offload_param.device != "none",
+        **{name: value for name, value in defaults.items() if value != "auto"},
+    )

@@ -1,0 +1,204 @@
+"""Estimated seconds of the phases of a training step: the tree's settings as `skyrl.planning.roofline` counts them."""
+
+from __future__ import annotations
+
+import attrs
+
+from skyrl.config.derive.engine_backends import backend_of
+from skyrl.config.derive.sizes import (
+    Model,
+    context_parallel,
+    data_parallel_of,
+    engines_of,
+    grid_of,
+    models_of,
+    on_ray,
+    parallel_sizes,
+    scorings,
+    sequence_parallel,
+    tensor_parallel,
+    work_of,
+)
+from skyrl.config.estimates.memory import ShapeOf, learner_of, path_of, rest_of, serving_of
+from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.planning.gpus import GPU_KINDS
+from skyrl.planning.memory import Learner, total
+from skyrl.planning.model_shape import ModelShape
+from skyrl.planning.pipeline_roofline import Stages, stage_scoring_seconds, stage_update_seconds
+from skyrl.planning.roofline import (
+    Answers,
+    Degrees,
+    Rates,
+    Rows,
+    generation_seconds,
+    rates_of,
+    scoring_seconds,
+    transfer_seconds,
+    turns_seconds,
+    update_seconds,
+)
+
+SHARE_OF_THE_LONGEST = 0.5
+"""Default ratio of the mean answer length to the maximum."""
+
+
+@attrs.frozen(kw_only=True)
+class StepTime:
+    """Seconds of one training step, by phase."""
+
+    generation: float
+    scoring: float
+    update: float
+    transfer: float
+    turns: float = 0.0
+    """Seconds in which models and engines swap on the same GPUs."""
+
+    overlaps: bool = False
+    """Whether the next batch is sampled while this one is trained on."""
+
+    @property
+    def training(self) -> float:
+        """Seconds of the learners in a step."""
+        return self.scoring + self.update
+
+    @property
+    def step(self) -> float:
+        """The whole step: the sum of its phases, or the longer of sampling and training where they overlap."""
+        both = max(self.generation, self.training) if self.overlaps else self.generation + self.training
+        return both + self.transfer + self.turns
+
+
+def step_time(run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float | None = None) -> StepTime | None:
+    """Seconds of a training step of a resolved tree that has passed `check`; `mean_answer` is the mean length of an
+    answer in tokens, half of the longest by default.
+
+    None if a model's sizes are unknown, no kind of GPU is named, or the run starts no engine of several sequences.
+    """
+    kind, engines = run.trainer.placement.gpu_kind, engines_of(run)
+    shapes = {model: shape_of_model(path_of(run, model)) for model in models_of(run)}
+    known = {model: shape for model, shape in shapes.items() if shape is not None}
+    if kind is None or engines is None or known != shapes or backend_of(run.generator.inference_engine).is_embedded:
+        return None
+    rates = rates_of(GPU_KINDS[kind])
+    mean = _mean(run, mean_answer)
+    learners = {model: learner_of(run, model, shape) for model, shape in known.items()}
+    policy, shares = known["policy"], run.trainer.placement.colocate_all and on_ray(run)
+    return StepTime(
+        generation=_generation(run, policy, mean, rates),
+        scoring=sum(_scoring(run, model, learner, mean, rates) for model, learner in learners.items()),
+        update=sum(_update(run, model, learner, mean, rates) for model, learner in learners.items()),
+        transfer=transfer_seconds(policy, _degrees(run, "policy", learners["policy"]), rates, across=not shares),
+        turns=turns_seconds(sum(total(rest_of(each)) for each in learners.values()), rates) if shares else 0.0,
+        overlaps=run.trainer.fully_async.enabled and not shares,
+    )
+
+
+def training_seconds(
+    run: SkyRLTrainConfig, shape_of_model: ShapeOf, mean_answer: float | None = None, rates: Rates | None = None
+) -> float:
+    """Seconds of the learners in a step, regardless of its engines, on the run's kind of GPU or at `rates`. The sizes
+    of the models must be known.
+    """
+    kind, mean, seconds = run.trainer.placement.gpu_kind, _mean(run, mean_answer), 0.0
+    if rates is None:
+        assert kind is not None
+        rates = rates_of(GPU_KINDS[kind])
+    for model in models_of(run):
+        shape = shape_of_model(path_of(run, model))
+        assert shape is not None
+        learner = learner_of(run, model, shape)
+        seconds += _scoring(run, model, learner, mean, rates) + _update(run, model, learner, mean, rates)
+    return seconds
+
+
+def _mean(run: SkyRLTrainConfig, mean_answer: float | None) -> float:
+    """Mean length of an answer in tokens."""
+    longest = run.generator.sampling_params.max_generate_length
+    return longest * SHARE_OF_THE_LONGEST if mean_answer is None else min(mean_answer, longest)
+
+
+def _generation(run: SkyRLTrainConfig, shape: ModelShape, mean: float, rates: Rates) -> float:
+    engines, serving, engine = engines_of(run), serving_of(run, shape), run.generator.inference_engine
+    assert engines is not None  # asked before
+    assert serving is not None
+    prompts, samples = run.trainer.train_batch_size, run.generator.n_samples_per_prompt
+    typical = serving.token_bytes * (run.trainer.max_prompt_length + mean)
+    answers = Answers(
+        number=-(-prompts * samples // engines.number),
+        prompts=-(-prompts * (1 if engine.enable_prefix_caching else samples) // engines.number),
+        prompt=run.trainer.max_prompt_length,
+        mean=mean,
+        longest=run.generator.sampling_params.max_generate_length,
+    )
+    at_once = min(serving.sequences, int(serving.cache / typical))
+    return generation_seconds(answers, serving, at_once, rates, eager=engine.enforce_eager)
+
+
+def _scoring(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, rates: Rates) -> float:
+    work = work_of(run, model)
+    if not work.rows_scored:
+        return 0.0
+    times = scorings(run.trainer, work.optimizer_steps) if model == "policy" else 1
+    rows = _rows(run, model, mean, work.scoring_micro_batches // times)
+    if learner.megatron is not None:
+        return times * stage_scoring_seconds(learner.shape, rows, _stages(run, model, learner), rates)
+    return times * scoring_seconds(learner.shape, rows, _degrees(run, model, learner), rates)
+
+
+def _update(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, rates: Rates) -> float:
+    work = work_of(run, model)
+    if learner.update is None:
+        return 0.0
+    passes = run.trainer.update_epochs_per_batch
+    rows = _rows(run, model, mean, work.optimizer_steps * work.micro_batches)
+    zero, rows = learner.zero, attrs.evolve(rows, tokens=rows.tokens * passes)
+    if learner.megatron is not None:
+        return stage_update_seconds(learner, rows, _stages(run, model, learner), rates, steps=work.optimizer_steps)
+    return update_seconds(
+        learner.shape,
+        rows,
+        _degrees(run, model, learner),
+        rates,
+        steps=work.optimizer_steps,
+        recomputes=learner.recomputes,
+        adapter=learner.trained if learner.adapter_rank else 0,
+        gathers_once=zero is not None and zero.stage < 3,
+        states_on_host=learner.rests_on_host or (zero is not None and zero.offloads_optimizer),
+    )
+
+
+def _rows(run: SkyRLTrainConfig, model: Model, mean: float, micro_batches: int) -> Rows:
+    """A batch of rows of mean length. Where tokens bound a micro-batch, its number follows from them."""
+    trainer, prompts = run.trainer, run.trainer.train_batch_size
+    samples, prompt = prompts * run.generator.n_samples_per_prompt, run.trainer.max_prompt_length
+    shares = trainer.share_group_prompts and trainer.use_sample_packing
+    tokens = round((prompts if shares else samples) * prompt + samples * mean)
+    if trainer.max_tokens_per_microbatch > 0:
+        of_a_rank = tokens / (data_parallel_of(run, model) or 1)
+        micro_batches = max(1, round(of_a_rank / trainer.max_tokens_per_microbatch))
+    return Rows(tokens=tokens, length=round(prompt + mean), micro_batches=micro_batches)
+
+
+def _stages(run: SkyRLTrainConfig, model: Model, learner: Learner) -> Stages:
+    sizes, ranks = parallel_sizes(run, model), grid_of(run, model).ranks
+    stages, tensor, context = sizes["pipeline"], sizes["tensor"], sizes["context"]
+    data = max(1, ranks // (stages * tensor * context))
+    each = Degrees(data=data, tensor=tensor, context=context, shards=tensor)
+    return Stages(each=each, number=stages, experts=learner.expert_parallel)
+
+
+def _degrees(run: SkyRLTrainConfig, model: Model, learner: Learner) -> Degrees:
+    if learner.megatron is not None:  # as weights are sent: each whole on every rank
+        stages = _stages(run, model, learner)
+        inner = max(stages.each.tensor, stages.experts if learner.shape.experts else 1)
+        return Degrees(data=grid_of(run, model).ranks, shards=stages.number * inner)
+    tensor, sequence = tensor_parallel(run, model), sequence_parallel(run, model)
+    context = context_parallel(run, model)
+    return Degrees(
+        data=grid_of(run, model).ranks // (tensor * sequence * context),
+        tensor=tensor,
+        sequence=sequence,
+        context=context,
+        shards=learner.shards,
+        on_host=learner.rests_on_host,
+    )

@@ -1,0 +1,112 @@
+"""Kinds of run: the tree, its rules, checks and effects, and the experiment that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.foundation.unimplemented import Unimplemented
+from skyrl.planning.topology import Sizes
+from skyrl.tree.classes import leaf_paths
+from skyrl.tree.rules import Check, Effect, Rule
+
+
+@frozen(kw_only=True)
+class RunKind:
+    """One kind of run, such as reinforcement learning. `skyrl.config.loading.kinds` lists all of them."""
+
+    name: str
+    """Value of `kind` at the top of a file."""
+
+    root: type[RunConfig]
+    """Class of the tree."""
+
+    rules: tuple[Rule[Any], ...]
+    """Derivation rules in order: a rule comes after those that write what it reads."""
+
+    checks: tuple[Check[Any], ...]
+    """Checks of the resolved tree."""
+
+    effects: tuple[Effect, ...]
+    """Conditions under which fields have an effect."""
+
+    unimplemented: tuple[Unimplemented, ...]
+    """Paths that no component of this version reads."""
+
+    sizes: Callable[[Any], Sizes]
+    """Function that counts the ranks and engines that a resolved tree asks for."""
+
+    trainer: str
+    """Path of the table with fields such as `device` and `run_path`; empty for the root itself."""
+
+    model: str
+    """Path of the table of the model that learns."""
+
+    role: str = "policy"
+    """Name of the model that learns in checkpoints."""
+
+    exported_as: str = "model"
+    """Name of the folder that the model is exported into."""
+
+    data: str
+    """Path of the list of sources to train on."""
+
+    length: tuple[str, ...]
+    """Paths that make a run longer."""
+
+    experiment: str
+    """Import path of the class that runs this kind, as `package.module:Class`. The configuration imports no experiment.
+    """
+
+    preflight: str
+    """Import path of the checks that look at the machine before a run starts."""
+
+    doctor: str
+    """Import path of the checks of `skyrl doctor`: those of `preflight`, and others that run the user's own code."""
+
+    @property
+    def all_checks(self) -> tuple[Check[Any], ...]:
+        """All checks, including those that refuse what is not implemented."""
+        root: Any = self.root
+        return (*self.checks, *(_refusal(entry, root) for entry in self.unimplemented))
+
+    @property
+    def unimplemented_paths(self) -> tuple[str, ...]:
+        """Every leaf of the tree that no component of this version reads."""
+        entries = [entry.path for entry in self.unimplemented]
+        leaves = (path for path, _ in leaf_paths(self.root))
+        return tuple(leaf for leaf in leaves if any(leaf == path or leaf.startswith(path + ".") for path in entries))
+
+    def path(self, field: str) -> str:
+        """The path of a field that every kind of run has, such as `run_path`."""
+        return f"{self.trainer}.{field}" if self.trainer else field
+
+    def experiment_class(self) -> type[object]:
+        """The experiment class, imported by this call."""
+        found: type[object] = _imported(self.experiment)
+        return found
+
+    def preflight_checks(self) -> tuple[Check[Any], ...]:
+        """The checks of the machine, imported by this call."""
+        found: tuple[Check[Any], ...] = _imported(self.preflight)
+        return found
+
+    def doctor_checks(self) -> tuple[Check[Any], ...]:
+        """The checks of `skyrl doctor`, imported by this call."""
+        found: tuple[Check[Any], ...] = _imported(self.doctor)
+        return found
+
+
+@cache
+def _refusal(entry: Unimplemented, root: Any) -> Check[Any]:
+    return partial(entry.check, leaves=entry.leaves(root))
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

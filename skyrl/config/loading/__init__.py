@@ -1,0 +1,1 @@
+"""Files, arguments and stored runs become a tree; the tree is resolved, checked and explained."""

@@ -1,0 +1,138 @@
+"""Digests of the source of a user's own code: files of the rewards, environments, losses and estimators of a run.
+
+They are stored in the run's `config.json`, and compared when the run resumes, by `skyrl config diff` and by `bisect`.
+Files are read as text; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.foundation.import_paths import is_import_path
+from skyrl.config.loading.stored import file_of
+from skyrl.config.loading.stored_code import IMPORTED, value_at
+from skyrl.errors import Problem
+from skyrl.tree.python_source import parsed_program
+from skyrl.tree.text_files import stored_text
+
+Digests = Mapping[str, str]
+"""sha256 of each file, keyed by the field that names the code and the file's path relative to the named file's folder:
+`environment.env_class: reward.py`."""
+
+_MOST = 200
+"""Maximum number of files followed from one import path."""
+
+
+def code_digests(run: RunConfig) -> dict[str, str]:
+    """Digests of every file that an import path of the run names, and of the files that those import from their own
+    folder or package. A file that cannot be read has no digest: importing it reports why.
+    """
+    found: dict[str, str] = {}
+    for field in IMPORTED:
+        name = value_at(run, field)
+        if isinstance(name, str) and is_import_path(name):
+            root, files = _sources(name.rpartition(":")[0])
+            found |= {f"{field}: {file.relative_to(root).as_posix()}": _digest(file) for file in files}
+    return found
+
+
+def unimported_code(run: RunConfig) -> Iterator[Problem]:
+    """A warning for each import path of the run, which is looked up as a file and not followed."""
+    for field in IMPORTED:
+        name = value_at(run, field)
+        if isinstance(name, str) and is_import_path(name):
+            file = _file_of(name.rpartition(":")[0])
+            found = f"it is in {file}" if file else "no file of it was found from this working directory"
+            yield Problem(path=field, message=f"not checked: {name} is not imported; {found}", severity="warning")
+
+
+def stored_digests(name: str) -> dict[str, str]:
+    """The digests in the `config.json` of a run's folder; empty if it has none, as in earlier versions."""
+    try:
+        stored = json.loads(stored_text(Path(file_of(name)).expanduser()))["code"]
+        return {str(file): str(digest) for file, digest in stored.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def changed_code(before: Digests, now: Digests) -> dict[str, tuple[str | None, str | None]]:
+    """Files whose digests differ, each with both digests shortened; empty if either side has no digests at all."""
+    if not before or not now:
+        return {}
+    names = [name for name in dict.fromkeys([*before, *now]) if before.get(name) != now.get(name)]
+    return {name: (_short(before.get(name)), _short(now.get(name))) for name in names}
+
+
+def _sources(where: str) -> tuple[Path, list[Path]]:
+    """A folder, and the files below it: the named one, and those that it imports from there, directly or indirectly."""
+    first = _file_of(where)
+    if first is None:
+        return Path(), []
+    package = None if where.endswith(".py") else where.partition(".")[0]
+    root = first.parents[where.count(".") + (first.name == "__init__.py")] if package else first.parent
+    found, waiting = [first], [first]
+    while waiting and len(found) < _MOST:
+        file = waiting.pop()
+        new = [each for each in _imports(file, root, package) if each not in found]
+        found += dict.fromkeys(new)
+        waiting += dict.fromkeys(new)
+    return root, sorted(found)
+
+
+def _file_of(where: str) -> Path | None:
+    """The source file of a module or file that an import path names; None if there is none."""
+    file = Path(where).expanduser().absolute() if where.endswith(".py") else _file_of_module(where)
+    return file if file is not None and file.is_file() else None
+
+
+def _file_of_module(name: str) -> Path | None:
+    """The source file of a module, searched for as imports do, with the working directory last."""
+    top, *rest = name.split(".")
+    spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
+    if spec is None or spec.origin is None:
+        return None
+    place = Path(spec.origin).parent.joinpath(*rest) if rest else Path(spec.origin).with_suffix("")
+    return next((each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()), None)
+
+
+def _imports(file: Path, root: Path, package: str | None) -> Iterator[Path]:
+    """Files below `root` that a file imports; for a file in a package, only those of that package."""
+    try:
+        tree = parsed_program(file.read_bytes())
+    except (OSError, SyntaxError):
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                modules = [(root, each.name) for each in node.names]
+            case ast.ImportFrom():
+                base = file.parents[node.level - 1] if 0 < node.level <= len(file.parents) else root
+                start = node.module or ""
+                modules = [(base, start), *((base, f"{start}.{each.name}".lstrip(".")) for each in node.names)]
+            case _:
+                continue
+        for base, module in modules:
+            place = base.joinpath(*module.split("."))
+            for each in (place.with_suffix(".py"), place / "__init__.py"):
+                inside = each.is_relative_to(root / package if package else root)
+                if module and inside and each.is_file():
+                    yield each
+
+
+def _digest(file: Path) -> str:
+    try:
+        return sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _short(digest: str | None) -> str | None:
+    return digest and digest[:12]

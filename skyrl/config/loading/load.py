@@ -1,0 +1,354 @@
+"""Reads files and arguments into a tree that can run.
+
+`load(files, overrides)` returns the tree as written, and the origin of each value; `compose(files, overrides)` returns
+the resolved and checked tree, which `skyrl run` starts.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any, Generic
+
+from attrs import evolve, frozen
+from typing_extensions import TypeVar
+
+from skyrl.config.foundation.entry import RunConfig, reads_overrides
+from skyrl.config.foundation.run_kind import RunKind
+from skyrl.config.loading.check import check
+from skyrl.config.loading.kinds import KINDS, kind_of, root_of
+from skyrl.config.loading.loaded import Loaded
+from skyrl.config.loading.migrations import MIGRATIONS
+from skyrl.config.loading.presets import PRESETS
+from skyrl.config.loading.resolve import resolve, resolve_with_origins
+from skyrl.config.loading.stored_code import code_that_is_only_stored
+from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree.arguments import read_argument, read_python
+from skyrl.tree.builder import TreeBuilder
+from skyrl.tree.classes import fields_of
+from skyrl.tree.files import EXTENDS, is_stored_form, read_file
+from skyrl.tree.names import nearest
+from skyrl.tree.origins import Assignment, Origins
+from skyrl.tree.read_context import ReadContext
+from skyrl.tree.rules import Check, find_problems
+
+C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
+
+Files = Sequence[str | PathLike[str]] | str | PathLike[str]
+Overrides = Sequence[str] | Mapping[str, Any]
+"""`["trainer.epochs=2"]` as on a command line, or `{"trainer.epochs": 2}` from Python."""
+
+MOST_OVERRIDES = 5_000
+"""Maximum number of overrides of one configuration: five times the leaves of the largest tree."""
+
+
+@frozen(kw_only=True)
+class Composed(Generic[C]):
+    """A run that can start."""
+
+    written: C
+    """The tree as its author wrote it, with defaults filled in."""
+
+    config: C
+    """The resolved tree."""
+
+    origins: Origins
+    warnings: tuple[Problem, ...]
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Dotted path -> place where it was written, such as `run.toml:14`; without defaults and derived values."""
+        last = {path: chain[-1] for path, chain in self.origins.items() if chain}
+        return {path: origin.place for path, origin in last.items() if origin.kind not in ("default", "rule")}
+
+
+def load(
+    files: Files = (),
+    overrides: Overrides = (),
+    root: type[C] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded[C]:
+    """Patch files, then overrides, onto the default tree; a later value wins, leaf by leaf.
+
+    `root` is the class of the tree; by default it follows from the last `kind` in a file or override, and is
+    reinforcement learning if there is none. A file is TOML, YAML or JSON, the folder of a run, or `preset:NAME`.
+    `environ` holds the variables for `env:NAME`. Raises `ConfigError` listing every unreadable file, unknown name and
+    value that does not fit.
+    """
+    builder = _builder(files, overrides, root, environ)
+    config = builder.build()
+    errors = [problem for problem in builder.problems if problem.severity == "error"]
+    if errors:
+        raise ConfigError(_by_place(errors), title="This configuration cannot be used")
+    return Loaded(config=config, origins=builder.origins, warnings=tuple(_by_place(builder.problems)))
+
+
+def compose(
+    files: Files = (),
+    overrides: Overrides = (),
+    root: type[C] | None = None,
+    *,
+    strict: bool = False,
+    also: Callable[[RunKind], Sequence[Check[Any]]] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Composed[C]:
+    """Load, resolve and check: one `ConfigError` lists everything that is wrong.
+
+    `strict` turns warnings into errors; `also` gives further checks for a kind of run, such as those of this machine.
+    """
+    builder = _builder(files, overrides, root, environ)
+    written = builder.build()
+    config, origins, broken = resolve_with_origins(written, builder.origins, builder.broken)
+    if refused := list(code_that_is_only_stored(config, origins)):  # before any check could import it
+        raise ConfigError(_by_place([*builder.problems, *refused]))
+    further = also(kind_of(config)) if also else ()
+    found = [*builder.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
+    warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
+    errors = found if strict else [problem for problem in found if problem.severity == "error"]
+    if errors:
+        from skyrl.config.foundation.paths_beside import with_paths_beside
+
+        raise ConfigError(_by_place(with_paths_beside(error, config) for error in errors))
+    return Composed(written=written, config=config, origins=origins, warnings=warnings)
+
+
+@reads_overrides
+def _resolved(overrides: Overrides, root: type[C]) -> C:
+    """The resolved tree that constructors such as `SkyRLTrainConfig.from_dict` return."""
+    return resolve(load([], overrides, root))
+
+
+def _builder(
+    files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None
+) -> TreeBuilder[C]:
+    context = ReadContext(
+        environ=environ,
+        presets=PRESETS,
+        migrations=MIGRATIONS,
+        elsewhere=_names_elsewhere,
+        is_open=True,
+        remembers=True,
+    )
+    layers = _layers(files, overrides, context)
+    said = _kind_of(layers)
+    chosen: type[Any] = root or _root_meant(said, layers)
+    builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
+    for layer in _with_words_joined(layers, chosen):
+        _take(builder, layer, chosen)
+    if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
+        builder.problems = [
+            each for each in builder.problems if each.path != "kind" or _refused_kind(each) not in KINDS
+        ]
+    builder.problems = [_in_terms_of_kinds(each, chosen) for each in builder.problems]
+    if root is None and said is None and chosen is not SkyRLTrainConfig:
+        names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
+        message = f"is missing, so this is read as a reinforcement-learning run, which has no {names}"
+        builder.problems.append(
+            Problem(path="kind", message=message, hint='write kind = "sft" or kind = "reward_model"')
+        )
+    return builder
+
+
+def _names_elsewhere(root: type[Any], path: tuple[str, ...]) -> tuple[str, list[str]]:
+    from skyrl.config.foundation.foreign_names import names_elsewhere  # for a message alone
+
+    return names_elsewhere(root, path)
+
+
+def _layers(files: Files, overrides: Overrides, context: ReadContext) -> list[_Layer]:
+    if not isinstance(overrides, str) and len(overrides) > MOST_OVERRIDES:
+        message = f"{len(overrides)} overrides, but at most {MOST_OVERRIDES} are allowed: write them into a file"
+        raise ConfigError([Problem(path="", message=message)], title="This configuration cannot be used")
+    layers = [_file_layer(fspath(file), context) for file in ([files] if isinstance(files, str | PathLike) else files)]
+    for number, override in enumerate(_each(overrides), start=1):
+        is_file = isinstance(override, str) and override.startswith("@")
+        layers.append(
+            _file_layer(str(override)[1:], context, f"argument {number}") if is_file else _word_layer(override, number)
+        )
+    return layers
+
+
+def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
+    """The problem, reworded if one kind of run was mistaken for another."""
+    if problem.path == "kind" and (found := _refused_kind(problem)) not in KINDS:
+        return evolve(problem, message=f"{found!r} is not one of: {', '.join(KINDS)}", hint="")
+    name = problem.path.partition(".")[0]
+    if name in fields_of(root) or not problem.message.startswith("no such field of"):
+        return problem
+    if name == EXTENDS:
+        hint = "it belongs in a file; here, name the file or the preset itself, as in preset:cuda"
+        return evolve(problem, hint=hint)
+    others = [kind for kind in KINDS if name in fields_of(root_of(kind))]
+    if others:
+        hint = f"{name} belongs to kind = {' and '.join(others)}, and this is kind = {root().kind}"
+        return evolve(problem, hint="; ".join(filter(None, (problem.hint, hint))))
+    return problem
+
+
+def _refused_kind(problem: Problem) -> str:
+    """The `kind` that a root of another kind refused."""
+    return problem.message.partition(" is not ")[0].strip("'")
+
+
+@frozen(kw_only=True)
+class _Layer:
+    """A file or an override: its assignments, or the reason why it cannot be read."""
+
+    assignments: Sequence[Assignment] = ()
+    error: ConfigError | None = None
+    file: str = ""
+    place: str = ""
+
+
+def _file_layer(name: str, context: ReadContext, place: str = "") -> _Layer:
+    from skyrl.config.loading.recognition import refuse_other_files, refuse_other_tables
+    from skyrl.config.loading.stored import file_of, must_be_stored
+
+    try:
+        refuse_other_files(name)
+        assignments = read_file(file_of(name), context)
+        for each in assignments:
+            refuse_other_tables(name, each.value)
+        if must_be_stored(name) and not all(is_stored_form(each.value) for each in assignments):
+            raise ConfigError([Problem(path=file_of(name), message="is not the stored configuration of a run")])
+        return _Layer(assignments=assignments, file=name, place=place)
+    except ConfigError as error:
+        return _Layer(error=error, file=name, place=place)
+
+
+def _word_layer(override: str | tuple[str, Any], number: int) -> _Layer:
+    try:
+        return _Layer(assignments=_read(override, number))
+    except ConfigError as error:
+        return _Layer(error=error)
+
+
+def chosen_root(files: Files, overrides: Overrides = ()) -> type[RunConfig]:
+    """Class of the tree that files and overrides are read into, whatever else is wrong with them."""
+    layers = _layers(files, overrides, ReadContext(presets=PRESETS))
+    return _root_meant(_kind_of(layers), layers)
+
+
+def _kind_of(layers: Sequence[_Layer]) -> str | None:
+    """The last `kind` written in any layer; None if there is none."""
+    kind = None
+    for assignment in (each for layer in layers for each in layer.assignments):
+        found = assignment.value
+        if assignment.path == () and isinstance(found, Mapping):
+            stored = found.get("config")
+            found = (stored if isinstance(stored, Mapping) and "fingerprint" in found else found).get("kind")
+        elif assignment.path != ("kind",):
+            continue
+        if found is not None:
+            kind = str(found).strip().strip('"')
+    return kind
+
+
+def _root_meant(kind: str | None, layers: Sequence[_Layer]) -> type[RunConfig]:
+    """Root class that `kind` names, or nearly names; without a `kind`, the one that the field names belong to.
+
+    A wrong `kind` is reported as an error, and the rest is read as the kind that was probably meant.
+    """
+    if kind is not None:
+        return root_of(kind if kind in KINDS else nearest(kind, KINDS) or "rl")
+    names = _top_names(layers)
+    if len(names) < 2 or any(name in fields_of(SkyRLTrainConfig) for name in names):  # one name may be a slip
+        return SkyRLTrainConfig
+    known = {root: sum(name in fields_of(root) for name in names) for root in map(root_of, KINDS)}
+    return max(known, key=lambda root: known[root]) if max(known.values()) > 1 else SkyRLTrainConfig
+
+
+def _top_names(layers: Sequence[_Layer]) -> tuple[str, ...]:
+    """Tables and fields of the root that are written in any layer."""
+    names: dict[str, None] = {}
+    for assignment in (each for layer in layers for each in layer.assignments):
+        found = assignment.value
+        if assignment.path:
+            names[assignment.path[0]] = None
+        elif isinstance(found, Mapping) and "fingerprint" not in found:
+            names |= dict.fromkeys(str(name).partition(".")[0] for name in found)
+    return tuple(names)
+
+
+def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
+    """Assigns the values of a layer, or records why it cannot."""
+    if layer.error is not None and not layer.file:
+        builder.problems.extend(layer.error.problems)
+        builder.broken.update(problem.path.lstrip("+") for problem in layer.error.problems)
+        return
+    try:
+        if layer.error is not None:
+            raise layer.error
+        assignments = layer.assignments
+        if layer.file:
+            from skyrl.config.loading.stored import as_written
+
+            assignments = [as_written(each, root) for each in assignments]
+        builder.assign_all(assignments)
+    except ConfigError as error:
+        name = layer.file
+        hint = f"write the value without a space: {name}=VALUE" if _is_path(name, root) else ""
+        builder.problems.extend(
+            evolve(each, place=each.place or layer.place, hint=each.hint or hint) for each in error.problems
+        )
+        builder.broken.add("")  # without the file, the rest cannot be judged
+
+
+def _with_words_joined(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_Layer]:
+    """All layers; `trainer.epochs 2`, whose words were both taken for files, becomes one mistake with both words in its
+    hint.
+    """
+    following = [*layers, _Layer()][1:]
+    is_value = False
+    for layer, after in zip(layers, following, strict=True):
+        if is_value and layer.error is not None:
+            is_value = False
+            continue
+        is_value = layer.error is not None and _is_path(layer.file, root) and after.error is not None
+        if is_value and layer.error is not None:
+            hint = f"write the value without a space: {layer.file}={after.file}"
+            problems = [evolve(each, hint=hint) for each in layer.error.problems]
+            layer = evolve(layer, error=ConfigError(problems, title=layer.error.title))
+        yield layer
+
+
+def _is_path(name: str, root: type[Any]) -> bool:
+    return name.partition(".")[0] in fields_of(root) and "." in name
+
+
+def _each(overrides: Overrides) -> Iterable[str | tuple[str, Any]]:
+    if isinstance(overrides, Mapping):
+        return ((str(path), value) for path, value in overrides.items())
+    return [overrides] if isinstance(overrides, str) else overrides
+
+
+def _read(override: str | tuple[str, Any], number: int) -> list[Assignment]:
+    if isinstance(override, tuple):
+        return read_python(dict([override]), _caller())
+    return [read_argument(str(override), number)]
+
+
+def _caller() -> str:
+    """`file:line` of the innermost caller outside of skyrl."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("skyrl", "attr"):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _by_place(problems: Iterable[Problem]) -> list[Problem]:
+    """Sorts problems: files in the order of their lines, then arguments, then values that were never written."""
+    return sorted(problems, key=lambda problem: _sort_key(problem.place))
+
+
+def _sort_key(place: str) -> tuple[int, str, int]:
+    place = re.sub(r" \(env:\w+\)$", "", place)
+    if argument := re.fullmatch(r"argument ([0-9]+)", place):
+        return (1, "", int(argument[1]))
+    if line := re.fullmatch(r"(.*):([0-9]+)", place, re.DOTALL):
+        return (0, line[1], int(line[2]))
+    return (2, place, 0)

@@ -1,0 +1,125 @@
+"""Storing a run's configuration in its folder, and reading it back as a layer that can be overridden.
+
+    {"schema_version": 1, "fingerprint": "...", "derived": ["trainer.ref.model.path", ...], "config": {...}}
+
+`config` is the complete resolved tree. Derived paths are listed, so that reading leaves them out and derives them
+again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import attrs
+
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.migrations import MIGRATIONS
+from skyrl.config.loading.resolve import derived, resolve_with_origins
+from skyrl.config.loading.standalone_file import put
+from skyrl.errors import ConfigError, Problem
+from skyrl.tree import evolve_at, fingerprint, get_at
+from skyrl.tree.builder import TreeBuilder
+from skyrl.tree.dump import SCHEMA_VERSION, public_dict, stored_value
+from skyrl.tree.files import is_stored_form
+from skyrl.tree.origins import Assignment, Origin, Origins
+from skyrl.tree.plain import shown
+from skyrl.tree.read_context import ReadContext
+from skyrl.tree.rules import taken_as_written
+from skyrl.tree.sparse import sparse
+
+C = TypeVar("C", bound=RunConfig)
+
+FILES = ("config.json", "manifest.json")
+"""Names of files with a stored tree: in the folder of a run, and of a checkpoint, whose manifest holds the same and
+more."""
+
+
+def stored_form(run: RunConfig) -> dict[str, Any]:
+    """The content of `config.json`, from a resolved tree. Secrets are left out and have to be given again when it is
+    read.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "fingerprint": fingerprint(run),
+        "derived": list(derived(run)),
+        "config": stored_tree(run),
+    }
+
+
+def stored_tree(run: RunConfig) -> dict[str, Any]:
+    """Every field as plain data without secrets, for anything that leaves the process."""
+    return public_dict(run)
+
+
+def file_of(name: str) -> str:
+    """The configuration of a run's folder, if `name` is one; `name` otherwise."""
+    inside = (os.path.join(os.path.expanduser(name), file) for file in FILES)
+    return next((file for file in inside if os.path.isfile(file)), name)  # unlike Path.is_file, False for any OSError
+
+
+def must_be_stored(name: str) -> bool:
+    """Whether a folder or file name stands for something that a run stored, whatever its content."""
+    return file_of(name) != name or os.path.basename(name) == FILES[1]
+
+
+def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
+    """A stored tree as the layer that a person might have written: without defaults, and without what was derived.
+
+    Anything else stays as it is. Raises `ConfigError` for a stored tree that this version cannot read; a class that is
+    named in it is not imported.
+    """
+    value = assignment.value
+    if not is_stored_form(value):
+        return assignment
+    version = value.get("schema_version", SCHEMA_VERSION)
+    if type(version) is not int or version > SCHEMA_VERSION:
+        message = f"was stored with schema version {shown(version)}, but this version reads up to {SCHEMA_VERSION}"
+        raise ConfigError([Problem(path=assignment.origin.where, message=message, hint="use a newer skyrl")])
+    inside = attrs.evolve(assignment, value=value["config"], origin=_stored(assignment.origin.at("config")))
+    run, _ = _read(inside, root)
+    listed = value.get("derived")
+    leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
+    tables = sparse(run, root(), leave_out)
+    rules = kind_of(root).rules
+    origins = taken_as_written(rules, leave_out)
+    again, _, _ = resolve_with_origins(_without(run, leave_out), origins, leaf_by_leaf=True)
+    for rule in rules:  # a written default that a rule would change is written explicitly
+        if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
+            put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
+    return attrs.evolve(inside, value=tables)
+
+
+def _stored(origin: Origin) -> Origin:
+    return attrs.evolve(origin, is_stored=True)
+
+
+def tree_of(stored: object, root: type[C], where: str) -> C:
+    """The resolved tree that was stored, under the names of this version; fields that are newer are derived.
+
+    Raises `ConfigError` for a tree that this version cannot read.
+    """
+    run, origins = _read(Assignment(path=(), value=stored, origin=Origin(kind="file", where=where)), root)
+    return resolve_with_origins(run, origins)[0]
+
+
+def _read(stored: Assignment, root: type[C]) -> tuple[C, Origins]:
+    """Reads a stored tree. Old names are followed; no class is imported. Raises `ConfigError`."""
+    builder = TreeBuilder(root(), ReadContext(migrations=MIGRATIONS))
+    builder.assign(stored)
+    run = builder.build()
+    errors = [problem for problem in builder.problems if problem.severity == "error"]
+    if errors:
+        raise ConfigError(errors, title=f"{stored.origin.where} cannot be read")
+    return run, builder.origins
+
+
+def _without(run: RunConfig, paths: Iterable[str]) -> RunConfig:
+    """The tree before these paths were derived."""
+    unset = {rule.writes: rule.unset for rule in kind_of(run).rules}
+    for path in paths:
+        if path in unset:
+            run = evolve_at(run, path, unset[path])
+    return run

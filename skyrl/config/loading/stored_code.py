@@ -1,0 +1,67 @@
+"""Refuses code that only a stored configuration names, unless the user's own file or argument names it as well.
+
+A checkpoint may come from somewhere else, and following an import path means running what it names.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.foundation.import_paths import is_import_path
+from skyrl.errors import Problem
+from skyrl.tree import get_at
+from skyrl.tree.origins import Origins, place_of
+
+IMPORTED = (
+    "environment.env_class",
+    "environment.agent.function",
+    "trainer.fully_async.accept",
+    "trainer.algorithm.advantage_estimator",
+    "trainer.algorithm.policy_loss_type",
+)
+"""Fields whose import path is followed when a run starts."""
+
+_COMMAND = "environment.agent.command"
+_ENGINE = "generator.inference_engine.engine_init_kwargs"
+_CLUSTERS = ("trainer.placement.ray_address", "placement.ray_address")
+
+
+def code_that_is_only_stored(run: RunConfig, origins: Origins) -> Iterator[Problem]:
+    """Import paths and other code that would run when the run starts, and that only a stored configuration names."""
+    for path, value, why in named_code(run):
+        if any(chain[-1].is_stored for known, chain in origins.items() if f"{known}.".startswith(f"{path}.")):
+            words = value if isinstance(value, str) else json.dumps(value)
+            yield Problem(
+                path=path,
+                message=f"{words} is code that only the stored run names, and that runs only if you name it, too: "
+                f"{why}",
+                hint=f"if you trust it, name it in this command, too: {path}={shlex.quote(words)}",
+                place=place_of(path, origins),
+            )
+
+
+def named_code(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
+    """Path, value and danger of each place of the tree that names code."""
+    for path in IMPORTED:
+        value = value_at(run, path)
+        if isinstance(value, str) and is_import_path(value):
+            yield path, value, "reading it runs it"
+    if command := value_at(run, _COMMAND):
+        yield _COMMAND, list(command), "it is a program that would be started"
+    for name, value in (value_at(run, _ENGINE) or {}).items():
+        yield f"{_ENGINE}.{name}", value, "the engine may run code for it"
+    for path in _CLUSTERS:
+        if value := value_at(run, path):
+            yield path, value, "a Ray cluster hands over pickles, which run code"
+
+
+def value_at(run: RunConfig, path: str) -> Any:
+    """The value of a field; None for a path that this kind of run does not have."""
+    try:
+        return get_at(run, path)
+    except AttributeError:
+        return None

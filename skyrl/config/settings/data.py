@@ -1,0 +1,67 @@
+"""Data: the prompts that the run trains on and is evaluated on."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from skyrl.config.foundation.entry import BaseConfig
+from skyrl.errors import Problem
+from skyrl.tree import IDENTITY, field, frozen
+from skyrl.tree.validators import all_positive, not_empty
+
+
+@frozen
+class DataConfig(BaseConfig):
+    """Sources of prompts.
+
+    A source is a parquet, json or jsonl file (`~` is the home folder), a folder that Hugging Face `datasets` reads, or
+    the name of a dataset on its hub. The last two may end in `:split` or `:configuration:split`; the default split is
+    `train`.
+    """
+
+    train_data: tuple[str, ...] = field(default=("~/data/gsm8k/train.parquet",), metadata=IDENTITY)
+    """Sources of training prompts."""
+
+    shuffle: bool = True
+    """Take the training prompts in a different order in every epoch, derived from `trainer.seed`. False: in the order
+    of `train_data`, the same in every epoch."""
+
+    train_weights: tuple[float, ...] | None = field(default=None, validator=all_positive)
+    """Share of each source of `train_data` in an epoch, relative to each other; an epoch has as many prompts as all
+    sources together, and a source that is used up begins again. None, or one source: every prompt once in an
+    epoch."""
+
+    val_data: tuple[str, ...] = field(default=("~/data/gsm8k/validation.parquet",), metadata=IDENTITY)
+    """Sources of evaluation prompts, read in order and reported by data source. Empty: no evaluation."""
+
+    prompt_column: str = field(default="prompt", validator=not_empty)
+    """Column of the prompt: a chat, which is a list of messages with `role` and `content`. A column with a name other
+    than `prompt` may also hold a text, which becomes the user's message."""
+
+    answer_column: str | None = field(default=None, validator=not_empty)
+    """Column that becomes the ground truth of rows without a `reward_spec`; for GSM8K's answers, the text after the
+    last `####`. None: rows bring their `reward_spec`, or their task needs none."""
+
+    bad_rows: Literal["stop", "skip"] = "stop"
+    """Policy for rows that are not a valid prompt, or that lack what their reward function needs. stop: end the run
+    with the row's number and the reason; skip: leave the row out and count it."""
+
+    epoch_tail: Literal["drop", "carry", "short"] = "drop"
+    """Policy for the prompts that do not fill the last batch of an epoch. drop: they are left out of that epoch and
+    counted, different ones in each epoch if shuffled; carry: the batch is filled from the next epoch; short: they form
+    a smaller batch, in synchronous training only."""
+
+    def own_problems(self) -> Iterator[Problem]:
+        """Every training source has a weight, or none has; sources mixed by weight need `shuffle`."""
+        if self.train_weights is not None and len(self.train_weights) > 1 and not self.shuffle:
+            yield Problem(
+                path="shuffle",
+                message="train_weights mixes the sources at random places",
+                hint="leave train_weights out, or set shuffle to true",
+            )
+        weights, sources = self.train_weights, self.train_data
+        if weights is not None and len(weights) != len(sources):
+            yield Problem(
+                path="train_weights",
+                message=f"{len(weights)} weights for {len(sources)} sources in train_data",
+                hint="give one for each, in the same order, or leave them out",
+            )

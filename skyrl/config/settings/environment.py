@@ -1,0 +1,226 @@
+"""Environments, which answer the policy and score it."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from skyrl.config.foundation.entry import BaseConfig
+from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
+from skyrl.tree.units import Gigabytes, Seconds, WholeSeconds
+from skyrl.tree.validators import fraction, non_negative, positive
+
+FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]
+"""Way in which an environment fails."""
+
+
+ENVIRONMENTS = (
+    *("aime", "code", "gsm8k", "gsm8k_multi_turn", "lcb", "llm_as_a_judge", "multiply", "reward_model", "search"),
+    *("searchcode", "text2sql"),
+)
+"""Names of the built-in environments."""
+
+SINGLE_TURN_ENVIRONMENTS = ("aime", "code", "gsm8k", "lcb", "llm_as_a_judge", "reward_model")
+"""Environments that end after judging the first answer."""
+
+SANDBOXED_ENVIRONMENTS = ("code", "lcb", "searchcode", "text2sql")
+"""Environments that always run something in a sandbox."""
+
+PROGRAM_ENVIRONMENTS = ("code", "lcb")
+"""Environments whose programs may run at a service, see `code_url`."""
+
+COMPARED_ENVIRONMENTS = ("aime", "gsm8k")
+"""Environments that can compare answers as mathematics, see `math_equivalence`."""
+
+
+@frozen
+class Text2SQLEnvConfig(BaseConfig):
+    """Questions answered by SQL queries (`env_class = "text2sql"`)."""
+
+    db_path: str = field(default="/home/ray/default/sql_data", metadata=IDENTITY)
+    """Folder of the databases, on every node that runs environments."""
+
+
+@frozen
+class GSM8kLLMJudgeEnvConfig(BaseConfig):
+    """Answers graded by a language model (`env_class = "llm_as_a_judge"`)."""
+
+    model: str = "gpt-4o-mini"
+    """Name of the judge at the service."""
+
+    base_url: str | None = field(default=None, metadata=FREE)
+    """An OpenAI-compatible service. None: OpenAI's own. Its key is taken from the variable OPENAI_API_KEY."""
+
+
+@frozen
+class SearchEnvConfig(BaseConfig):
+    """Questions answered with a search tool (`env_class = "search"` or `"searchcode"`)."""
+
+    log_requests: bool = field(default=False, metadata=FREE)
+    """Print every query and its answer to standard error, up to 200 characters of each."""
+
+    search_url: str = field(default="http://127.0.0.1:8000/retrieve", metadata=FREE)
+    """Address of the retrieval service. It may change when a run is resumed; the documents behind it should not."""
+
+    topk: int = field(default=3, validator=positive)
+    """Documents per query."""
+
+    timeout: WholeSeconds = field(default=30, validator=positive)
+    """Seconds that one query may take."""
+
+
+@frozen
+class RewardModelEnvConfig(BaseConfig):
+    """Answers scored by a reward model (`env_class = "reward_model"`); one of `path` and `url` says where it is."""
+
+    path: str | None = field(default=None, metadata=IDENTITY)
+    """Folder or hub name of the model, such as a run of `kind = "reward_model"` leaves. It is loaded in the process
+    that runs environments, and computes on the CPU."""
+
+    url: str | None = field(default=None, metadata=FREE)
+    """Address of `skyrl serve-reward`, with /score at its end, or `name:NAME` (docs/services.md). Its token is taken
+    from SKYRL_REWARD_TOKEN."""
+
+    timeout: WholeSeconds = field(default=60, validator=positive)
+    """Seconds that the service may take for one answer."""
+
+
+@frozen
+class SkyRLGymConfig(BaseConfig):
+    """Settings of the built-in environments; each reads its own table."""
+
+    max_env_workers: int = field(default=32, validator=positive, metadata=FREE)
+    """Maximum number of environment steps that run at the same time."""
+
+    step_timeout_seconds: Seconds | None = field(default=300.0, validator=positive, metadata=FREE)
+    """Maximum seconds for one call of an environment; after that its trajectory has failed. None: no limit."""
+
+    trajectory_timeout_seconds: Seconds | None = field(default=None, validator=positive, metadata=FREE)
+    """Maximum seconds from the first answer of a sample to its end, including the engine's time and further attempts;
+    after that it has failed for good and no longer holds up the batch. None: no limit."""
+
+    max_attempts: int = field(default=3, validator=positive)
+    """Maximum number of times that a sample is drawn, each with different random numbers, while its environment fails.
+    1: once."""
+
+    retried_failures: tuple[FailureKind, ...] = ("raised", "timeout", "wrong_type", "not_finite", "too_large")
+    """Failures after which a sample is drawn again: an exception, a missed deadline of a step, a result of the wrong
+    type, a number that is not finite, an observation that is too large. After any other failure it has failed for good.
+    """
+
+    failed_samples: Literal["drop_group", "fill"] = "drop_group"
+    """Policy for a sample that failed for good or was skipped. drop_group: its whole group stays in the batch, and no
+    token of it is trained on; fill: another sample of its group replaces it, and counts twice, unless none has a
+    reward."""
+
+    max_failed_share: float = field(default=0.2, validator=fraction)
+    """The run stops if the failures of environments in a batch, or in one evaluation, exceed this share of its samples
+    and also `max_attempts`, which a single sample can reach. 0: at the first failure."""
+
+    sandbox_tier: Literal["auto", "process", "namespace", "bwrap"] = field(default="auto", metadata=FREE)
+    """Isolation of programs and queries that the policy wrote, see SECURITY.md. process: a process with limits and a
+    cleared environment; namespace: in addition, no network, no view of other processes and no files to write; bwrap: in
+    addition, few files to read. auto: the strongest tier that the machine supports, which is printed. A tier that it
+    does not support is an error."""
+
+    code_url: str | None = field(default=None, metadata=FREE)
+    """Address of `skyrl serve-code`, with /run at its end, or `name:NAME` (docs/services.md), where `code` and `lcb`
+    run programs. Its token is taken from SKYRL_CODE_TOKEN. None: on the machine of the run, in `sandbox_tier`."""
+
+    service_patience_seconds: Seconds = field(default=240.0, validator=non_negative, metadata=FREE)
+    """Seconds for which a service of environments that cannot be reached, or answers 429, 502, 503 or 504, is waited
+    for: longer than it takes to start. Then the run ends; the samples that wait have not failed, unless a call has
+    taken longer than `step_timeout_seconds`."""
+
+    isolate_user_env: bool = field(default=False, metadata=FREE)
+    """Each episode of an environment or reward function that `env_class` names by import path is a process of its own
+    in a sandbox of `sandbox_tier`, ended with the episode or after `step_timeout_seconds`. Rows reach it as JSON."""
+
+    user_env_memory_gb: Gigabytes = field(default=4.0, validator=positive, metadata=FREE)
+    """Address space of each process that `isolate_user_env` starts, in 10^9 bytes."""
+
+    math_equivalence: bool = False
+    """`gsm8k` and `aime` also accept an answer in `\\boxed{}` that math-verify finds equal to the ground truth. Needs
+    the extra `math`; it runs in a sandbox."""
+
+    text2sql: Text2SQLEnvConfig = Text2SQLEnvConfig()
+    """Settings of the environment `text2sql`."""
+
+    llm_as_a_judge: GSM8kLLMJudgeEnvConfig = GSM8kLLMJudgeEnvConfig()
+    """Settings of the environment `llm_as_a_judge`."""
+
+    search: SearchEnvConfig = SearchEnvConfig()
+    """Settings of the environments `search` and `searchcode`."""
+
+    reward_model: RewardModelEnvConfig = RewardModelEnvConfig()
+    """Settings of the environment `reward_model`."""
+
+
+@frozen
+class AgentConfig(BaseConfig):
+    """A program that plays episodes by calling the policy over HTTP, as it would call OpenAI. Its calls are recorded as
+    tokens, and trained on; see `docs/agents.md`.
+    """
+
+    command: tuple[str, ...] = field(default=(), metadata=IDENTITY)
+    """Program and arguments, started once for each trajectory: the task is a JSON object on its standard input, and
+    OPENAI_BASE_URL and OPENAI_API_KEY lead to the policy. Empty: the agent is not a program."""
+
+    function: str | None = field(default=None, metadata=IDENTITY)
+    """Import path of a function that is the agent, plain or `async`: of `task`, `base_url`, `api_key` and `model`, it
+    is passed the ones that it has parameters for. None: the agent is not a function."""
+
+    kwargs: Mapping[str, Any] = FrozenDict()
+    """Further keyword arguments of `function`."""
+
+    reward: Literal["environment", "returned", "exit_code"] = "environment"
+    """Origin of the reward. environment: the prompt's environment judges what the agent returned or printed, or the
+    policy's last answer if that is empty; returned: the number that a function returned, or that a program printed in
+    its last line; exit_code: 1 where a program ended with 0, else 0."""
+
+    max_requests: int = field(default=64, validator=positive)
+    """Maximum number of requests of one trajectory. Further ones are refused, and the trajectory ends with what it has.
+    """
+
+    max_concurrent: int = field(default=64, validator=positive, metadata=FREE)
+    """Maximum number of agents that run at the same time."""
+
+    max_starts_per_second: float | None = field(default=None, validator=positive, metadata=FREE)
+    """Maximum number of agents started per second, after a first burst of the same size, for services that limit the
+    rate of starts, such as sandboxes. None: only `max_concurrent` limits them."""
+
+    timeout_seconds: Seconds | None = field(default=600.0, validator=positive, metadata=FREE)
+    """Maximum seconds that one agent runs, including the time it waits for the policy; after that its trajectory has
+    failed. None: no limit."""
+
+    isolate: bool = field(default=False, metadata=FREE)
+    """Run the command in a sandbox of the tier `environment.skyrl_gym.sandbox_tier` (namespace or bwrap): in an empty
+    folder of its own, with the policy's endpoint as its only network. It can read the files that `command` names."""
+
+    readable: tuple[str, ...] = field(default=(), metadata=FREE)
+    """Further files and folders that an isolated command can read, such as the modules it imports. In the tier
+    namespace it can also read what every user of the machine can."""
+
+    memory_gb: Gigabytes = field(default=4.0, validator=positive, metadata=FREE)
+    """Memory limit of an isolated command with all of its processes, and address space limit of each of them, in
+    10^9 bytes."""
+
+    @property
+    def plays(self) -> bool:
+        """Whether an agent plays the episodes."""
+        return bool(self.command) or self.function is not None
+
+
+@frozen
+class EnvironmentConfig(BaseConfig):
+    """Choice of the environment that a prompt is played in."""
+
+    named_by: ClassVar[str] = "env_class"
+
+    env_class: str | None = field(default="gsm8k", metadata=IDENTITY)
+    """Name of a registered environment, or an import path (`my_package.envs:MyEnv`), for prompts whose row names none
+    in its `env_class` column. None: every row must name one."""
+
+    agent: AgentConfig = AgentConfig()
+    """An agent that plays the episodes. Without a command or function, the policy answers the prompts itself."""
+
+    skyrl_gym: SkyRLGymConfig = SkyRLGymConfig()
+    """Settings of the built-in environments."""

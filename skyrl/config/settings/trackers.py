@@ -1,0 +1,93 @@
+"""Supported trackers, keyed by their name in `trainer.logger`, and what each of them needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+from skyrl.installation import install_command
+
+Tracker = Literal["console", "wandb", "tensorboard", "mlflow", "swanlab"]
+"""Names of trackers."""
+
+
+@attrs.frozen(kw_only=True)
+class TrackerFacts:
+    """Facts about a tracker."""
+
+    made_by: str
+    """Import path of its class, which has a constructor `of_run`. It is imported only by a run that names the tracker.
+    """
+
+    package: str = ""
+    """Package that the tracker imports and the `train` extra does not install; `extra` names the extra that does."""
+
+    extra: str = ""
+
+    in_run: bool = False
+    """True: it is called in the run's own process (`Tracker` of `skyrl/tracking/tracker.py`). False: it is a service
+    (`skyrl/tracking/services/service.py`), which a separate process feeds from the run's folder."""
+
+    key: str = ""
+    """Environment variable with the service's key; empty if it needs none."""
+
+    logins: tuple[str, ...] = ()
+    """Files below the home folder in which the service's own login leaves a key."""
+
+
+TRACKERS: Mapping[str, TrackerFacts] = {
+    "console": TrackerFacts(made_by="skyrl.tracking.console:Console", in_run=True),
+    "wandb": TrackerFacts(
+        made_by="skyrl.tracking.services.wandb_run:WandbRun",
+        package="wandb",
+        extra="wandb",
+        key="WANDB_API_KEY",
+        logins=(".netrc", ".config/wandb/.netrc"),
+    ),
+    "tensorboard": TrackerFacts(
+        made_by="skyrl.tracking.services.tensorboard_events:TensorBoardEvents",
+        package="tensorboard",
+        extra="tensorboard",
+    ),
+    "mlflow": TrackerFacts(made_by="skyrl.tracking.services.mlflow_run:MlflowRun", package="mlflow", extra="mlflow"),
+    "swanlab": TrackerFacts(
+        made_by="skyrl.tracking.services.swanlab_run:SwanLabRun",
+        package="swanlab",
+        extra="swanlab",
+        key="SWANLAB_API_KEY",
+        logins=(".swanlab/.netrc",),
+    ),
+}
+"""Facts about each tracker, keyed by its name."""
+
+
+def lacks_of(
+    name: str, *, mode: str | None, environ: Mapping[str, str] = os.environ, elsewhere: bool = False
+) -> Iterator[tuple[str, str]]:
+    """(what a tracker lacks on this machine, what to do) for its package and its key. `mode` is that of its settings: a
+    service that stays offline needs no key. `elsewhere`: another interpreter has the package.
+    """
+    facts = TRACKERS[name]
+    if facts.package and not elsewhere and not is_installed(facts.package):
+        yield f"the package {facts.package} is not installed", install_command(facts.extra)
+    mode = mode or environ.get(f"{name.upper()}_MODE") or "online"
+    if facts.key and mode not in ("offline", "local", "disabled") and not _has_key(facts, environ):
+        yield f"{name} needs a key, but none is set", f"set the variable {facts.key}, or run `{name} login`"
+
+
+def is_installed(package: str) -> bool:
+    """Whether the package can be imported. A folder of that name without code, as W&B leaves beside a run, does not
+    count.
+    """
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def _has_key(facts: TrackerFacts, environ: Mapping[str, str]) -> bool:
+    home = Path(environ.get("HOME", "/"))
+    return bool(environ.get(facts.key)) or any((home / file).is_file() for file in facts.logins)

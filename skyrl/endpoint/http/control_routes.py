@@ -1,0 +1,134 @@
+"""Routes through which a training run controls the engines. They are those of vLLM's server, so `backend = "http"`
+works with both.
+
+POST /pause?mode=wait|keep&clear_cache=true|false    -> requests wait, running ones end or stand still
+POST /collective_rpc  skyrl_load_weights              -> the engines read the weights that are announced
+POST /update_weight_version {"new_version": "3"}      -> tokens from now on are of version 3
+POST /resume
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from skyrl.endpoint.control import EngineControl
+from skyrl.endpoint.fields import Fields
+from skyrl.errors import RequestError, WeightSyncError
+from skyrl.inference.engine import InFlight
+from skyrl.processes.service_app import body_of, json_object
+from skyrl.weight_receiver.incoming_weights import from_plain
+
+Handler = Callable[[Request, Fields], Awaitable[object]]
+"""Answers a request, given the fields of its body: with JSON, or text."""
+
+Guarded = Callable[[Callable[[Request], Awaitable[Response]]], Callable[[Request], Awaitable[Response]]]
+"""Wraps a handler with access control: other requests get an error response."""
+
+
+class ControlRoutes:
+    """The control routes and their handlers, which run on the event loop of the engines."""
+
+    def __init__(self, control: EngineControl, on_engines: Callable[..., Awaitable[Any]]) -> None:
+        """`on_engines(call)` awaits `call()` on the event loop of the engines."""
+        self._control, self._on_engines = control, on_engines
+
+    def routes(self, guarded: Guarded) -> list[Route]:
+        """The routes for clients that `guarded` lets through."""
+        asked: Mapping[str, Handler] = {
+            "/weight_info": self._weight_info,
+            "/is_paused": self._is_paused,
+            "/get_world_size": self._world_size,
+            "/metrics": self._metrics,
+        }
+        told: Mapping[str, Handler] = {
+            "/pause": self._pause,
+            "/resume": self._resume,
+            "/collective_rpc": self._rpc,
+            "/reset_prefix_cache": self._nothing_is_left,
+            "/update_weight_version": self._name_weights,
+            "/shutdown_weight_transfer_engine": self._nothing_is_left,
+        }
+
+        def route(path: str, answer: Handler, method: str) -> Route:
+            async def respond(request: Request) -> Response:
+                body = await body_of(request)
+                fields = Fields(json_object(body) if body else {})
+                found = await answer(request, fields)
+                fields.finish()
+                return PlainTextResponse(found) if isinstance(found, str) else JSONResponse(found)
+
+            return Route(path, guarded(respond), methods=[method])
+
+        return [route(path, answer, "GET") for path, answer in asked.items()] + [
+            route(path, answer, "POST") for path, answer in told.items()
+        ]
+
+    async def _weight_info(self, request: Request, body: Fields) -> object:
+        return {"weight_version": str(self._control.version)}
+
+    async def _is_paused(self, request: Request, body: Fields) -> object:
+        return {"is_paused": self._control.is_paused}
+
+    async def _world_size(self, request: Request, body: Fields) -> object:
+        return {"world_size": self._control.workers}
+
+    async def _metrics(self, request: Request, body: Fields) -> object:
+        """Prometheus' text format, under the metric names that routers in front of vLLM read."""
+        load = await self._on_engines(self._control.load)
+        return f"vllm:num_requests_running {load.running}\nvllm:num_requests_waiting {load.waiting}\n"
+
+    async def _pause(self, request: Request, body: Fields) -> object:
+        in_flight = _in_flight(request.query_params)
+        await self._on_engines(lambda: self._control.pause(in_flight))
+        return {"status": "paused"}
+
+    async def _resume(self, request: Request, body: Fields) -> object:
+        await self._on_engines(self._control.resume)
+        return {"status": "resumed"}
+
+    async def _name_weights(self, request: Request, body: Fields) -> object:
+        version = body.text("new_version", "") or ""
+        if not version.isdecimal():
+            raise RequestError("new_version has to be a whole number, as a string", param="new_version")
+        self._control.name_weights(int(version))
+        return {"success": True, "new_version": version}
+
+    async def _nothing_is_left(self, request: Request, body: Fields) -> object:
+        """Succeeds without any work: engines drop old computations as soon as they load weights, and keep no process
+        group.
+        """
+        return {"success": True}
+
+    async def _rpc(self, request: Request, body: Fields) -> object:
+        """Calls of `WeightReceiver`, which is an extension of the workers in vLLM."""
+        method, arguments = body.text("method"), body.any("args", [])
+        body.ignore("timeout")
+        match method, arguments:
+            case "skyrl_prepare", []:
+                return {"results": [None]}
+            case "skyrl_update_group", []:
+                return {"results": [""]}
+            case "skyrl_load_weights", [dict(announced), dict()]:
+                try:
+                    incoming = from_plain(announced)
+                except WeightSyncError as error:
+                    raise RequestError(str(error), param="args") from error
+                return {"results": [await self._on_engines(lambda: self._control.load_weights(incoming))]}
+        raise RequestError("the engines know no such call, or not with these arguments", param="method")
+
+
+def _in_flight(query: Mapping[str, str]) -> InFlight:
+    """Policy for samples in flight. Raises `RequestError`."""
+    match query.get("mode", "abort"), query.get("clear_cache", "true"):
+        case "wait", _:
+            return "finish"
+        case "keep", "true":
+            return "recompute"
+        case "keep", "false":
+            return "keep"
+    raise RequestError("mode has to be wait or keep, and clear_cache true or false", param="mode")

@@ -1,0 +1,1 @@
+"""Protocols of the endpoint: OpenAI's, Anthropic's, and SkyRL's `/generate`."""

@@ -1,0 +1,186 @@
+"""OpenAI's `POST /v1/completions`: a prompt as text or token ids in, `n` continuations out.
+
+A list of prompts is answered with `n` choices for each, in order. `return_token_ids` adds `prompt_token_ids` and
+`token_ids` to each choice, as in vLLM, and `weight_versions`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import aclosing
+from itertools import accumulate
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.endpoint.fields import Fields
+from skyrl.endpoint.live import LiveAnswers
+from skyrl.endpoint.messages import SampledMessage, answer_of
+from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
+from skyrl.endpoint.protocols.chat import BOOKKEEPING, tokens_of
+from skyrl.endpoint.reply import Event, Events, Json, Reply, now
+from skyrl.endpoint.sampling import Drawn, drawn
+from skyrl.endpoint.trajectories import PlayedTrajectory
+from skyrl.errors import RequestError
+from skyrl.processes.together import gather_or_cancel
+
+MOST_PROMPTS = 128
+
+
+@frozen(kw_only=True)
+class _Asked:
+    """A parsed request."""
+
+    model: str
+    prompts: Sequence[str | tuple[int, ...]]
+    drawn: Drawn
+    n: int
+    stream: bool
+    usage_in_stream: bool
+    logprobs: bool
+    token_ids: bool
+
+
+async def complete(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
+    """Answer one request. Raises `RequestError`."""
+    asked = _asked(body, policy, trajectory)
+    if asked.stream:
+        return Reply(events=_events(asked, policy, trajectory), ends_with_done=True)
+    choices, usage = await _answered(asked, policy, trajectory)
+    return Reply({**_head(asked), "choices": choices, "usage": usage})
+
+
+async def _answered(
+    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
+) -> tuple[list[dict[str, Any]], Json]:
+    """The choices and the token counts."""
+    with policy.admitted(asked.n * len(asked.prompts), trajectory):
+        answered = await gather_or_cancel(
+            [_answers(place, asked, policy, trajectory, live) for place in range(len(asked.prompts))]
+        )
+        pairs = [(prompt, answer) for prompt, answers in answered for answer in answers]
+        choices = [
+            _choice(index, *pair, asked, await _logprobs(policy, pair[1]) if asked.logprobs else None)
+            for index, pair in enumerate(pairs)
+        ]
+    return choices, _usage(answered)
+
+
+def _head(asked: _Asked) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": now(),
+        "model": asked.model,
+    }
+
+
+def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
+    model = policy.refuse_other_models(body.text("model"))
+    ours = policy.served.sampling if trajectory is None else trajectory.sampling
+    settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
+    body.refuse("best_of", "ask for n answers and choose", harmless=(1,))
+    body.refuse("echo", "only sampled tokens are returned", harmless=(False,))
+    body.refuse("suffix", "text cannot be inserted before a suffix", harmless=("",))
+    body.ignore(*BOOKKEEPING)
+    asked = _Asked(
+        model=model,
+        prompts=_prompts(body.any("prompt")),
+        drawn=settings,
+        n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
+        stream=body.boolean("stream"),
+        usage_in_stream=bool(body.mapping("stream_options").get("include_usage")),
+        logprobs=_wants_logprobs(body),
+        token_ids=body.boolean("return_token_ids"),
+    )
+    body.finish()
+    return asked
+
+
+def _wants_logprobs(body: Fields) -> bool:
+    """Whether `logprobs` is set: it is a number of alternatives, where 0 and 1 both mean only the sampled token."""
+    body.refuse("logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0, 1, False, True))
+    return body.any("logprobs", False) is not False
+
+
+def _prompts(given: object) -> list[str | tuple[int, ...]]:
+    """The prompts of a request in any of OpenAI's forms: a text, texts, token ids, or lists of token ids. Raises
+    `RequestError`.
+    """
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if all(_is_id(each) for each in given):
+            return [tuple(given)]
+        if len(given) <= MOST_PROMPTS and all(_is_prompt(each) for each in given):
+            return [each if isinstance(each, str) else tuple(each) for each in given]
+    raise RequestError(
+        f"prompt has to be a string, a list of token ids, or a list of at most {MOST_PROMPTS} of these", param="prompt"
+    )
+
+
+def _is_prompt(given: object) -> bool:
+    return isinstance(given, str) or (isinstance(given, list) and all(_is_id(each) for each in given))
+
+
+def _is_id(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and given >= 0
+
+
+async def _answers(
+    place: int, asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None
+) -> tuple[Prompt, list[SampledMessage]]:
+    """The answers to one prompt of the request."""
+    given = asked.prompts[place]
+    prompt = await (policy.text(given, trajectory) if isinstance(given, str) else policy.tokens(given, trajectory))
+    heard = None if live is None else live.listener(prompt, place * asked.n)
+    completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory, heard)
+    for completion in completions:
+        policy.record(trajectory, prompt, completion)
+    stops = [policy.stop_text(each, asked.drawn.sampling) for each in completions]
+    return prompt, [answer_of(each, stop, tools=False) for each, stop in zip(completions, stops, strict=True)]
+
+
+async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
+    """Log-probabilities of the tokens, in nats, in the form of this protocol."""
+    texts = await policy.decoded(answer.completion.token_ids)
+    offsets = list(accumulate(map(len, texts), initial=0))[:-1]
+    return {
+        "tokens": texts,
+        "token_logprobs": list(answer.completion.logprobs),
+        "top_logprobs": None,
+        "text_offset": offsets,
+    }
+
+
+def _choice(index: int, prompt: Prompt, answer: SampledMessage, asked: _Asked, logprobs: Json | None) -> dict[str, Any]:
+    choice = {
+        "index": index,
+        "text": answer.text,
+        "finish_reason": answer.completion.stop_reason,
+        "logprobs": logprobs,
+    }
+    return choice | (tokens_of(answer) | {"prompt_token_ids": list(prompt.ids)} if asked.token_ids else {})
+
+
+async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+    """Events of a stream: text as it is sampled; log-probabilities and token ids when all answers are complete."""
+    live, head = LiveAnswers(policy, asked.drawn.sampling.stop or ()), _head(asked)
+    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
+    async with aclosing(live.pieces(answering, lambda found: [choice["text"] for choice in found[0]])) as pieces:
+        async for index, piece in pieces:
+            part = {"index": index, "text": piece, "finish_reason": None, "logprobs": None}
+            yield Event({**head, "choices": [part]})
+    choices, usage = answering.result()
+    for choice in choices:
+        yield Event({**head, "choices": [{**choice, "text": ""}]})
+    if asked.usage_in_stream:
+        yield Event({**head, "choices": [], "usage": usage})
+
+
+def _usage(answered: Sequence[tuple[Prompt, Sequence[SampledMessage]]]) -> Json:
+    before = sum(len(prompt.ids) for prompt, _ in answered)
+    drawn = sum(len(answer.completion.token_ids) for _, answers in answered for answer in answers)
+    return {"prompt_tokens": before, "completion_tokens": drawn, "total_tokens": before + drawn}

@@ -1,0 +1,52 @@
+"""GSM8K (arXiv:2110.14168): grade-school arithmetic whose solutions end in `#### answer`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skyrl.envs.builtin.multiply import last_boxed
+from skyrl.envs.env import Env, EnvStep
+from skyrl.envs.rows import ground_truth
+
+_ANSWER = re.compile(r"#### (-?[0-9.,]+)")
+
+
+class GSM8kEnv(Env):
+    r"""Reward 1 for the right final answer, else 0; one turn. The row's `reward_spec.ground_truth` holds the answer.
+
+    With `equal` (`math_equal.py`), an otherwise wrong answer is also right if its last `\boxed{}` is mathematically
+    equal to the ground truth.
+    """
+
+    def __init__(self, extras: Mapping[str, Any], equal: Callable[[str, str], bool] | None = None) -> None:
+        super().__init__(extras)
+        self.ground_truth: str = reference(ground_truth(extras, "gsm8k"))
+        self._equal = equal
+
+    def step(self, action: str) -> EnvStep:
+        reward = score(action, self.ground_truth)
+        boxed = last_boxed(action) if self._equal and not reward else None
+        if self._equal and boxed is not None:
+            reward = float(self._equal(boxed, self.ground_truth))
+        return EnvStep(reward=reward, done=True, answer=extracted(action))
+
+
+def reference(ground_truth: str) -> str:
+    """A ground truth as answers are read: without commas, so that "1,000" is "1000"."""
+    return ground_truth.replace(",", "").strip()
+
+
+def score(solution: str, ground_truth: str) -> float:
+    """1.0 if the extracted answer equals the ground truth as text, else 0.0. The rule of SkyRL-Gym's gsm8k."""
+    return float(extracted(solution) == ground_truth)
+
+
+def extracted(solution: str) -> str | None:
+    """The number after the first `####`, without commas; None if there is none.
+
+    A full stop after the number is kept, so that "#### 72." is "72.".
+    """
+    found = _ANSWER.search(solution)
+    return None if found is None else found[1].replace(",", "")

@@ -1,0 +1,1 @@
+"""Services that environments call, and their clients."""

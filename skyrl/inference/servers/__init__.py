@@ -1,0 +1,1 @@
+"""Engines behind HTTP servers: vLLM, SGLang and the policy of another run."""

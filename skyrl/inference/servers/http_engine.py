@@ -1,0 +1,406 @@
+"""An `InferenceEngine` over a server that already runs elsewhere, and that others may use as well.
+
+    GenerationRequest --> one HTTP request per sample --Dialect--> Drawn --checked--> Completion
+
+The server is not trusted: its answers are compared with the requests, the weight version of each token with the
+versions that it was given, and its log-probabilities, by the canary, with the learner's. An answer that does not match
+its request, or refuses it, is requested again with the same seed, and so is one that takes far longer than any before
+it; a server that keeps giving such answers, or none, leaves service with `ProcessError`. Every call ends when the
+server gives no sign of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import math
+from collections import Counter
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from attrs import evolve, frozen
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.errors import (
+    ModelError,
+    NonFiniteError,
+    ProcessError,
+    RunError,
+    ServerRefusal,
+    UserError,
+    WeightSyncError,
+)
+from skyrl.inference.adapters import Adapter, refuse_foreign
+from skyrl.inference.draws import sample_seed
+from skyrl.inference.engine import (
+    Completion,
+    EngineLoad,
+    GenerationRequest,
+    InFlight,
+    longest_completion,
+    refuse_adapter,
+    temperature_of,
+)
+from skyrl.inference.gate import Gate
+from skyrl.inference.servers.answers import Asked, NotFinite, completion
+from skyrl.inference.servers.dialects import Dialect
+from skyrl.inference.servers.pulse import Pulse
+from skyrl.inference.vllm.model import expected_weights, model_facts, refuse_unfit
+from skyrl.models.files.loading import load_tokenizer
+from skyrl.processes.answers import BadAnswer
+from skyrl.tree import FrozenDict
+from skyrl.weight_receiver.incoming_weights import IncomingWeights
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+"""Largest number of requests for one sample, while the answers do not match."""
+
+FAR_LONGER = 4.0
+"""A sample is asked for again if it takes this many times as long as the longest one of its server so far."""
+
+CLOSING_SECONDS = 10.0
+"""Longest time, in seconds, for which the end of a run waits for a server."""
+
+_IMPLAUSIBLE = math.log(1e-9)
+"""Log-probability of equal answers to one prompt below which they are one answer, sent twice."""
+
+_log = logging.getLogger(__name__)
+
+
+@frozen(eq=False)
+class _Flight:
+    """A sample that a server is drawing, and the versions of the weights that may draw it."""
+
+    versions: set[int]
+
+
+class HttpEngine:
+    """An `InferenceEngine` over one server. All calls must be made on one event loop.
+
+    Example: `HttpEngine(VLLMServer(connection, connection, ServerDeadlines()), model_path="Qwen/Qwen3-0.6B")`
+    """
+
+    def __init__(
+        self,
+        server: Dialect,
+        *,
+        model_path: str,
+        heartbeat: float = 60.0,
+        max_model_len: int | None = None,
+        needed: int = 0,
+        tokenizer: ChatTokenizer | None = None,
+        overrides: Mapping[str, Any] = FrozenDict(),
+        takes_weights: bool = True,
+        served_model_name: str | None = None,
+    ) -> None:
+        """`heartbeat` is the number of seconds of silence, while samples are drawn, after which the server counts as
+        hung. Without `takes_weights`, the server keeps its own weights, of a model that it calls `model_path` or
+        `served_model_name`. `max_model_len` is in tokens; None is the length that the model supports. A smaller limit
+        that the server reports takes precedence; there is a warning if it is below `needed`, the longest sequence of
+        the run.
+        """
+        facts = model_facts(model_path, overrides=overrides)
+        self._vocabulary, self._max_model_len = facts.vocabulary, max_model_len or facts.positions
+        self._needed = needed
+        self._names = {model_path, served_model_name}
+        self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(model_path))
+        self._ends = frozenset({*facts.eos_ids, self._tokenizer.eos_token_id} - {None})
+        self._expected = expected_weights(model_path, overrides=overrides) if takes_weights else None
+        self._server, self._heartbeat = server, heartbeat
+        self._pulse = Pulse(server.url, server.sign, seconds=heartbeat, has_started=lambda: server.has_answered)
+        self._longest_sample, self._warned_of_copies = 0.0, False
+        self._gate, self._connecting = Gate(), asyncio.Lock()
+        self._flights: set[_Flight] = set()
+        self._weight_version = 0
+        self._in_flight: InFlight = "finish"
+        self._connected, self._paused, self._closed, self._broken = False, False, False, ""
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights that the engine samples from; 0 until weights are loaded."""
+        return self._weight_version
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
+
+        Raises `ProcessError` if the server is silent, gone, or keeps giving answers that do not match the request.
+        """
+        refuse_adapter(request)
+        self._refuse_if_out_of_service()
+        await self._connect()
+        limit = self._longest_completion(request)
+        if limit == 0:
+            nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
+            return (nothing,) * len(request.keys)
+        async with self._gate:
+            self._refuse_if_out_of_service()
+            samples = [asyncio.ensure_future(self._sample(request, index, limit)) for index in range(len(request.keys))]
+            try:
+                completions = tuple(await asyncio.gather(*samples))
+            finally:
+                for sample in samples:
+                    sample.cancel()
+                await asyncio.gather(*samples, return_exceptions=True)
+        self._warn_of_copies(request, completions)
+        return completions
+
+    async def rejoin(self) -> None:
+        """Wait until a server that had failed answers again, and prepare it for the run as at its start. Raises
+        `ProcessError`.
+        """
+        self._connected, self._paused, self._weight_version = False, False, 0
+        self._gate = Gate()  # the old one may hold requests that are still being cancelled
+        try:
+            await self._connect()
+        except UserError as error:
+            raise ProcessError(str(error)) from error
+
+    async def pause(self, in_flight: InFlight = "finish") -> None:
+        """Returns when nothing is running. Requests made from now on wait for `resume`."""
+        await self._connect()
+        await self._gate.shut(keep=in_flight != "finish")
+        self._paused, self._in_flight = True, in_flight  # from here on, `close` lets the server go on
+        if self._expected is not None:
+            await self._called(self._server.pause(in_flight))
+
+    async def resume(self) -> None:
+        """Takes work again."""
+        await self._connect()
+        if self._expected is not None:
+            await self._called(self._server.resume())
+        self._paused = False
+        self._gate.open()
+
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
+        """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
+
+        Names, shapes and the version that the server holds are checked before anything is sent: another client may have
+        given it weights.
+        """
+        if not self._paused:
+            raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
+        self._refuse_if_out_of_service()
+        if self._expected is None:
+            raise WeightSyncError(
+                f"the inference server {self._server.url} keeps its own weights and takes no new ones"
+            )
+        if isinstance(incoming, Adapter):
+            refuse_foreign(incoming, self._expected.matrices)
+        else:
+            refuse_unfit(self._expected, incoming)
+        await self._refuse_other_weights()
+        if isinstance(incoming, Adapter):
+            problem = await self._called(self._server.load_adapter(incoming, version, self._in_flight))
+        else:
+            loading = self._server.load_weights(incoming, version, self._expected, self._in_flight)
+            problem = await self._called(loading)
+        if problem:
+            self._broken = (
+                f"the inference server {self._server.url} is out of service: loading weights of version "
+                f"{version} stopped halfway: {problem}"
+            )
+            raise WeightSyncError(self._broken)
+        self._weight_version = version
+        for flight in self._flights:
+            flight.versions.add(version)
+        _log.info("weights of version %d at %s", version, self._server.url)
+        return self._server.reads_back and not isinstance(incoming, Adapter)
+
+    async def load(self) -> EngineLoad | None:
+        """The load according to the server's metrics; None if it reports none, or cannot be reached now."""
+        try:
+            return await self._server.load()
+        except (BadAnswer, ProcessError, UserError):
+            return None  # a server that failed is noticed by the requests that it has
+
+    async def sleep(self) -> bool:
+        """Frees memory of the server's GPU. Returns whether the weights were discarded."""
+        return await self._called(self._server.sleep())
+
+    async def wake(self) -> None:
+        """Allocates the memory again."""
+        await self._called(self._server.wake())
+
+    async def close(self) -> None:
+        """Finishes running requests, and refuses waiting and later ones. The server keeps running."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._paused and not self._broken:
+                async with asyncio.timeout(CLOSING_SECONDS):
+                    await self._server.resume()  # others may use it
+        except (ProcessError, UserError, TimeoutError) as error:
+            why = str(error) or f"it did not answer within {CLOSING_SECONDS:g} s"
+            _log.warning("the inference server %s was left paused: %s", self._server.url, why)
+        finally:
+            self._gate.open()  # waiting requests are refused
+            await self._gate.shut()
+            await self._server.close()
+
+    async def _connect(self) -> None:
+        async with self._connecting:
+            if self._connected or self._closed:
+                return
+            facts = await self._pulse.guard(self._server.connect(claim=self._expected is not None))
+            if self._expected is None and not self._names & set(facts.models):
+                raise UserError(
+                    f"the inference server {self._server.url} serves {facts.models[-1]}, but trainer.policy.model.path "
+                    "names another model: if they are the same, set generator.inference_engine.served_model_name to "
+                    "the name that the server uses"
+                )
+            if self._expected is not None and not facts.is_versioned:
+                raise UserError(
+                    f"the inference server {self._server.url} takes no weights and does not report the version "
+                    "of its own: start vLLM with VLLM_SERVER_DEV_MODE=1, or use it with weight_sync_backend = none, "
+                    "for skyrl eval and skyrl generate"
+                )
+            if facts.max_model_len and facts.max_model_len < self._needed:
+                _log.warning(
+                    "the inference server %s takes sequences of at most %d tokens, and this run has some of up to %d: "
+                    "longer prompts end the run, and longer answers are cut. %s",
+                    self._server.url,
+                    facts.max_model_len,
+                    self._needed,
+                    _longer(self._needed),
+                )
+            known = [length for length in (facts.max_model_len, self._max_model_len) if length]
+            if not known:
+                raise ModelError("neither the model nor the server states a context length: set max_model_len")
+            self._max_model_len, self._connected = min(known), True
+
+    async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
+        flight = _Flight(set() if self._expected is None else {self._weight_version})
+        self._flights.add(flight)
+        asked = Asked(
+            request=request,
+            index=index,
+            limit=limit,
+            vocabulary=self._vocabulary,
+            ends=self._ends | set(request.sampling.stop_token_ids or ()),
+            versions=flight.versions,
+        )
+        session = f"{sample_seed(evolve(asked.key, turn=0)) % 2**64:016x}"
+        began = asyncio.get_running_loop().time()
+        try:
+            drawn = await self._pulse.guard(self._answered(asked, session))
+        finally:
+            self._flights.discard(flight)
+        self._longest_sample = max(self._longest_sample, asyncio.get_running_loop().time() - began)
+        return drawn
+
+    async def _answered(self, asked: Asked, session: str) -> Completion:
+        """Draws the sample, and asks for it again when it takes far longer than those before it: the answer may be
+        lost. The pauses double. The first answer counts; all are of one seed. A streamed answer is heard from its
+        beginning again.
+
+        Raises the error of the first request if all fail.
+        """
+        seconds = self._server.deadlines.call
+        patience = min(max(self._heartbeat, FAR_LONGER * self._longest_sample), seconds / 2)
+        attempts: list[asyncio.Task[Completion]] = []
+        try:
+            while True:
+                attempts.append(asyncio.create_task(self._fitting(asked, session, seconds)))
+                pending, wait = set(attempts), patience if patience < seconds else None
+                while pending:
+                    done, pending = await asyncio.wait(pending, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+                    for attempt in done:
+                        if attempt.exception() is None:
+                            return attempt.result()
+                    if not done and not self._paused:
+                        break
+                else:
+                    return attempts[0].result()
+                if asked.request.on_tokens is not None:
+                    await _cancelled(attempts)
+                    attempts.clear()
+                seconds, patience = seconds - patience, 2 * patience
+        finally:
+            await _cancelled(attempts)
+
+    async def _fitting(self, asked: Asked, session: str, seconds: float) -> Completion:
+        """Draws the sample. Raises `ProcessError` if no attempt gives an answer that matches the request, and
+        `NonFiniteError` if the last one has log-probabilities that are not finite.
+        """
+        until = asyncio.get_running_loop().time() + seconds
+        for attempt in range(1, ATTEMPTS + 1):
+            left = until - asyncio.get_running_loop().time()
+            try:
+                drawn = await self._server.draw(asked, session, min(seconds, max(left, self._heartbeat)))
+                return completion(drawn, asked, self._tokenizer)
+            except BadAnswer as error:
+                said = f"the inference server {self._server.url} answers {error}, {attempt} times"
+                kind = NonFiniteError if isinstance(error, NotFinite) else ProcessError
+                last: RunError = kind(f"{said} at {self._server.route}")
+            except ServerRefusal as error:
+                last = ProcessError(f"{error}, {attempt} times")
+        raise last
+
+    def _warn_of_copies(self, request: GenerationRequest, completions: Sequence[Completion]) -> None:
+        """Warns once if samples of one prompt are equal that are too improbable to be drawn twice."""
+        sampling = request.sampling
+        cut = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0 or sampling.additional_kwargs
+        if cut or not temperature_of(sampling) or self._warned_of_copies:
+            return
+        answers = Counter((each.token_ids, each.logprobs) for each in completions if each.logprobs)
+        for (_, logprobs), count in answers.items():
+            if (count - 1) * sum(logprobs) + math.log(math.comb(len(completions), count)) < _IMPLAUSIBLE:
+                self._warned_of_copies = True
+                _log.warning(
+                    "the inference server %s gave %d equal answers of %d tokens to prompt %r, which are too improbable "
+                    "to be drawn so often: does it, or a proxy in front of it, answer from a cache?",
+                    *(self._server.url, count, len(logprobs), request.keys[0].prompt_id),
+                )
+                return
+
+    async def _refuse_other_weights(self) -> None:
+        found = await self._called(self._server.version())
+        if found != self._weight_version:
+            raise WeightSyncError(
+                f"the inference server {self._server.url} holds weights of version {found}, and this run gave it "
+                f"version {self._weight_version}: does another run use it?"
+            )
+
+    async def _called(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call to a server that was connected before: one that refuses it now has failed."""
+        try:
+            return await self._pulse.guard(call)
+        except ServerRefusal as error:
+            raise ProcessError(str(error)) from error
+
+    def _refuse_if_out_of_service(self) -> None:
+        if self._closed:
+            raise RunError("this inference engine was closed")
+        if self._broken:
+            raise WeightSyncError(self._broken)
+
+    def _longest_completion(self, request: GenerationRequest) -> int:
+        """The longest possible completion in tokens; 0 when the prompt alone fills the model."""
+        name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
+        length, longest = len(request.prompt_ids), self._max_model_len or 0
+        if length == 0:
+            raise RunError(f"{name} is empty: there is nothing to continue")
+        if length > longest:
+            raise RunError(
+                f"{name} has {length} tokens, more than max_model_len = {longest} of the inference server "
+                f"{self._server.url}. {_longer(length + request.sampling.max_generate_length)}"
+            )
+        return longest_completion(request.sampling, length, longest)
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[Completion]]) -> None:
+    """Cancels the tasks; returns when they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _longer(tokens: int) -> str:
+    """Advice for a server whose sequences are shorter than a run's."""
+    return (
+        f"Start it with room for {tokens} (vLLM: --max-model-len, SGLang: --context-length, skyrl serve: "
+        "trainer.max_prompt_length and generator.sampling_params.max_generate_length), or lower these two fields here"
+    )

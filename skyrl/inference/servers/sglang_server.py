@@ -1,0 +1,339 @@
+"""The native routes of SGLang's server (0.5), as documented. Not tested on a GPU.
+
+SGLang reports the log-probabilities of the tempered distribution before any cut, as the learner computes them, and the
+version of its weights in `meta_info`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attrs import frozen
+
+from skyrl.config.derive.engine_backends import BACKENDS
+from skyrl.errors import ServerRefusal, UserError, WeightSyncError
+from skyrl.inference.adapters import Adapter, write_adapter
+from skyrl.inference.draws import sample_seed
+from skyrl.inference.engine import EngineLoad, InFlight, temperature_of
+from skyrl.inference.servers.answers import (
+    Asked,
+    Drawn,
+    Span,
+    ids,
+    load_of_metrics,
+    numbers,
+    version_number,
+    versions_of_spans,
+)
+from skyrl.inference.servers.dialects import ServerDeadlines, ServerFacts
+from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
+from skyrl.inference.servers.streams import Growing, answered
+from skyrl.inference.vllm.model import ExpectedWeights
+from skyrl.processes.answers import BadAnswer, read, shown
+from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights, UpdateGroup
+from skyrl.weight_receiver.vllm_requests import requests
+
+ADDITIONAL = BACKENDS["sglang"].sampling_arguments
+
+_GENERATE = "/generate"
+
+_PAUSE_MODES: dict[InFlight, str] = {"finish": "in_place", "recompute": "retract", "keep": "in_place"}
+
+
+T = TypeVar("T")
+
+
+@frozen
+class _ModelInfo:
+    model_path: str | None = None
+    is_generation: bool | None = None
+    weight_version: str | int | None = None
+    context_length: object = None
+
+
+@frozen
+class _ServerInfo:
+    tp_size: int
+
+
+@frozen
+class _Done:
+    success: object = None
+    message: object = None
+
+
+@frozen
+class _Reason:
+    type: str
+    matched: int | str | None = None
+
+
+@frozen
+class _Meta:
+    output_token_logprobs: tuple[tuple[object, ...], ...]
+    """Log-probability, token id and text of each token."""
+
+    finish_reason: _Reason
+    weight_versions: tuple[Span, ...] | None = None
+    weight_version: str | int | None = None
+
+
+@frozen
+class _Sample:
+    meta_info: _Meta
+    output_ids: tuple[int, ...] | None = None
+
+
+class SGLangServer:
+    """`Dialect` of SGLang. `samples` may lead to a router in front of the server; `control` leads to the server."""
+
+    def __init__(
+        self, samples: Connection, control: Connection, deadlines: ServerDeadlines, *, workers: int | None = None
+    ) -> None:
+        """`workers` is the number of the server's workers that join a group to receive weights; None if weights come as
+        files.
+        """
+        self._samples, self._control, self.deadlines = samples, control, deadlines
+        self._workers = workers
+        self.url, self.has_answered = control.url, False
+        self._mode = _PAUSE_MODES["finish"]
+        self._run, self._adapter = secrets.token_hex(4), ""
+        """Part of the names of this run's adapters, and the name of the adapter that draws samples."""
+
+    @property
+    def reads_back(self) -> bool:
+        return False
+
+    async def connect(self, *, claim: bool) -> ServerFacts:
+        self.has_answered, self._adapter = False, ""
+        info = await self._get_first(_ModelInfo, "/model_info", "/get_model_info")
+        self.has_answered = True
+        if info.is_generation is False:
+            raise UserError(f"the model of the inference server {self.url} does not generate")
+        if claim:
+            await self._refuse_other_size()
+            await self.resume()
+            await self._post("/update_weight_version", {"new_version": "0", "abort_all_requests": False})
+        length = info.context_length
+        return ServerFacts(
+            models=(str(info.model_path),),
+            max_model_len=length if type(length) is int else None,
+            is_versioned=info.weight_version is not None,
+        )
+
+    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
+        body: dict[str, Any] = {
+            "input_ids": list(asked.request.prompt_ids),
+            "sampling_params": _sampling(asked),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+        }
+        if self._adapter:
+            body["lora_path"] = self._adapter
+        answer = await answered(self._samples, _GENERATE, body, asked, session, Growing, seconds=seconds)
+        return _drawn(answer, asked)
+
+    async def pause(self, in_flight: InFlight) -> None:
+        self._mode = _PAUSE_MODES[in_flight]
+        await self._post("/pause_generation", {"mode": self._mode})
+        self._samples.suspend()
+
+    async def resume(self) -> None:
+        await self._post("/continue_generation")
+        self._samples.resume()
+
+    async def version(self) -> int:
+        return version_number((await self._get_first(_ModelInfo, "/model_info", "/get_model_info")).weight_version)
+
+    async def load_weights(
+        self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
+    ) -> str:
+        if not isinstance(incoming, Folder | UpdateGroup):
+            raise WeightSyncError(
+                f"the inference server {self.url} takes weights as files, or through a group: set "
+                "generator.inference_engine.weight_sync_backend = disk, nccl or gloo"
+            )
+        if expected.has_experts:
+            raise WeightSyncError(
+                f"the inference server {self.url} would read the experts of this model under other names than the "
+                "learner's: use vLLM"
+            )
+        if isinstance(incoming, UpdateGroup):
+            return await self._join_and_receive(incoming, version, in_flight)
+        body = {
+            "model_path": incoming.path,
+            "weight_version": str(version),
+            "flush_cache": in_flight != "keep",
+            "abort_all_requests": False,
+            "keep_pause": True,
+        }
+        try:
+            answer = await self._done("/update_weights_from_disk", body)
+        except ServerRefusal as error:
+            return str(error)
+        return "" if answer.success is True else shown(answer.message)
+
+    async def _join_and_receive(self, incoming: UpdateGroup, version: int, in_flight: InFlight) -> str:
+        """Has the server's workers join the learner's group and receive its weights. Returns as `load_weights`."""
+        try:
+            await asyncio.to_thread(self._asked_by_the_learner, incoming, in_flight, asyncio.get_running_loop())
+            await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+        except (ServerRefusal, WeightSyncError) as error:
+            return str(error)
+        return ""
+
+    def _asked_by_the_learner(
+        self, incoming: UpdateGroup, in_flight: InFlight, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Forwards the learner's requests to the server, on a thread: the learner's store has no asynchronous calls."""
+        name, meeting = incoming.group.name, incoming.group
+
+        def post(path: str, body: Mapping[str, object]) -> None:
+            posting = self._done(path, {"group_name": name, **body})
+            answer = asyncio.run_coroutine_threadsafe(posting, loop).result()
+            if answer.success is not True:
+                raise WeightSyncError(f"the inference server {self.url} answers {path}: {shown(answer.message)}")
+
+        with meeting.rendezvous() as store:
+            for kind, content in requests(store, rank=meeting.rank, timeout=meeting.timeout):
+                match kind:
+                    case "init":
+                        offset = 1 + (meeting.rank - 1) * incoming.workers
+                        post("/init_weights_update_group", {**content, "rank_offset": offset})
+                    case "update":
+                        flush = {"flush_cache": in_flight != "keep", "abort_all_requests": False}
+                        post("/update_weights_from_distributed", {**content, **flush})
+                    case _:
+                        post("/destroy_weights_update_group", {})
+
+    async def _refuse_other_size(self) -> None:
+        """Raises `UserError` if the server has another number of workers than the transfer group expects."""
+        if self._workers is None:
+            return
+        size = (await self._get_first(_ServerInfo, "/server_info", "/get_server_info")).tp_size
+        if size != self._workers:
+            raise UserError(
+                f"the inference server {self.url} has tp_size = {size}, but the sizes in generator.inference_engine "
+                f"require {self._workers}: set tensor_parallel_size to the server's value"
+            )
+
+    async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
+        assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
+        assert in_flight == "finish", "a sample keeps the adapter that it began with"
+        folder = Path(adapter.tensors.path) / "peft"
+        await asyncio.to_thread(write_adapter, adapter, folder)
+        name, before = f"skyrl-{self._run}-{version}", self._adapter
+        try:
+            await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, attempts=1)
+        except ServerRefusal as error:
+            raise WeightSyncError(
+                f"the inference server {self.url} does not accept the adapter; check that it was started with "
+                f"--enable-lora, --max-lora-rank {adapter.rank} and --lora-target-modules all: {error}"
+            ) from error
+        self._adapter = name
+        try:
+            if before:
+                await self._post("/unload_lora_adapter", {"lora_name": before})
+            await self._post("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+        except ServerRefusal as error:
+            return str(error)
+        return ""
+
+    async def load(self) -> EngineLoad | None:
+        metrics = await self._control.get("/metrics", seconds=self.deadlines.heartbeat, attempts=1)
+        return load_of_metrics(metrics, waiting="sglang:num_queue_reqs", cache_use="sglang:token_usage")
+
+    async def sleep(self) -> bool:
+        await self._post("/release_memory_occupation")
+        return True
+
+    async def wake(self) -> None:
+        await self._post("/resume_memory_occupation")
+
+    @property
+    def route(self) -> str:
+        return _GENERATE
+
+    async def sign(self, seconds: float) -> None:
+        await self._control.sign("/health", seconds=seconds)
+
+    async def close(self) -> None:
+        await asyncio.gather(self._samples.close(), self._control.close())
+
+    async def _get_first(self, kind: type[T], path: str, older: str) -> T:
+        """The answer of the route `path`, or of its older name if the server does not have it."""
+        try:
+            return await self._control.first(kind, path, seconds=self.deadlines.start)
+        except ServerRefusal as error:
+            if error.status != 404:
+                raise
+            return await self._control.read(kind, older, seconds=self.deadlines.start)
+
+    async def _done(self, path: str, body: Mapping[str, object]) -> _Done:
+        """The outcome of a request that changes weights, and is not repeated."""
+        return await self._control.read(_Done, path, body, seconds=self.deadlines.call, attempts=1)
+
+    async def _post(self, path: str, body: Mapping[str, object] | None = None, *, attempts: int = ATTEMPTS) -> object:
+        return await self._control.post(path, body, seconds=self.deadlines.call, attempts=attempts)
+
+
+def _sampling(asked: Asked) -> dict[str, Any]:
+    """SGLang's sampling parameters. End-of-sequence ids are passed as stop tokens; SGLang adds its own."""
+    sampling = asked.request.sampling
+    more: dict[str, Any] = dict(sampling.additional_kwargs or {})
+    for name in more:
+        if name not in ADDITIONAL:
+            raise UserError(
+                f"sampling_params.additional_kwargs: the sglang engine has no setting called {name}; it takes "
+                f"{', '.join(ADDITIONAL)}"
+            )
+    ends = sorted({*asked.ends, *(sampling.stop_token_ids or ())})
+    return {
+        "temperature": temperature_of(sampling),
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "min_new_tokens": min(sampling.min_new_tokens, asked.limit),
+        "max_new_tokens": asked.limit,
+        "stop": list(sampling.stop or ()),
+        "stop_token_ids": ends,
+        "sampling_seed": sample_seed(asked.key) & (2**31 - 1),
+        "skip_special_tokens": False,  # `<|im_end|>` can be a stop text
+        "no_stop_trim": True,
+        **more,
+    }
+
+
+def _drawn(answer: object, asked: Asked) -> Drawn:
+    whole = read(answer, _Sample)
+    meta = whole.meta_info
+    listed = meta.output_token_logprobs
+    if any(len(each) < 2 for each in listed):
+        raise BadAnswer("without a token for each of output_token_logprobs")
+    drawn = ids([each[1] for each in listed])
+    if whole.output_ids is not None and whole.output_ids != drawn:
+        raise BadAnswer("with the log-probabilities of other tokens than it drew")
+    return Drawn(
+        token_ids=drawn,
+        logprobs=numbers(each[0] for each in listed),
+        finish=meta.finish_reason.type,
+        stopped_by=meta.finish_reason.matched,
+        versions=_versions(meta, len(drawn), asked),
+    )
+
+
+def _versions(meta: _Meta, count: int, asked: Asked) -> tuple[str, ...] | None:
+    """Version of the weights that drew each token; None if it is unknown. Newer servers report spans of tokens, older
+    ones the version at the end, which is that of all tokens if the weights have not changed.
+    """
+    if meta.weight_versions is not None:
+        return versions_of_spans(meta.weight_versions, count)
+    if meta.weight_version is None or len(asked.versions) > 1:
+        return None
+    return (str(meta.weight_version),) * count

@@ -1,0 +1,121 @@
+"""Streamed answers of inference servers: tokens are reported as they arrive, and the whole is read like any answer.
+
+Connection.hear --event--> VLLM's: parts, joined | SGLang's: each holds all so far --tokens--> on_tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from skyrl.inference.engine import NewTokens
+from skyrl.inference.servers.answers import Asked, ids, mapping
+from skyrl.inference.servers.http_connection import Connection, Listener
+from skyrl.processes.answers import BadAnswer
+
+
+class Streamed(Protocol):
+    """A streamed answer."""
+
+    whole: dict[str, Any]
+    """The answer so far, in the form of one that is not streamed."""
+
+    def add(self, event: object) -> None:
+        """Take the next event. Raises `BadAnswer`."""
+
+
+async def answered(
+    connection: Connection,
+    path: str,
+    body: Mapping[str, object],
+    asked: Asked,
+    session: str,
+    kind: Callable[[Asked], Streamed],
+    *,
+    seconds: float,
+) -> object:
+    """The answer to a request for one sample; streamed if it has an `on_tokens` callback. Raises `BadAnswer`."""
+    headers = {"X-Session-ID": session}
+    if asked.request.on_tokens is None:
+        return await connection.post(path, body, seconds=seconds, headers=headers)
+    attempts: list[Streamed] = []
+
+    def begin() -> Listener:
+        attempts.append(kind(asked))
+        return attempts[-1].add
+
+    await connection.hear(path, {**body, "stream": True}, seconds=seconds, headers=headers, begin=begin)
+    return attempts[-1].whole
+
+
+class _Reported:
+    """Reports the tokens of one sample."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked, self.count = asked, 0
+
+    def report(self, new: Sequence[int]) -> None:
+        """Report new tokens. Raises `BadAnswer` for tokens that the model does not have, and for more than `limit`."""
+        asked, listen = self._asked, self._asked.request.on_tokens
+        strange = [token for token in new if not 0 <= token < asked.vocabulary]
+        if strange:
+            raise BadAnswer(f"with token {strange[0]}, outside the vocabulary of {asked.vocabulary} tokens")
+        if self.count + len(new) > asked.limit:
+            raise BadAnswer(f"with more tokens than the {asked.limit} that were asked for")
+        if new and listen is not None:
+            listen(NewTokens(index=asked.index, start=self.count, token_ids=tuple(new)))
+        self.count += len(new)
+
+
+class Parts:
+    """An answer in parts, as vLLM streams it: lists are continued, and other values replace earlier ones."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.whole: dict[str, Any] = {}
+        self._choice: dict[str, Any] = {}
+        self._reported = _Reported(asked)
+
+    def add(self, event: object) -> None:
+        given = dict(mapping(event, "a part of an answer"))
+        choices = given.pop("choices", None)
+        if not isinstance(choices, list) or len(choices) > 1:
+            raise BadAnswer("with a part that does not have exactly one choice")
+        _continue(self.whole, given)
+        for choice in choices:  # a part with token counts has none
+            part = mapping(choice, "a choice")
+            self._reported.report(ids(part.get("token_ids") or []))
+            _continue(self._choice, part)
+            self.whole["choices"] = [self._choice]
+
+
+class Growing:
+    """An answer of SGLang, which repeats all of it so far in every event."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.whole: dict[str, Any] = {}
+        self._reported = _Reported(asked)
+
+    def add(self, event: object) -> None:
+        self.whole = dict(mapping(event, "a part of an answer"))
+        if self.whole.get("output_ids") is None:
+            return  # an older server reports its tokens only with their log-probabilities
+        so_far = ids(self.whole["output_ids"])
+        counted = mapping(self.whole.get("meta_info"), "meta_info").get("completion_tokens")
+        if counted is not None and counted != len(so_far):
+            raise BadAnswer(
+                f"with {len(so_far)} tokens of {counted}: a server started with --stream-output is not supported"
+            )
+        self._reported.report(so_far[self._reported.count :])
+
+
+def _continue(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+    """Add a part to the answer before it."""
+    for name, value in part.items():
+        before = whole.get(name)
+        if isinstance(value, Mapping):
+            whole[name] = into = before if isinstance(before, dict) else {}
+            _continue(into, value)
+        elif isinstance(value, list):
+            whole[name] = [*(before if isinstance(before, list) else ()), *value]
+        elif value is not None or name not in whole:
+            whole[name] = value

@@ -1,0 +1,441 @@
+"""The routes of vLLM's own server (0.32), and of any compatible server.
+
+Samples come from `/inference/v1/generate` (`--enable-scale-out`), which reports the weights of each token, or from
+`/v1/completions` if the server lacks it. Weights, pauses and versions need `VLLM_SERVER_DEV_MODE=1`. A server with
+
+    --worker-extension-cls skyrl.inference.vllm.worker.WeightReceiver --logprobs-mode processed_logits
+
+receives weights as vLLM engines of a run do, with each tensor compared with its digest, and reports the
+log-probabilities of the tempered distribution. Any other server reloads files, and its log-probabilities are the
+learner's only at temperature 1; the canary detects a difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from attrs import frozen
+
+from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
+from skyrl.inference.adapters import Adapter, write_adapter
+from skyrl.inference.engine import EngineLoad, InFlight
+from skyrl.inference.servers.answers import (
+    Asked,
+    Drawn,
+    Span,
+    load_of_metrics,
+    numbers,
+    refuse_other_prompt,
+    version_number,
+    versions_of_spans,
+)
+from skyrl.inference.servers.dialects import ServerDeadlines, ServerFacts
+from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
+from skyrl.inference.servers.streams import Parts, answered
+from skyrl.inference.vllm.model import ExpectedWeights
+from skyrl.inference.vllm.sampling import check_sampling, sampling_arguments
+from skyrl.processes.answers import BadAnswer, read
+from skyrl.storage.modes import save_tensors
+from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain, why_not_loaded
+
+_GENERATE, _COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+
+_LACKING = (403, 404, 405, 501)
+"""Status codes of a route that a server does not have or does not allow."""
+
+_BY_NUMBER = "token_id:"
+"""Beginning of the name of a token, in a log-probability, where servers write its number."""
+
+_NOT_IN_COMPLETIONS = ("detokenize", "flat_logprobs")
+
+EXTENSION = "skyrl.inference.vllm.worker.WeightReceiver"
+
+C = TypeVar("C")
+
+
+@frozen
+class _Model:
+    id: str
+    root: str | None = None
+    max_model_len: object = None
+
+
+@frozen
+class _Models:
+    data: tuple[_Model, ...] | None = None
+
+
+@frozen
+class _WeightInfo:
+    weight_version: object = None
+
+
+@frozen
+class _Results:
+    """Outcome of a call in each worker."""
+
+    results: tuple[str | None, ...] | None = None
+
+
+@frozen
+class _WorldSize:
+    world_size: int
+
+
+@frozen
+class _Cache:
+    success: object = None
+
+
+@frozen
+class _Logprob:
+    logprob: object = None
+    token_id: int | None = None
+    token: object = None
+
+
+@frozen
+class _Content:
+    content: tuple[_Logprob, ...] | None = None
+
+
+@frozen
+class _GeneratedChoice:
+    token_ids: tuple[int, ...]
+    logprobs: _Content
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    weight_versions: tuple[Span, ...] | None = None
+
+
+@frozen
+class _Generated:
+    choices: tuple[_GeneratedChoice, ...]
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+@frozen
+class _FlatLogprobs:
+    token_logprobs: tuple[object, ...]
+    tokens: tuple[object, ...] | None = None
+
+
+@frozen
+class _CompletedChoice:
+    token_ids: tuple[int, ...]
+    logprobs: _FlatLogprobs
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+@frozen
+class _Completed:
+    choices: tuple[_CompletedChoice, ...]
+
+
+class VLLMServer:
+    """`Dialect` of vLLM's server. `samples` may lead to a router in front of it; `control` leads to the server."""
+
+    def __init__(
+        self,
+        samples: Connection,
+        control: Connection,
+        deadlines: ServerDeadlines,
+        *,
+        model: str = "",
+        workers: int | None = None,
+        overrides_group: bool = True,
+    ) -> None:
+        """`model` is the name that requests carry; empty for the first one that the server lists. `workers` is the
+        number of workers that join a group to receive weights; None if weights come as files. With `overrides_group`,
+        the server leaves a group through which others sent it weights; without it, such a server is refused.
+        """
+        self._samples, self._control, self.deadlines = samples, control, deadlines
+        self.url, self.has_answered = control.url, False
+        self._model = self._asked_for = model
+        self._workers, self._overrides_group = workers, overrides_group
+        self._route = _GENERATE
+        self._has_extension = False
+        self._mode = "wait"
+        self._run, self._adapter = secrets.token_hex(4), ""
+        """Part of the names of this run's adapters, and the name of the adapter that draws samples. Each has a new
+        name, because vLLM would read an adapter that is loaded in place of another again with every step."""
+
+    @property
+    def reads_back(self) -> bool:
+        return self._has_extension
+
+    async def connect(self, *, claim: bool) -> ServerFacts:
+        self.has_answered, self._route, self._adapter = False, _GENERATE, ""
+        models = (await self._control.first(_Models, "/v1/models", seconds=self.deadlines.start)).data or ()
+        self.has_answered = True
+        if not models or (self._asked_for and self._asked_for not in [each.id for each in models]):
+            raise UserError(f"the inference server {self.url} has no model called {self._asked_for or 'anything'}")
+        model = next((each for each in models if each.id == self._asked_for), models[0])
+        self._model = model.id
+        longest = model.max_model_len
+        is_versioned = await self._is_versioned()
+        if is_versioned and claim:
+            self._has_extension = await self._prepared()
+            await self._leave_update_group()
+            await self._refuse_other_size()
+            await self.resume()
+            await self._post("/update_weight_version", {"new_version": "0"})
+        return ServerFacts(
+            models=(self._model, str(model.root)),
+            max_model_len=longest if type(longest) is int else None,
+            is_versioned=is_versioned,
+        )
+
+    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
+        sampling = asked.request.sampling
+        check_sampling(sampling)
+        arguments = sampling_arguments(sampling, asked.key, limit=asked.limit, eos_ids=asked.ends)
+        prompt = list(asked.request.prompt_ids)
+        if self._route == _GENERATE:
+            try:
+                body = {"token_ids": prompt, "sampling_params": arguments, "return_token_ids": True}
+                return _of_generate(await self._sample(body, session, asked, seconds), asked)
+            except ServerRefusal as error:
+                if error.status not in _LACKING:
+                    raise
+                self._route = _COMPLETIONS
+        flat = {name: value for name, value in arguments.items() if name not in _NOT_IN_COMPLETIONS}
+        flat["vllm_xargs"] = flat.pop("extra_args", None)
+        body = {"prompt": prompt, "return_token_ids": True, **flat}
+        return _of_completions(await self._sample(body, session, asked, seconds), asked)
+
+    async def pause(self, in_flight: InFlight) -> None:
+        self._mode = "wait" if in_flight == "finish" else "keep"
+        if in_flight != "finish" and self._route == _COMPLETIONS:
+            raise UserError(
+                f"the inference server {self.url} does not report which weights sampled a token, so samples must not "
+                "be interrupted: start it with --enable-scale-out, or set "
+                "trainer.fully_async.interrupt_generation = false"
+            )
+        await self._post("/pause", query={"mode": self._mode, "clear_cache": str(in_flight != "keep").lower()})
+        self._samples.suspend()
+
+    async def resume(self) -> None:
+        await self._post("/resume")
+        self._samples.resume()
+
+    async def version(self) -> int:
+        info = await self._control.read(_WeightInfo, "/weight_info", seconds=self.deadlines.call)
+        return version_number(info.weight_version)
+
+    async def load_weights(
+        self, incoming: IncomingWeights, version: int, expected: ExpectedWeights, in_flight: InFlight
+    ) -> str:
+        if not isinstance(incoming, RemoteWeights if self._has_extension else Folder):
+            raise WeightSyncError(
+                f"the inference server {self.url} takes weights as files only: set "
+                "generator.inference_engine.weight_sync_backend = disk, or start the server with "
+                f"--worker-extension-cls {EXTENSION}"
+            )
+        if expected.has_experts and not self._has_extension:
+            raise WeightSyncError(
+                f"the inference server {self.url} would read the experts of this model under other names than the "
+                f"learner's: start the server with --worker-extension-cls {EXTENSION}"
+            )
+        outcomes = (await self._replace(incoming, expected)).results or ()
+        problem = "; ".join(sorted({outcome for outcome in outcomes if outcome}))
+        if self._has_extension:
+            problem = why_not_loaded(outcomes or ("",), incoming)
+        if problem:
+            return problem
+        return await self._forget(version, in_flight)
+
+    async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
+        assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
+        assert in_flight == "finish", "a sample keeps the adapter that it began with"
+        folder = Path(adapter.tensors.path) / "peft"
+        await asyncio.to_thread(write_adapter, adapter, folder)
+        name, before = f"skyrl-{self._run}-{version}", self._adapter
+        try:
+            await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, attempts=1)
+        except ServerRefusal as error:
+            raise WeightSyncError(
+                f"the inference server {self.url} does not accept the adapter; check that it was started with "
+                f"--enable-lora, --max-lora-rank {adapter.rank} (or the next one that vLLM has) and "
+                f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1: {error}"
+            ) from error
+        self._model = self._adapter = name
+        if before:
+            await self._post("/v1/unload_lora_adapter", {"lora_name": before})
+        return await self._forget(version, in_flight)
+
+    async def load(self) -> EngineLoad | None:
+        metrics = await self._control.get("/metrics", seconds=self.deadlines.heartbeat, attempts=1)
+        return load_of_metrics(metrics, waiting="vllm:num_requests_waiting", cache_use="vllm:kv_cache_usage_perc")
+
+    async def sleep(self) -> bool:
+        await self._post("/sleep", query={"level": "1", "mode": self._mode})
+        return False
+
+    async def wake(self) -> None:
+        await self._post("/wake_up")
+        await self._post("/pause", query={"mode": self._mode})  # waking starts the scheduler
+
+    @property
+    def route(self) -> str:
+        return self._route
+
+    async def sign(self, seconds: float) -> None:
+        await self._control.sign("/health", seconds=seconds)
+
+    async def close(self) -> None:
+        await asyncio.gather(self._samples.close(), self._control.close())
+
+    async def _is_versioned(self) -> bool:
+        try:
+            await self._control.get("/weight_info", seconds=self.deadlines.call)
+        except ServerRefusal as error:
+            if error.status not in _LACKING:
+                raise
+            return False
+        return True
+
+    async def _prepared(self) -> bool:
+        """Prepares the workers to report tempered log-probabilities. Returns False if they lack the extension."""
+        try:
+            await self._post("/collective_rpc", {"method": "skyrl_prepare"}, attempts=1)
+        except ProcessError as error:
+            if "no attribute 'skyrl_prepare'" not in str(error):
+                raise
+            return False
+        return True
+
+    async def _leave_update_group(self) -> None:
+        """Makes the server leave a group through which others send it weights. Raises `UserError` if `overrides_group`
+        is off and it is in one; a server without the extension does not report that.
+        """
+        if self._overrides_group:
+            await self._post("/shutdown_weight_transfer_engine")
+        elif self._has_extension:
+            body, seconds = {"method": "skyrl_update_group"}, self.deadlines.call
+            groups = await self._control.read(_Results, "/collective_rpc", body, seconds=seconds)
+            if holders := sorted({each for each in groups.results or () if each}):
+                raise UserError(
+                    f"the inference server {self.url} is in a group through which another run sends it weights "
+                    f"({', '.join(holders)}): if that run is over, set "
+                    "generator.inference_engine.override_existing_update_group = enable"
+                )
+
+    async def _refuse_other_size(self) -> None:
+        """Raises `UserError` if the server has another number of workers than the transfer group expects."""
+        if self._workers is None:
+            return
+        size = (await self._control.read(_WorldSize, "/get_world_size", seconds=self.deadlines.call)).world_size
+        if size != self._workers:
+            raise UserError(
+                f"the inference server {self.url} has {size} workers, but the sizes in "
+                f"generator.inference_engine require {self._workers}: set tensor_parallel_size, pipeline_parallel_size "
+                "and data_parallel_size to the server's values"
+            )
+
+    async def _replace(self, incoming: RemoteWeights, expected: ExpectedWeights) -> _Results:
+        """Has the workers replace their weights; their answer names what went wrong."""
+        call: dict[str, object]
+        if self._has_extension:
+            call = {"method": "skyrl_load_weights", "args": [as_plain(incoming), expected.tied]}
+        else:
+            assert isinstance(incoming, Folder)
+            await asyncio.to_thread(_write_second_names, incoming, expected)
+            call = {"method": "reload_weights", "kwargs": {"weights_path": incoming.path}}
+        seconds = self.deadlines.call
+        return await self._control.read(_Results, "/collective_rpc", call, seconds=seconds, attempts=1)
+
+    async def _forget(self, version: int, in_flight: InFlight) -> str:
+        """Drops what was computed from the old weights, and sets the version of the new ones. Returns an empty string,
+        or the reason why that stopped halfway.
+        """
+        if in_flight != "keep":
+            running = str(in_flight == "recompute").lower()
+            query, seconds = {"reset_running_requests": running}, self.deadlines.call
+            cache = await self._control.read(_Cache, "/reset_prefix_cache", {}, query=query, seconds=seconds)
+            if cache.success is not True:
+                return "vLLM could not drop what it had computed with the old weights"
+        await self._post("/update_weight_version", {"new_version": str(version)})
+        return ""
+
+    async def _sample(self, body: Mapping[str, object], session: str, asked: Asked, seconds: float) -> object:
+        whole = {"model": self._model, **body}
+        return await answered(self._samples, self._route, whole, asked, session, Parts, seconds=seconds)
+
+    async def _post(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        attempts: int = ATTEMPTS,
+    ) -> object:
+        return await self._control.post(path, body, query=query, seconds=self.deadlines.call, attempts=attempts)
+
+
+def _of_generate(answer: object, asked: Asked) -> Drawn:
+    generated = read(answer, _Generated)
+    refuse_other_prompt(generated.prompt_token_ids, asked.request.prompt_ids)
+    choice = _only(generated.choices)
+    listed, drawn = choice.logprobs.content or (), choice.token_ids
+    _refuse_other_tokens([(each.token_id, each.token) for each in listed], drawn)
+    return Drawn(
+        token_ids=drawn,
+        logprobs=numbers(each.logprob for each in listed),
+        finish=str(choice.finish_reason),
+        stopped_by=choice.stop_reason,
+        versions=versions_of_spans(choice.weight_versions, len(drawn)),
+    )
+
+
+def _only(choices: Sequence[C]) -> C:
+    if len(choices) != 1:
+        raise BadAnswer(f"with {len(choices)} choices, where one was asked for")
+    return choices[0]
+
+
+def _refuse_other_tokens(listed: Iterable[tuple[int | None, object]], drawn: Sequence[int]) -> None:
+    """Raises `BadAnswer` if a log-probability names another token than was drawn, by its number: as `token_id`, or as
+    `token` where that is `token_id:7` in place of text.
+    """
+    for (number, name), token in zip(listed, drawn, strict=False):
+        text = str(name) if isinstance(name, str) else ""
+        if number not in (None, token) or (text.startswith(_BY_NUMBER) and text != f"{_BY_NUMBER}{token}"):
+            raise BadAnswer("with the log-probabilities of other tokens than it drew")
+
+
+def _of_completions(answer: object, asked: Asked) -> Drawn:
+    choice = _only(read(answer, _Completed).choices)
+    refuse_other_prompt(choice.prompt_token_ids, asked.request.prompt_ids)
+    drawn, reported = choice.token_ids, choice.logprobs
+    _refuse_other_tokens([(None, each) for each in reported.tokens or ()], drawn)
+    return Drawn(
+        token_ids=drawn,
+        logprobs=numbers(reported.token_logprobs),
+        finish=str(choice.finish_reason),
+        stopped_by=choice.stop_reason,
+        versions=None,
+    )
+
+
+def _write_second_names(incoming: Folder, expected: ExpectedWeights) -> None:
+    """Adds a file with the second names of tied weights: on a CPU, vLLM would compute a head that is not among the
+    files with the packed copy of the old one.
+    """
+    wanted: dict[str, list[str]] = {}
+    for second, name in expected.tied.items():
+        wanted.setdefault(name, []).append(second)
+    if not wanted:
+        return
+    with incoming.open() as weights:
+        again = {second: tensor.clone() for name, tensor in weights for second in wanted.get(name, ())}
+    target = Path(incoming.path) / "second-names.safetensors"
+    part = target.with_suffix(f".{id(incoming)}.part")
+    save_tensors(again, part)
+    part.replace(target)

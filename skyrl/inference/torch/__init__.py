@@ -1,0 +1,1 @@
+"""The embedded engine: decoding with torch in the process that trains."""

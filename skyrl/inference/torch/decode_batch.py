@@ -1,0 +1,282 @@
+"""The rows in flight: jobs join, every step adds one token to each row, finished rows leave.
+
+Read `advance` first. Rows join and leave at any step (continuous batching). This changes no random number, and changes
+logits only by the rounding of matrix products of another size. A step does no work per row in Python, except for rows
+with stop strings and rows whose tokens are reported as they are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.errors import NonFiniteError
+from skyrl.inference import stop_strings
+from skyrl.inference.drawable import Drawable
+from skyrl.inference.draws import sample_seed, uniforms
+from skyrl.inference.engine import Completion, NewTokens
+from skyrl.inference.sampling import choose, less_frequent, not_ending, penalised
+from skyrl.inference.torch.causal_lm import CausalLM
+from skyrl.inference.torch.kv_cache import PlacedPrompt
+from skyrl.inference.torch.rows import Job, Row, RowTensors
+from skyrl.models.routers import restored_choices
+from skyrl.trajectory import RoutedExperts
+
+
+class DecodeBatch:
+    """All rows in flight on one model. One thread at a time may call it."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        tokenizer: ChatTokenizer,
+        *,
+        eos_ids: Sequence[int],
+        weight_version: int,
+        drawable: Drawable | None = None,
+    ) -> None:
+        """`drawable` are the tokens that may be drawn; None: all that the model has."""
+        self.rows: list[Row] = []
+        self._model, self._tokenizer, self._weight_version = model, tokenizer, weight_version
+        self._eos_ids, self._drawable = tuple(eos_ids), drawable
+        self._cache = model.new_cache()
+        self._describe_rows()
+
+    @torch.inference_mode()
+    def advance(self, leaving: Collection[Job], joining: Sequence[Job], interrupted: Callable[[], bool]) -> list[Job]:
+        """Lets jobs leave and join, then decodes until one is done, or nothing is left, or `interrupted()`.
+
+        Returns the jobs that are done; those that leave are forgotten. Raises `NonFiniteError` for logits that are not
+        finite, and any error of the model; the batch must then be discarded.
+        """
+        if leaving:
+            self._keep([place for place, row in enumerate(self.rows) if row.job not in leaving])
+        if joining:
+            self._admit(joining)
+        done = self._retire()
+        while not done and self.rows and not interrupted():
+            self._step()
+            done = self._retire()
+        return done
+
+    @torch.inference_mode()
+    def interrupt(self) -> None:
+        """Returns every row's tokens so far to its job, and drops the rows."""
+        places = list(range(len(self.rows)))
+        for place, drawn in zip(places, self._drawn(places), strict=True):
+            row = self.rows[place]
+            row.job.begun[row.index] = self._completion(place, drawn, eos=False, stopped=False)
+        self._keep([])
+
+    def weights_are(self, version: int) -> None:
+        """Adopt new weights: rows continue with the keys and values that they have."""
+        self._weight_version = version
+
+    def _admit(self, jobs: Sequence[Job]) -> None:
+        """Prefill a job once for all samples that share its prefix, and draw their next tokens."""
+        starts = [(job, ids, indices) for job in jobs for ids, indices in job.starts()]
+        samples, joined = sum(len(indices) for _, _, indices in starts), len(self.rows)
+        longest, ahead = max(len(ids) for _, ids, _ in starts), max(job.limit for job in jobs)
+        prefixes = self._model.prefill([ids for _, ids, _ in starts])
+        self._reserve(samples, before=longest, ahead=ahead)
+        placed = [
+            PlacedPrompt(
+                ids=ids,
+                layers=prefix.layers,
+                copies=len(indices),
+                total=len(job.prompt_ids) + job.limit,
+                experts=prefix.experts,
+            )
+            for (job, ids, indices), prefix in zip(starts, prefixes, strict=True)
+        ]
+        for (job, _, indices), start in zip(starts, self._cache.place_all(placed), strict=True):
+            self.rows += [
+                Row(job=job, index=i, seed=sample_seed(job.keys[i]), start=start, version=self._weight_version)
+                for i in indices
+            ]
+        self._remember_begun(joined)
+        copies = torch.tensor([len(indices) for _, _, indices in starts], device=self._model.device)
+        logits = torch.stack([prefix.logits for prefix in prefixes]).repeat_interleave(
+            copies, dim=0, output_size=samples
+        )
+        self._sample(logits, joined, RowTensors.of(self.rows[joined:], self._model.device, self._eos_ids))
+        self._describe_rows()
+        self._report(joined)
+
+    def _remember_begun(self, joined: int) -> None:
+        """Restore log-probabilities, versions and experts of the tokens that interrupted rows had drawn. The tokens
+        themselves were prefilled with the prompt.
+        """
+        for place, row in enumerate(self.rows[joined:], start=joined):
+            begun = row.job.begun.pop(row.index, None)
+            if begun is not None:
+                columns = slice(row.first, row.first + len(begun.token_ids))
+                self._cache.logprobs[place, 0, columns] = self._cache.logprobs.new_tensor(begun.logprobs)
+                self._cache.versions[place, 0, columns] = self._cache.versions.new_tensor(begun.weight_versions)
+                if begun.routed_experts is not None and self._cache.experts is not None:
+                    earlier = slice(row.start, row.start + len(begun.routed_experts))
+                    self._cache.experts[place, 0, earlier] = restored_choices(begun.routed_experts).to(
+                        self._cache.experts.device
+                    )
+
+    def _step(self) -> None:
+        """Decode one more token for every row."""
+        self._reserve(0, before=0, ahead=0)
+        logits = self._model.decode(self._cache, self._tensors.starts, ragged=self._ragged)
+        self._cache.window.end += 1
+        self._sample(logits, 0, self._tensors)
+        self._report(0)
+
+    def _report(self, joined: int) -> None:
+        """Report the newest token of the rows from `joined` on to jobs with an `on_tokens` callback."""
+        places = [place for place in self._reported if place >= joined]
+        if not places:
+            return
+        end = self._cache.window.end
+        for place, token in zip(places, self._cache.tokens[places, 0, end].tolist(), strict=True):
+            row = self.rows[place]
+            assert row.job.on_tokens is not None
+            index = row.job.first_index + row.index
+            row.job.on_tokens(NewTokens(index=index, start=end - row.first, token_ids=(token,)))
+
+    def _reserve(self, count: int, *, before: int, ahead: int) -> None:
+        shift = self._cache.reserve(count, before=before, ahead=max(ahead, self._last + 1 - self._cache.window.end))
+        if shift:
+            for row in self.rows:
+                row.start += shift
+            self._describe_rows()
+
+    def _sample(self, logits: Tensor, joined: int, rows: RowTensors) -> None:
+        """Draws the tokens in column `end` of the rows from `joined` on, which `rows` describes."""
+        cache, end = self._cache, self._cache.window.end
+        if rows.any_least:
+            logits = not_ending(logits.float(), rows.ends, end < rows.leasts)
+        if rows.settings.any_penalised:
+            logits = self._penalised(logits.float(), joined, rows)
+        numbers = uniforms(rows.seeds, end - rows.firsts)
+        tokens, logprobs = choose(logits, rows.settings, numbers, self._drawable)
+        cache.tokens[joined : len(self.rows), 0, end] = tokens
+        cache.logprobs[joined : len(self.rows), 0, end] = logprobs
+        cache.versions[joined : len(self.rows), 0, end] = self._weight_version
+
+    def _penalised(self, logits: Tensor, joined: int, rows: RowTensors) -> Tensor:
+        """Applies the repetition penalty, which counts prompt and completion so far, and the frequency penalty, which
+        counts the completion alone.
+        """
+        begin, end = min(row.start for row in self.rows[joined:]), self._cache.window.end
+        ids = self._cache.tokens[joined : len(self.rows), 0, begin:end]
+        columns = torch.arange(begin, end, device=ids.device)
+        seen = torch.where(
+            columns >= rows.starts.unsqueeze(1), ids, ids[:, -1:]
+        )  # columns before a row's start repeat its newest token
+        logits = penalised(logits, seen, rows.settings.repetition_penalty)
+        return less_frequent(logits, seen, columns >= rows.firsts.unsqueeze(1), rows.settings.frequency_penalty)
+
+    def _retire(self) -> list[Job]:
+        """Turns finished rows into completions and drops them; returns the jobs that are then done."""
+        end = self._cache.window.end
+        newest, logprobs = (stored[: len(self.rows), 0, end] for stored in (self._cache.tokens, self._cache.logprobs))
+        ended, stopped = (newest.unsqueeze(1) == self._tensors.ends).any(1), self._stopped()
+        flags = torch.stack((~logprobs.isfinite(), ended, self._tensors.lasts <= end))
+        if not stopped and not bool(flags.any()):
+            return []
+        non_finite, eos, at_limit = ({place for place, is_set in enumerate(row) if is_set} for row in flags.tolist())
+        self._refuse_non_finite(non_finite)
+        leaving = sorted(eos | stopped | at_limit)
+        for place, drawn in zip(leaving, self._drawn(leaving), strict=True):
+            row = self.rows[place]
+            if self._model.kept.most_bytes and self._model.kept.keeps_answers and row.version == self._weight_version:
+                computed = self._cache.computed(place, row.start)
+                self._model.kept.keep(*computed, copied=self._cache.copies_computed)
+            completion = self._completion(place, drawn, eos=place in eos, stopped=place in stopped)
+            row.job.completions[row.index] = completion
+        jobs = {self.rows[place].job: None for place in leaving}
+        self._keep([place for place in range(len(self.rows)) if place not in leaving])
+        return [job for job in jobs if job.done]
+
+    def _stopped(self) -> set[int]:
+        """Places of the rows whose newest token completed a stop string."""
+        if not self._watched:
+            return set()
+        end, depth = self._cache.window.end + 1, max(self.rows[place].tail for place in self._watched)
+        recent = self._cache.tokens[self._watched, 0, max(end - depth, 0) : end].tolist()
+        found = set()
+        for place, ids in zip(self._watched, recent, strict=True):
+            row = self.rows[place]
+            newest, stops = ids[-min(row.tail, end - row.first) :], row.job.sampling.stop or ()
+            least = row.job.sampling.min_new_tokens
+            if end - row.first > least and stop_strings.completed(
+                self._tokenizer, newest, stops, others_stand=least > 0
+            ):
+                found.add(place)
+        return found
+
+    def _drawn(self, places: list[int]) -> list[tuple[list[int], list[float], list[int]]]:
+        """Tokens, log-probabilities and versions of weights that the rows at these places have drawn."""
+        rows, cache, end = [self.rows[place] for place in places], self._cache, self._cache.window.end + 1
+        begin = min((row.first for row in rows), default=end)
+        tokens, logprobs, versions = (
+            stored[places, 0, begin:end].tolist() for stored in (cache.tokens, cache.logprobs, cache.versions)
+        )
+        firsts = [row.first - begin for row in rows]
+        return [
+            (ids[first:], scores[first:], numbers[first:])
+            for first, ids, scores, numbers in zip(firsts, tokens, logprobs, versions, strict=True)
+        ]
+
+    def _completion(
+        self, place: int, drawn: tuple[list[int], list[float], list[int]], *, eos: bool, stopped: bool
+    ) -> Completion:
+        row, (ids, logprobs, versions) = self.rows[place], drawn
+        return Completion(
+            token_ids=tuple(ids),
+            text=stop_strings.text_of(
+                self._tokenizer,
+                ids,
+                (row.job.sampling.stop or ()) if stopped else (),
+                least=row.job.sampling.min_new_tokens,
+            ),
+            logprobs=tuple(logprobs),
+            weight_versions=tuple(versions),
+            stop_reason="stop" if eos or stopped else "length",
+            routed_experts=self._routed_experts(place),
+        )
+
+    def _routed_experts(self, place: int) -> RoutedExperts | None:
+        """Experts of all tokens of a row but the newest; None if they are not recorded."""
+        cache, choices = self._cache, self._model.choices
+        if choices is None or cache.experts is None:
+            return None
+        return choices.packed(cache.experts[place, 0, self.rows[place].start : cache.window.end])
+
+    def _refuse_non_finite(self, places: Collection[int]) -> None:
+        if not places:
+            return
+        row = self.rows[min(places)]
+        key, drawn = row.job.keys[row.index], self._cache.window.end - row.first
+        raise NonFiniteError(
+            f"prompt {key.prompt_id!r}, sample {key.sample_index}: the model's logits after {drawn} sampled tokens are "
+            f"not finite (weights of version {self._weight_version})"
+        )
+
+    def _keep(self, places: list[int]) -> None:
+        order = self._cache.keep(places)
+        self.rows = [self.rows[place] for place in order]
+        if not self.rows:
+            self._cache = self._model.new_cache()
+        self._describe_rows(self._tensors.at(order))
+
+    def _describe_rows(self, tensors: RowTensors | None = None) -> None:
+        """Recompute everything that is derived from the list of rows; called whenever the list or a row's column
+        changes. `tensors` are the tensors of the rows, if they are known.
+        """
+        starts = {row.start for row in self.rows}
+        self._tensors = tensors or RowTensors.of(self.rows, self._model.device, self._eos_ids)
+        self._ragged = len(starts) > 1
+        self._last = max((row.last for row in self.rows), default=0)
+        self._watched = [place for place, row in enumerate(self.rows) if row.tail]
+        self._reported = [place for place, row in enumerate(self.rows) if row.job.on_tokens is not None]
+        self._cache.window.start = min(starts, default=0)

@@ -1,0 +1,305 @@
+"""The embedded engine: samples from a transformers model in this process, CPU or one GPU, no server.
+
+    GenerationRequest --> Job --Scheduler--> DecodeBatch --> Completion
+
+All calls of `generate` share one decoding batch. Requests join it between two steps, and a request is answered as soon
+as its own samples are finished. See `decode_batch.py` for the decoding loop.
+
+**Deterministic mode.** The last bits (about 1e-6) of a row of a matrix product depend on the size of the product,
+because kernels split the sum differently; over a few tokens that can change a draw. If results have to be equal bit for
+bit, every request is therefore decoded in a batch of its own: prompt length, batch size, the steps at which rows leave,
+all shapes then follow from the request alone, and with counter-based draws so do tokens and log-probabilities, whatever
+else is in flight. The cost is that requests do not share a larger batch. (Padding the batch to a fixed size would not
+suffice: elementwise kernels round the last few elements of a tensor differently, so a row's position would matter.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import evolve
+from transformers import PreTrainedModel
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.errors import ModelError, RunError, UserError, WeightSyncError
+from skyrl.inference.adapted_engine import AdaptedEngine, with_stored_adapter
+from skyrl.inference.adapters import Adapter, apply_adapter
+from skyrl.inference.drawable import Drawable
+from skyrl.inference.engine import (
+    Completion,
+    EngineLoad,
+    GenerationRequest,
+    InferenceEngine,
+    InFlight,
+    asked_logprobs,
+    longest_completion,
+    refuse_adapter,
+)
+from skyrl.inference.torch.causal_lm import CausalLM
+from skyrl.inference.torch.decode_batch import DecodeBatch
+from skyrl.inference.torch.prefix_cache import MOST_BYTES
+from skyrl.inference.torch.rows import Job
+from skyrl.inference.torch.sampling_support import sampling_support
+from skyrl.inference.torch.scheduler import Scheduler
+from skyrl.inference.weights import replace_weights
+from skyrl.models.files.loading import load_causal_lm, load_config, load_tokenizer
+from skyrl.models.files.rotation import varies_with_length
+from skyrl.models.low_rank import attach
+from skyrl.tree import FrozenDict
+from skyrl.weight_receiver.incoming_weights import IncomingWeights
+
+_log = logging.getLogger(__name__)
+
+
+class TorchEngine:
+    """An `InferenceEngine` over a transformers causal language model, which it must be the only one to use.
+
+    Example: `TorchEngine(AutoModelForCausalLM.from_pretrained(path), tokenizer, max_num_seqs=64)`
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: ChatTokenizer,
+        *,
+        max_num_seqs: int,
+        max_model_len: int | None = None,
+        deterministic: bool = False,
+        prefix_bytes: int = MOST_BYTES,
+        several_turns: bool = True,
+        int8: bool = False,
+        float32_head: bool = False,
+        returns_experts: bool = False,
+        base: TorchEngine | None = None,
+    ) -> None:
+        """At most `max_num_seqs` samples are decoded together. `max_model_len` is in tokens, prompt and completion
+        together; None is the model's `max_position_embeddings`. `prefix_bytes` bounds the memory of the keys and values
+        of finished sequences, from which later prompts continue; 0, and deterministic mode, compute every prompt whole.
+        Without `several_turns`, no prompt continues an answer, and only common prefixes of prompts are kept. With
+        `int8`, the layers' projections compute in eight bits, and everything else in the model's type. With
+        `float32_head`, logits are computed in float32. With `returns_experts`, completions report the experts of their
+        tokens. `base` is an engine over the same model without low-rank updates, with which this one shares the
+        parameters in memory.
+
+        Raises `ModelError` for a model that cannot be sampled from.
+        """
+        if varies_with_length(model.config):
+            raise ModelError(
+                "the model's rotary embeddings depend on the longest row of a call: load it with `load_causal_lm`, "
+                "which chooses one set of them"
+            )
+        self._max_model_len = max_model_len or _positions(model)
+        self._model: CausalLM = CausalLM(
+            model,
+            kept_bytes=0 if deterministic else prefix_bytes,
+            keeps_answers=several_turns,
+            int8=int8,
+            float32_head=float32_head,
+            records_experts=returns_experts,
+            base=None if base is None else base._model,
+            paged=None if deterministic else (max_num_seqs, self._max_model_len),
+        )
+        self._device, self._int8 = model.device, int8
+        self._tokenizer = copy.deepcopy(tokenizer)  # a fast tokenizer must not serve two threads
+        self._eos_ids, self._drawable = _eos_ids(model, tokenizer), Drawable.of(tokenizer)
+        self._max_num_seqs = max_num_seqs
+        self._weight_version = 0
+        self._scheduler = Scheduler(self._new_batch, max_rows=max_num_seqs, one_job_at_a_time=deterministic)
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights that the engine samples from; 0 until weights are loaded."""
+        return self._weight_version
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        """One completion per key, in order.
+
+        Raises `RunError` for a prompt that is empty or longer than `max_model_len`. If a forward pass fails or its
+        logits are not finite, every request in that batch raises the error, and the engine continues with the next.
+        """
+        refuse_adapter(request)
+        limit = self._longest_completion(request)
+        if limit == 0:
+            nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
+            return (nothing,) * len(request.keys)
+        jobs = self._jobs(request, limit)
+        await self._scheduler.complete(jobs)
+        drawn = (job.completions[index] for job in jobs for index in range(len(job.keys)))
+        return tuple(evolve(each, logprobs=asked_logprobs(request.sampling, each.logprobs)) for each in drawn)
+
+    async def pause(self, in_flight: InFlight = "finish") -> None:
+        """Returns when nothing is running. Requests made from now on, and those still waiting, wait for `resume`."""
+        await self._scheduler.pause(freeze=in_flight != "finish")
+        if in_flight == "recompute":
+            self._scheduler.requeue()
+
+    async def resume(self) -> None:
+        """Takes work again."""
+        self._scheduler.resume()
+
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
+        """Copy the weights into the model, compare the parameters with what arrived, and adopt `version`; see
+        `InferenceEngine.load_weights`.
+
+        Keys and values of finished sequences are dropped. Samples that a pause keeps retain theirs, which later prompts
+        do not reuse.
+        """
+        if not self._scheduler.idle:
+            raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
+        was_kept = self._model.kept.summary()
+        await asyncio.to_thread(self._replace_weights, incoming)
+        self._weight_version = version
+        _log.info("weights of version %d; %s", version, was_kept)
+        self._scheduler.weights_are(version)
+        return True
+
+    async def load(self) -> EngineLoad | None:
+        """Load of the engine: the number of samples that wait for places in the batch."""
+        return EngineLoad(waiting=self._scheduler.waiting)
+
+    async def sleep(self) -> bool:
+        """Moves the model to host memory, where the weights are kept. CUDA graphs and free pages are given up."""
+        self._model.release()
+        await self._move(torch.device("cpu"))
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # other processes, and tensors outside of graphs, cannot use it otherwise
+        return False
+
+    async def wake(self) -> None:
+        """Moves the model back to its device."""
+        await self._move(self._device)
+        self._model.refresh()
+
+    async def close(self) -> None:
+        """Finishes running requests; waiting and later ones raise `RunError`."""
+        await self._scheduler.close()
+        self._model.release()
+
+    async def _move(self, device: torch.device) -> None:
+        if self._model.model.device != device:
+            await asyncio.to_thread(self._model.model.to, device)
+
+    def _replace_weights(self, incoming: IncomingWeights) -> None:
+        if isinstance(incoming, Adapter):
+            if self._int8:
+                raise WeightSyncError("an int8 engine takes an adapter only merged into the weights, not separately")
+            apply_adapter(self._model.model, incoming)
+        else:
+            replace_weights(self._model.model, incoming)
+            attach(self._model.model, {})  # complete weights include every low-rank update
+        self._model.refresh()
+
+    def _new_batch(self) -> DecodeBatch:
+        return DecodeBatch(
+            self._model,
+            self._tokenizer,
+            eos_ids=self._eos_ids,
+            weight_version=self._weight_version,
+            drawable=self._drawable,
+        )
+
+    def _longest_completion(self, request: GenerationRequest) -> int:
+        """The longest possible completion in tokens; 0 if the prompt alone reaches the limit."""
+        name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
+        length = len(request.prompt_ids)
+        if request.sampling.additional_kwargs:
+            unknown = ", ".join(sorted(request.sampling.additional_kwargs))
+            raise UserError(f"sampling_params.additional_kwargs: the torch engine has no setting called {unknown}")
+        if length == 0:
+            raise RunError(f"{name} is empty: there is nothing to continue")
+        if length > self._max_model_len:
+            raise RunError(f"{name} has {length} tokens, more than max_model_len = {self._max_model_len}")
+        return longest_completion(request.sampling, length, self._max_model_len)
+
+    def _jobs(self, request: GenerationRequest, limit: int) -> list[Job]:
+        """One job, or several if more samples are requested than are decoded together."""
+        starts = range(0, len(request.keys), self._max_num_seqs)
+        return [
+            Job(
+                prompt_ids=request.prompt_ids,
+                sampling=request.sampling,
+                keys=request.keys[start : start + self._max_num_seqs],
+                limit=limit,
+                first_index=start,
+                on_tokens=request.on_tokens,
+            )
+            for start in starts
+        ]
+
+
+def load_torch_engine(
+    path: str,
+    *,
+    dtype: str,
+    attention: str,
+    device: str,
+    float32_head: bool = False,
+    use_fast_tokenizer: bool = True,
+    max_num_seqs: int,
+    max_model_len: int | None = None,
+    deterministic: bool = False,
+    prefix_caching: bool = True,
+    several_turns: bool = True,
+    overrides: Mapping[str, Any] = FrozenDict(),
+    init_seed: int | None = None,
+    tokenizer_path: str | None = None,
+    returns_experts: bool = False,
+    adapters: Mapping[str, str] = FrozenDict(),
+) -> InferenceEngine:
+    """An engine over its own copy of the model at `path` (folder or hub name), with weights that are stored or drawn
+    from `init_seed`. `overrides` replace values of the model's transformers configuration. `tokenizer_path` names a
+    tokenizer other than the model's. `adapters` maps the names in requests to folders with adapters in PEFT's format.
+    Raises `ModelError`.
+
+    `dtype` is torch's name of the type (`float32`), or `int8` for bfloat16 with projections in eight bits. `attention`
+    is transformers' name (`sdpa`), `device` is `cpu` or `cuda`. With `float32_head`, logits are computed in float32.
+    """
+    held = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
+    config = load_config(path, overrides)
+    support = sampling_support(config, attention)
+    if support.reason:
+        _log.warning("engine: %s samples with attention %s: %s", config.model_type, support.attention, support.reason)
+    model = load_causal_lm(
+        path,
+        dtype=held,
+        attention=support.attention,
+        device=torch.device(device),
+        overrides=overrides,
+        init_seed=init_seed,
+    )
+    make = partial(
+        TorchEngine,
+        tokenizer=load_tokenizer(tokenizer_path or path, use_fast=use_fast_tokenizer),
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        deterministic=deterministic,
+        prefix_bytes=MOST_BYTES if prefix_caching else 0,
+        several_turns=several_turns,
+        int8=dtype == "int8",
+        float32_head=float32_head,
+        returns_experts=returns_experts,
+    )
+    models = {name: with_stored_adapter(model, name, folder) for name, folder in adapters.items()}
+    base = make(model)
+    return AdaptedEngine(base, {name: make(each, base=base) for name, each in models.items()}) if models else base
+
+
+def _positions(model: PreTrainedModel) -> int:
+    """Largest number of tokens in a sequence of this model. Raises `ModelError` if its configuration has none."""
+    positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        raise ModelError(f"{type(model).__name__} does not state its context length: set max_model_len")
+    return positions
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: ChatTokenizer) -> tuple[int, ...]:
+    """Every id that ends a completion: the generation config's one or several, and the tokenizer's."""
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    listed = configured if isinstance(configured, list | tuple) else [configured]
+    return tuple(sorted({int(eos) for eos in (*listed, tokenizer.eos_token_id) if eos is not None}))

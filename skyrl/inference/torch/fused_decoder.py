@@ -1,0 +1,371 @@
+"""The forward pass of Llama, Qwen2 and Qwen3 over prepared weights, without module calls.
+
+Per layer, one projection computes query, key and value, one rotation turns queries and keys together, and a token needs
+about a dozen calls in Python. Prompts are computed back to back in one row of tokens, so that nothing is padded; only
+the last token of each goes through the end of the last layer and the head.
+
+`supports` selects the models; for every other one `causal_lm.py` calls transformers.
+
+Shapes: T tokens of all sequences, H hidden size, D head size, V vocabulary. For oneDNN, T is padded with zero rows to
+one of a few sizes (`projections.filled`); keys, values and logits are those of real tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from threading import Lock
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+
+from skyrl.inference.torch import projections
+from skyrl.inference.torch.kv_cache import RowCache
+from skyrl.inference.torch.prefix_cache import Kept, Layers
+from skyrl.inference.torch.projections import GateUp, Projection, filled
+from skyrl.inference.torch.quantized import Quantized, QuantizedGateUp, refuse_without_kernels
+from skyrl.models import low_rank
+from skyrl.models.attention.varlen_attention import LARGEST_HEAD, Sequences, has_varlen_kernels, varlen_attention
+
+_FAMILIES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+
+_CONSTANT_ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Types of rotary embedding whose frequencies do not depend on the length of the sequence."""
+
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Attention of a layer, by its number: (T, heads, D) queries, (T, kv_heads, D) keys and values -> (T, heads * D)."""
+
+
+@frozen(kw_only=True, eq=False)
+class Prefix:
+    """The keys, values and logits of a prompt of P tokens."""
+
+    layers: Layers
+
+    logits: Tensor
+    """Logits after the last token of the prefix, (V,)."""
+
+    experts: Tensor | None = None
+    """Experts of each token, (P, layers, K) int16; None if they are not recorded."""
+
+
+@frozen(kw_only=True, eq=False)
+class _Layer:
+    """The prepared weights of one layer."""
+
+    attention_norm: Tensor
+    queries_keys_values: Projection
+    head_norm: Tensor | None
+    """(heads + kv_heads, D): weights of the norms of queries and keys, in Qwen3."""
+
+    output: Projection
+    feed_forward_norm: Tensor
+    gate_up: GateUp
+    down: Projection
+
+
+@frozen(kw_only=True, eq=False)
+class _Span:
+    """Adjacent sequences of equal length: tokens [begin, begin + count * length)."""
+
+    begin: int
+    count: int
+    length: int
+    past: Layers = ()
+    """Keys and values from which a single sequence continues."""
+
+
+class FusedDecoder:
+    """Computes prompts and single tokens with the weights of a transformers model. Call it in inference mode.
+
+    The model's parameters may be replaced in place; `refresh` must then be called before the next token.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        int8: bool = False,
+        float32_head: bool = False,
+        base: FusedDecoder | None = None,
+    ) -> None:
+        """With `int8`, the projections of the layers compute in eight bits, the head and attention in the model's type;
+        with `float32_head`, the head computes in float32. `base` computes with the same weights without low-rank
+        updates; its prepared weights are shared.
+
+        Raises `ModelError` if the device cannot compute `int8`.
+        """
+        if int8:
+            refuse_without_kernels(model.device)
+        self._int8, self._base, self._preparing = int8, base, Lock()
+        self._float32_head = float32_head
+        config: Any = model.config
+        self._model: Any = model
+        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._epsilon, self._rotary = config.rms_norm_eps, self._model.model.rotary_emb
+        self._width = self._model.model.layers[0].self_attn.head_dim
+        self._layers: list[_Layer] = []
+        self._head: Projection | None = None
+        self._head_norms: dict[int, Tensor] = {}
+
+    @staticmethod
+    def supports(model: PreTrainedModel) -> bool:
+        """Whether this class computes the model's forward pass. Subclasses of the supported models may differ."""
+        if type(model) not in _FAMILIES:
+            return False
+        config: Any = model.config
+        rotary: Any = model.model.rotary_emb
+        plain_layers = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+        return plain_layers and config.hidden_act == "silu" and rotary.rope_type in _CONSTANT_ROTATIONS
+
+    def refresh(self) -> None:
+        """Frees the prepared weights; they are prepared again from the model's own for the next token."""
+        self._layers = []
+        self._head = None
+
+    def addresses(self) -> tuple[int, ...]:
+        """Addresses of everything that the forward pass reads, on the device: its weights and low-rank updates."""
+        self._prepare()
+        linear = [module for module in self._model.modules() if isinstance(module, nn.Linear)]
+        updates = [part for update in low_rank.of_layers(linear) if update is not None for part in (update.a, update.b)]
+        read = (*self._model.parameters(), *self._model.buffers(), *self._head_norms.values(), *updates)
+        return tuple(tensor.data_ptr() for tensor in read)
+
+    @torch.no_grad()
+    def _prepare(self) -> Projection:
+        """Prepares the model's current weights on its current device, unless that is done. Returns the head."""
+        with self._preparing:
+            if self._head is None:
+                inner, head = self._model.model, None if self._base is None else self._base._prepare()
+                self._embed = inner.embed_tokens
+                prepared = [None] * len(inner.layers) if self._base is None else self._base._layers
+                self._layers = [
+                    self._prepared(number, layer, base)
+                    for number, (layer, base) in enumerate(zip(inner.layers, prepared, strict=True))
+                ]
+                self._norm = inner.norm.weight.detach()
+                self._head = projections.projection(self._model.lm_head, base=head, float32=self._float32_head)
+            return self._head
+
+    def prefill(self, prompts: Sequence[Sequence[int]], kept: Sequence[Kept | None]) -> Iterator[Prefix]:
+        """Computes prompts independently of each other, in order, in one forward pass. On CUDA in 16 bits all share a
+        kernel, elsewhere adjacent ones of equal length do.
+
+        `kept` are prefixes of the prompts that are already computed.
+        """
+        self._prepare()
+        device, pasts = self._norm.device, [0 if each is None else len(each.ids) for each in kept]
+        new = [prompt[past:] for prompt, past in zip(prompts, pasts, strict=True)]
+        lengths = [len(tokens) for tokens in new]
+        ids = torch.tensor([[token for tokens in new for token in tokens]], device=device)
+        positions = torch.tensor(
+            [place for past, length in zip(pasts, lengths, strict=True) for place in range(past, past + length)],
+            device=device,
+        )
+        ends = torch.tensor(lengths, device=device).cumsum(0)
+        fits = self._norm.dtype.itemsize == 2 and self._width % 8 == 0 and self._width <= LARGEST_HEAD
+        attend = _together if fits and has_varlen_kernels(device) else _span_by_span
+        logits, layers = self._computed(ids, positions, attend(lengths, kept, device), ends - 1)
+        split = [tuple(part.transpose(0, 1).split(lengths, dim=1) for part in layer) for layer in layers]
+        for place, past in enumerate(kept):
+            own = tuple((keys[place], values[place]) for keys, values in split)
+            yield Prefix(layers=own if past is None else _continued(past.layers, own), logits=logits[place])
+
+    def decode(self, cache: RowCache, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """Logits (R, V) after one more token per row, whose keys and values are added in column `end` of the cache.
+
+        Shapes: `ids` (R, 1), `positions` (R,), `mask` (R, 1, 1, L) bool, or None if every column belongs to every
+        row.
+        """
+        self._prepare()
+        kind, rows = self._norm.dtype, len(ids)
+        added = None if mask is None else torch.zeros_like(mask, dtype=kind).masked_fill_(~mask, -torch.inf)
+        grouped = (rows, self._kv_heads, self._heads // self._kv_heads, self._width)
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            kept = cache.row_layers[layer].update(keys.unsqueeze(2), values.unsqueeze(2))
+            return scaled_dot_product_attention(queries.reshape(grouped), *kept, attn_mask=added).reshape(rows, -1)
+
+        return self.next_logits(ids, positions, attend)
+
+    def next_logits(self, ids: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+        """Logits (R, V) after one more token per row, `ids` (R, 1) at `positions` (R,). `attend` gets the keys and
+        values of the new tokens, and knows those of the earlier ones.
+        """
+        self._prepare()
+        rows, x, rotation = len(ids), filled(self._embed(ids)[:, 0]), self._rotation(positions)
+        for number, layer in enumerate(self._layers):
+            queries, keys, values = self._queries_keys_values(layer, x, rotation)
+            x = self._rest(layer, filled(attend(number, queries[:rows], keys[:rows], values[:rows])), x)
+        return self._logits(x)[:rows]
+
+    def _computed(
+        self, ids: Tensor, positions: Tensor, attend: Attention, ends: Tensor
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Logits at `ends`, and keys and values per layer, (T, kv_heads, D) each."""
+        tokens, x, rotation = len(positions), filled(self._embed(ids)[0]), self._rotation(positions)
+        layers: list[tuple[Tensor, Tensor]] = []
+        for layer in self._layers:
+            queries, keys, values = self._queries_keys_values(layer, x, rotation)
+            mixed = attend(len(layers), queries[:tokens], keys[:tokens], values[:tokens])
+            kept = keys[:tokens], values[:tokens]
+            if x.device.type == "cuda":  # views would hold the queries, too
+                kept = tuple(torch.stack(kept))
+            layers.append(kept)
+            if len(layers) == len(self._layers):
+                mixed, x = mixed[ends], filled(x[ends])
+            x = self._rest(layer, filled(mixed), x)
+        return self._logits(x)[: len(ends)], layers
+
+    def _queries_keys_values(self, layer: _Layer, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """(T, heads, D) queries, (T, kv_heads, D) keys and values; queries and keys are rotated."""
+        joined = layer.queries_keys_values(rms_norm(x, x.shape[-1:], layer.attention_norm, self._epsilon))
+        heads = joined.view(len(x), -1, self._width)
+        turned, values = heads[:, : -self._kv_heads], heads[:, -self._kv_heads :]
+        if layer.head_norm is not None:
+            turned = rms_norm(turned, (self._width,), None, self._epsilon) * layer.head_norm
+        cosine, sine = rotation
+        turned = torch.addcmul(turned * cosine, turned.roll(self._width // 2, -1), sine)
+        return turned[:, : self._heads], turned[:, self._heads :], values
+
+    def _rest(self, layer: _Layer, mixed: Tensor, x: Tensor) -> Tensor:
+        """The part of a layer after attention. Shapes: (T, heads * D), (T, H) -> (T, H)."""
+        x = layer.output.plus(mixed, x)
+        return layer.down.plus(layer.gate_up(rms_norm(x, x.shape[-1:], layer.feed_forward_norm, self._epsilon)), x)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self._prepare()(rms_norm(x, x.shape[-1:], self._norm, self._epsilon))
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines, and sines with the sign of their half, (T, 1, D), padded (RoFormer, arXiv:2104.09864, eq. 34)."""
+        angles = positions.unsqueeze(1) * self._rotary.inv_freq
+        cosine, sine = angles.cos() * self._rotary.attention_scaling, angles.sin() * self._rotary.attention_scaling
+        both = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
+        first, second = (filled(part.to(self._norm.dtype).unsqueeze(1)) for part in both)
+        return first, second
+
+    def _prepared(self, number: int, layer: Any, base: _Layer | None) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        norms = None
+        if hasattr(attention, "q_norm"):
+            norms = self._head_norm(number, attention.q_norm.weight, attention.k_norm.weight)
+        queries_keys_values = (attention.q_proj, attention.k_proj, attention.v_proj)
+        return _Layer(
+            attention_norm=layer.input_layernorm.weight.detach(),
+            queries_keys_values=self._projection(
+                queries_keys_values, None if base is None else base.queries_keys_values
+            ),
+            head_norm=norms,
+            output=self._projection((attention.o_proj,), None if base is None else base.output),
+            feed_forward_norm=layer.post_attention_layernorm.weight.detach(),
+            gate_up=self._gate_up(mlp.gate_proj, mlp.up_proj, None if base is None else base.gate_up),
+            down=self._projection((mlp.down_proj,), None if base is None else base.down),
+        )
+
+    def _head_norm(self, number: int, query: Tensor, key: Tensor) -> Tensor:
+        """Weights of the norms of all heads, (heads + kv_heads, D), in the memory that held those of this layer before
+        if it is on the same device: CUDA graphs read it there.
+        """
+        current = torch.cat([query.expand(self._heads, -1), key.expand(self._kv_heads, -1)])
+        held = self._head_norms.setdefault(number, current)
+        if held.device != current.device or held.dtype != current.dtype:
+            held = self._head_norms[number] = current
+        return held.copy_(current)
+
+    def _projection(self, layers: Sequence[nn.Linear], base: Projection | None) -> Projection:
+        return Quantized(*layers) if self._int8 else projections.projection(*layers, base=base)
+
+    def _gate_up(self, gate: nn.Linear, up: nn.Linear, base: GateUp | None) -> GateUp:
+        return QuantizedGateUp(gate, up) if self._int8 else projections.gate_up(gate, up, base=base)
+
+
+def _spans(lengths: Sequence[int], kept: Sequence[Kept | None]) -> Iterator[_Span]:
+    """Groups adjacent sequences of equal length; a sequence that continues a kept prefix has its own span."""
+    begin, waiting = 0, 0
+    for place, (length, past) in enumerate(zip(lengths, kept, strict=True)):
+        waiting += 1
+        follows = place + 1 < len(lengths) and kept[place + 1] is None and lengths[place + 1] == length
+        if past is None and follows:
+            continue
+        yield _Span(begin=begin, count=waiting, length=length, past=() if past is None else past.layers)
+        begin, waiting = begin + waiting * length, 0
+
+
+def _span_by_span(lengths: Sequence[int], kept: Sequence[Kept | None], device: torch.device) -> Attention:
+    """Attention of sequences after their kept prefixes, with a call for each span."""
+    spans = list(_spans(lengths, kept))
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return torch.cat([_attended(span, layer, queries, keys, values) for span in spans])
+
+    return attend
+
+
+def _together(lengths: Sequence[int], kept: Sequence[Kept | None], device: torch.device) -> Attention:
+    """The same by one call of the kernel for sequences of different lengths."""
+    totals = [length + (0 if past is None else len(past.ids)) for length, past in zip(lengths, kept, strict=True)]
+    query_bounds, key_bounds = (
+        torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=device) for each in (lengths, totals)
+    )
+    sequences = Sequences(
+        keys=None,
+        query_bounds=query_bounds,
+        key_bounds=key_bounds,
+        longest_query=max(lengths),
+        longest_key=max(totals),
+    )
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if totals != list(lengths):
+            keys, values = (_after_kept(kept, layer, part, new, lengths) for part, new in enumerate((keys, values)))
+        query, key, value = (each.transpose(0, 1).unsqueeze(0) for each in (queries, keys, values))
+        return varlen_attention(sequences, query, key, value, None)[0].flatten(1)
+
+    return attend
+
+
+def _after_kept(kept: Sequence[Kept | None], layer: int, part: int, new: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Keys (`part` 0) or values (1) of a layer, (K, kv_heads, D): those of each kept prefix, then the new ones."""
+    pieces: list[Tensor] = []
+    for past, own in zip(kept, new.split(list(lengths)), strict=True):
+        pieces += [own] if past is None else [past.layers[layer][part].transpose(0, 1), own]
+    return torch.cat(pieces)
+
+
+def _continued(past: Layers, new: Layers) -> Layers:
+    """Keys and values of P tokens, concatenated with those of the S tokens that follow."""
+    return tuple(
+        (torch.cat((first[0], second[0]), 1), torch.cat((first[1], second[1]), 1))
+        for first, second in zip(past, new, strict=True)
+    )
+
+
+def _attended(span: _Span, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention within each sequence of the span: (T, heads, D) of all tokens -> (count * length, heads * D)."""
+    tokens = slice(span.begin, span.begin + span.count * span.length)
+    query, key, value = (
+        part[tokens].unflatten(0, (span.count, span.length)).transpose(1, 2) for part in (queries, keys, values)
+    )
+    if span.past:
+        mixed = _after(span.past[layer], query, key, value)
+    else:
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return mixed.transpose(1, 2).reshape(span.count * span.length, -1)
+
+
+def _after(past: tuple[Tensor, Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of one sequence of S tokens that follow P others: (1, heads, S, D) -> the same shape.
+
+    The query heads that share a key head are concatenated, as positions of one head.
+    """
+    keys, values = (torch.cat((old, new[0]), 1)[None] for old, new in zip(past, (key, value), strict=True))
+    _, heads, length, width = query.shape
+    grouped = query.reshape(1, key.shape[1], heads // key.shape[1] * length, width)
+    before = torch.ones(length, keys.shape[2], dtype=torch.bool, device=query.device).tril(keys.shape[2] - length)
+    mask = before.repeat(heads // key.shape[1], 1)
+    return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(1, heads, length, width)

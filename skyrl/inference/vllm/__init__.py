@@ -1,0 +1,1 @@
+"""Engines of vLLM in the processes of a run."""

@@ -1,0 +1,343 @@
+"""The vLLM engine: an `InferenceEngine` over `vllm.AsyncLLM` (separate processes) or `vllm.LLMEngine` (this process).
+
+    GenerationRequest --> one vLLM request per sample --Backend--> Completion
+
+vLLM's asynchronous engine belongs to one event loop, so each engine has its own loop on its own thread: calls may come
+from any loop, which vLLM does not delay. vLLM's arguments are in `vllm/arguments.py` and `vllm/sampling.py`, the code
+that runs inside its workers is in `vllm/worker.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import itertools
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.config import InferenceEngineConfig
+from skyrl.errors import ModelError, ProcessError, RunError, SkyRLError, UserError, WeightSyncError
+from skyrl.inference.adapters import Adapter, refuse_foreign, write_adapter
+from skyrl.inference.drawable import Drawable
+from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InFlight, longest_completion
+from skyrl.inference.gate import Gate
+from skyrl.inference.vllm.arguments import engine_arguments
+from skyrl.inference.vllm.asynchronous import AsyncBackend
+from skyrl.inference.vllm.backend import ADAPTER, Backend, adapter_request, first_line, refusals, reporter
+from skyrl.inference.vllm.draws import by_key
+from skyrl.inference.vllm.environment import import_ahead, import_vllm, set_variables
+from skyrl.inference.vllm.model import expected_weights, model_facts, overridden, refuse_unfit
+from skyrl.inference.vllm.sampling import check_sampling, completion, sampling_arguments
+from skyrl.inference.vllm.stepped import SteppedBackend
+from skyrl.models.files.loading import load_tokenizer
+from skyrl.models.files.stored_adapter import stored_settings
+from skyrl.tree import FrozenDict
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, as_plain, why_not_loaded
+
+T = TypeVar("T")
+
+
+_log = logging.getLogger(__name__)
+
+_MESSAGE_CHARACTERS = 1000
+"""Number of characters kept of vLLM's message if it does not start: it lists every wrong setting, and may print whole
+configurations."""
+
+
+class VLLMEngine:
+    """An `InferenceEngine` that starts vLLM with `async_engine` and all other fields of its configuration.
+
+    Example: `VLLMEngine(run.generator.inference_engine, model_path="Qwen/Qwen3-0.6B", device="cuda", seed=0)`
+    """
+
+    def __init__(
+        self,
+        config: InferenceEngineConfig,
+        *,
+        model_path: str,
+        device: str,
+        seed: int = 0,
+        max_model_len: int | None = None,
+        tokenizer: ChatTokenizer | None = None,
+        overrides: Mapping[str, Any] = FrozenDict(),
+        stored_weights: bool = True,
+        tokenizer_path: str | None = None,
+        lora_rank: int = 0,
+        adapters: Mapping[str, str] = FrozenDict(),
+    ) -> None:
+        """Returns when the model is loaded. `device` is `cpu` or `cuda`. If `tokenizer` is None, it is loaded from
+        `tokenizer_path`, or from the model. `overrides` replace values of the model's own configuration. Without
+        `stored_weights`, no weights are read, and the first ones come with `load_weights`. With `lora_rank`, trained
+        adapters of that rank are accepted, too. `adapters` maps the names in requests to folders with adapters in
+        PEFT's format.
+
+        `max_model_len` is in tokens, prompt and completion together; None is the length that the model supports. Raises
+        `ConfigError` for settings that vLLM does not support, `ModelError` for the model, `UserError` if vLLM is not
+        installed or refuses to start.
+        """
+        trusted = bool(config.engine_init_kwargs.get("trust_remote_code", False))
+        facts = model_facts(model_path, trust_remote_code=trusted, overrides=overrides)
+        self._max_model_len = max_model_len or facts.positions or _no_positions(model_path)
+        # a tokenizer must not serve two threads
+        self._tokenizer = copy.deepcopy(tokenizer or load_tokenizer(tokenizer_path or model_path))
+        self._eos_ids = {*facts.eos_ids} | {self._tokenizer.eos_token_id} - {None}
+        self._expected = expected_weights(model_path, trust_remote_code=trusted, overrides=overrides)
+        self._gate, self._numbers, self._weight_version = Gate(), itertools.count(), 0
+        self._paused, self._closed, self._broken = False, False, ""
+        self._device = device
+        self._speculates = bool(config.engine_init_kwargs.get("speculative_config"))  # drafts need vLLM's generators
+        self._sockets = set_variables(config, device)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
+        self._thread.start()
+        try:
+            arguments = engine_arguments(
+                config,
+                model_path=model_path,
+                model=facts,
+                seed=seed,
+                device=device,
+                max_model_len=self._max_model_len,
+                known={field.name for field in dataclasses.fields(import_vllm().AsyncEngineArgs)},
+                stored_weights=stored_weights,
+                lora_ranks=_ranks(adapters, lora_rank),
+                tokenizer_path=tokenizer_path,
+                overrides=overridden(model_path, overrides, trust_remote_code=trusted),
+            )
+            start = _start(config, arguments, adapters, Drawable.of(self._tokenizer))
+            starting = asyncio.run_coroutine_threadsafe(start, self._loop)
+            self._backend, self._adapters = starting.result()
+        except BaseException:
+            self._end()
+            raise
+
+    @staticmethod
+    def prepare(config: InferenceEngineConfig, *, device: str, **_: object) -> None:
+        """Imports vLLM, as an engine with these arguments will need it, and takes no device memory."""
+        import_ahead(config, device)
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights that the engine samples from; 0 until weights are loaded."""
+        return self._weight_version
+
+    async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
+        """One completion per key, in order. Raises `RunError` for a prompt that is empty or longer than the model.
+
+        Raises `ProcessError` if vLLM is dead or dies meanwhile. A cancelled call leaves the batch.
+        """
+        limit = self._longest_completion(request)
+        if limit == 0:
+            nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
+            return (nothing,) * len(request.keys)
+        return await self._on_loop(self._generate(request, limit))
+
+    async def pause(self, in_flight: InFlight = "finish") -> None:
+        """Returns when nothing is running. Requests made from now on wait for `resume`."""
+        await self._on_loop(self._pause(in_flight))
+
+    async def resume(self) -> None:
+        """Takes work again."""
+        await self._on_loop(self._resume())
+
+    async def load_weights(self, incoming: IncomingWeights, version: int) -> bool:
+        """Replaces the weights and adopts `version`; see `InferenceEngine.load_weights`.
+
+        Names and shapes are checked first. vLLM then replaces layer by layer, so that any later failure puts this
+        engine out of service.
+        """
+        if not self._paused:
+            raise WeightSyncError(f"weights of version {version} came before the engine was paused and idle")
+        self._refuse_if_out_of_service()
+        if isinstance(incoming, Adapter):
+            refuse_foreign(incoming, self._expected.matrices)
+            await self._on_loop(self._replace(self._adopt(incoming), version))
+            return False  # vLLM reads the adapter from files
+        refuse_unfit(self._expected, incoming)
+        if isinstance(incoming, Shared) and not self._backend.shares_memory:
+            raise WeightSyncError("weights shared in memory do not reach an engine that runs in processes of its own")
+        await self._on_loop(self._replace(self._reload(incoming), version))
+        return True
+
+    async def load(self) -> EngineLoad | None:
+        """Number of requests that vLLM's scheduler does not run, and its cache use, after its last step."""
+        return self._backend.load()
+
+    async def sleep(self) -> bool:
+        """Frees the GPU memory of weights and cache, which are discarded. vLLM ignores this on a CPU."""
+        await self._on_loop(self._backend.sleep())
+        return self._device == "cuda"
+
+    async def wake(self) -> None:
+        """Allocates the memory again; its content is undefined until the next `load_weights`."""
+        await self._on_loop(self._backend.wake())
+
+    async def close(self) -> None:
+        """Finishes running requests, refuses waiting and later ones, and ends vLLM's processes. Safe to call twice."""
+        if self._thread.is_alive():
+            await self._on_loop(self._close())
+            await asyncio.to_thread(self._end)
+
+    async def _generate(self, request: GenerationRequest, limit: int) -> tuple[Completion, ...]:
+        async with self._gate:
+            self._refuse_if_out_of_service()
+            samples = [asyncio.ensure_future(self._sample(request, index, limit)) for index in range(len(request.keys))]
+            try:
+                return tuple(await asyncio.gather(*samples))
+            finally:
+                for sample in samples:
+                    sample.cancel()
+                await asyncio.gather(*samples, return_exceptions=True)
+
+    def _refuse_if_out_of_service(self) -> None:
+        if self._closed:
+            raise RunError("this inference engine was closed")
+        if self._broken:
+            raise WeightSyncError(self._broken)
+
+    async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
+        key = request.keys[index]
+        arguments = sampling_arguments(request.sampling, key, limit=limit, eos_ids=self._eos_ids)
+        if not self._speculates:
+            arguments = by_key(arguments)
+        try:
+            heard = None if request.on_tokens is None else reporter(request.on_tokens, index)
+            adapter = None if request.adapter is None else self._adapters[request.adapter]
+            output = await self._backend.generate(
+                str(next(self._numbers)), request.prompt_ids, arguments, heard, adapter
+            )
+        except refusals() as error:
+            raise UserError(f"prompt {key.prompt_id!r}: vLLM refuses the request: {error}") from error
+        return completion(output, key, request.sampling, self._tokenizer, prompt_tokens=len(request.prompt_ids))
+
+    async def _pause(self, in_flight: InFlight) -> None:
+        await self._gate.shut(keep=in_flight != "finish")
+        await self._backend.pause(in_flight)
+        self._paused = True
+
+    async def _resume(self) -> None:
+        self._paused = False
+        await self._backend.resume()
+        self._gate.open()
+
+    async def _reload(self, incoming: IncomingWeights) -> str:
+        """Replaces the weights in vLLM's workers. Returns an empty string, or the reason why that stopped halfway."""
+        plain = incoming if self._backend.shares_memory else as_plain(incoming)  # type: ignore[arg-type]  # shared: tensors
+        outcomes = await self._backend.call_workers("skyrl_load_weights", plain, self._expected.tied)
+        return why_not_loaded(outcomes, incoming)
+
+    async def _adopt(self, adapter: Adapter) -> str:
+        """Draws samples with this adapter beside the weights, after its tensors were compared with their digests."""
+        with TemporaryDirectory() as folder:
+            await asyncio.to_thread(write_adapter, adapter, Path(folder))
+            await self._backend.adopt_adapter(folder)
+        return ""
+
+    async def _replace(self, replacing: Coroutine[Any, Any, str], version: int) -> None:
+        try:
+            problem = await replacing
+            if not problem and not await self._backend.forget(version):
+                problem = "vLLM could not drop what it had computed with the old weights"
+        except Exception as error:  # noqa: BLE001 - after any error the weights are incomplete
+            problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if problem:
+            self._broken = (
+                f"this engine is out of service: loading weights of version {version} stopped halfway: {problem}"
+            )
+            raise WeightSyncError(self._broken)
+        self._weight_version = version
+        _log.info("weights of version %d", version)
+
+    async def _close(self) -> None:
+        self._closed = True
+        with suppress(ProcessError):
+            await self._backend.resume()  # paused samples are finished
+        self._gate.open()  # waiting requests are refused
+        await self._gate.shut()
+        await asyncio.to_thread(self._backend.close)
+
+    async def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call on the engine's own event loop; cancelling it cancels it there."""
+        if not self._thread.is_alive():
+            call.close()
+            raise RunError("this inference engine was closed")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
+
+    def _end(self) -> None:
+        """Release what remains when vLLM is gone: the loop's thread, and the folder of its sockets."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _longest_completion(self, request: GenerationRequest) -> int:
+        """The longest possible completion in tokens; 0 if the prompt alone reaches the limit."""
+        name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
+        length = len(request.prompt_ids)
+        check_sampling(request.sampling)
+        if request.adapter is not None and request.adapter not in self._adapters:
+            raise UserError(f"there is no adapter {request.adapter}; loaded: {', '.join(self._adapters) or 'none'}")
+        if length == 0:
+            raise RunError(f"{name} is empty: there is nothing to continue")
+        if length > self._max_model_len:
+            raise RunError(f"{name} has {length} tokens, more than max_model_len = {self._max_model_len}")
+        return longest_completion(request.sampling, length, self._max_model_len)
+
+
+async def _start(
+    config: InferenceEngineConfig, arguments: dict[str, Any], adapters: Mapping[str, str], drawable: Drawable
+) -> tuple[Backend, dict[str, object]]:
+    """Start vLLM and load the adapters in these folders. Returns the backend, and vLLM's requests for the adapters by
+    name. Runs on the engine's event loop.
+    """
+    make: Callable[[], Backend] = (
+        (lambda: AsyncBackend(arguments, ray_statistics=config.enable_ray_prometheus_stats))
+        if config.async_engine
+        else (lambda: SteppedBackend(arguments))
+    )
+    try:
+        backend = make()
+    except SkyRLError:
+        raise
+    except Exception as error:
+        message = "; ".join(line.strip() for line in str(error).splitlines() if line.strip()) or "no message"
+        raise UserError(f"vLLM does not start: {type(error).__name__}: {message[:_MESSAGE_CHARACTERS]}") from error
+    try:
+        await backend.call_workers("skyrl_prepare", drawable.count, drawable.holes)
+        if not await backend.forget(0):
+            raise ProcessError("a vLLM engine that has just started could not empty its caches")
+        return backend, await _loaded(backend, adapters)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def _ranks(adapters: Mapping[str, str], trained: int) -> list[int]:
+    """Ranks of the stored adapters, and `trained`, that of the trained one, if it is above 0. Raises `ModelError`."""
+    stored = [stored_settings(Path(folder), f"adapter {name}").rank for name, folder in adapters.items()]
+    return stored + [trained] * bool(trained)
+
+
+async def _loaded(backend: Backend, folders: Mapping[str, str]) -> dict[str, object]:
+    """Loads the adapters in these folders. Returns vLLM's requests for them, by name. Raises `ModelError`."""
+    loaded = {}
+    for number, (name, folder) in enumerate(folders.items(), ADAPTER + 1):
+        loaded[name] = adapter_request(folder, name, number)
+        try:
+            await backend.load_adapter(loaded[name])
+        except Exception as error:
+            raise ModelError(f"adapter {name}: vLLM does not accept {folder}: {first_line(error)}") from error
+    return loaded
+
+
+def _no_positions(model_path: str) -> int:
+    raise ModelError(f"the model {model_path} does not state its context length: set max_model_len")

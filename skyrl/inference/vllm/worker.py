@@ -1,0 +1,225 @@
+"""The part of an engine that runs inside vLLM's workers: it receives weights, and makes the workers draw by the keys of
+samples and report the log-probabilities that the learner computes.
+
+vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`), so `self` is a worker there; this module is
+imported in vLLM's processes. Calls come by name through `collective_rpc`, with only plain data as arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from skyrl.errors import WeightSyncError
+from skyrl.inference.drawable import Drawable
+from skyrl.inference.vllm.draws import Sampler, draw_by_keys
+from skyrl.inference.vllm.environment import end_with_host
+from skyrl.inference.vllm.in_place import load_in_place, why_not_in_place, without_reloading
+from skyrl.inference.vllm.read_back import ReadBack
+from skyrl.models.files.expert_names import stored_names
+from skyrl.weight_receiver import vllm_native
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, Native, Shared, for_worker, from_plain, receipt
+
+_log = logging.getLogger(__name__)
+
+Weights = Iterator[tuple[str, Tensor]]
+
+_GREEDY = 1e-5
+"""Temperature below which vLLM samples greedily."""
+
+_IN_CHECKPOINTS, _ALONE = "model.language_model.", "model."
+"""Prefixes of the names of a language model's weights in a multimodal checkpoint, and in its own checkpoint."""
+
+end_with_host()
+
+
+class WeightReceiver:
+    """Methods that are added to vLLM's workers. Their names begin with `skyrl`, to avoid clashes."""
+
+    model_config: Any
+    vllm_config: Any
+    model_runner: Any
+    parallel_config: Any
+    rank: int
+    reload_weights: Any
+
+    def skyrl_prepare(self, count: int | None = None, holes: Sequence[int] = ()) -> None:
+        """Makes the worker draw by the keys of samples, only tokens that the tokenizer knows, and report
+        log-probabilities of the tempered distribution, before top-k, top-p and min-p.
+
+        `count` and `holes` are those of `Drawable`; without them, the tokenizer is loaded here.
+        """
+        sampler = self.model_runner.sampler
+        if not hasattr(sampler, "topk_topp_sampler"):
+            raise RuntimeError("skyrl needs vLLM's first model runner: leave VLLM_USE_V2_MODEL_RUNNER unset")
+        if not getattr(sampler, "skyrl_prepared", False):  # every run that uses a server prepares it
+            report_tempered_logprobs(sampler, self._skyrl_drawable(count, holes))
+            gather_without_ranks(sampler)
+            draw_by_keys(sampler, self.model_runner)
+            know_names_of_the_text(self.model_runner.get_model())
+            sampler.skyrl_prepared = True
+
+    def _skyrl_drawable(self, count: int | None, holes: Sequence[int]) -> Drawable | None:
+        config = self.model_config
+        if count is not None:
+            return Drawable(count, tuple(holes))
+        return drawable_of(config.tokenizer, revision=config.tokenizer_revision, trusted=bool(config.trust_remote_code))
+
+    def skyrl_update_group(self) -> str:
+        """Class name of the transfer engine through which others send weights to this worker; empty without one."""
+        return vllm_native.group_holder(self)
+
+    def skyrl_load_weights(self, incoming: Mapping[str, Any] | IncomingWeights, tied: Mapping[str, str]) -> str:
+        """Replaces all weights by those that arrive. Returns their receipt, or the reason why that stopped halfway.
+
+        `incoming` is plain data, or the set itself if it comes from this process. `tied` maps the second name of each
+        tied weight to its first.
+        """
+        received = from_plain(incoming) if isinstance(incoming, Mapping) else incoming
+        place = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.rank
+        reason = why_not_in_place(self)
+        if reason and not getattr(self, "skyrl_told", False):
+            self.skyrl_told = True
+            _log.info("vLLM rebuilds its layers for new weights: %s", reason)
+        in_place = not reason
+        borrowed = not (in_place or isinstance(received, Shared))
+        is_shown = not in_place or getattr(self, "skyrl_read_back", False)
+        read_back = None if is_shown else ReadBack(self.model_runner.get_model())
+
+        def named(weights: Weights) -> Weights:
+            found = self._skyrl_named(weights, tied, copied=borrowed)
+            return read_back.named(found) if read_back else found
+
+        try:
+            with read_back or nullcontext():
+                self._skyrl_receive(received, place, named, in_place=in_place)
+            if read_back:
+                read_back.compare(may_go_nowhere=tied)
+                self.skyrl_read_back = True
+        except WeightSyncError as error:
+            return str(error)
+        self._skyrl_renew_heads()
+        self._skyrl_renew_experts()
+        return receipt(received)
+
+    def _skyrl_receive(
+        self, received: IncomingWeights, place: int, named: Callable[[Weights], Weights], *, in_place: bool
+    ) -> None:
+        if isinstance(received, Native):
+            with without_reloading() if in_place else nullcontext():
+                vllm_native.receive(self, place, received, named)
+            return
+        with for_worker(received, place).open() as weights:
+            if in_place:
+                load_in_place(self, named(weights))
+            else:
+                self.reload_weights(weights_iterator=named(weights))
+
+    def _skyrl_named(self, weights: Weights, tied: Mapping[str, str], *, copied: bool) -> Weights:
+        """The weights under all names that vLLM reads in the files of this model."""
+        return stored_names(under_all_names(weights, tied, copied=copied), self.model_config.hf_text_config.model_type)
+
+    def _skyrl_renew_heads(self) -> None:
+        """Rebuilds the packed copy of the embedding with which a tied head computes on a CPU: reloading does not."""
+        for module in self.model_runner.get_model().modules():
+            if any(base.__name__ == "ParallelLMHead" for base in type(module).__mro__):
+                module.quant_method.process_weights_after_loading(module)
+
+    def _skyrl_renew_experts(self) -> None:
+        """Rebuilds the packed weights with which experts compute on a CPU: vLLM packs them only when it starts."""
+        for module in self.model_runner.get_model().modules():
+            kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+            if kernel is not None and next(module.parameters()).device.type == "cpu":
+                kernel.fused_experts.process_weights_after_loading(module)
+
+
+def know_names_of_the_text(model: torch.nn.Module) -> None:
+    """Makes a multimodal model of vLLM accept weights and adapters of its language model under their own names.
+
+    A multimodal checkpoint has them below `model.language_model.`; a learner, which is the language model alone, below
+    `model.`.
+    """
+    mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
+    inside = getattr(mapper, "orig_to_new_prefix", {}).get(_IN_CHECKPOINTS)
+    if mapper is not None and inside:
+        longer_first = mapper | type(mapper)(orig_to_new_prefix={_ALONE: inside})
+        model.hf_to_vllm_mapper = longer_first
+
+
+def under_all_names(weights: Weights, tied: Mapping[str, str], *, copied: bool) -> Weights:
+    """Each weight with its whole shape, a tied one under its second names too: vLLM would not update a head that is not
+    among them.
+
+    Tensors are `copied` where vLLM holds those of a layer until all have arrived, longer than the incoming set does.
+    """
+    names: dict[str, list[str]] = {}
+    for second, first in tied.items():
+        names.setdefault(first, [first]).append(second)
+    first_of = {name: first for first, group in names.items() for name in group}
+    for name, tensor in weights:
+        kept = tensor.clone() if copied else tensor
+        for each in names.get(first_of.get(name, name), [name]):
+            yield each, kept
+
+
+def drawable_of(tokenizer: str, *, revision: str | None, trusted: bool) -> Drawable | None:
+    """The tokens of the tokenizer with this name; None, with a warning, if it cannot be loaded here."""
+    try:
+        return Drawable.of(AutoTokenizer.from_pretrained(tokenizer, revision=revision, trust_remote_code=trusted))
+    except Exception as error:  # noqa: BLE001 - it may be a tokenizer of vLLM alone, of which nothing is known
+        _log.warning("rows of the vocabulary without a token may be drawn: the tokenizer %s: %s", tokenizer, error)
+        return None
+
+
+def report_tempered_logprobs(sampler: Sampler, drawable: Drawable | None = None) -> None:
+    """Makes a vLLM sampler return log softmax(logits / temperature), with penalties, before top-p, top-k and min-p, and
+    draw only from the tokens that are `drawable` (None: from all).
+
+    vLLM itself offers only logits before the temperature or after the cut. Greedy rows are reported at temperature 1.
+    """
+    draw = sampler.sample
+
+    def sample(logits: Tensor, metadata: Any, logprobs_mode_override: str | None = None) -> tuple[Tensor, Any]:
+        wanted = metadata.max_num_logprobs is not None
+        scores = (
+            tempered_logprobs(logits, metadata.temperature) if wanted else None
+        )  # before `draw`, which overwrites logits
+        if drawable is not None:
+            drawable.leave(logits)
+        tokens, processed = draw(logits, metadata, logprobs_mode_override)
+        return tokens, processed if scores is None else scores
+
+    sampler.sample = sample
+
+
+def gather_without_ranks(sampler: Sampler) -> None:
+    """Makes a vLLM sampler that is asked for log-probabilities of the drawn tokens alone not count how many tokens are
+    likelier: nothing reads these ranks, and vLLM compiles a function for them at its start.
+    """
+    gather = sampler.gather_logprobs
+    kind = importlib.import_module("vllm.v1.outputs").LogprobsTensors
+
+    def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> tuple[Tensor, ...]:
+        if num_logprobs:
+            found: tuple[Tensor, ...] = gather(logprobs, num_logprobs, token_ids)
+            return found
+        drawn = token_ids.unsqueeze(-1)
+        made: tuple[Tensor, ...] = kind(drawn.int(), logprobs.gather(-1, drawn), torch.zeros_like(token_ids))
+        return made
+
+    sampler.gather_logprobs = gather_logprobs
+
+
+def tempered_logprobs(logits: Tensor, temperature: Tensor | None) -> Tensor:
+    """log softmax(logits / temperature): (R, V), (R,) or None if all rows are greedy -> (R, V), float32, in nats."""
+    if temperature is None:
+        return logits.log_softmax(-1, dtype=torch.float32)
+    divisor = torch.where(temperature < _GREEDY, 1.0, temperature)
+    return (logits.float() / divisor.unsqueeze(1)).log_softmax(-1)

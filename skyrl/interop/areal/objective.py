@@ -1,0 +1,132 @@
+"""Converts AReaL's objective, which several settings determine together: from rewards to advantages to a loss.
+
+AReaL always computes advantages with GAE, which without a critic takes every value as 0 and so yields plain returns.
+They are then normalised over tokens as `adv_norm` says; before that, `reward_norm` decides whether rewards are
+compared within groups (`PPOActor.compute_advantages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.interop.conversions import ALGORITHM, Becomes, number
+
+_NORM = ALGORITHM + "advantage_norm."
+OBJECTIVE_KEYS = (
+    "actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level", "actor.adv_norm.eps",
+    "actor.adv_norm.std_unbiased", "actor.adv_norm.mean_leave1out", "actor.kl_estimator", "actor.gae_lambda",
+    "actor.recompute_logprob", "ppo.recompute_logprob", "actor.importance_sampling_level", "actor.use_sapo_loss",
+    "actor.sapo_tau_pos", "actor.sapo_tau_neg", "actor.prox_logp_method",
+)  # fmt: skip
+"""Settings whose conversion depends on others: see `objective`."""
+
+
+def estimator(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of `trainer.algorithm` that reproduce the advantages of a complete file, before `adv_norm`.
+
+    If rewards are compared within groups, without discounting and without a KL penalty in them, AReaL's returns are the
+    advantages of GRPO.
+    """
+    if has_critic(values):
+        return {"advantage_estimator": "gae", "whiten_advantages": False}
+    has_kl = bool(number(values.get("actor.kl_ctl", 0.1)))
+    is_flat = all(number(values.get(f"actor.{name}", 1)) == 1 for name in ("discount", "gae_lambda"))
+    is_compared = "group" in (values.get("actor.reward_norm.mean_level"), values.get("actor.adv_norm.mean_level"))
+    if is_compared and not has_kl and is_flat:
+        return {"advantage_estimator": "grpo", "grpo_norm_by_std": False}
+    return {"advantage_estimator": "reinforce++", "whiten_advantages": False}
+
+
+def has_critic(values: Mapping[str, Any]) -> bool:
+    """Whether a critic is configured."""
+    return any(key.startswith("critic.") for key in values) and values.get("critic.path") is not None
+
+
+def objective(key: str, value: object, values: Mapping[str, Any]) -> Becomes:
+    """Convert one of `OBJECTIVE_KEYS`."""
+    name = key.removeprefix("actor.")
+    if name == "adv_norm" or name.startswith("adv_norm."):
+        return _advantage_norm(name, value)
+    if name.endswith("recompute_logprob"):
+        return _old_logprobs(value, values)
+    if name == "prox_logp_method":
+        return _proximal(value, values)
+    if name == "kl_estimator":
+        return _kl_estimator(value, values)
+    if name == "gae_lambda":
+        return _gae_lambda(value, values)
+    if name == "importance_sampling_level":
+        return _level(value, values)
+    return _sapo(name, value, values)
+
+
+def _advantage_norm(name: str, value: object) -> Becomes:
+    if name == "adv_norm":
+        return (
+            Becomes(needless="advantages are not normalized") if value is None else Becomes(refused="expected a table")
+        )
+    field = name.removeprefix("adv_norm.")
+    if field.endswith("_level") and value == "none":
+        value = None
+    return Becomes(writes={_NORM + field: number(value)})
+
+
+def _old_logprobs(is_recomputed: Any, values: Mapping[str, Any]) -> Becomes:
+    """Convert `recompute_logprob`. Without it, AReaL computes ratios from the engine's log-probabilities; the decoupled
+    loss needs both.
+    """
+    if is_recomputed and not _interpolates(values):
+        return Becomes(needless="the learner recomputes log-probabilities by default")
+    if values.get("actor.use_decoupled_loss") or values.get("ppo.use_decoupled_loss"):
+        return Becomes(needless="set by prox_logp_method in the decoupled loss, which recomputes them by default")
+    return Becomes(writes={ALGORITHM + "old_logprobs": "engine"})
+
+
+def _interpolates(values: Mapping[str, Any]) -> bool:
+    return bool(values.get("actor.use_decoupled_loss")) and values.get("actor.prox_logp_method") == "loglinear"
+
+
+def _proximal(value: object, values: Mapping[str, Any]) -> Becomes:
+    if not values.get("actor.use_decoupled_loss"):
+        return Becomes(needless="use_decoupled_loss is off")
+    if value == "loglinear":
+        return Becomes(writes={ALGORITHM + "old_logprobs": "interpolated"})
+    if value in ("recompute", None):
+        return Becomes(needless="log-probabilities are recomputed by default")
+    return Becomes(not_yet="metrics that compare interpolated with recomputed log-probabilities")
+
+
+def _kl_estimator(value: object, values: Mapping[str, Any]) -> Becomes:
+    if number(values.get("actor.kl_ctl", 0.1)) == 0:
+        return Becomes(needless="no effect: there is no KL penalty")
+    return Becomes(writes={ALGORITHM + "kl_estimator_type": value})
+
+
+def _gae_lambda(value: object, values: Mapping[str, Any]) -> Becomes:
+    """Convert `gae_lambda`. Without values from a critic, lambda acts as an additional discount."""
+    if has_critic(values) or "actor.path" not in values:
+        return Becomes(writes={ALGORITHM + "lambd": number(value)})
+    if number(value) == 1:
+        return Becomes(needless="no effect at this value")
+    discount = number(values.get("actor.discount", 1))
+    return Becomes(
+        writes={ALGORITHM + "gamma": discount * number(value)},
+        note="discount times gae_lambda, because there is no critic",
+    )
+
+
+def _level(value: object, values: Mapping[str, Any]) -> Becomes:
+    if value == "token":
+        return Becomes(needless="ratios are per token by default")
+    if values.get("actor.use_decoupled_loss"):
+        return Becomes(not_yet="sequence-level ratios in the decoupled loss")
+    return Becomes(writes={ALGORITHM + "policy_loss_type": "gspo"})
+
+
+def _sapo(name: str, value: object, values: Mapping[str, Any]) -> Becomes:
+    if not values.get("actor.use_sapo_loss"):
+        return Becomes(needless="use_sapo_loss is off")
+    if name == "use_sapo_loss":
+        return Becomes(writes={ALGORITHM + "policy_loss_type": "sapo"})
+    return Becomes(writes={f"{ALGORITHM}sapo.{name.removeprefix('sapo_')}": number(value)})

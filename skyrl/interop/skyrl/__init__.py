@@ -1,0 +1,1 @@
+"""Configurations and launch scripts of SkyRL."""

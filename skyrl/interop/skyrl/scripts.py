@@ -1,0 +1,93 @@
+"""Converts SkyRL's scripts and files, of the Hydra era and later, to our tables.
+
+Old names are handled by the migrations of the tree itself; this module handles the syntax: shell scripts, Hydra's `+`
+and `~`, and YAML values. Scripts and files of `main_sft` have a separate tree: see `skyrl/sft.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attrs import evolve
+
+from skyrl.interop.report import Conversion, Line
+from skyrl.interop.shell.scripts import overrides_in
+from skyrl.interop.skyrl.programs import program_of, settings_of
+from skyrl.interop.skyrl.settings import convert_one
+from skyrl.interop.skyrl.sft import SFT_ROOTS, convert_settings, convert_sft, is_sft
+from skyrl.interop.values import References, flat_file, is_script, text_of, without_references, yaml_value
+from skyrl.interop.writing import Writing, apply
+
+_DEFAULTS_OF_HYDRA = "removes a Hydra default, and there are none here"
+
+
+def convert_skyrl(name: str) -> Conversion:
+    """Convert a shell script or a YAML file. Raises `ConfigError` if it cannot be read."""
+    if is_script(name):
+        script = text_of(name)
+        overrides = overrides_in(script, SFT_ROOTS) if "main_sft" in script else overrides_in(script)
+        return convert_overrides(overrides, name, program=program_of(script))
+    values, _ = without_references(flat_file(name))
+    if is_sft(values):
+        return convert_sft(values, name)
+    writing = Writing(name)
+    for key, value in values.items():
+        convert_one(writing, key, value, others=values)
+    return _finished(writing, values)
+
+
+def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, program: str = "") -> Conversion:
+    """Convert a list of `path=value`, in the form accepted by Hydra or a later SkyRL. The last value of a path wins.
+    `program` is the module that takes them.
+    """
+    read = [_Override(override) for override in overrides]
+    values = {each.key: each.value for each in read if not each.takes_away}
+    references = References(values)
+    if is_sft(values):
+        settings = [
+            _taken_away(each) if each.takes_away else (each.key, references.filled(each.value)) for each in read
+        ]
+        return convert_settings(settings, where)
+    writing, known = Writing(where), settings_of(program)
+    implied = dict(known.implied(values)) if known else {}
+    for path, value in implied.items():
+        writing.write("implied", path, value)
+    for each in read:
+        if each.takes_away:
+            writing.note(_taken_away(each))
+            continue
+        filled = references.filled(each.value)
+        become = known and known.becomes(each.key, filled, values)
+        if become:
+            apply(writing, each.key, filled, become)
+        else:
+            convert_one(writing, each.key, filled, each.text, added=each.is_added, others=values)
+    converted = _finished(writing, values)
+    written = {path for line in converted.lines for path in line.targets}
+    silent = [(path, value) for path, value in implied.items() if path not in written]
+    lines = [Line(outcome="kept", source=program, value=value, targets=(path,)) for path, value in silent]
+    return evolve(converted, defaults=tuple(lines), remarks=(known.remark,) if known else ())
+
+
+class _Override:
+    """A parsed override: `path=value`, `+path=value` or `~path`."""
+
+    def __init__(self, override: str) -> None:
+        name, equals, self.text = override.partition("=")
+        self.override = override
+        self.key = name.lstrip("+~")
+        self.takes_away = name.startswith("~") or not equals
+        self.is_added = name.startswith("+")
+        self.value = yaml_value(self.text)
+
+
+def _taken_away(override: _Override) -> Line:
+    return Line(outcome="refused", source=override.override, why=_DEFAULTS_OF_HYDRA)
+
+
+def _finished(writing: Writing, values: Mapping[str, Any]) -> Conversion:
+    """Finish the conversion. SkyRL computes on GPUs, so a configuration that names no device gets `cuda`."""
+    if "trainer.device" not in values and values:
+        writing.write("trainer.device", "trainer.device", "cuda")
+    return writing.finish()

@@ -1,0 +1,186 @@
+"""Converts settings of SkyRL's `main_sft`, which are not under `trainer`, to a run of `kind = "sft"`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from skyrl.config import SFTConfig
+from skyrl.interop.conversions import Becomes, Entry, goes_to, later, not_there, only
+from skyrl.interop.environment import read_environment
+from skyrl.interop.report import Conversion, Line, OtherDefault
+from skyrl.interop.skyrl.settings import convert_one
+from skyrl.interop.writing import Writing, apply
+from skyrl.tree import get_at
+
+_MEGATRON = "Megatron learners"
+_ALWAYS_CACHED = "rows are tokenized when the run starts; tokenized_path stores them"
+_COLLATION = "affects how fast batches are assembled, not their content"
+_PRETOKENIZED = "rows tokenized by another program"
+
+_ONE_NAME = {"dataset_name": "dataset_split", "eval_dataset_name": "eval_dataset_split"}
+_NAMES = {"train_datasets": "train_dataset_splits", "eval_datasets": "eval_dataset_splits"}
+_PATHS = {"dataset_name": "train_datasets", "eval_dataset_name": "eval_datasets"}
+_SPLITS = {split: name for name, split in (_ONE_NAME | _NAMES).items()}
+"""Setting with splits -> the setting that names their datasets; here a source is `name:split`."""
+
+_BY_SPLIT = "part of the data source: NAME:SPLIT"
+_FREE_TABLES = ("model_config_kwargs", "sampler_kwargs")
+
+
+def _folder(path: str) -> Callable[[Any], Becomes]:
+    """Conversion of a folder; an empty one means none in SkyRL, and the run's own folder here."""
+    return lambda value: Becomes(writes={path: value}) if value else Becomes(needless="empty, so the default applies")
+
+
+def _strategy(value: object) -> Becomes:
+    return Becomes(not_yet=_MEGATRON) if value == "megatron" else Becomes(writes={"strategy": value})
+
+
+_KEYS: dict[str, Entry] = {
+    "strategy": _strategy,
+    "sequence_parallel_size": goes_to("sequence_parallel_size"),
+    "model_config_kwargs": later("overrides of the model's configuration", {}),
+    "use_torch_compile": goes_to("use_torch_compile"),
+    "record_memory": goes_to("record_memory"),
+    "torch_profiler_config.enable": later("tracing every step; profile_steps traces the listed steps", False),
+    "pretokenized_dataset_paths": later(_PRETOKENIZED, []),
+    "eval_pretokenized_dataset_paths": later(_PRETOKENIZED, []),
+    "logger": goes_to("logger"),
+    "tags": goes_to("trackers.tags"),
+    "ckpt_path": _folder("ckpt_path"),
+    "export_path": _folder("export_path"),
+    "resume_from": lambda value: Becomes(writes={"resume_from": value or ""}),
+    "enable_ray_gpu_monitor": not_there("GPUs are not monitored through Ray"),
+    "num_workers": not_there(_COLLATION),
+    "async_batch_collation": not_there(_COLLATION),
+    "dataloader_num_workers": not_there(_COLLATION),
+    "dataloader_persistent_workers": not_there(_COLLATION),
+    "sampler_class_path": later("custom samplers"),
+    "sampler_kwargs": later("custom samplers", {}),
+    "cache_dir": not_there(_ALWAYS_CACHED),
+    "force_recache": not_there(_ALWAYS_CACHED),
+    "disable_cache": not_there(_ALWAYS_CACHED),
+    "remove_microbatch_padding": goes_to("use_sequence_packing"),
+    "use_sequence_packing": only(
+        False,
+        does="rows are distributed by max_tokens_per_microbatch",
+        otherwise="packing batches before they are distributed",
+    ),
+    "max_tokens_per_microbatch": goes_to("max_tokens_per_microbatch"),
+    "num_epochs": goes_to("num_epochs"),
+    "max_training_steps": goes_to("num_steps"),
+}
+"""Settings that have a different name or meaning here."""
+
+SFT_ROOTS = (
+    *_KEYS, *_ONE_NAME, *_NAMES, *_SPLITS, "model", "optimizer_config", "placement", "megatron_config", "fsdp_config",
+    "torch_profiler_config", "train_dataset_weights", "messages_key", "tools_key", "system_key", "eval_dataset_names",
+    "eval_interval", "eval_before_train", "max_length", "num_steps", "batch_size", "micro_train_batch_size_per_gpu",
+    "project_name", "run_name", "ckpt_interval", "max_ckpts_to_keep", "hf_save_interval", "seed", "sampler",
+    "train_on_what", "dummy_run_full_ctx", "dummy_run_max_steps",
+)  # fmt: skip
+"""Top-level names of SkyRL's SFT configuration."""
+
+_DUMMY_STEPS = 5
+"""SkyRL's default of `dummy_run_max_steps`."""
+
+_OF_RL = ("trainer", "generator", "environment", "data", "hydra")
+
+_DEFAULTS = {
+    "strategy": ("megatron", "strategy"),
+    "model.path": ("Qwen/Qwen3-0.6B", "model.path"),
+    "placement.num_gpus_per_node": (4, "placement.num_gpus_per_node"),
+    "optimizer_config.lr": (1e-6, "optimizer_config.lr"),
+    "resume_from": ("", "resume_from"),
+}
+"""SkyRL's key -> its default and our path, where the defaults differ."""
+
+
+def is_sft(keys: Iterable[str]) -> bool:
+    """Whether the settings are those of `main_sft`: they have its top-level names, and none of an RL configuration."""
+    tops = {key.partition(".")[0] for key in keys}
+    return bool(tops & {*SFT_ROOTS}) and not tops & {*_OF_RL}
+
+
+def convert_sft(values: Mapping[str, Any], where: str) -> Conversion:
+    """Convert the settings of a file, after resolving references between them."""
+    return convert_settings(list(values.items()), where)
+
+
+def convert_settings(settings: Sequence[tuple[str, Any] | Line], where: str) -> Conversion:
+    """Convert settings in order, where the last value of a key wins; `Line` items were already refused."""
+    writing = Writing(where, SFTConfig)
+    given = [each for each in settings if not isinstance(each, Line)]
+    known = {key: read_environment(value, key).value for key, value in given}
+    for each in settings:
+        if isinstance(each, Line):
+            writing.note(each)
+            continue
+        key, value = each
+        read = read_environment(value, key)
+        if read.refused:
+            writing.note(Line(outcome="refused", source=key, value=value, why=read.refused))
+        else:
+            _convert(writing, key, read.value, known | {key: read.value})
+    if "device" not in known:
+        writing.write("device", "device", "cuda")
+    return writing.finish(lambda run: tuple(_other_defaults(known, run)))
+
+
+def _convert(writing: Writing, key: str, value: Any, values: Mapping[str, Any]) -> None:
+    if key in _ONE_NAME or key in _NAMES:
+        apply(writing, key, value, _sources(key, value, values))
+    elif key in _SPLITS:
+        apply(writing, key, value, _split(key, value, values))
+    elif key.partition(".")[0] == "megatron_config":
+        apply(writing, key, value, _megatron(key, value, values))
+    elif key in ("dummy_run_full_ctx", "dummy_run_max_steps"):
+        apply(writing, key, value, _made_up_steps(values))
+    elif entry := _KEYS.get(key) or _KEYS.get(key.partition(".")[0] if key.startswith(_FREE_TABLES) else ""):
+        apply(writing, key, value, Becomes(writes={entry: value}) if isinstance(entry, str) else entry(value))
+    else:
+        convert_one(writing, key, value)
+
+
+def _made_up_steps(values: Mapping[str, Any]) -> Becomes:
+    """Convert steps on dummy rows of full length: a switch and a number in SkyRL, only the number here."""
+    if not values.get("dummy_run_full_ctx"):
+        return Becomes(needless="dummy_run_full_ctx is off")
+    return Becomes(writes={"num_dummy_steps": values.get("dummy_run_max_steps", _DUMMY_STEPS)})
+
+
+def _sources(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    """Convert datasets with their splits; `null` means none."""
+    if value is None:
+        return Becomes(needless="not set")
+    path = _PATHS.get(key, key)
+    names = value if isinstance(value, list) else [value]
+    given = values.get((_ONE_NAME | _NAMES)[key])
+    splits = given if isinstance(given, list) else [given] * (1 if key in _ONE_NAME else len(names))
+    if len(splits) != len(names):
+        return Becomes(refused=f"{len(names)} datasets, but {len(splits)} splits")
+    return Becomes(
+        writes={path: [f"{name}:{split}" if split else str(name) for name, split in zip(names, splits, strict=True)]}
+    )
+
+
+def _split(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    if value is None or values.get(_SPLITS[key]) is not None:
+        return Becomes(needless=_BY_SPLIT)
+    return Becomes(refused=f"{_SPLITS[key]} is not set")
+
+
+def _megatron(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
+    """Convert a setting that only Megatron reads, which is SkyRL's default if no strategy is given."""
+    if values.get("strategy", "megatron") != "megatron":
+        return Becomes(needless=f"no effect: the strategy is {values['strategy']}")
+    if key.endswith("_parallel_size") and value == 1:
+        return Becomes(needless="no effect at this value")
+    return Becomes(not_yet=_MEGATRON)
+
+
+def _other_defaults(values: Mapping[str, Any], run: Any) -> Iterable[OtherDefault]:
+    for key, (theirs, path) in _DEFAULTS.items():
+        if key not in values and get_at(run, path) != theirs:
+            yield OtherDefault(source=key, theirs=theirs, path=path, ours=get_at(run, path))

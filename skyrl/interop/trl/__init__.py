@@ -1,0 +1,1 @@
+"""Programs and configurations of TRL."""

@@ -1,0 +1,72 @@
+"""Converts TRL's arguments of GRPO to our tables, for TRL 1.10 of July 2026 and transformers 5.17."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.interop.foreign import System, convert_settings
+from skyrl.interop.report import Conversion
+from skyrl.interop.trl.keys import KEYS
+from skyrl.interop.trl.sources import settings_of
+from skyrl.interop.trl.values import TOGETHER, implied
+
+_ALWAYS: dict[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "num_generations": 8,
+    "max_completion_length": 512,
+    "num_train_epochs": 3.0,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.0,
+    "beta": 0.0,
+    "loss_type": "dapo",
+    "use_vllm": False,
+    "save_steps": 500,
+    "eval_strategy": "no",
+    "eval_on_start": False,
+}
+_WITH_VLLM: dict[str, Any] = {"vllm_importance_sampling_mode": "sequence_mask", "vllm_gpu_memory_utilization": 0.3}
+_WITH_ADAPTERS: dict[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
+
+_PROCESSES = (
+    "TRL gets the number of GPUs, which determines batch sizes, from the command that starts it; 1 was assumed. "
+    "Convert the script with `accelerate launch --num_processes`, or add num_processes to the file."
+)
+_PROMPTS = (
+    "TRL accepts prompts of any length; here, prompts longer than trainer.max_prompt_length tokens are skipped and "
+    "counted."
+)
+_REWARDS = (
+    "TRL's trainer receives reward functions from the program: set environment.env_class to one of them "
+    "(rewards.py:my_reward), which may keep TRL's signature."
+)
+
+
+def convert_trl(name: str) -> Conversion:
+    """Convert a Python program, a shell script, or a YAML file. Raises `ConfigError` if it cannot be read."""
+    return convert_keys(settings_of(name), name)
+
+
+def convert_keys(keys: Mapping[str, Any], where: str = "arguments") -> Conversion:
+    """Convert TRL's arguments, given as a mapping from name to value."""
+    system = System(
+        name="TRL 1.10", keys=KEYS, together=TOGETHER, defaults=_left_out, implied=implied, remarks=_remarks
+    )
+    return convert_settings(system, keys, where)
+
+
+def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """TRL's defaults on which a complete run relies."""
+    if "model_name_or_path" not in values:
+        return {}
+    found = dict(_ALWAYS)
+    if values.get("use_vllm"):
+        found |= _WITH_VLLM
+    if values.get("use_peft"):
+        found |= _WITH_ADAPTERS
+    return {key: value for key, value in found.items() if key not in values}
+
+
+def _remarks(values: Mapping[str, Any]) -> tuple[str, ...]:
+    outside = {"num_processes": _PROCESSES, "max_prompt_length": _PROMPTS, "reward_funcs": _REWARDS}
+    return tuple(remark for key, remark in outside.items() if key not in values)

@@ -1,0 +1,197 @@
+"""Reads TRL's arguments from a Python program, which is not run, from a command line, or from a YAML file.
+
+The settings are those of `GRPOConfig`, `ModelConfig`, `ScriptArguments` and peft's `LoraConfig` by their own names; the
+latter's get the names that `ModelConfig` has for them (`lora_r`). `num_processes` is that of `accelerate launch`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.interop.foreign import Computed
+from skyrl.interop.shell.scripts import commands_in
+from skyrl.interop.values import flat_file, is_script, text_of, yaml_value
+from skyrl.tree.python_source import parsed_program
+
+_TITLE = "Nothing was converted"
+_CONFIGS = ("GRPOConfig",)
+_ARGUMENTS = ("ModelConfig", "ScriptArguments", "GRPOScriptArguments")
+_OF_LORA = {
+    "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
+    "modules_to_save": "lora_modules_to_save", "task_type": "lora_task_type", "use_rslora": "use_rslora",
+    "use_dora": "use_dora", "exclude_modules": "lora_exclude_modules", "bias": "lora_bias",
+}  # fmt: skip
+_DEFAULTS_OF_LORA = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+"""Defaults of peft's `LoraConfig`, which differ from TRL's."""
+
+_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
+_TRAINERS = ("GRPOTrainer",)
+_DATASETS = {"train_dataset": "dataset_name", "eval_dataset": "eval_dataset_name"}
+_LONGEST = 1_000_000
+_IN_PROGRAM = (
+    "a function of the program, which importing it would run: move it to a separate file, and set "
+    "environment.env_class to FILE.py:NAME"
+)
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """The settings of a file. Raises `ConfigError` if it cannot be read, or contains no settings of TRL's GRPO."""
+    if Path(name).suffix.lower() == ".py":
+        return _in_program(text_of(name), name)
+    if is_script(name):
+        return _on_command_lines(text_of(name), name)
+    return flat_file(name, of="trl")
+
+
+def _in_program(text: str, name: str) -> dict[str, Any]:
+    try:
+        tree = parsed_program(text[:_LONGEST])
+    except SyntaxError as error:
+        message = f"cannot be read as Python: {error}"
+        raise ConfigError([Problem(path=name, message=message)], title=_TITLE) from None
+    known = _Constants(tree)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found: dict[str, Any] = {}
+    for call in calls:
+        found |= known.arguments_of(call)
+    if not any(_called(call) in _CONFIGS for call in calls):
+        message = "has no GRPOConfig(...), whose arguments would be converted"
+        hint = "for a program that parses arguments, convert the script that starts it, or its YAML file"
+        raise ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
+    return found
+
+
+class _Constants:
+    """Values of a program's names, as far as they are constants in it; for its arguments, the defaults."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._values: dict[str, ast.expr] = {}
+        self._functions: set[str] = set()
+        self._imported: dict[str, str] = {}  # name -> where it is imported from, with dots
+        self._arguments: dict[str, ast.expr] = {}  # argument of the program -> its default
+        for node in ast.walk(tree):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    self._values[name] = value
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    self._values[name] = value
+                case ast.FunctionDef(name=name):
+                    self._functions.add(name)
+                case ast.ImportFrom(module=str(module), names=names, level=0):
+                    self._imported |= {each.asname or each.name: f"{module}.{each.name}" for each in names}
+                case ast.Call(args=[ast.Constant(value=str(flag)), *_], keywords=keywords) if flag.startswith("--"):
+                    default = [each.value for each in keywords if each.arg == "default"]
+                    self._arguments |= {flag[2:].replace("-", "_"): each for each in default}
+
+    def arguments_of(self, call: ast.Call) -> dict[str, Any]:
+        """The settings that a call gives; none for a call of anything else."""
+        name = _called(call)
+        given = {each.arg: each.value for each in call.keywords if each.arg}
+        if name in (*_CONFIGS, *_ARGUMENTS):
+            rest = {
+                f"**{ast.unparse(each.value)}": Computed(ast.unparse(each.value))
+                for each in call.keywords
+                if each.arg is None
+            }
+            return {key: self.value(node) for key, node in given.items()} | rest
+        if name == "LoraConfig":
+            written = {_OF_LORA.get(key, f"lora_{key}"): self.value(node) for key, node in given.items()}
+            return {"use_peft": True} | _DEFAULTS_OF_LORA | written
+        return dict(self._of_the_trainer(given)) if name in _TRAINERS else {}
+
+    def value(self, node: ast.expr, depth: int = 0) -> Any:
+        """The value of an expression of constants; `Computed` for any other."""
+        match node:
+            case ast.Name(id=name) if name in self._values and depth < 10:
+                return self.value(self._values[name], depth + 1)
+            case ast.Name(id=name) if name in self._functions:
+                return Computed(name, _IN_PROGRAM)
+            case ast.Name(id=name) if name in self._imported:
+                return self._imported[name]
+            case ast.Attribute(value=ast.Name(id="args"), attr=name) if name in self._arguments and depth < 10:
+                return self.value(self._arguments[name], depth + 1)
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self.value(item, depth + 1) for item in items]
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                one, other = self.value(left, depth + 1), self.value(right, depth + 1)
+                if isinstance(one, int | float) and isinstance(other, int | float):
+                    return one * other
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, RecursionError):
+            return Computed(ast.unparse(node))
+
+    def _of_the_trainer(self, given: Mapping[str, ast.expr]) -> Iterator[tuple[str, Any]]:
+        for key, node in given.items():
+            if key in _TRAINER:
+                yield _TRAINER[key], self.value(node)
+            elif key in _DATASETS:
+                yield from self._dataset(key, node).items()
+
+    def _dataset(self, key: str, node: ast.expr, depth: int = 0) -> dict[str, Any]:
+        """Settings from `load_dataset("name", "configuration", split="train")`, or from a name assigned to it."""
+        match node:
+            case ast.Name(id=name) if name in self._values and depth < 10:
+                return self._dataset(key, self._values[name], depth + 1)
+            case ast.Call(args=[ast.expr() as first, *others], keywords=keywords) if _called(node) == "load_dataset":
+                words = {each.arg: self.value(each.value) for each in keywords}
+                config = self.value(others[0]) if others else words.get("name")
+                names = [each for each in (self.value(first), config, words.get("split")) if each is not None]
+                if all(isinstance(each, str) for each in names):
+                    return {_DATASETS[key]: ":".join(names)}
+        return {_DATASETS[key]: Computed(ast.unparse(node))}
+
+
+def _called(call: ast.Call) -> str:
+    """The last name of the called function or class: `GRPOConfig` for `trl.GRPOConfig(...)`."""
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _on_command_lines(text: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for words in commands_in(text):
+        found |= _of_command(words)
+    found = _file_beside(found.pop("config", None), name) | found
+    if not found:
+        message = "has no TRL arguments, such as --learning_rate 1e-6"
+        raise ConfigError([Problem(path=name, message=message)], title=_TITLE)
+    return found
+
+
+def _file_beside(config: object, script: str) -> dict[str, Any]:
+    """The settings of the file that a command names with `--config`, if the file exists."""
+    places = [Path(str(config)), Path(script).parent / str(config)]
+    file = next((place for place in places if isinstance(config, str) and place.is_file()), None)
+    return flat_file(str(file), of="trl") if file else {"config": config} if config else {}
+
+
+def _of_command(words: list[str]) -> dict[str, Any]:
+    """The arguments after `trl grpo` or a program; the ones before it belong to `accelerate launch`."""
+    start = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "grpo"), -1)
+    launcher = {"--num_processes", "--num-processes", "--nproc_per_node", "--nproc-per-node"}
+    processes = [words[at + 1] for at, word in enumerate(words[:-1]) if word in launcher]
+    found = {"num_processes": yaml_value(processes[0])} if processes else {}
+    return found | {key: value for key, value in _flags(words[start + 1 :]) if key not in ("num_processes",)}
+
+
+def _flags(words: list[str]) -> Iterator[tuple[str, Any]]:
+    """Names and values of options: `--name value`, `--name a b`, `--name=value`, and `--name` alone, which is true."""
+    names = [at for at, word in enumerate(words) if word.startswith("--") and len(word) > 2]
+    for at, end in zip(names, [*names[1:], len(words)], strict=True):
+        name, equals, text = words[at][2:].partition("=")
+        values = [text] if equals else [word for word in words[at + 1 : end] if word not in ("\\", "$@", "&&")]
+        key = name.replace("-", "_")
+        if not values and key.startswith("no_"):
+            yield key.removeprefix("no_"), False
+        else:
+            yield key, True if not values else _typed(values[0]) if len(values) == 1 else [_typed(v) for v in values]
+
+
+def _typed(text: str) -> Any:
+    """The value of an argument's text; `True` and `False` are read as argparse reads them."""
+    return {"True": True, "False": False, "None": None}.get(text, yaml_value(text))

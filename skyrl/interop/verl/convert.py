@@ -1,0 +1,114 @@
+"""Converts verl's scripts (`key=value` after `verl.trainer.main_ppo`) and YAML files to our tables.
+
+The tables are for verl 0.8.0.dev of January 2026: `verl/keys.py` has the settings that convert independently,
+`verl/objective.py` and `verl/layout.py` the ones that depend on others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.interop.foreign import System, convert_settings
+from skyrl.interop.report import Conversion
+from skyrl.interop.shell.scripts import overrides_in
+from skyrl.interop.values import flat_file, is_script, text_of, without_references, yaml_value
+from skyrl.interop.verl.keys import KEYS
+from skyrl.interop.verl.layout import LAYOUT, layout
+from skyrl.interop.verl.objective import OBJECTIVE, has_critic
+
+_ROOTS = ("actor_rollout_ref", "data", "trainer", "algorithm", "critic", "reward_model")
+_SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,.*)?\}", re.DOTALL)
+_RELATIVE = re.compile(r"\$\{(\.\w+)\}")
+_CONFIG_NAME = re.compile(r"--config-name[= ]['\"]?([\w./-]+)")
+_OWN_FILES = ("ppo_trainer", "ppo_megatron_trainer")
+
+_ALWAYS: dict[str, Any] = {
+    "algorithm.adv_estimator": "gae",
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
+    "actor_rollout_ref.actor.use_kl_loss": False,
+    "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
+    "trainer.total_epochs": 30,
+    "trainer.save_freq": -1,
+    "trainer.test_freq": -1,
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+}
+_WITH_A_CRITIC: dict[str, Any] = {"critic.optim.lr": 1e-5, "critic.cliprange_value": 0.5}
+_REWARDS = (
+    "verl chooses the reward by each row's data_source, or by custom_reward_function: set environment.env_class to the "
+    "task (gsm8k, ...) or to a reward function (rewards.py:compute_score), which may keep verl's signature."
+)
+
+
+def convert_verl(name: str) -> Conversion:
+    """Convert a shell script or a YAML file. Raises `ConfigError` if it cannot be read."""
+    if not is_script(name):
+        return convert_keys(flat_file(name, of="verl"), name)
+    script = text_of(name)
+    given = dict(map(_setting, overrides_in(script, _ROOTS)))
+    based_on = _CONFIG_NAME.search(script)
+    base = based_on[1].removesuffix(".yaml") if based_on else ""
+    return convert_keys(given, name, based_on=base)
+
+
+def convert_keys(keys: Mapping[str, Any], where: str = "overrides", *, based_on: str = "") -> Conversion:
+    """Convert flat dotted keys and their values. `based_on` is verl's YAML file that they override."""
+    values, _ = without_references({key: _reference(key, value) for key, value in keys.items()})
+    values = {key: None if _names_a_table(value, values) else value for key, value in values.items()}
+    if based_on == "ppo_megatron_trainer":
+        values = {"actor_rollout_ref.actor.strategy": "megatron", **values}
+    return convert_settings(_system(based_on), values, where)
+
+
+def _setting(override: str) -> tuple[str, Any]:
+    name, _, text = override.partition("=")
+    return name.lstrip("+~"), yaml_value(text)
+
+
+def _reference(key: str, value: object) -> Any:
+    """The value with `${oc.select:a.b,default}` and `${.b}`, which is relative to the key's table, as `${a.b}`."""
+    found = _SELECT.fullmatch(value) or _RELATIVE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    return "${" + (key.rpartition(".")[0] + found[1] if found[1].startswith(".") else found[1]) + "}"
+
+
+def _names_a_table(value: object, values: Mapping[str, Any]) -> bool:
+    """Whether the value is a reference to a whole table, whose settings are in the file."""
+    name = value[2:-1] if isinstance(value, str) and value.startswith("${") else ""
+    return bool(name) and any(key.startswith(name + ".") for key in values)
+
+
+def _system(based_on: str) -> System:
+    return System(
+        name="verl 0.8",
+        keys=KEYS,
+        together={**OBJECTIVE, **LAYOUT},
+        defaults=_left_out,
+        implied=layout,
+        remarks=lambda values: _remarks(values, based_on),
+    )
+
+
+def _left_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """verl's defaults on which a complete experiment relies."""
+    if "actor_rollout_ref.model.path" not in values:
+        return {}
+    found = _ALWAYS | (_WITH_A_CRITIC if has_critic(_ALWAYS | dict(values)) else {})
+    return {key: value for key, value in found.items() if key not in values}
+
+
+def _remarks(values: Mapping[str, Any], based_on: str) -> tuple[str, ...]:
+    remarks: tuple[str, ...] = () if values.get("custom_reward_function.path") or not values else (_REWARDS,)
+    if based_on and based_on not in _OWN_FILES:
+        remarks += (
+            f"The script also uses the settings of {based_on}.yaml, which it does not contain: convert that file, too.",
+        )
+    return remarks

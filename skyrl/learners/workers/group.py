@@ -1,0 +1,187 @@
+"""All ranks of a role as one learner, which the training loop calls wherever the ranks run.
+
+Rows are dealt in order and in equal numbers to the replicas of the model; the ranks of one replica get the same rows,
+and one of them reports. Token weights, which depend on the whole mini-batch, are computed here before rows are dealt,
+and reports are merged here afterwards. The number of ranks therefore does not change the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+import torch
+from torch import Tensor
+
+from skyrl.batch import TrainingBatch
+from skyrl.checkpoint.manifest import StoredFile
+from skyrl.checkpoint.shards import TensorSource
+from skyrl.learners.budget import TokenBudget
+from skyrl.learners.rank_metrics import Metrics, merged
+from skyrl.learners.workers.learning_worker import LearningWorker, Objective, weighed
+from skyrl.learners.workers.model_worker import ModelWorker
+from skyrl.planning.replicas import Replicas
+from skyrl.processes.handles import Group
+from skyrl.storage.disk import Storage
+
+W_co = TypeVar("W_co", bound=ModelWorker, covariant=True)
+L_co = TypeVar("L_co", bound=LearningWorker, covariant=True)
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class ScorerGroup(Generic[W_co]):
+    """The ranks of a model that scores."""
+
+    def __init__(
+        self,
+        ranks: Group[W_co],
+        budget: TokenBudget | None = None,
+        *,
+        replicas: Replicas | None = None,
+        rows_of_an_item: int = 1,
+    ) -> None:
+        """`budget` bounds micro-batches by tokens; it must equal the workers' budget, and is planned here for all.
+
+        `replicas` says which ranks compute on the same rows; by default each rank has its own rows. The `Ranks` of the
+        workers must come from the same `replicas`. `rows_of_an_item`: see `deal`.
+        """
+        self.ranks = ranks
+        self._rows_of_an_item = rows_of_an_item
+        self._budget = budget or TokenBudget()
+        self._replicas = replicas or Replicas(tuple(range(len(ranks))))
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        """(B, L) float32: the scores of all rows, as a single worker would compute them."""
+        results = self._reported(await self.ranks.deal(ModelWorker.score, self._shares(batch)))
+        scored = torch.zeros(sum(len(rows) for rows in results), batch.input_ids.shape[1])
+        start = 0
+        for rows in results:
+            scored[start : start + len(rows), : rows.shape[1]] = rows
+            start += len(rows)
+        return scored[: len(batch)]
+
+    def _shares(self, batch: TrainingBatch) -> list[TrainingBatch]:
+        """The rows of each rank, which are the rows of its replica."""
+        shares = self._budget.plan(deal(batch, self._replicas.count, rows_of_an_item=self._rows_of_an_item))
+        return [shares[replica] for replica in self._replicas.of_rank]
+
+    def _reported(self, results: Sequence[T]) -> list[T]:
+        """One result for each replica, in order of replicas."""
+        return [results[rank] for rank in self._replicas.reporting]
+
+    async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
+        """Every rank offloads its state from its device. Returns the bytes moved by all."""
+        return sum(await self.ranks.call(ModelWorker.offload, model=model, optimizer=optimizer))
+
+    async def onload(self, *, model: bool = True, optimizer: bool = True) -> int:
+        """Every rank loads its state back onto its device. Returns the bytes moved by all."""
+        return sum(await self.ranks.call(ModelWorker.onload, model=model, optimizer=optimizer))
+
+    async def refuse_non_finite_state(self) -> None:
+        """Raises `NonFiniteError` if a weight or a part of the optimizer's state is not finite on any rank."""
+        await self.ranks.call(ModelWorker.refuse_non_finite_state)
+
+    async def stage(self) -> tuple[dict[str, Any], int]:
+        """Every rank copies its part of the state into host memory. Returns the numbers to store with it, and bytes."""
+        staged = await self.ranks.call(ModelWorker.stage)
+        return staged[0][0], sum(size for _, size in staged)
+
+    async def write_staged(self, storage: Storage, folder: str) -> list[StoredFile]:
+        """Every rank writes its staged state into the folder of a checkpoint, and may continue learning meanwhile."""
+        return await self.ranks.call(ModelWorker.write_staged, storage, folder)
+
+    async def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
+        """Load a staged state, whatever strategy and number of ranks staged it. Raises `ResumeError`."""
+        await self.ranks.call(ModelWorker.load_state, source, numbers)
+
+    async def close(self) -> None:
+        """Every rank leaves the process group."""
+        await self.ranks.call(ModelWorker.close)
+
+
+class LearnerGroup(ScorerGroup[L_co]):
+    """The ranks of a model that learns."""
+
+    def __init__(
+        self,
+        ranks: Group[L_co],
+        objective: Objective,
+        budget: TokenBudget | None = None,
+        *,
+        replicas: Replicas | None = None,
+        rows_of_an_item: int = 1,
+    ) -> None:
+        """`objective` is the objective of the workers; here it weighs whole mini-batches."""
+        super().__init__(ranks, budget, replicas=replicas, rows_of_an_item=rows_of_an_item)
+        self.objective = objective
+        self._shapes_of: dict[bool, list[tuple[str, tuple[int, ...]]]] = {}
+
+    async def update(self, batch: TrainingBatch) -> Metrics:
+        """One optimizer step over the mini-batch. Returns the metrics over all its tokens; of rows that are left out,
+        over a sample.
+        """
+        shares = self._shares(weighed(self.objective, batch))
+        watched = self.objective.watched(batch)
+        if watched is None:
+            return merged(self._reported(await self.ranks.deal(LearningWorker.update_share, shares))).metrics()
+        seen = await self.ranks.deal(LearningWorker.measure_share, self._shares(watched[0]))
+        learned = merged(self._reported(await self.ranks.deal(LearningWorker.update_share, shares)))
+        return learned.beside(self._reported(seen), watched[1]).metrics()
+
+    async def profile(self, folder: Path | None) -> None:
+        """Every rank traces its updates into `folder` from now on; None: no rank does."""
+        await self.ranks.call(LearningWorker.profile, folder)
+
+    async def shapes(self, *, adapter: bool = False) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every weight, in the order in which they are streamed; with `adapter`, only of the
+        adapter's tensors. The answer is cached: training changes only values.
+        """
+        if adapter not in self._shapes_of:
+            self._shapes_of[adapter] = (await self.ranks.call(LearningWorker.shapes, adapter))[0]
+        return self._shapes_of[adapter]
+
+    async def stream(
+        self,
+        consume: Callable[[Iterator[tuple[str, Tensor]]], R],
+        *,
+        everywhere: bool = False,
+        adapter: bool = False,
+        dtype: str | None = None,
+    ) -> R:
+        """Call `consume`, which can be pickled, on an iterator over the whole weights in the process of rank 0. Returns
+        its result.
+
+        With `everywhere` it is called on every rank; with `adapter` it gets only the adapter's tensors. Each weight has
+        its whole shape. A consumer that rounds all weights to one type names it as `dtype`.
+        """
+        results = await self.ranks.call(
+            LearningWorker.stream, consume, everywhere=everywhere, adapter=adapter, dtype=dtype
+        )
+        return cast(R, results[0])  # None on other ranks only
+
+
+def deal(batch: TrainingBatch, replicas: int, *, rows_of_an_item: int = 1) -> list[TrainingBatch]:
+    """Deal equal numbers of consecutive rows to the replicas; the rows of an item (such as a pair) stay together. If
+    the items do not divide evenly, the last is repeated with no token selected, which changes no sum and no mean.
+    """
+    missing = -(len(batch) // rows_of_an_item) % replicas
+    if missing:
+        batch = _with_idle_items(batch, missing, rows_of_an_item)
+    return list(batch.split(len(batch) // replicas))
+
+
+def _with_idle_items(batch: TrainingBatch, count: int, size: int) -> TrainingBatch:
+    rows = len(batch)
+    index = torch.cat([torch.arange(rows), torch.arange(rows - size, rows).repeat(count)])
+    present = {name: value[index] for name, value in attrs.asdict(batch, recurse=False).items() if value is not None}
+    for name in ("loss_mask", "loss_weights", "row_weights", "kl_weights", "entropy_weights"):
+        if name in present:
+            present[name] = present[name].clone()
+            present[name][rows:] = 0
+    if size > 1:  # separate items, which may be in other micro-batches
+        first = int(batch.groups.max()) + 1
+        present["groups"][rows:] = torch.arange(first, first + count).repeat_interleave(size)
+    return attrs.evolve(batch, **present)

@@ -1,0 +1,310 @@
+"""One rank of a model that learns, the common base of policy and critic."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from skyrl.batch import TrainingBatch
+from skyrl.checkpoint.shards import TensorSource
+from skyrl.config import CriticConfig, PolicyConfig, TrainerConfig
+from skyrl.errors import NonFiniteError
+from skyrl.learners.budget import micro_batches
+from skyrl.learners.forward import PARITY, ForwardFn, Outputs
+from skyrl.learners.host_activations import HostActivations
+from skyrl.learners.moving import DeviceMover
+from skyrl.learners.profiling import UpdateProfiler
+from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
+from skyrl.learners.ranks import Ranks
+from skyrl.learners.routing import Loads, RouterCosts, RouterWork
+from skyrl.learners.row_layouts import MicroBatch
+from skyrl.learners.schedule import (
+    learning_rate_schedule,
+    move_schedule,
+    recompute_activations,
+    updates_per_training_step,
+)
+from skyrl.learners.strategy import ModelSource
+from skyrl.learners.workers.model_worker import ModelWorker
+from skyrl.learners.workers.strategies import strategy_named
+from skyrl.models.dropout import dropping, dropping_modules
+from skyrl.models.lora import adapter_alone, merged, merged_shapes
+from skyrl.models.routers import RowLoads
+from skyrl.tree import joined
+
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+
+class Objective(Protocol):
+    """The objective that an update minimizes."""
+
+    def weigh(self, batch: TrainingBatch) -> TrainingBatch:
+        """The whole mini-batch, with the share of each of its tokens in the loss."""
+
+    def watched(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
+        """A sample of the rows that `weigh` leaves out, which is only measured, and the number of left-out tokens that
+        each of its tokens stands for. None: every row is measured, or those left out do not matter.
+        """
+
+    def __call__(
+        self, outputs: Tensor, batch: TrainingBatch, entropy: Tensor | None, /
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Loss of one micro-batch, a scalar with gradient; its parts, scalars without gradient that add up over
+        micro-batches; and metrics by name, numbers (N,) of tokens, sequences or pairs, whose mean over all
+        micro-batches is logged. All of it may stay on the device: it is read once, at the end of the optimizer step.
+
+        `outputs` and `entropy` are (B, L): the model's output and entropy at each selected token.
+        """
+
+
+def weighed(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
+    """A whole mini-batch with the share of each token, and of each row, in the loss."""
+    batch = objective.weigh(batch)
+    return batch.given(row_weights=torch.full(batch.lengths.shape, 1 / len(batch)))
+
+
+def trace_folder(trainer: TrainerConfig, section: PolicyConfig | CriticConfig, rank: int) -> Path | None:
+    """The folder that this rank's updates are traced into from the start, under Megatron. None: no traces."""
+    if trainer.strategy != "megatron":
+        return None
+    traces = section.megatron_config.torch_profiler_config
+    return Path(traces.save_path) if traces.enable and traces.save_path and rank in traces.ranks else None
+
+
+class LearningWorker(ModelWorker):
+    """A model that learns: scoring, optimizer steps, and export of its weights and state."""
+
+    def __init__(
+        self,
+        trainer: TrainerConfig,
+        section: PolicyConfig | CriticConfig,
+        source: ModelSource,
+        read: ForwardFn,
+        ranks: Ranks,
+        *,
+        role: str,
+        config_path: str,
+        objective: Objective,
+        num_training_steps: int | None,
+        mover: DeviceMover | None,
+    ) -> None:
+        optimizer = section.optimizer_config
+        super().__init__(
+            trainer, section, source, read, ranks, role=role, config_path=config_path, optimizer=optimizer, mover=mover
+        )
+        self.objective = objective
+        kind = strategy_named(trainer.strategy)
+        self._lora, self._seed, self._tensor_parallel = section.model.lora, trainer.seed, kind.sizes(section).tensor
+        self._train_rows = trainer.micro_train_batch_size_per_gpu
+        self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
+        self._skipped = 0  # in a row
+        self._overflowed = False  # the last step was skipped because the loss scale was too large
+        self._router_costs = RouterCosts.of(section)
+        self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=trainer.policy.record_memory)
+        self._profiler.write_to(trace_folder(trainer, section, ranks.rank))
+        field = joined(config_path, "use_dropout")
+        self._dropping = dropping_modules(self.model, self._lora, own=section.use_dropout, field=field)
+        if trainer.recompute_activations and not kind.recomputes:
+            reentrant = trainer.gradient_checkpointing_use_reentrant
+            recompute_activations(self.model, use_reentrant=reentrant, draws=bool(self._dropping))
+            if trainer.offload_activations:
+                HostActivations().attach(self.model)
+        assert self.strategy.optimizer is not None
+        self.optimizer = self.strategy.optimizer
+        updates = updates_per_training_step(trainer, getattr(trainer, f"{role}_mini_batch_size"))
+        self.schedule = learning_rate_schedule(self.optimizer, optimizer, num_training_steps, updates)
+
+    async def update(self, batch: TrainingBatch) -> Metrics:
+        """One optimizer step over the mini-batch, in micro-batches whose number affects only memory.
+
+        A step whose loss or gradient is not finite is skipped and counted in `skipped_updates`. Raises `NonFiniteError`
+        if more than `optimizer_config.max_skipped_updates` steps in a row are skipped, which leaves the weights
+        unchanged, if the learning rate is not finite before the step, and if a weight is not finite after it.
+        """
+        [share] = self._budget.plan([weighed(self.objective, batch)])
+        watched = self.objective.watched(batch)
+        seen = [] if watched is None else [await self.measure_share(self._budget.plan([watched[0]])[0])]
+        learned = await self.update_share(share)
+        return (learned if watched is None else learned.beside(seen, watched[1])).metrics()
+
+    async def update_share(self, batch: TrainingBatch) -> RankMetrics:
+        """One optimizer step together with the other ranks; `batch` is the share of this rank's replica in a weighed
+        mini-batch. Raises the errors of `update`.
+        """
+        with self._profiler.update():
+            with dropping(self._dropping, self.device, self._dropout_seed()):
+                sums, seen, loads = self._accumulate(batch)
+            learning_rate = self._finite_learning_rate()
+            norm = self.strategy.step()
+            shared = {f"{self._role}_lr": learning_rate, "grad_norm": norm} | self._adapt_loss_scale(norm)
+            self._conclude(norm, sums)
+        left_out = not math.isfinite(norm)
+        _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if left_out else "")
+        shared["skipped_updates"] = float(left_out)
+        return RankMetrics(sums=sums, moments=seen, loads=loads, shared=shared)
+
+    async def measure_share(self, batch: TrainingBatch) -> dict[str, Moments]:
+        """Moments of the numbers that an update would log of these rows, from a pass without gradient together with the
+        other ranks; `batch` is the share of this rank's replica.
+        """
+        measured, options = Measurements(), attrs.evolve(self._options, measures=True)
+
+        def read(model: nn.Module, micro: MicroBatch) -> None:
+            outputs = self._read(model, micro, options)
+            _, _, numbers = self.objective(outputs.values, micro.rows, outputs.entropy)
+            measured.add({}, outputs.numbers | numbers)
+
+        self.strategy.forward([options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)], read)
+        return measured.read()[1]
+
+    def _dropout_seed(self) -> int:
+        """A seed for each optimizer step and rank, equal on tensor-parallel ranks, which compute on the same tokens."""
+        return hash((self._seed, self.schedule.last_epoch, self.ranks.rank // self._tensor_parallel))
+
+    def profile(self, folder: Path | None) -> None:
+        """Write a trace of each update from now on into `folder`. None stops tracing."""
+        self._profiler.write_to(folder)
+
+    def _accumulate(self, batch: TrainingBatch) -> tuple[Metrics, dict[str, Moments], Loads]:
+        """Accumulate gradients for the next step. Returns the parts of the loss and the measurements of the pass."""
+        measured = Measurements()
+
+        def loss_of(outputs: Outputs, micro: MicroBatch) -> Tensor:
+            loss, parts, numbers = self.objective(outputs.values, micro.rows, outputs.entropy)
+            if self._options.routers is not None:
+                loss = self._add_router_costs(loss, parts, self._options.routers.loads(), micro.rows, measured)
+            measured.add(parts | outputs.sums, outputs.numbers | numbers)
+            return loss
+
+        cut = [self._options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)]
+        work = self.strategy.accumulate(cut, self._forward, loss_of)
+        if work is not None:
+            self._add_router_work(work, measured)
+        return measured.read()
+
+    def _add_router_costs(
+        self,
+        loss: Tensor,
+        parts: dict[str, Tensor],
+        loads: RowLoads,
+        rows: TrainingBatch,
+        measured: Measurements,
+    ) -> Tensor:
+        """The loss of a micro-batch plus its share of the routers' costs."""
+        assert rows.row_weights is not None
+        measured.add_loads((loads.chosen * (rows.row_weights != 0)[:, None]).sum(1))
+        loss = self._router_costs.added(loss, parts, loads, rows.row_weights)
+        if self._router_costs and "final_loss" in parts:
+            parts["final_loss"] = loss.detach()
+        return loss
+
+    def _add_router_work(self, work: RouterWork, measured: Measurements) -> None:
+        """Record the work of routers whose costs the strategy itself has added to the loss."""
+        parts = dict(work.parts)
+        if self._router_costs and measured.has("final_loss"):
+            parts["final_loss"] = self._router_costs.total(parts)
+        measured.add(parts, {})
+        measured.add_loads(work.loads)
+
+    def _finite_learning_rate(self) -> float:
+        """The learning rate of the next optimizer step. Raises `NonFiniteError`."""
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        if not math.isfinite(learning_rate):
+            raise NonFiniteError(
+                f"the {self._title}'s learning rate is {learning_rate}: the optimizer step was not taken. Look at "
+                f"{joined(self._config_path, 'optimizer_config')}"
+            )
+        return learning_rate
+
+    def _adapt_loss_scale(self, norm: float) -> Metrics:
+        """Choose the scale of the next loss, if losses are scaled. Returns the scale of this step as a metric."""
+        if self._loss_scale is None:
+            return {}
+        used = self._loss_scale.value
+        self._overflowed = self._loss_scale.adapt(finite=math.isfinite(norm))
+        return {"loss_scale": used}
+
+    def _conclude(self, norm: float, sums: Metrics) -> None:
+        """Advance the schedule after a step, or count a step that was skipped for a gradient norm that is not finite;
+        steps skipped because the loss scale was too large do not count.
+
+        Raises `NonFiniteError` for too many skipped steps in a row, and for a weight that is not finite.
+        """
+        is_finite = math.isfinite(norm)
+        if is_finite:
+            self._skipped = 0
+        elif not self._overflowed:
+            self._skipped += 1
+        if self._skipped > self._max_skipped:
+            raise NonFiniteError(self._why_to_stop(norm, sums))
+        if is_finite:
+            self._refuse_non_finite(f"after an update with gradient norm {norm:.4g}")
+            self.schedule.step()
+
+    def weights(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of every weight, tied ones once, under the names of the stored model. An adapter is merged
+        into the weights that it adapts, in float32; without an adapter, weights are rounded to `dtype` if it is given.
+
+        Each weight has its whole shape. With several ranks, all of them must iterate together, and a value is valid
+        until the next is requested.
+        """
+        rounded = None if dtype is None or self._lora.rank else getattr(torch, dtype)
+        return merged(self.strategy.gather(rounded), self._lora)
+
+    def shapes(self, adapter: bool = False) -> list[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every weight that `stream` yields, in order; with `adapter`, of the adapter only."""
+        held = iter(self.strategy.named_shapes().items())
+        shapes = adapter_alone(held) if adapter else merged_shapes(held)
+        return [(name, tuple(each.shape)) for name, each in shapes]
+
+    async def stream(
+        self,
+        consume: Callable[[Iterator[tuple[str, Tensor]]], R],
+        *,
+        everywhere: bool = False,
+        adapter: bool = False,
+        dtype: str | None = None,
+    ) -> R | None:
+        """Call `consume` on an iterator over the whole weights, on rank 0 or, with `everywhere`, on all ranks. Returns
+        its result, and None elsewhere.
+
+        Each weight has its whole shape. With `adapter` it gets only the adapter's tensors, under PEFT's names. A
+        consumer that rounds all weights to one type names it as `dtype`, so that ranks send them in that type. All
+        ranks take part in gathering each weight, to the last one, even if `consume` fails or stops early.
+        """
+        weights = adapter_alone(self.strategy.gather()) if adapter else self.weights(dtype)
+        try:
+            return consume(weights) if everywhere or self.ranks.rank == 0 else None
+        finally:
+            for _ in weights:
+                pass
+
+    def stage(self) -> tuple[dict[str, Any], int]:
+        _, size = super().stage()
+        numbers: dict[str, Any] = {"optimizer_steps": self.schedule.last_epoch, "skipped_in_a_row": self._skipped}
+        return numbers | ({"loss_scale": self._loss_scale.state()} if self._loss_scale else {}), size
+
+    def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
+        super().load_state(source, numbers)
+        move_schedule(self.schedule, numbers["optimizer_steps"])
+        self._skipped = int(numbers["skipped_in_a_row"])
+        if self._loss_scale is not None and "loss_scale" in numbers:
+            self._loss_scale.load(numbers["loss_scale"])
+
+    def _why_to_stop(self, norm: float, sums: Metrics) -> str:
+        parts = ", ".join(f"{name} {value:g}" for name, value in sums.items() if not name.startswith(PARITY))
+        times = f"{self._skipped} times in a row" if self._skipped > 1 else "now"
+        data = ", or look at the rewards and log-probabilities of this step" if self._config_path else ""
+        return (
+            f"the {self._title}'s gradient norm is {norm} ({times}; {parts}): the optimizer step was not taken and the "
+            f"weights are unchanged. Lower {joined(self._config_path, 'optimizer_config.lr')}{data}."
+        )

@@ -1,0 +1,258 @@
+"""One rank of a model that scores batches, the common base of policy, critic and reference."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Literal
+
+import attrs
+import torch
+from attrs import asdict
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from skyrl.batch import TrainingBatch
+from skyrl.checkpoint.manifest import StoredFile
+from skyrl.checkpoint.shards import TensorShard, TensorSource, write_shards
+from skyrl.checkpoint.store import could_not_write, file_of_rank
+from skyrl.config import CriticConfig, OptimizerConfig, RefConfig, TrainerConfig
+from skyrl.config.settings.trainer_fields import table_above, trainer_field
+from skyrl.errors import ModelError, NonFiniteError, RunError
+from skyrl.learners.budget import TokenBudget, micro_batches
+from skyrl.learners.forward import ForwardFn, Outputs, probe_forward
+from skyrl.learners.loss_scale import loss_scale_of
+from skyrl.learners.moving import DeviceMover
+from skyrl.learners.rank_metrics import on_the_host
+from skyrl.learners.ranks import Ranks
+from skyrl.learners.routing import RouterCosts
+from skyrl.learners.row_layouts import MicroBatch
+from skyrl.learners.sequence_parallel import refuse_unshareable
+from skyrl.learners.strategy import ModelSource, StrategyContext
+from skyrl.learners.workers.strategies import ModelSection, strategy_named
+from skyrl.models.attention.segment_attention import leave_out_cudnn
+from skyrl.models.routers import Routers, known_routers
+from skyrl.storage.disk import Storage
+from skyrl.tree import joined, required
+
+_log = logging.getLogger(__name__)
+
+
+class ModelWorker:
+    """A model on the ranks of its role, and how it scores a batch."""
+
+    def __init__(
+        self,
+        trainer: TrainerConfig,
+        section: ModelSection,
+        source: ModelSource,
+        read: ForwardFn,
+        ranks: Ranks,
+        *,
+        role: str,
+        config_path: str,
+        optimizer: OptimizerConfig | None = None,
+        mover: DeviceMover | None = None,
+    ) -> None:
+        """`section` is the model's own part of the configuration, at `config_path` in the user's file; `read` computes
+        the scores; `role` is the model's name in a checkpoint.
+
+        Raises `ModelError` if the model cannot be loaded or is not causal, `ConfigError` if a field that `resolve()`
+        derives is unset, `ProcessError` if the ranks cannot connect.
+        """
+        self.ranks, self._role, self._config_path, self._read = ranks, role, config_path, read
+        self._staged: list[TensorShard] = []
+        table = table_above(config_path)
+        kind = strategy_named(trainer.strategy, trainer_field(table, "strategy"))
+        sizes = kind.sizes(section)
+        self.device = torch.device(required_device(trainer))
+        self._forward_rows = trainer.micro_forward_batch_size_per_gpu
+        self._budget = token_budget(trainer)
+        if trainer.deterministic:
+            torch.use_deterministic_algorithms(True)
+        if self.device.type == "cuda":
+            leave_out_cudnn()
+        context = _context(trainer, section, ranks, config_path, optimizer, mover)
+        self._loss_scale = context.loss_scale
+        with ExitStack() as failed:
+            self._joined = ranks.size > 1 or kind.joins_alone
+            if self._joined:
+                ranks.join(self.device)
+                failed.callback(ranks.leave)
+            self.strategy = kind.start(source, section, context)
+            failed.callback(self.strategy.close)
+            if sizes.sequence * sizes.context > 1:
+                refuse_unshareable(self.model, ranks.size, config_path, **asdict(sizes))
+            if source.rows.reason and ranks.rank == 0:
+                _log.warning("%s: %s", self._title, source.rows.reason)
+            probe = partial(
+                probe_forward,
+                pack=source.rows.pack,
+                share_prompts=source.rows.share_prompts,
+                device=self.device,
+                packing_field=trainer_field(table, "use_sample_packing"),
+                row_sharing=ranks.row_sharing(**asdict(sizes)),
+            )
+            options = self.strategy.probe(probe)
+            routed = self._asks_routers(section)
+            routers = (
+                Routers(self.model, learned=bool(context.router_costs)) if routed and not kind.own_modules else None
+            )
+            self._options = attrs.evolve(options, routers=routers, routed=routed, replays=_replays(section))
+            failed.pop_all()
+
+    @property
+    def model(self) -> nn.Module:
+        """The transformers model, as this rank holds it."""
+        return self.strategy.meta_model
+
+    @property
+    def _title(self) -> str:
+        """The name of the model in messages: its role, or "model" if the run has only one."""
+        return self._role if self._config_path else "model"
+
+    async def score(self, batch: TrainingBatch) -> Tensor:
+        """(B, L) float32, without gradient: the model's score of each selected token, 0 elsewhere; (0, L) on a rank
+        that does not report. `batch` is the share of this rank's replica.
+        """
+        if batch.micro_batches is None:
+            [batch] = self._budget.plan([batch])
+        cut = list(micro_batches(batch, self._forward_rows))
+        found = self.strategy.forward([self._options.prepare(micro) for _, micro in cut], self._score)
+        scored = torch.zeros(batch.input_ids.shape)
+        if not self.ranks.reports:
+            return scored[:0]
+        for (index, _), values in zip(cut, on_the_host(found), strict=True):
+            scored[index, : values.shape[1]] = values
+        return scored
+
+    async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
+        """Move weights, optimizer state, or both to host memory. Returns the bytes moved on this rank."""
+        return self.strategy.offload(model=model, optimizer=optimizer)
+
+    async def onload(self, *, model: bool = True, optimizer: bool = True) -> int:
+        """Move weights, optimizer state, or both back to the device. Returns the bytes moved on this rank."""
+        return self.strategy.onload(model=model, optimizer=optimizer)
+
+    def refuse_non_finite_state(self) -> None:
+        """Check the state before it is saved. Raises `NonFiniteError`, which names the weight or the part of the
+        optimizer's state that is not finite.
+        """
+        self._refuse_non_finite("before saving", optimizer=True)
+
+    def stage(self) -> tuple[dict[str, Any], int]:
+        """Copy this rank's part of the state into host memory, where it stays unchanged until `write_staged`.
+
+        Returns the numbers to store with it, and the bytes of its tensors.
+        """
+        self._staged = [shard.copied() for shard in self.strategy.tensor_shards()]
+        return {}, sum(shard.numbers.nbytes for shard in self._staged)
+
+    async def write_staged(self, storage: Storage, folder: str) -> StoredFile:
+        """Write the staged state into the folder of a checkpoint, in a thread, while this rank continues. Raises
+        `RunError` if writing fails.
+        """
+        staged, self._staged = self._staged, []
+        name = file_of_rank(self._role, self.ranks.rank, self.ranks.size)
+        try:
+            return await asyncio.to_thread(write_shards, staged, storage, folder, name)
+        except OSError as error:
+            need = sum(shard.numbers.nbytes for shard in staged)
+            raise RunError(could_not_write(storage, f"{storage.where}/{folder}/{name}", error, need)) from error
+
+    def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
+        """Load a staged state, bit for bit, whatever strategy and number of ranks staged it.
+
+        Raises `ResumeError` on every rank if the state belongs to another model.
+        """
+        self.strategy.load_state(source)
+
+    def close(self) -> None:
+        """Leave the process group. Only `close` may be called afterwards, and does nothing then."""
+        if self._joined:
+            self._joined = False
+            self.strategy.close()
+            self.ranks.leave()
+
+    def _refuse_non_finite(self, when: str, *, optimizer: bool = False) -> None:
+        named = [(name, each.detach()) for name, each in self.strategy.shards(optimizer=optimizer) if each.numel()]
+        numbers = [each for _, each in named if each.is_floating_point()]
+        if get_total_norm(numbers).isfinite():  # NaN and infinity survive in a norm
+            return
+        broken = next((name for name, each in named if not each.isfinite().all()), None)  # or only the norm overflowed
+        if broken is not None:
+            raise NonFiniteError(
+                f"{broken} of the {self._title} holds NaN or infinity {when}: it is not saved, and no engine gets it. "
+                f"Lower {joined(self._config_path, 'optimizer_config.lr')}"
+            )
+
+    def _asks_routers(self, section: ModelSection) -> bool:
+        """Whether the model has routers that are measured or replayed. Raises `ModelError` if that is configured for a
+        model without routers.
+        """
+        costs, replays = RouterCosts.of(section), _replays(section)
+        if known_routers(self.model):
+            return replays or not isinstance(section, RefConfig)
+        if costs or replays:
+            name = "moe_enable_routing_replay" if replays else f"router_{'aux' if costs.aux_coef else 'z'}_loss_coef"
+            field = joined(self._config_path, name)
+            raise ModelError(f"this model has no experts, or its type of router is not supported: remove {field}")
+        return False
+
+    def _forward(self, model: nn.Module, micro: MicroBatch) -> Outputs:
+        return self._read(model, micro, self._options)
+
+    def _score(self, model: nn.Module, micro: MicroBatch) -> Tensor:
+        return self._forward(model, micro).values
+
+
+def _replays(section: ModelSection) -> bool:
+    """Whether the model replays the experts that the engine chose."""
+    return not isinstance(section, CriticConfig) and section.moe_enable_routing_replay
+
+
+def token_budget(trainer: TrainerConfig) -> TokenBudget:
+    """The configured token budget of micro-batches."""
+    limit = trainer.max_tokens_per_microbatch
+    return TokenBudget(
+        tokens=limit if limit > 0 else None,
+        at_least=trainer.min_microbatches,
+        keep_groups=trainer.use_sample_packing and trainer.share_group_prompts,
+    )
+
+
+def _context(
+    trainer: TrainerConfig,
+    section: ModelSection,
+    ranks: Ranks,
+    config_path: str,
+    optimizer: OptimizerConfig | None,
+    mover: DeviceMover | None,
+) -> StrategyContext:
+    """The arguments of a strategy on these ranks; messages name fields at and above `config_path`."""
+    table = table_above(config_path)
+    sizes = strategy_named(trainer.strategy, trainer_field(table, "strategy")).sizes(section)
+    return StrategyContext(
+        ranks=ranks,
+        device=torch.device(required_device(trainer)),
+        compute_dtype=getattr(torch, required(trainer.compute_dtype, trainer_field(table, "compute_dtype"))),
+        optimizer=optimizer,
+        micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
+        loss_scale=loss_scale_of(trainer, section, ranks.size) if optimizer else None,
+        mover=mover or DeviceMover(),
+        tensor_parallel=sizes.tensor,
+        tensor_parallel_field=joined(config_path, "tensor_parallel_size"),
+        section_field=config_path,
+        expert_parallel=section.expert_parallel_size,
+        expert_parallel_field=joined(config_path, "expert_parallel_size"),
+        strategy_field=trainer_field(table, "strategy"),
+        router_costs=RouterCosts.of(section),
+    )
+
+
+def required_device(trainer: TrainerConfig) -> Literal["cpu", "cuda"]:
+    """`trainer.device` once `resolve()` has replaced `auto`. Raises `ConfigError` if it has not."""
+    return required(None if trainer.device == "auto" else trainer.device, "trainer.device")

@@ -1,0 +1,84 @@
+"""Translates our settings to DeepSpeed's configuration dictionary. Pure, with one line for each field."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from skyrl.config import DeepSpeedConfig, OptimizerConfig
+from skyrl.config.settings.deepspeed import OffloadConfig, ZeroOptimizationConfig
+
+SHORT_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""Type -> its short name, the only one that DeepSpeed accepts."""
+
+
+def engine_config(
+    config: DeepSpeedConfig,
+    optimizer: OptimizerConfig | None,
+    *,
+    compute_dtype: torch.dtype,
+    micro_batch_rows: int,
+    device: torch.device,
+) -> dict[str, Any]:
+    """The configuration of `deepspeed.initialize` for one model; `optimizer` is None for a model that never changes.
+
+    Sizes that are `"auto"` are left out, so that DeepSpeed's defaults apply. `gradient_clipping` comes from
+    `optimizer_config.max_grad_norm`; 0 disables clipping in DeepSpeed, too. Stage 0 shards nothing and keeps its
+    weights in float32: it computes under autocast and clips as a single process does.
+    """
+    stage = config.zero_optimization.stage
+    clipping = optimizer.max_grad_norm if optimizer and stage else 0.0
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": micro_batch_rows,
+        "gradient_accumulation_steps": 1,  # each micro-batch says whether its mini-batch ends
+        "steps_per_print": sys.maxsize,
+        "zero_optimization": _zero(config.zero_optimization, device),
+        "zero_allow_untested_optimizer": True,  # the optimizer is torch's, as under every strategy
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": config.gradient_clipping or clipping,
+        "bf16": {"enabled": compute_dtype is torch.bfloat16 and stage > 0},
+        "prescale_gradients": config.prescale_gradients,
+        "wall_clock_breakdown": config.wall_clock_breakdown,
+    }
+    if config.communication_data_type is not None:
+        wanted = config.communication_data_type
+        settings["communication_data_type"] = SHORT_NAMES.get(wanted, wanted)
+    return settings
+
+
+def _zero(zero: ZeroOptimizationConfig, device: torch.device) -> dict[str, Any]:
+    sizes = {
+        "reduce_bucket_size": zero.reduce_bucket_size,
+        "allgather_bucket_size": zero.allgather_bucket_size,
+        "sub_group_size": zero.sub_group_size,
+        "stage3_max_live_parameters": zero.stage3_max_live_parameters,
+        "stage3_max_reuse_distance": zero.stage3_max_reuse_distance,
+        "stage3_prefetch_bucket_size": zero.stage3_prefetch_bucket_size,
+        "stage3_param_persistence_threshold": zero.stage3_param_persistence_threshold,
+    }
+    settings: dict[str, Any] = {
+        "stage": zero.stage,
+        "overlap_comm": zero.overlap_comm,
+        "contiguous_gradients": zero.contiguous_gradients,
+        "round_robin_gradients": zero.round_robin_gradients,
+        "zero_hpz_partition_size": zero.zero_hpz_partition_size,
+        "zero_quantized_weights": zero.zero_quantized_weights,
+        "zero_quantized_gradients": zero.zero_quantized_gradients,
+        "stage3_gather_16bit_weights_on_model_save": zero.stage3_gather_16bit_weights_on_model_save,
+        **{name: size for name, size in sizes.items() if size != "auto"},
+    }
+    if zero.offload_param.device != "none" and zero.stage == 3:
+        settings["offload_param"] = _offload(zero.offload_param, device)
+    if zero.offload_optimizer.device != "none" and zero.stage > 0:
+        settings["offload_optimizer"] = _offload(zero.offload_optimizer, device)
+    return settings
+
+
+def _offload(offload: OffloadConfig, device: torch.device) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "device": offload.device,
+        "pin_memory": offload.pin_memory and device.type == "cuda",  # pinning only speeds up copies to a GPU
+    }
+    return settings | ({"nvme_path": offload.nvme_path} if offload.nvme_path else {})

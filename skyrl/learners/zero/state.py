@@ -1,0 +1,271 @@
+"""Reads the weights and the optimizer's state from a DeepSpeed engine by name, and writes them back.
+
+DeepSpeed keeps them in flat pieces, sharded over ranks from stage 1 (optimizer) or 3 (weights) on, in float32 beside
+the weights that it computes with. Only this module reads or writes those pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skyrl.checkpoint.shards import TensorShard, TensorSource
+from skyrl.learners.ranks import Ranks
+from skyrl.learners.sharing import check_complete, slots_of
+from skyrl.learners.zero.groups import Cut
+from skyrl.models.files.naming import named_weights
+
+SLOTS = ("exp_avg", "exp_avg_sq")
+"""Names of the state that AdamW keeps for each weight, besides the number of steps."""
+
+
+class ZeroState:
+    """One model's weights and optimizer state. Every method is collective."""
+
+    def __init__(
+        self,
+        deepspeed: ModuleType,
+        engine: Any,
+        module: nn.Module,
+        *,
+        stage: int,
+        learns: bool,
+        ranks: Ranks,
+        device: torch.device,
+        cuts: Mapping[str, Cut],
+        tensor_parallel: int,
+    ) -> None:
+        """`engine` is None for a model that never changes, below stage 3. `cuts` are the cuts, by name, of the weights
+        that are divided among `tensor_parallel` consecutive ranks.
+        """
+        self._deepspeed, self._engine, self._module = deepspeed, engine, module
+        self._stage, self._learns, self._ranks, self._device = stage, learns, ranks, device
+        self._cuts = cuts
+        self._copy, self._part = divmod(ranks.rank, tensor_parallel)  # which copy of which part
+
+    def named_shapes(self) -> dict[str, Tensor]:
+        """Meta tensors of the shape of each whole weight, float32."""
+        return {name: torch.empty(self._whole_shape(name, weight), device="meta") for name, weight in self.weights()}
+
+    def gather(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by name, in its whole shape and rounded to `dtype`, one at a time."""
+        for name, weight in self.weights():
+            yield name, self._joined(name, self._master(weight).to(dtype))
+
+    def tensor_shards(self) -> Iterator[TensorShard]:
+        """Shards of this rank, see `Strategy.tensor_shards`: in stage 0 the first rank has all of them, from stage 1 on
+        each rank has its own stretches.
+        """
+        for name, weight in self.weights():
+            yield from self._stored(f"model.{name}", name, weight, None)
+        steps = self._step_of_the_optimizer()
+        if steps is not None:
+            self._link_optimizer_state()
+        for name, weight in self.weights():
+            if steps is None or not weight.requires_grad:
+                continue
+            for slot in SLOTS:
+                yield from self._stored(f"optimizer.{name}.{slot}", name, weight, slot)
+            yield from self._of_first_rank(f"optimizer.{name}.step", steps)
+
+    def load(self, source: TensorSource) -> None:
+        """Load the state; see `Strategy.load_state`."""
+        names = check_complete(source, self.named_shapes())
+        if self._learns:
+            self._reset_optimizer(source, slots_of(names))
+        with torch.no_grad():
+            for name, weight in self.weights():
+                self._load(name, weight, source)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names as `named_weights` gives them, with the parameters themselves, in the shape of this rank's part."""
+        parameters = dict(self._module.named_parameters())
+        for name, tensor in named_weights(self._module):
+            yield name, parameters.get(name, tensor)
+
+    def _gathered(self, weight: Tensor, *, write: bool = False) -> AbstractContextManager[Any]:
+        enabled = _is_sharded(weight)
+        rank = 0 if write else None
+        context: AbstractContextManager[Any] = self._deepspeed.zero.GatheredParameters(
+            [weight] if enabled else [], modifier_rank=rank, enabled=enabled
+        )
+        return context
+
+    def _whole_shape(self, name: str, weight: Tensor) -> torch.Size:
+        cut = self._cuts.get(name)
+        return _shape(weight) if cut is None else cut.whole_shape(_shape(weight))
+
+    def _joined(self, name: str, own: Tensor) -> Tensor:
+        """Join the parts of a weight, or of a tensor that is cut like it."""
+        cut = self._cuts.get(name)
+        return own if cut is None else cut.gathered(own)
+
+    def _stored(self, key: str, name: str, weight: Tensor, slot: str | None) -> Iterator[TensorShard]:
+        """The shards that this rank stores under `key`, of a weight or of one of its slots."""
+        cut = self._cuts.get(name)
+        if cut is not None and cut.dim:  # columns are not contiguous in the whole
+            yield from self._even_share(key, cut.gathered(self._whole_part(weight, slot)))
+        elif cut is not None or self._part == 0:
+            yield from self._own(key, weight, slot, cut)
+
+    def _own(self, key: str, weight: Tensor, slot: str | None, cut: Cut | None) -> Iterator[TensorShard]:
+        """This rank's stretch of the flattened weight or slot, if it has one that no other rank stores."""
+        shape = _shape(weight)
+        start: int = 0
+        numbers: Tensor | None
+        if (slot is None and self._is_whole(weight)) or self._stage == 0:
+            numbers = self._whole_part(weight, slot)
+            numbers = None if self._copy else numbers
+        else:
+            start, numbers = self._stretch(weight, slot)
+        if cut is not None:
+            start, shape = start + cut.start_of(shape), cut.whole_shape(shape)
+        if numbers is not None and numbers.numel():
+            yield TensorShard(name=key, shape=tuple(shape), start=start, numbers=numbers)
+
+    def _of_first_rank(self, name: str, tensor: Tensor) -> Iterator[TensorShard]:
+        if self._ranks.rank == 0:
+            yield TensorShard.whole(name, tensor.detach())
+
+    def _even_share(self, name: str, whole: Tensor) -> Iterator[TensorShard]:
+        """This rank's equal share of a tensor that all ranks have."""
+        size = -(-whole.numel() // self._ranks.size)
+        start = size * self._ranks.rank
+        numbers = whole.view(-1)[start : start + size]
+        if numbers.numel():
+            yield TensorShard(name=name, shape=tuple(whole.shape), start=start, numbers=numbers)
+
+    def _stretch(self, weight: Any, slot: str | None) -> tuple[int, Tensor | None]:
+        """Start of this rank's stretch of a weight or slot, and its numbers."""
+        if self._stage < 3:
+            held = weight._hp_mapping
+            return (0, None) if held is None else (held.lp_fragment_address.start, held.get_hp_fragment(slot))
+        utils = self._deepspeed.utils
+        if slot is None:
+            numbers = utils.safe_get_local_fp32_param(weight)
+        else:
+            numbers = utils.safe_get_local_optimizer_state(weight, slot)
+        start, count = self._share_of(weight)
+        return start, numbers.view(-1)[:count]
+
+    def _whole_part(self, weight: Tensor, slot: str | None) -> Tensor:
+        """A master weight or one of its slots, or this rank's part of it if it is cut, gathered from the ranks that
+        shard it.
+        """
+        if slot is None:
+            return self._master(weight)
+        if self._stage == 0:
+            value: Tensor = self._torch_optimizer.state[weight][slot]
+        else:
+            value = self._deepspeed.utils.safe_get_full_optimizer_state(weight, slot)
+        return value.view(_shape(weight))
+
+    def _share_of(self, weight: Any) -> tuple[int, int]:
+        """Start and count of this rank's part in stage 3, without the padding of the last ranks."""
+        size = weight.ds_tensor.numel()
+        start = min(size * self._copy, _shape(weight).numel())
+        return start, min(size, _shape(weight).numel() - start)
+
+    def _master(self, weight: Tensor) -> Tensor:
+        """A weight in float32, whatever the type of the computation."""
+        if self._is_whole(weight):
+            with self._gathered(weight):
+                return weight.detach().clone()
+        value: Tensor = self._deepspeed.utils.safe_get_full_fp32_param(weight)
+        return value.view(_shape(weight))
+
+    def _is_whole(self, weight: Tensor) -> bool:
+        """Whether the weight has no master weight in flat pieces."""
+        return not self._learns or self._stage == 0 or not weight.requires_grad
+
+    def _step_of_the_optimizer(self) -> Tensor | None:
+        """AdamW's count of steps, which all weights share; None before the first step."""
+        states = () if not self._learns else self._torch_optimizer.state.values()
+        return next((slots["step"] for slots in states if "step" in slots), None)
+
+    @property
+    def _torch_optimizer(self) -> Any:
+        wrapper = self._engine.optimizer
+        return wrapper.optimizer if self._stage else wrapper
+
+    def _flat_masters(self) -> list[Tensor]:
+        """Flat pieces of the weights that the optimizer updates on this rank; in stage 0 the weights themselves."""
+        wrapper = self._engine.optimizer
+        match self._stage:
+            case 0:
+                return [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+            case 3:
+                return list(wrapper.fp32_partitioned_groups_flat)
+        return list(wrapper.single_partition_of_fp32_groups)
+
+    def _reset_optimizer(self, source: TensorSource, slots: Mapping[str, list[str]]) -> None:
+        """Create empty slots for every piece, or none if the stored optimizer had not taken a step."""
+        state = self._torch_optimizer.state
+        state.clear()
+        if not slots:
+            return
+        step = source.read(f"optimizer.{next(iter(slots))}.step").view(())
+        for shard in self._flat_masters():
+            state[shard] = {"step": step.clone()} | {slot: torch.zeros_like(shard) for slot in SLOTS}
+        self._link_optimizer_state()
+
+    def _link_optimizer_state(self) -> None:
+        """Point each weight to its stretch of the optimizer's state, in stages 1 and 2. DeepSpeed does so only once,
+        after updating the first group of weights, when the second group has no state yet.
+        """
+        if self._stage in (1, 2):
+            self._engine.optimizer._hp_optimizer_states_linked = False
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _load(self, name: str, weight: Tensor, source: TensorSource) -> None:
+        with self._gathered(weight, write=True):
+            if not _is_sharded(weight) or self._copy == 0:
+                self._read_into(weight, name, source, f"model.{name}")
+        if not self._learns or not weight.requires_grad:
+            return
+        if self._stage:
+            self._load_stretch(name, weight, source, f"model.{name}", None)
+        for slot in SLOTS if self._torch_optimizer.state else ():
+            if self._stage:
+                self._load_stretch(name, weight, source, f"optimizer.{name}.{slot}", slot)
+            else:
+                self._read_into(self._torch_optimizer.state[weight][slot], name, source, f"optimizer.{name}.{slot}")
+
+    def _read_into(self, target: Tensor, name: str, source: TensorSource, key: str) -> None:
+        """Fill `target`, which has the shape of this rank's part of a weight, from the stored tensor `key`."""
+        target.copy_(self._read(name, target.shape, source, key, 0, target.numel()).view(target.shape))
+
+    def _read(self, name: str, own: torch.Size, source: TensorSource, key: str, start: int, count: int) -> Tensor:
+        """(count,): numbers from `start` of this rank's flattened part of a weight, a part of shape `own`."""
+        cut = self._cuts.get(name)
+        return source.read(key, start, count) if cut is None else cut.read(source, key, own, start, count)
+
+    def _load_stretch(self, name: str, weight: Any, source: TensorSource, key: str, slot: str | None) -> None:
+        """Load this rank's part of a master weight or of one of its slots."""
+        if self._stage < 3:
+            start, numbers = self._stretch(weight, slot)
+            if numbers is not None:
+                numbers.copy_(self._read(name, weight.shape, source, key, start, numbers.numel()))
+            return
+        start, count = self._share_of(weight)
+        padded = torch.zeros(weight.ds_tensor.numel(), device=self._device)
+        padded[:count] = self._read(name, _shape(weight), source, key, start, count)
+        utils = self._deepspeed.utils
+        if slot is None:
+            utils.safe_set_local_fp32_param(weight, padded)
+        else:
+            utils.safe_set_local_optimizer_state(weight, padded, slot)
+
+
+def _is_sharded(weight: Tensor) -> bool:
+    return hasattr(weight, "ds_id")
+
+
+def _shape(weight: Any) -> torch.Size:
+    shape: torch.Size = weight.ds_shape if _is_sharded(weight) else weight.shape
+    return shape

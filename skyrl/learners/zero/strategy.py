@@ -1,0 +1,247 @@
+"""DeepSpeed's Zero Redundancy Optimizer (arXiv:1910.02054), stages 0 to 3, behind the same contract as FSDP2.
+
+DeepSpeed is imported when the first model is made. Its engine gets torch's optimizer and our schedule; `zero/config.py`
+makes its other settings, and `zero/state.py` reads and writes its state.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from skyrl.checkpoint.shards import TensorShard, TensorSource
+from skyrl.config import DeepSpeedConfig
+from skyrl.errors import UserError
+from skyrl.installation import install_command
+from skyrl.learners.compute_copies import computing_in
+from skyrl.learners.data_parallel import DataParallel
+from skyrl.learners.moving import HOST
+from skyrl.learners.ranks import TENSOR
+from skyrl.learners.schedule import make_optimizer
+from skyrl.learners.strategy import ModelSource, StrategyContext
+from skyrl.learners.zero.config import engine_config
+from skyrl.learners.zero.groups import Cut, ParallelUnit
+from skyrl.learners.zero.state import ZeroState
+from skyrl.models.parallel.auto_tp import cut_by_deepspeed
+from skyrl.models.parallel.tensor_parallel import refuse_uncuttable
+
+
+class Zero(DataParallel):
+    """A model under a DeepSpeed engine. See `Strategy` for what each method does."""
+
+    def __init__(self, source: ModelSource, config: DeepSpeedConfig, context: StrategyContext) -> None:
+        """Every rank reads the weights: the engine starts from whole models, or from parts that are cut from whole
+        models in host memory. Raises `UserError` without DeepSpeed, `ModelError` for a model that cannot be cut.
+        """
+        deepspeed = import_deepspeed(context.device, context.strategy_field)
+        self._ranks, self._device = context.ranks, context.device
+        self._replicas = context.ranks.size // context.tensor_parallel
+        zero = config.zero_optimization
+        self._stage = zero.stage
+        offloads_weights = zero.offload_param.device != "none" and self._stage == 3
+        self._offloads = offloads_weights or zero.offload_optimizer.device != "none"
+        has_engine = context.optimizer is not None or self._stage == 3  # below stage 3 it only shards training
+        self._copies_dtype = None if has_engine and self._stage else context.compute_dtype
+        self._unit: ParallelUnit | None = None
+        cuts: dict[str, Cut] = {}
+        if context.tensor_parallel > 1:
+            model, cuts = self._cut(source, context)
+        else:
+            model = source.load(context.device)
+        model.eval()
+        self.model: Any = model
+        self._module: Any = model
+        self._engine: Any = None
+        self.optimizer = make_optimizer(model, context.optimizer) if context.optimizer else None
+        self._max_grad_norm = (context.optimizer.max_grad_norm if context.optimizer else 0) or float("inf")
+        if context.optimizer is None:
+            model.requires_grad_(False)
+        if has_engine:
+            settings = engine_config(
+                config,
+                context.optimizer,
+                compute_dtype=context.compute_dtype,
+                micro_batch_rows=context.micro_batch_rows,
+                device=context.device,
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # DeepSpeed's warnings about torch
+                _take_groups(self._unit)  # replaces the groups of another model of this process
+                self._engine, *_ = deepspeed.initialize(
+                    model=model, optimizer=self.optimizer, config=settings, mpu=self._unit
+                )
+            self._engine.eval()
+            self.model = self._engine
+        self._held = ZeroState(
+            deepspeed,
+            self._engine,
+            model,
+            stage=self._stage,
+            learns=context.optimizer is not None,
+            ranks=context.ranks,
+            device=context.device,
+            cuts=cuts,
+            tensor_parallel=context.tensor_parallel,
+        )
+
+    def _cut(self, source: ModelSource, context: StrategyContext) -> tuple[nn.Module, dict[str, Cut]]:
+        """The model with this rank's parts of its matrices, and how each is cut."""
+        size, field = context.tensor_parallel, context.tensor_parallel_field
+        refuse_uncuttable(source.meta_model(), size, context.ranks.size, field)
+        self._unit = ParallelUnit(context.ranks.mesh(context.device, tensor=size))
+        model: nn.Module = source.load(HOST)
+        dimensions = cut_by_deepspeed(model, self._unit.mesh[TENSOR], field)
+        group = self._unit.get_model_parallel_group()
+        return model.to(context.device), {name: Cut(dim, group) for name, dim in dimensions.items()}
+
+    @property
+    def meta_model(self) -> nn.Module:
+        module: nn.Module = self._module
+        return module
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Above stage 0 DeepSpeed's engine has the weights in the type of the computation."""
+        return nullcontext() if self._copies_dtype is None else computing_in(self._module, self._copies_dtype)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+        if self._stage == 3:
+            self._engine.empty_partition_cache()
+
+    def zero_grad(self) -> None:
+        self._engine.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of the sum of all ranks' `loss`, a scalar that is the same within a tensor-parallel group.
+
+        DeepSpeed averages gradients over ranks; the factor makes the average a sum.
+        """
+        _take_groups(self._unit)  # stage 0 looks for its ranks there
+        # Stage 0 would sum the gradients of the module's parameters, which are copies until the pass has ended.
+        self._engine.set_gradient_accumulation_boundary(last and self._stage > 0)
+        self._engine.backward(loss * self._replicas, scale_wrt_gas=False)
+
+    def step(self) -> float:
+        """Step, unless the gradient is not finite. The engine itself skips such a step, on all ranks, above stage 0."""
+        if self._stage == 0:
+            _take_groups(self._unit)
+            self._engine.set_gradient_accumulation_boundary(True)
+            self._engine.allreduce_gradients()
+            parameters = [parameter for parameter in self._module.parameters() if parameter.grad is not None]
+            norm = self._norm(parameters)
+            if not torch.isfinite(norm):
+                self._engine.zero_grad()
+                return norm.item()
+            clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
+            self._engine.step()
+            return norm.item()
+        self._engine.step()
+        return float("nan") if self._engine.optimizer.overflow else float(self._engine.get_global_grad_norm())
+
+    def _norm(self, parameters: list[nn.Parameter]) -> Tensor:
+        """Norm of all gradients over the ranks that hold parts of cut matrices."""
+        named = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+        if self._unit is None:
+            return get_total_norm([gradient for _, gradient in named])
+        squares = torch.zeros(2, device=self._device)
+        for parameter, gradient in named:
+            squares[int(getattr(parameter, "tensor_model_parallel", False))] += gradient.float().square().sum()
+        dist.all_reduce(squares[1], group=self._unit.get_model_parallel_group())
+        return squares.sum().sqrt()
+
+    def shards(self, *, optimizer: bool) -> Iterator[tuple[str, Tensor]]:
+        """This rank's part of every weight, in any shape, and of the optimizer's state if `optimizer`."""
+        for name, parameter in self._module.named_parameters():
+            yield f"model.{name}", getattr(parameter, "ds_tensor", parameter.detach())  # the former in stage 3
+        if optimizer and self.optimizer is not None:
+            for number, slots in enumerate(self.optimizer.state.values()):
+                tensors = ((slot, value) for slot, value in slots.items() if isinstance(value, Tensor))
+                yield from ((f"optimizer.{number}.{slot}", value) for slot, value in tensors)
+
+    def named_shapes(self) -> dict[str, Tensor]:
+        """Every weight by name, tied ones once: tensors with the shape and type of the whole weight."""
+        return self._held.named_shapes()
+
+    def gather(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by name, in its whole shape, in float32 or rounded to `dtype`, one at a time."""
+        return self._held.gather(dtype or torch.float32)
+
+    def tensor_shards(self) -> Iterator[TensorShard]:
+        return self._held.tensor_shards()
+
+    def load_state(self, source: TensorSource) -> None:
+        self._held.load(source)
+
+    def offload(self, *, model: bool, optimizer: bool) -> int:
+        return self._with_memory_counted(lambda: self._leave(model=model, optimizer=optimizer))
+
+    def onload(self, *, model: bool, optimizer: bool) -> int:
+        """Move everything that DeepSpeed offloaded back to the device. Returns the bytes moved."""
+        return -self._with_memory_counted(self._engine.reload_states) if self._moves else 0
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.destroy()
+
+    @property
+    def _moves(self) -> bool:
+        """Whether parts can be offloaded: for a model that learns, above stage 0, unless DeepSpeed offloads anyway."""
+        return self._engine is not None and self.optimizer is not None and self._stage > 0 and not self._offloads
+
+    def _leave(self, *, model: bool, optimizer: bool) -> None:
+        if self._moves:
+            kinds = importlib.import_module("deepspeed.runtime.zero.offload_config").OffloadStateTypeEnum
+            include = [kinds.optim_states] if optimizer else []
+            include += [kinds.hp_params, kinds.lp_params, kinds.lp_grads] if model else []
+            include += [kinds.contiguous_grad_buffer] if model and self._stage == 3 else []
+            self._engine.offload_states(include=include, pin_memory=self._device.type == "cuda")
+
+    def _with_memory_counted(self, action: Callable[[], object]) -> int:
+        """Run the action and return the bytes that it frees on the device."""
+        if self._device.type != "cuda":
+            return 0
+        before = torch.cuda.memory_allocated(self._device)
+        action()
+        return before - torch.cuda.memory_allocated(self._device)
+
+
+def _take_groups(unit: ParallelUnit | None) -> None:
+    """Tell DeepSpeed a model's groups of ranks; None: all ranks form one group."""
+    groups: Any = importlib.import_module("deepspeed.utils.groups")
+    groups.mpu = unit
+
+
+def import_deepspeed(device: torch.device, field: str = "trainer.strategy") -> ModuleType:
+    """Import DeepSpeed, set to build no operators. Raises `UserError`, which names `field`, if it is not installed.
+
+    On a CPU it would compile an operator for communication in shared memory; a process that is killed meanwhile leaves
+    a lock, on which every later process waits forever without a message. Gloo does the same work.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # DeepSpeed reads both only from here
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed", category=FutureWarning)  # deprecated calls
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            deepspeed = importlib.import_module("deepspeed")
+            importlib.import_module("deepspeed.utils")
+    except ImportError as error:
+        raise UserError(
+            f'{field} = "deepspeed" needs DeepSpeed, which is not installed: {install_command("deepspeed")}, '
+            f'or set {field} = "fsdp2"'
+        ) from error
+    operators: dict[str, bool] = importlib.import_module("deepspeed.ops").__compatible_ops__
+    operators["deepspeed_shm_comm"] = False
+    return deepspeed

@@ -1,0 +1,1 @@
+"""Attention of packed rows, of shared prompts and of sequences that are cut over ranks."""

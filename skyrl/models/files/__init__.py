@@ -1,0 +1,1 @@
+"""Files of a model: where they lie, what they say, how they are loaded."""

@@ -1,0 +1,189 @@
+"""Facts from the files of a model, read without torch and transformers, for checks before a run starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from skyrl.hub import cached_folder
+from skyrl.models.files.paths import local_folder
+
+_TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json")
+"""Vocabulary files; a tokenizer needs one of them."""
+
+
+@frozen(slots=False)
+class ModelFiles:
+    """The local folder of a model."""
+
+    folder: Path
+
+    tokenizer: Path | None = None
+    """Folder of a tokenizer that replaces the model's own. None: the model's own is used."""
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder of the tokenizer and its chat template."""
+        return self.tokenizer or self.folder
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """`config.json`, or its text part for a multimodal model. Raises ValueError if it is damaged."""
+        whole = _table(self.folder / "config.json")
+        text = whole.get("text_config")
+        return text if isinstance(text, dict) else whole
+
+    @property
+    def positions(self) -> int | None:
+        """Largest number of tokens of a sequence; None if the configuration has no bound."""
+        found = self.config.get("max_position_embeddings")
+        return found if isinstance(found, int) else None
+
+    @property
+    def sizes_to_cut(self) -> dict[str, int]:
+        """Sizes that the tensor parallel size must divide, keyed by their names in messages."""
+        return sizes_to_cut(self.config)
+
+    @property
+    def parts_under_megatron(self) -> dict[str, dict[str, int]]:
+        """For each of Megatron's parallel dimensions, the sizes that its degree must divide, keyed by name."""
+        return parts_under_megatron(self.config)
+
+    @property
+    def heads(self) -> int | None:
+        """Attention heads of a layer; None if the configuration names them differently."""
+        found = self.config.get("num_attention_heads")
+        return found if isinstance(found, int) else None
+
+    @property
+    def experts(self) -> int | None:
+        """Experts of a layer; None for a model without experts."""
+        return next(_experts(self.config), None)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the tokenizer's folder has a vocabulary file."""
+        return any(any(self.tokenizer_folder.glob(pattern)) for pattern in _TOKENIZERS)
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The chat template, searched in transformers' order; None if there is none."""
+        folder = self.tokenizer_folder
+        file = folder / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            found = _table(folder / name).get("chat_template") if (folder / name).is_file() else None
+            if isinstance(found, list):
+                found = next((each.get("template") for each in found if each.get("name") == "default"), None)
+            if found:
+                return str(found)
+        return None
+
+    @cached_property
+    def special_tokens(self) -> dict[str, str]:
+        """Special tokens such as `eos_token`, as templates receive them."""
+        given: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            file = self.tokenizer_folder / name
+            if file.is_file():
+                given |= {key: value for key, value in _table(file).items() if key.endswith("_token")}
+        texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in given.items()}
+        return {key: text for key, text in texts.items() if isinstance(text, str)}
+
+    def count_tokens(self, text: str) -> int | None:
+        """Number of tokens of a text; None without a `tokenizer.json` that the library `tokenizers` can read."""
+        file = self.tokenizer_folder / "tokenizer.json"
+        if not file.is_file():
+            return None
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception:  # noqa: BLE001 - the library raises nothing narrower; transformers reports it when it loads
+            return None
+        tokenizer.no_truncation()
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of weights, computed from the sizes in `config.json`; None if it names them differently.
+
+        Counts a decoder's embeddings, attention and gated feed-forward layers, experts included; norms, biases and
+        routers, less than a hundredth, are left out.
+        """
+        return _parameters(self.config)
+
+
+def model_files(path: str, tokenizer: str | None = None) -> ModelFiles | None:
+    """The files of a local model, or of the cached copy of a hub name, with the files of a separate tokenizer if one is
+    given; None if either is not on this machine.
+    """
+    folder = local_folder(path) or cached_folder(path)
+    other = (local_folder(tokenizer) or cached_folder(tokenizer)) if tokenizer is not None else None
+    lacks_other = tokenizer is not None and (other is None or not other.is_dir())
+    if folder is None or not (folder / "config.json").is_file() or lacks_other:
+        return None
+    return ModelFiles(folder, other)
+
+
+def sizes_to_cut(config: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes that the tensor parallel size must divide, keyed by their names in messages, from the values of a
+    transformers configuration. The vocabulary is not among them: it may be cut unevenly.
+    """
+    heads = config.get("num_attention_heads")
+    found = {
+        "attention heads": heads,
+        "key and value heads": config.get("num_key_value_heads") or heads,
+        "intermediate features": config.get("intermediate_size"),
+    }
+    return {name: size for name, size in found.items() if isinstance(size, int)}
+
+
+def parts_under_megatron(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """For each of Megatron's parallel dimensions, the sizes that its degree must divide, keyed by their names in
+    messages, from the values of a transformers configuration. The two dimensions of experts are present only for a
+    model with experts.
+    """
+    layers, experts = config.get("num_hidden_layers"), next(_experts(config), 0)
+    matrices = sizes_to_cut(config)
+    found = {"tensor_model": matrices, "pipeline_model": {"layers": layers} if isinstance(layers, int) else {}}
+    inner = config.get("moe_intermediate_size") or config.get("intermediate_size")
+    if experts and isinstance(inner, int):
+        if not config.get("mlp_only_layers") and config.get("decoder_sparse_step", 1) == 1:
+            matrices.pop("intermediate features", None)  # every layer has experts
+        found |= {"expert_model": {"experts": experts}, "expert_tensor": {"features of an expert": inner}}
+    return found
+
+
+def _table(file: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ValueError if it holds anything else."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    return content
+
+
+def _parameters(config: Mapping[str, Any]) -> int | None:
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    if any(not isinstance(config.get(name), int) for name in sizes):
+        return None
+    vocabulary, hidden, layers, heads, inner = (int(config[name]) for name in sizes)
+    head = config.get("head_dim") or hidden // heads
+    groups = config.get("num_key_value_heads") or heads
+    experts = next(_experts(config), 1)
+    inner = config.get("moe_intermediate_size") or inner if experts > 1 else inner
+    attention = hidden * head * 2 * (heads + groups)
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return int(embeddings + layers * (attention + 3 * hidden * inner * experts))
+
+
+def _experts(config: Mapping[str, Any]) -> Iterator[int]:
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if isinstance(config.get(name), int):
+            yield int(config[name])

@@ -1,0 +1,207 @@
+"""Loads transformers models and tokenizers; failures raise `ModelError`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from contextlib import suppress
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
+from transformers.utils.logging import disable_progress_bar
+
+from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.config.settings.trainer_fields import trainer_field
+from skyrl.errors import ModelError
+from skyrl.models.files.failures import model_error
+from skyrl.models.files.foreign_code import refuse_foreign_code
+from skyrl.models.files.overrides import with_overrides
+from skyrl.models.files.paths import local_folder, model_failure
+from skyrl.tree import FrozenDict
+
+_PROBE = "Sort: hgdbha, 12 + 34 = 46!\n\tÜber naïve 東京 #### 7.5  end"
+
+
+def load_causal_lm(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    attention: str,
+    device: torch.device,
+    table: str = "trainer",
+    overrides: Mapping[str, Any] = FrozenDict(),
+    init_seed: int | None = None,
+) -> PreTrainedModel:
+    """A transformers causal language model from a local folder (`~` is expanded) or the hub, on `device`.
+
+    `attention` is a name of transformers: `sdpa`, `flash_attention_2`, `eager`. Messages name fields of the
+    configuration below `table`. `overrides` replace values of the model's own configuration. With `init_seed` the
+    weights are drawn from it, as the architecture initializes them, and none are loaded. Raises `ModelError`, also if
+    weights are missing, which transformers would draw at random.
+    """
+    source = model_source(path, weights=init_seed is None)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        field = trainer_field(table, "device")
+        raise ModelError(f"{field} is cuda, but this torch sees no CUDA device: set {field} = cpu")
+    disable_progress_bar()
+    if init_seed is not None:
+        return _drawn(path, overrides, init_seed, dtype, attention, device)
+    config = load_config(path, overrides)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers, its hub client and safetensors each raise types of their own
+        raise model_error("model", path, error, table=table) from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"the model {path} is incomplete: no weights are stored for {missing[0]}{more}")
+    placed: PreTrainedModel = model.to(device)
+    return placed
+
+
+def _drawn(
+    path: str, overrides: Mapping[str, Any], seed: int, dtype: torch.dtype, attention: str, device: torch.device
+) -> PreTrainedModel:
+    """The model with random weights, drawn on the CPU in float32 so that all devices and types get the same ones."""
+    config = load_config(path, overrides)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    with suppress(OSError):  # a model without such a file has the defaults of its architecture
+        model.generation_config = GenerationConfig.from_pretrained(model_source(path))
+    placed: PreTrainedModel = model.to(device=device, dtype=dtype)
+    return placed
+
+
+def load_tokenizer(path: str, *, use_fast: bool = True, table: str = "trainer") -> ChatTokenizer:
+    """The tokenizer of a model or of a separate folder, with a chat template and a padding token. Raises `ModelError`.
+
+    `use_fast=False` requests the tokenizer written in Python. If transformers has none, the error names the field below
+    `table`.
+    """
+    folder = local_folder(path)
+    is_no_model = folder is not None and folder.is_dir() and not (folder / "config.json").is_file()
+    source = str(folder) if is_no_model else model_source(path)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, use_fast=use_fast, trust_remote_code=False)
+        stored_in = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    except Exception as error:  # as above
+        raise model_error("tokenizer of", path, error) from error
+    if tokenizer.is_fast and not use_fast:
+        raise ModelError(
+            f"the tokenizer of {path} exists in its fast form only: "
+            f"set {trainer_field(table, 'disable_fast_tokenizer')} = false"
+        )
+    _require_what_chats_need(tokenizer, path)
+    if tokenizer.is_fast and type(tokenizer.backend_tokenizer.model).__name__ == "BPE":
+        tokenizer.clean_up_tokenization_spaces = False  # ignored for BPE, and warned about at the first decoding
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if stored_in is not None:
+        _compare_with_file(tokenizer, stored_in, path)
+    loaded: ChatTokenizer = tokenizer
+    return loaded
+
+
+def max_positions(path: str, overrides: Mapping[str, Any] = FrozenDict()) -> int | None:
+    """Largest number of tokens of a sequence, from the model's configuration; None if it has no bound."""
+    config = load_config(path, overrides)
+    positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return positions
+
+
+def generation_ends(path: str) -> tuple[int, ...]:
+    """Tokens at which the model's generation stops, from its generation settings or else its configuration."""
+    try:
+        ends = end_tokens(GenerationConfig.from_pretrained(model_source(path)))
+    except OSError:  # there is no such file
+        ends = ()
+    return ends or end_tokens(load_config(path).get_text_config())
+
+
+def end_tokens(config: PretrainedConfig | GenerationConfig) -> tuple[int, ...]:
+    """End-of-sequence tokens of one of transformers' configurations, which has one, several or none."""
+    found = getattr(config, "eos_token_id", None)
+    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+
+
+def refuse_small_vocabulary(path: str, tokenizer: Sized) -> None:
+    """Raises `ModelError` if the tokenizer has tokens that the model has no embedding for."""
+    rows = load_config(path).get_text_config().vocab_size
+    if len(tokenizer) > rows:
+        raise ModelError(f"the tokenizer has {len(tokenizer)} tokens, the model {path} embeddings for {rows} only")
+
+
+def load_config(path: str, overrides: Mapping[str, Any] = FrozenDict()) -> PretrainedConfig:
+    """The model's transformers configuration, with some of its values replaced. Raises `ModelError`."""
+    source = model_source(path)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise model_error("configuration of", path, error) from error
+    return with_overrides(config, overrides)
+
+
+def model_source(path: str, *, weights: bool = False) -> str:
+    """The hub name or folder to pass to transformers. Raises `ModelError` for a folder that cannot be a model, a name
+    that the hub does not have, and a model whose configuration requests code of its own; with
+    `weights`, also for a folder without weights.
+    """
+    why = model_failure(path, weights=weights)
+    if why:
+        raise ModelError(why)
+    source = str(local_folder(path) or path)
+    refuse_foreign_code(source)
+    return source
+
+
+def _require_what_chats_need(tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Refuse a tokenizer without vocabulary, chat template or end token. For a folder without a tokenizer, transformers
+    silently makes an empty one.
+    """
+    if not tokenizer.encode(_PROBE, add_special_tokens=False):
+        raise ModelError(
+            f"the tokenizer of {path} has no vocabulary: copy tokenizer.json and related files next to the model"
+        )
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"the tokenizer of {path} has no chat template, so prompts cannot be written for it: use the instruct "
+            "version of the model, or put a chat_template.jinja next to it"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"the tokenizer of {path} has no end-of-sequence token, so no answer could ever end")
+
+
+def _compare_with_file(tokenizer: PreTrainedTokenizerBase, file: str, path: str) -> None:
+    """Compare a tokenizer with its file: transformers 5 silently replaces its pipeline for some model types."""
+    stored = Tokenizer.from_file(file)
+    stored.no_truncation()
+    stored.no_padding()
+    ids = stored.encode(_PROBE, add_special_tokens=False).ids
+    loaded = tokenizer.encode(_PROBE, add_special_tokens=False)
+    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    if loaded != ids or text != stored.decode(ids, skip_special_tokens=False):
+        raise ModelError(
+            f"the tokenizer of {path} does not read text as its own tokenizer.json does: for this type of model, "
+            f"transformers builds a {type(tokenizer).__name__} whatever is stored. Store one of that class "
+            "(for qwen2: byte-level BPE)"
+        )

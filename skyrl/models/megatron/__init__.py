@@ -1,0 +1,1 @@
+"""Models of Megatron-Core, and the conversion of their weights."""

@@ -1,0 +1,1 @@
+"""Models cut over ranks: tensors and experts."""

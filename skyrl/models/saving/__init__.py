@@ -1,0 +1,1 @@
+"""Models written as files that transformers and vLLM load."""

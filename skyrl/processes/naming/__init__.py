@@ -1,0 +1,1 @@
+"""Names under which servers are published: on a shared disk, in etcd, on Ray."""

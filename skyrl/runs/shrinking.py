@@ -1,0 +1,81 @@
+"""A smaller layout for a run that has lost ranks or machines (`trainer.faults.on_lost_rank = "shrink"`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from skyrl.config.derive.sizes import engines_of, models_of
+from skyrl.config.loading.check import check
+from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.supervised_root import SupervisedConfig
+from skyrl.planning.topology import Grid
+from skyrl.tree import evolve_at, get_at
+
+R = TypeVar("R", bound=SkyRLTrainConfig | SupervisedConfig)
+
+_PLACEMENT = "trainer.placement."
+_ENGINES = "generator.inference_engine.num_engines"
+
+
+def shrunk(run: R, role: str, *, by_machine: bool = False) -> tuple[R, dict[str, int]] | None:
+    """The resolved run with the next smaller number of ranks that passes every check, and the changed paths with their
+    new values. None if no smaller number passes.
+
+    `role` (policy, critic, ref or engine) loses ranks, together with the models that share its GPUs; of engines with
+    GPUs of their own, one is removed. `by_machine` removes a whole machine where the model has several.
+    """
+    for changes in _smaller(run, role, by_machine=by_machine):
+        smaller = run
+        if isinstance(run, SkyRLTrainConfig):
+            smaller = evolve_at(smaller, f"{_PLACEMENT}allocation", None)  # the fields already hold its values
+        for path, value in changes.items():
+            smaller = evolve_at(smaller, path, value)
+        if not any(problem.severity == "error" for problem in check(smaller)):
+            return smaller, changes
+    return None
+
+
+def _smaller(run: SkyRLTrainConfig | SupervisedConfig, role: str, *, by_machine: bool) -> Iterator[dict[str, int]]:
+    """Changes that make the run smaller, those that remove the least first."""
+    if isinstance(run, SkyRLTrainConfig) and role == "engine" and not run.trainer.placement.colocate_all:
+        for number in range(run.generator.inference_engine.num_engines - 1, 0, -1):
+            yield {_ENGINES: number}
+        return
+    tables = _tables(run, role)
+    before = Grid(
+        nodes=get_at(run, f"{tables[0]}num_nodes"), gpus_per_node=get_at(run, f"{tables[0]}num_gpus_per_node")
+    )
+    for grid in _grids_within(before, by_machine=by_machine):
+        changes: dict[str, int] = {}
+        for table in tables:
+            changes |= {f"{table}num_nodes": grid.nodes, f"{table}num_gpus_per_node": grid.gpus_per_node}
+        yield changes | _engines_on(run, grid)
+
+
+def _tables(run: SkyRLTrainConfig | SupervisedConfig, role: str) -> list[str]:
+    """Prefixes of the size fields that shrink together."""
+    if not isinstance(run, SkyRLTrainConfig):
+        return ["placement."]
+    placement = run.trainer.placement
+    together = placement.colocate_all or placement.colocate_policy_ref
+    return [f"{_PLACEMENT}{model}_" for model in (models_of(run) if together else (role,))]
+
+
+def _grids_within(grid: Grid, *, by_machine: bool) -> list[Grid]:
+    """Smaller grids, the largest first; of grids of one size, the one on fewer machines first."""
+    most = grid.nodes - 1 if by_machine and grid.nodes > 1 else grid.nodes
+    sizes = [Grid(nodes=nodes, gpus_per_node=each) for nodes in range(1, most + 1) for each in _counts(grid)]
+    return sorted((size for size in sizes if size.ranks < grid.ranks), key=lambda size: (-size.ranks, size.nodes))
+
+
+def _counts(grid: Grid) -> range:
+    return range(1, grid.gpus_per_node + 1)
+
+
+def _engines_on(run: SkyRLTrainConfig | SupervisedConfig, grid: Grid) -> dict[str, int]:
+    """The number of engines for the GPUs that they share with the models; engines with GPUs of their own stay."""
+    if not isinstance(run, SkyRLTrainConfig) or not run.trainer.placement.colocate_all:
+        return {}
+    engines = engines_of(run)
+    return {} if engines is None else {_ENGINES: max(1, grid.ranks // engines.gpus)}

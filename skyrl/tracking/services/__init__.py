@@ -1,0 +1,1 @@
+"""Trackers that are services, fed by a process of their own."""

@@ -1,0 +1,357 @@
+"""New weights for an engine, as seen by the process that holds the engine's model.
+
+    learner --weight_sync--> IncomingWeights --> engine.load_weights(incoming, version)
+
+There is one kind of `IncomingWeights` for each transport. An engine reads `weights` first and refuses a set that
+does not fit before it changes anything; then it opens the set where its model lives, and receives tensor after tensor.
+Bytes are compared with the digest that was sent with them before the engine sees them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import torch
+import xxhash
+from attrs import field, frozen
+from attrs.validators import instance_of
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from skyrl.errors import UserError, WeightSyncError
+from skyrl.storage.places import here, is_address
+from skyrl.weight_receiver.transfer_group import Channel, TransferGroup
+
+
+@frozen(kw_only=True)
+class WeightInfo:
+    """Description of a weight, known before the weight is received."""
+
+    name: str
+    """Name in the state dict of the Hugging Face model."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """Torch's name of the type, without the module: `float32`, `bfloat16`."""
+
+
+class IncomingWeights(Protocol):
+    """A complete set of weights, tied ones once. It can be pickled, and is opened where the engine's model lives."""
+
+    @property
+    def weights(self) -> Sequence[WeightInfo]:
+        """Descriptions of all weights that will arrive, in order."""
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        """Name and value of each weight, with its whole shape, as it is received, on the CPU or on the device that the
+        transport delivers to.
+
+        A tensor is only valid until the next one is requested. The iterator raises `WeightSyncError` for bytes that
+        differ from those sent, for a missing weight, and if the sender is gone.
+        """
+
+
+@attrs.frozen
+class Shared:
+    """Weights in the memory of this process: nothing is sent."""
+
+    tensors: tuple[tuple[str, Tensor], ...]
+
+    @property
+    def weights(self) -> tuple[WeightInfo, ...]:
+        return tuple(weight_info(name, tensor) for name, tensor in self.tensors)
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        return nullcontext(iter(self.tensors))
+
+
+@frozen(kw_only=True)
+class Folder:
+    """Weights in safetensors files of a folder that learner and engine share."""
+
+    path: str = field(validator=instance_of(str))
+    weights: tuple[WeightInfo, ...]
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        return nullcontext(verified(self._read(), self.weights))
+
+    def digests(self) -> dict[str, str]:
+        """Digests of all tensors as sent, by name. Raises `WeightSyncError`."""
+        found: dict[str, str] = {}
+        try:
+            for index in sorted(Path(self.path).glob("*.json")):
+                found |= _digests(index.read_bytes())
+        except OSError as error:
+            raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
+        return found
+
+    def _read(self) -> Iterator[tuple[str, Tensor, str]]:
+        try:
+            for index in sorted(Path(self.path).glob("*.json")):
+                digests = _digests(index.read_bytes())
+                with safe_open(index.with_suffix(".safetensors"), framework="pt") as file:
+                    for name, digest in digests.items():
+                        yield name, file.get_tensor(name), digest
+        except (OSError, SafetensorError) as error:
+            raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
+
+
+DeltaFiles = Mapping[str, Mapping[str, str]]
+"""File name -> name of each weight that is current in it -> its digest. A weight is current in exactly one file."""
+
+_HELD: dict[str, dict[str, tuple[str, Tensor]]] = {}
+"""Folder -> weight -> digest and value, as this process last received it: the base that a delta is applied to."""
+
+
+@frozen(kw_only=True)
+class Delta:
+    """Weights in files of a shared folder, or of an object store, to which each version adds those that changed.
+
+    A weight that this process holds with the same digest is taken from memory; any other one is read. A process that
+    holds no base reads all of them.
+    """
+
+    path: str = field(validator=instance_of(str))
+    files: DeltaFiles
+    weights: tuple[WeightInfo, ...]
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        return nullcontext(verified(self._values(), self.weights))
+
+    def digests(self) -> dict[str, str]:
+        """Digests of all tensors as sent, by name."""
+        return {name: each for digests in self.files.values() for name, each in digests.items()}
+
+    def _values(self) -> Iterator[tuple[str, Tensor, str]]:
+        for gone in [path for path in list(_HELD) if not (is_address(path) or Path(path).is_dir())]:
+            _HELD.pop(gone, None)
+        held = _HELD.setdefault(self.path, {})
+        for file, digests in self.files.items():
+            wanted: dict[str, str] = {}
+            for name, digest in digests.items():
+                found = held.pop(name, None)  # held again after it was verified
+                if found is None or found[0] != digest:
+                    wanted[name] = digest
+                    continue
+                yield name, found[1], digest
+                held[name] = found
+            for name, tensor in self._read(file, wanted) if wanted else ():
+                yield name, tensor, wanted[name]
+                held[name] = wanted[name], tensor
+
+    def _read(self, file: str, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        try:
+            with here(self.path, file) as path, safe_open(path, framework="pt") as stored:
+                for name in names:
+                    yield name, stored.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise WeightSyncError(f"the weights in {self.path} cannot be read: {error}") from error
+
+
+@frozen(kw_only=True)
+class Broadcast:
+    """Weights that the learner sends to every engine at once, over gloo."""
+
+    group: TransferGroup
+    """The transfer group, with the rank of this engine's first worker in it."""
+
+    weights: tuple[WeightInfo, ...]
+
+    @contextmanager
+    def open(self) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        with self.group.join() as group:
+            yield verified(self._receive(group), self.weights)
+
+    def _receive(self, group: Channel) -> Iterator[tuple[str, Tensor, str]]:
+        infos = {info.name: info for info in self.weights}
+        while header := _digests(group.receive_bytes().numpy().tobytes()):
+            payload = group.receive_bytes()
+            start = 0
+            for name, digest in header.items():
+                if name not in infos:
+                    raise WeightSyncError(f"{name} arrived, which was not announced")
+                info = infos[name]
+                dtype = getattr(torch, info.dtype)
+                size = torch.Size(info.shape).numel() * dtype.itemsize
+                if start + size > len(payload):
+                    raise WeightSyncError(f"{name} has {size} bytes, and {max(0, len(payload) - start)} came")
+                yield name, payload[start : start + size].view(dtype).reshape(info.shape), digest
+                start += size
+
+
+@frozen(kw_only=True)
+class Native:
+    """Weights that vLLM's own transfer engines send from GPU to GPU; `vllm_native.py` receives them."""
+
+    group: TransferGroup
+    """The transfer group in which the learner announces each step, with the rank of this engine's first worker."""
+
+    backend: str = field(validator=instance_of(str))
+    """`nccl`, `ipc`, or another name that is registered with vLLM's `WeightTransferEngineFactory`."""
+
+    weights: tuple[WeightInfo, ...]
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        raise UserError(
+            f"generator.inference_engine.weight_sync_backend = nccl sends weights by vLLM's {self.backend} transfer, "
+            "which only vLLM engines take: set it to gloo"
+        )
+
+
+@frozen(kw_only=True)
+class UpdateGroup:
+    """Weights that the workers of an SGLang server receive from a process group that the learner leads;
+    `sglang_server.py` sends the requests.
+    """
+
+    group: TransferGroup
+    """The transfer group in which the learner announces each step, with the rank of the process that sends requests to
+    this server."""
+
+    workers: int
+    """Number of the server's processes that receive weights."""
+
+    weights: tuple[WeightInfo, ...]
+
+    def open(self) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
+        raise UserError("only a server of SGLang takes weights by its own update group")
+
+
+LOADED = "loaded"
+"""First word of a receipt."""
+
+
+def receipt(incoming: IncomingWeights) -> str:
+    """What this library's code answers once it has loaded a set of weights and found it in a model's parameters: a
+    word, and a digest of the digests of all tensors if the set comes as files. A receiver in a group needs none: the
+    sender notices if it does not join.
+    """
+    if not isinstance(incoming, Folder | Delta):
+        return LOADED
+    lines = "".join(f"{name} {each}\n" for name, each in sorted(incoming.digests().items()))
+    return f"{LOADED} {xxhash.xxh3_128_hexdigest(lines.encode())}"
+
+
+def why_not_loaded(outcomes: Iterable[object], incoming: IncomingWeights) -> str:
+    """An empty string if every outcome is the receipt of these weights, otherwise the reason why one is not."""
+    expected = receipt(incoming)
+    others = sorted({str(each or "") for each in outcomes} - {expected})
+    if not others:
+        return ""
+    silent = not others[0] or others[0].startswith(LOADED)
+    return f"the receiver does not show that it loaded what was sent ({others[0]!r})" if silent else "; ".join(others)
+
+
+RemoteWeights = Folder | Delta | Broadcast | Native
+"""Sets of weights that travel between processes."""
+
+_KINDS: dict[str, type[RemoteWeights]] = {"folder": Folder, "delta": Delta, "broadcast": Broadcast, "native": Native}
+
+
+def as_plain(incoming: RemoteWeights) -> dict[str, Any]:
+    """The set as JSON-compatible data, for connections that must not carry pickles; `from_plain` rebuilds it."""
+    (kind,) = [name for name, kind_class in _KINDS.items() if isinstance(incoming, kind_class)]
+    return {"kind": kind, **attrs.asdict(incoming)}
+
+
+def from_plain(plain: Mapping[str, Any]) -> RemoteWeights:
+    """The set of weights that `as_plain` described. Raises `WeightSyncError` for anything else."""
+    try:
+        members = {name: value for name, value in plain.items() if name != "kind"}
+        members["weights"] = tuple(_info(**info) for info in plain["weights"])
+        if "files" in members:
+            members["files"] = {_file_name(file): _texts(digests) for file, digests in plain["files"].items()}
+        if "group" in members:
+            members["group"] = TransferGroup(**plain["group"])
+        return _KINDS[plain["kind"]](**members)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise WeightSyncError(
+            f"the announcement of new weights is not in skyrl's format ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _file_name(name: object) -> str:
+    """Validates the received name of a file. Raises `ValueError` for one that leaves the folder."""
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        raise ValueError(f"not a file name: {name!r}")
+    return name
+
+
+def _texts(digests: Mapping[str, object]) -> dict[str, str]:
+    """Validates received digests by name. Raises `ValueError` unless all of them are strings."""
+    if not all(isinstance(each, str) for pair in digests.items() for each in pair):
+        raise ValueError("digests of weights must be strings")
+    return {name: str(each) for name, each in digests.items()}
+
+
+def _info(name: object, shape: Sequence[object], dtype: object) -> WeightInfo:
+    """Validates the received description of a weight. Raises `TypeError` or `ValueError`."""
+    sizes = tuple(size for size in shape if type(size) is int and size >= 0)
+    if not isinstance(name, str) or len(sizes) != len(shape):
+        raise ValueError(f"not a name and a shape: {name!r}, {shape!r}")
+    if not isinstance(dtype, str) or not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"{dtype!r} is not a torch dtype")
+    return WeightInfo(name=name, shape=sizes, dtype=dtype)
+
+
+def _digests(message: bytes) -> dict[str, str]:
+    """Decodes a sender's message with the digests, by name, of the weights that follow. Raises `WeightSyncError`."""
+    try:
+        digests = json.loads(message)
+    except (ValueError, RecursionError) as error:
+        raise WeightSyncError(f"the digests of weights were corrupted in transit: {error}") from error
+    if not isinstance(digests, dict) or not all(isinstance(each, str) for each in digests.values()):
+        raise WeightSyncError("the digests of weights were corrupted in transit: they are not an object of strings")
+    return digests
+
+
+def for_worker(incoming: IncomingWeights, worker: int) -> IncomingWeights:
+    """The set as worker number `worker` of an engine opens it: every member of a group has its own rank."""
+    if isinstance(incoming, Broadcast | Native):
+        return attrs.evolve(incoming, group=incoming.group.moved(worker))
+    return incoming
+
+
+def weight_info(name: str, tensor: Tensor) -> WeightInfo:
+    """The description of a weight of any shape."""
+    return WeightInfo(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+
+
+def digest(tensor: Tensor) -> str:
+    """xxh3-128 of the bytes of a tensor of any shape. It detects accidental changes, not attacks."""
+    return xxhash.xxh3_128_hexdigest(as_bytes(tensor).numpy().data)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor of any shape as flat uint8, (bytes,), on the CPU; a copy only if the tensor is on another
+    device or not contiguous.
+    """
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+
+
+def verified(
+    arriving: Iterator[tuple[str, Tensor, str]], announced: Sequence[WeightInfo]
+) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor, of any shape, of each arriving (name, tensor, digest as sent), after it was compared with its
+    announcement and its digest.
+
+    Raises `WeightSyncError`, also at the end if a weight did not arrive.
+    """
+    missing = {info.name: info for info in announced}
+    for name, tensor, sent in arriving:
+        if missing.pop(name, None) != weight_info(name, tensor):
+            raise WeightSyncError(
+                f"{name} arrived twice, unannounced, or with a different shape or type than announced"
+            )
+        received = digest(tensor)
+        if received != sent:
+            raise WeightSyncError(f"{name} was changed in transit: digest {received} arrived, {sent} was sent")
+        yield name, tensor
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise WeightSyncError(f"{next(iter(missing))}{more} did not arrive")
