@@ -5,8 +5,8 @@ and one JSON line.
 
 A Qwen2 with random weights of 68 million parameters scores and trains on 32 rows of 256 tokens, four of each prompt, in
 bfloat16. Six layouts take turns; each gets fresh processes in every round, and its figure is the median of the slowest
-rank's seconds. The prediction is the estimate of `config.estimates.step_time` at the rates that four ranks reach on this
-machine when all of them compute, or send, or start the operations of a layer, at once. `pairs` counts the pairs of
+rank's seconds. The prediction is the estimate of `config.estimates.step_time` at the rates that four ranks reach on
+this machine when all of them compute, or send, or start the operations of a layer, at once. `pairs` counts the pairs of
 layouts that it ranks as measured, of those that the rounds tell apart: all seconds of one are below all of the other.
 """
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ast
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -47,6 +49,26 @@ def default_alarms() -> str:
     return "\n".join(rows)
 
 
+def layers() -> str:
+    """The packages by layer, as the import contracts of pyproject.toml have them, with the storeys inside."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    contracts = [contract for contract in options["contracts"] if contract["type"] == "layers"]
+    storeys = {contract["containers"][0]: contract["layers"] for contract in contracts}
+    rows = ["| layer | package | what it is | storeys, from the top down |", "|---|---|---|---|"]
+    for number, layer in enumerate(storeys["skyrl"], start=1):
+        for package in layer.split(" | "):
+            inside = " > ".join(storeys.get(f"skyrl.{package}", ())).replace(" | ", ", ")
+            rows.append(f"| {number} | `{package}` | {_first_sentence(package)} | {inside} |")
+    return "\n".join(rows)
+
+
+def _first_sentence(package: str) -> str:
+    folder = ROOT / "skyrl" / package
+    face = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    text = " ".join((ast.get_docstring(ast.parse(face.read_text(encoding="utf-8"))) or "").split())
+    return text.partition(". ")[0].removesuffix(".")
+
+
 def main() -> None:
     for file, made in PAGES.items():
         path = ROOT / file
@@ -55,6 +77,7 @@ def main() -> None:
 
 PAGES: Mapping[str, Callable[[str], str]] = {
     "SECURITY.md": lambda page: with_table(page, attacks.table()),
+    "docs/architecture.md": lambda page: with_table(page, layers()),
     "docs/alarms.md": lambda page: with_table(page, default_alarms()),
     "docs/coming-from.md": lambda page: with_table(
         with_table(with_table(page, figures.settings_table()), figures.scripts_table()), figures.refusals_table()

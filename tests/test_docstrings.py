@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +54,20 @@ def test_every_docstring_stands_alone() -> None:
         if LEANS.match(text)
     }
     assert found == {}
+
+
+def test_files_named_in_docstrings_exist() -> None:
+    """A name is read from the module's folder, from its package, or from `skyrl/`."""
+    missing = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for file in MODULES
+        for line, text in docstrings(tree_of(file))
+        for name in re.findall(r"`([\w/]+\.py)`", text)
+        if not any((folder / name).exists() for folder in folders_of(file))
+    ]
+    assert missing == []
+
+
+def folders_of(file: Path) -> list[Path]:
+    package = file.relative_to(ROOT / "skyrl").parts[0]
+    return [file.parent, ROOT / "skyrl" / package, ROOT / "skyrl", ROOT]

@@ -1,7 +1,8 @@
 """Configuration of a run: immutable classes, and nothing that can touch a GPU.
 
-Read `root.py` first: it defines the tree. `load.py` reads a tree from files and arguments, `resolve.py` derives values
-from others, `check.py` reports why a tree cannot run, and `kinds.py` lists the parts of each kind of run.
+Read `settings/root.py` first: it defines the tree. `derive/` fills what is unset, `checks/` finds what cannot run, and
+`effects/` what has no effect. `loading/load.py` goes from files and arguments to a checked tree, `loading/kinds.py`
+lists the parts of each kind of run.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The protocol of strategies, which spread a model over ranks; `strategies.py` lists the built-in ones.
+"""The protocol of strategies, which spread a model over ranks; `workers/strategies.py` lists the built-in ones.
 
 Everything here is collective: all ranks call the same methods in the same order. State has the same form under every
 strategy and number of ranks: tensors by name, of which each rank stores the parts it holds and reads the parts it

@@ -1,6 +1,6 @@
 """Prompts in, groups of rewarded trajectories out.
 
-SkyRLGymGenerator --session--> Session (`session.py`: groups) --> Attempts (`attempts.py`: samples) --> Episode
+SkyRLGymGenerator --> SamplingSession (`sampling_session.py`: groups) --> Attempts (`attempts.py`: samples) --> Episode
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     recording/
         about.json                     format version, planned steps of the run, versions of packages
-        step_000003.jsonl[.gz]         a header line, then one line for each group: `group_lines.py`
+        step_000003.jsonl[.gz]         a header line, then one line for each group: `data/group_lines.py`
         step_000003.safetensors        the batch: tokens, mask, log-probabilities, rewards, advantages, (B, L) each
         step_000003.json               every update, and xxh3-128 of every weight after the step: written last
 

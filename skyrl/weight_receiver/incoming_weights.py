@@ -206,7 +206,7 @@ class Native:
 @frozen(kw_only=True)
 class UpdateGroup:
     """Weights that the workers of an SGLang server receive from a process group that the learner leads;
-    `sglang_server.py` sends the requests.
+    `inference/servers/sglang_server.py` sends the requests.
     """
 
     group: TransferGroup

@@ -1,4 +1,4 @@
 """Checks of a resolved reinforcement-learning run: one small function for each rule that involves several fields.
 
-Each yields problems with a remedy, and is listed in the tuple at the end of its module; `kinds.py` puts these together.
+Each yields problems with a remedy, and is listed in the tuple at the end of its module; `loading/kinds.py` puts these together.
 """

@@ -1,7 +1,7 @@
 """The derivation rules of a reinforcement-learning run.
 
 Each rule fills one path that was left unset, names the paths that it reads, and never changes a written value.
-`resolve.py` applies them; rules shared with supervised runs are in `every_kind.py`.
+`loading/resolve.py` applies them; rules shared with supervised runs are in `every_kind.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kinds of run: reinforcement learning here, supervised ones in `supervised/kinds.py`."""
+"""The kinds of run: reinforcement learning here, supervised ones in `supervised_kinds.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`resolve()`: derives the values that follow from written ones, once and traceably.
 
-`rules.py` has the rules. The result is a new tree; nothing else in the program derives or changes configuration.
+`derive/rules.py` has the rules. The result is a new tree; nothing else in the program derives or changes configuration.
 """
 
 from __future__ import annotations
