@@ -1,8 +1,8 @@
 """Attention and layout of the rows of a model: packed into one row, with shared prompts, or padded.
 
 A row's numbers must not depend on its neighbours, its place, the layout or the kernel. No model declares that, and most
-break it silently. It is therefore tried, on a small copy of the model whose bounds are shrunk (`models/small_copy.py`): rows
-shorter and longer than every bound, with short and long neighbours, in each layout, against each row alone by the
+break it silently. It is therefore tried, on a small copy of the model whose bounds are shrunk (`models/small_copy.py`):
+rows shorter and longer than every bound, with short and long neighbours, in each layout, against each row alone by the
 model's own definition, which transformers calls `eager`.
 """
 

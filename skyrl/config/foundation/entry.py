@@ -118,7 +118,8 @@ class RunConfig(BaseConfig):
 
 
 _READ: list[Callable[[Any, Any], Any]] = []
-"""Function that reads overrides into the resolved tree of a class; `loading/load.py`, which imports this module, sets it."""
+"""Function that reads overrides into the resolved tree of a class, set by `loading/load.py`, which
+imports this module."""
 
 
 def reads_overrides(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

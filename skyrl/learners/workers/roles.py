@@ -1,8 +1,8 @@
 """The roles: a policy and a critic that learn, and a reference that only scores. One object is one rank of one role.
 
 Each worker is built from its own configuration and does not know how batches were generated. The strategies, such as
-`fsdp2.py` and `zero/strategy.py`, spread the model; `group.py` lets a driver call all ranks of a role as one learner. Methods
-that compute are collective: all ranks are called, each with the same number of rows.
+`fsdp2.py` and `zero/strategy.py`, spread the model; `group.py` lets a driver call all ranks of a role as one learner.
+Methods that compute are collective: all ranks are called, each with the same number of rows.
 """
 
 from __future__ import annotations
