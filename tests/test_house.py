@@ -21,7 +21,7 @@ TESTS = [ROOT / "conftest.py", *(ROOT / "tests").rglob("*.py"), *(ROOT / "proper
 SAYS_NOTHING = {"base", "common", "core", "helper", "helpers", "misc", "util", "utils"}
 RUNS_WHAT_IT_READS = {"cloudpickle", "dill", "marshal", "pickle"}
 OPENS_A_DOOR = {("allow_pickle", True), ("trust_remote_code", True), ("weights_only", False)}
-SEE_THE_WHOLE_TREE = {"cli", "config", "experiments", "interop", "runs", "tools"}
+SEE_THE_WHOLE_TREE = {"autotune", "cli", "config", "experiments", "interop", "runs", "tools"}
 SKIPS = {"importorskip", "skip", "skipif", "xfail"}
 
 WITHOUT_REASON = re.compile(r"# (type: ignore\[[\w, -]+\]|noqa: [A-Z0-9, ]+)\s*$")
