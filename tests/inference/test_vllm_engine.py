@@ -280,7 +280,7 @@ def test_the_weights_of_a_model_are_known_without_loading_any(tmp_path: Path, ti
 def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
     facts = model_facts(str(saved(tmp_path / "model", small_model("qwen3"))))
     # two layers, keys and values, one head of 32 each
-    assert (facts.head_dim, facts.kv_numbers_per_token, facts.positions, facts.eos_ids) == (32, 128, 256, (256,))
+    assert (facts.head_dims, facts.kv_numbers_per_token, facts.positions, facts.eos_ids) == ((32,), 128, 256, (256,))
 
 
 async def started_on_a_new_machine(folder: Path, caches: Path) -> int:

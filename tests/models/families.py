@@ -58,6 +58,14 @@ def _long_rope() -> dict[str, Any]:
     return _rope("longrope", **factors, original_max_position_embeddings=24)
 
 
+_WIDTHS = {
+    *("hidden_size", "n_embd", "word_embed_proj_dim", "lru_width", "head_dim", "global_head_dim"),
+    *("linear_key_head_dim", "linear_value_head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+    *("kv_lora_rank", "mamba_d_ssm", "mamba_d_head"),
+}
+"""Names of the widths of heads, and of those that heads divide."""
+
+
 @frozen
 class Family:
     """A kind of model, as small as it comes."""
@@ -67,9 +75,17 @@ class Family:
 
     values: Mapping[str, Any]
 
-    def config(self) -> PretrainedConfig:
-        """The configuration, with sizes of a few numbers."""
-        made: PretrainedConfig = AutoConfig.for_model(self.kind, **{**SIZES, **self.values})
+    def config(self, *, times: int = 1) -> PretrainedConfig:
+        """The configuration, with sizes of a few numbers; heads and what they come from are so many `times` wider."""
+        values = {**SIZES, **self.values}
+        wider = {name: times * values[name] for name in _WIDTHS & values.keys()}
+        if "rope_parameters" in values:
+            wider["rope_parameters"] = {
+                name: times * value if isinstance(value, list) else value
+                for name, value in values["rope_parameters"].items()
+            }
+        wider["initializer_range"] = values["initializer_range"] / times**0.5
+        made: PretrainedConfig = AutoConfig.for_model(self.kind, **{**values, **wider})
         return made
 
 

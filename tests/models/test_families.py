@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from skyrl.config.derive.model_overrides import LONGEST_ROW
-from skyrl.models.saving.storing import Export
+from skyrl.config.model_overrides import LONGEST_ROW
+from skyrl.models.meta_model import counted_shape
+from skyrl.models.storing import Export
 from skyrl.planning.model_shape import COUNTED, shape_of
 from tests.learners.pool import Pool
 from tests.long_cases import long_except
@@ -76,11 +77,13 @@ def test_these_families_do_everything(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_are_counted_or_said_to_be_estimated(family: str) -> None:
+def test_plan_knows_the_weights_of_every_family(family: str) -> None:
+    config = FAMILIES[family].config()
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(FAMILIES[family].config())
-    shape = shape_of(model.config.to_dict())
+        model = AutoModelForCausalLM.from_config(config)
     weights = sum(each.numel() for each in model.parameters())
+    assert counted_shape(config).parameters == weights
+    shape = shape_of(config.to_dict())
     assert shape is None or shape.is_estimated or shape.parameters == pytest.approx(weights, rel=0.01)
 
 
