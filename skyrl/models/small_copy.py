@@ -70,7 +70,8 @@ _WIDTHS: Mapping[str, int] = {
 _MOST: Mapping[str, int] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), HEADS),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts"), 2),
-    **dict.fromkeys(("chunk_size", "mamba_chunk_size", "block_size"), 16),
+    **dict.fromkeys(("chunk_size", "mamba_chunk_size", "block_size", "max_inference_chunksize"), 16),
+    **dict.fromkeys(("local_attn_chunk_length", "lsh_attn_chunk_length", "position_bias_max_distance"), 16),
     **dict.fromkeys(("sliding_window", "attention_window_size", "window_size", "index_topk"), WINDOW),
     **dict.fromkeys(("local_attention", "keep_window_size", "rel_extent", "indexer_budget"), WINDOW),
     **dict.fromkeys(("attention_chunk_size", "floor_scale", "log_scaling_n_floor"), CHUNK),

@@ -22,6 +22,9 @@ from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, 
 HEAD_SIZES_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head dimensions that the attention of vLLM 0.32 supports on a CPU. Any other fails at the first request."""
 
+UNREAD = {"gpt_neox": "embed_out.weight"}
+"""Kinds of models -> a stored weight that vLLM 0.32 does not read, without a word: it samples from random values."""
+
 
 @frozen(kw_only=True)
 class ModelFacts:
@@ -117,6 +120,11 @@ def expected_weights(
 ) -> ExpectedWeights:
     """Names and shapes of the model's weights, from an instance without storage. Raises `ModelError`."""
     config = with_overrides(_config(path, trust_remote_code), overrides)
+    if config.model_type in UNREAD:
+        raise ModelError(
+            f"vLLM does not read {UNREAD[config.model_type]} of a {config.model_type} model, and would sample from "
+            "random values: set generator.inference_engine.backend = torch"
+        )
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)

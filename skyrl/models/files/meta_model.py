@@ -65,7 +65,7 @@ def counted_shape(config: PretrainedConfig) -> ModelShape:
         "num_attention_heads": 1,  # of a model without attention
         "intermediate_size": max(max(each.in_features, each.out_features) for each in linear) if linear else 1,
     }
-    shape = shape_of({name: value for name, value in usual.items() if not values.get(name)} | values)
+    shape = shape_of(usual | {name: value for name, value in values.items() if value is not None})
     if shape is None:
         raise ValueError(f"a configuration of {text.model_type} does not have its sizes")
     heads = shape.key_heads if values.get("num_attention_heads") else 0
