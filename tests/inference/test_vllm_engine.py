@@ -310,9 +310,12 @@ def test_heads_of_different_layers_may_have_different_sizes(tmp_path: Path) -> N
     assert model_facts(str(tmp_path)).kv_numbers_per_token == 0
 
 
-def test_a_model_with_a_weight_that_vllm_does_not_read_is_refused(tmp_path: Path) -> None:
-    FAMILIES["GPT-NeoX"].config().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"vLLM does not read embed_out.weight of a gpt_neox model"):
+@pytest.mark.parametrize(
+    ("family", "fault"), [("GPT-NeoX", "it does not read embed_out.weight"), ("Falcon", "its attention with alibi")]
+)
+def test_a_model_that_vllm_computes_wrongly_is_refused(tmp_path: Path, family: str, fault: str) -> None:
+    FAMILIES[family].config().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=f"vLLM samples wrongly from a .* model: {fault}"):
         expected_weights(str(tmp_path))
 
 

@@ -22,9 +22,6 @@ from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, 
 HEAD_SIZES_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head dimensions that the attention of vLLM 0.32 supports on a CPU. Any other fails at the first request."""
 
-UNREAD = {"gpt_neox": "embed_out.weight"}
-"""Kinds of models -> a stored weight that vLLM 0.32 does not read, without a word: it samples from random values."""
-
 
 @frozen(kw_only=True)
 class ModelFacts:
@@ -115,15 +112,24 @@ def _as_vllm_reads(config: PretrainedConfig) -> dict[str, Any]:
     return found
 
 
+def _fault(config: PretrainedConfig) -> str:
+    """A clause that says what vLLM 0.32 computes wrongly, without a word, for this model; empty if nothing is known."""
+    if config.model_type == "gpt_neox":
+        return "it does not read embed_out.weight, and its logits are random"
+    if config.model_type == "falcon" and config.alibi:
+        return "its attention with alibi is another one"
+    return ""
+
+
 def expected_weights(
     path: str, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] = FrozenDict()
 ) -> ExpectedWeights:
     """Names and shapes of the model's weights, from an instance without storage. Raises `ModelError`."""
     config = with_overrides(_config(path, trust_remote_code), overrides)
-    if config.model_type in UNREAD:
+    if fault := _fault(config):
         raise ModelError(
-            f"vLLM does not read {UNREAD[config.model_type]} of a {config.model_type} model, and would sample from "
-            "random values: set generator.inference_engine.backend = torch"
+            f"vLLM samples wrongly from a {config.model_type} model: {fault}; set generator.inference_engine.backend = "
+            "torch"
         )
     try:
         with torch.device("meta"):
