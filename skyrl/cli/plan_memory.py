@@ -19,14 +19,14 @@ MIB = 2**20
 
 def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
     """The estimate as `skyrl plan --json` prints it; all sizes in bytes."""
-    from skyrl.config.memory import (
+    from skyrl.config.estimates.memory import (
         FITS_WITHIN,
         models_of_estimated_sizes,
         models_without_packing,
         models_without_sizes,
         phases_of,
     )
-    from skyrl.config.memory_fit import described, verdict_of
+    from skyrl.config.estimates.memory_fit import described, verdict_of
 
     phases = phases_of(run, known_shape_of)
     if phases is None:
@@ -62,7 +62,7 @@ def known_shape_of(path: str) -> ModelShape | None:
     """Sizes of a model from its folder, from the table of known models, or from a copy in the hub's cache. Layers that
     are not those of a Llama or Mixtral are counted and tried, if transformers is installed.
     """
-    from skyrl.config.memory import local_shape
+    from skyrl.config.estimates.memory import local_shape
     from skyrl.hub import HUB_NAME, cached_folder
 
     folder = path if Path(path).expanduser().is_dir() else None
@@ -77,8 +77,8 @@ def _counted(folder: str) -> ModelShape | None:
     """The model's weights as its modules have them, and what its rows can do; None if that cannot be found out."""
     try:
         from skyrl.learners.row_support import row_support
-        from skyrl.models.loading import load_config
-        from skyrl.models.meta_model import counted_shape
+        from skyrl.models.files.loading import load_config
+        from skyrl.models.files.meta_model import counted_shape
     except ImportError:
         return None
     try:

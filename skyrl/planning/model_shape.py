@@ -2,8 +2,8 @@
 
 Layers are those of Llama, Qwen2, Qwen3 and Qwen3-MoE as implemented in transformers: grouped-query attention, then a
 gated feed-forward network or a mixture of such experts, each preceded by a norm. Weights of other layers are `Counted`
-in the model's modules, where transformers is installed (`skyrl.models.meta_model`); their activations and their cache
-are taken for those of a Llama of these sizes.
+in the model's modules, where transformers is installed (`skyrl.models.files.meta_model`); their activations and their
+cache are taken for those of a Llama of these sizes.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ def described(folder: Path, kind: str, **sizes: int) -> list[str]:
 def test_layers_of_another_kind_are_estimated_without_transformers(
     tmp_path: Path, kind: str, said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "skyrl.models.meta_model", None)
+    monkeypatch.setitem(sys.modules, "skyrl.models.files.meta_model", None)
     shown = CliRunner().invoke(plan, described(tmp_path, kind), catch_exceptions=False).stdout
     assert (f"{tmp_path}: layers of a kind that is not counted" in shown) is said
 

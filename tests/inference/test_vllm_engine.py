@@ -19,10 +19,9 @@ from transformers import MambaConfig
 from skyrl.config import InferenceEngineConfig
 from skyrl.errors import ConfigError, ModelError, NonFiniteError, ProcessError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.engine import NewTokens
-from skyrl.inference.incoming_weights import Shared, WeightInfo
-from skyrl.inference.vllm_engine import VLLMEngine
-from skyrl.inference.vllm_environment import import_vllm
-from skyrl.inference.vllm_model import expected_weights, model_facts, overridden
+from skyrl.inference.vllm.engine import VLLMEngine
+from skyrl.inference.vllm.environment import import_vllm
+from skyrl.inference.vllm.model import expected_weights, model_facts, overridden
 from skyrl.installation import install_command
 from skyrl.models.files.loading import load_causal_lm
 from skyrl.weight_receiver.incoming_weights import Shared, WeightInfo

@@ -18,11 +18,12 @@ from skyrl.inference.torch import sampling_support as engine
 from skyrl.inference.torch.sampling_support import sampling_support
 from skyrl.learners import row_support as rows
 from skyrl.learners.row_support import row_support
-from skyrl.models import key_bounds, rotation, segment_attention
 from skyrl.models import small_copy as small_copy_module
-from skyrl.models.key_bounds import WHOLE, KeyBounds
-from skyrl.models.overrides import with_overrides
-from skyrl.models.segment_attention import SEGMENTS
+from skyrl.models.attention import key_bounds, segment_attention
+from skyrl.models.attention.key_bounds import WHOLE, KeyBounds
+from skyrl.models.attention.segment_attention import SEGMENTS
+from skyrl.models.files import rotation
+from skyrl.models.files.overrides import with_overrides
 from skyrl.models.small_copy import LONGEST, small_config, small_copy
 from tests.models.families import FAMILIES
 

@@ -37,12 +37,11 @@ from skyrl.config import (
     SkyRLLoraConfig,
     TrainerConfig,
 )
-from skyrl.config.model_overrides import LONGEST_ROW
+from skyrl.config.derive.model_overrides import LONGEST_ROW
 from skyrl.errors import DataError, ModelError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
-from skyrl.inference.torch_engine import load_torch_engine
-from skyrl.inference.vllm_engine import VLLMEngine
-from skyrl.learners.group import LearnerGroup
+from skyrl.inference.torch.engine import load_torch_engine
+from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.learners.row_support import row_support
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.roles import PolicyWorker

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from skyrl.config.model_overrides import LONGEST_ROW
-from skyrl.models.meta_model import counted_shape
-from skyrl.models.storing import Export
+from skyrl.config.derive.model_overrides import LONGEST_ROW
+from skyrl.models.files.meta_model import counted_shape
+from skyrl.models.saving.storing import Export
 from skyrl.planning.model_shape import COUNTED, shape_of
 from tests.inference.vllm_host import Host
 from tests.learners.pool import Pool

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from skyrl.models.loading import load_config
+from skyrl.models.files.loading import load_config
 from skyrl.planning.model_shape import EXPERTS, NAMES, Counted, ModelShape, shape_of
 from skyrl.tree import FrozenDict
 
