@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 if TYPE_CHECKING:
     from skyrl.config import SkyRLTrainConfig
@@ -15,7 +19,13 @@ MIB = 2**20
 
 def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
     """The estimate as `skyrl plan --json` prints it; all sizes in bytes."""
-    from skyrl.config.estimates.memory import FITS_WITHIN, models_of_estimated_sizes, models_without_sizes, phases_of
+    from skyrl.config.estimates.memory import (
+        FITS_WITHIN,
+        models_of_estimated_sizes,
+        models_without_packing,
+        models_without_sizes,
+        phases_of,
+    )
     from skyrl.config.estimates.memory_fit import described, verdict_of
 
     phases = phases_of(run, known_shape_of)
@@ -35,6 +45,7 @@ def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
             for phase in phases
         ],
         "estimated": list(models_of_estimated_sizes(run, known_shape_of)),
+        "unpacked": list(models_without_packing(run, known_shape_of)),
         "gpu_kind": run.trainer.placement.gpu_kind,
         "gpu_bytes": None if verdict is None else verdict.memory,
         "usable_bytes": None if verdict is None else round(verdict.memory * FITS_WITHIN),
@@ -46,17 +57,36 @@ def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
     }
 
 
+@cache
 def known_shape_of(path: str) -> ModelShape | None:
-    """Sizes of a model from its folder, from the table of known models, or from a copy in the hub's cache."""
+    """Sizes of a model from its folder, from the table of known models, or from a copy in the hub's cache. Layers that
+    are not those of a Llama or Mixtral are counted and tried, if transformers is installed.
+    """
     from skyrl.config.estimates.memory import local_shape
-
-    found = local_shape(path)
-    if found is not None:
-        return found
     from skyrl.hub import HUB_NAME, cached_folder
 
-    folder = cached_folder(path) if HUB_NAME.fullmatch(path) else None
-    return None if folder is None else local_shape(str(folder))
+    folder = path if Path(path).expanduser().is_dir() else None
+    if folder is None and local_shape(path) is None and HUB_NAME.fullmatch(path):
+        cached = cached_folder(path)
+        folder = None if cached is None else str(cached)
+    found = local_shape(folder or path)
+    return found if folder is None or (found and not found.is_estimated) else _counted(folder) or found
+
+
+def _counted(folder: str) -> ModelShape | None:
+    """The model's weights as its modules have them, and what its rows can do; None if that cannot be found out."""
+    try:
+        from skyrl.learners.row_support import row_support
+        from skyrl.models.files.loading import load_config
+        from skyrl.models.files.meta_model import counted_shape
+    except ImportError:
+        return None
+    try:
+        config = load_config(folder, {})
+        rows = row_support(config, "sdpa", pack=True, share_prompts=True)
+        return attrs.evolve(counted_shape(config), packs=rows.pack, shares_prompts=rows.share_prompts)
+    except Exception:  # noqa: BLE001 - whatever transformers raises: the sizes are estimated or unknown
+        return None
 
 
 def memory_lines(plan: Mapping[str, Any]) -> list[str]:
@@ -72,7 +102,8 @@ def memory_lines(plan: Mapping[str, Any]) -> list[str]:
     guessed = [f"{estimated}: layers of a kind that is not counted; taken for those of a Llama or Mixtral."] * bool(
         estimated
     )
-    return ["", *rows, *guessed, *(_verdict(memory) if on_cuda else [])]
+    unpacked = [f"{path}: packed rows would see each other, so rows are padded." for path in memory["unpacked"]]
+    return ["", *rows, *guessed, *unpacked, *(_verdict(memory) if on_cuda else [])]
 
 
 def _rows(phases: Sequence[Mapping[str, Any]], unit: int, title: str) -> list[str]:

@@ -41,7 +41,9 @@ TOLERANCE = 1e-3
 _WIDTHS: Mapping[str, int] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "lru_width"), HIDDEN),
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "index_n_heads"), HEADS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), HEADS),
+    # with few heads, scores of keys are often equal, and which of those are attended is left to the kernel
+    **dict.fromkeys(("index_n_heads", "indexer_n_heads"), 8 * HEADS),
     **dict.fromkeys(("linear_num_heads", "linear_num_value_heads"), HEADS),
     "linear_num_key_heads": HEADS // 2,
     **dict.fromkeys(
@@ -50,9 +52,10 @@ _WIDTHS: Mapping[str, int] = {
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank"), HEAD),
     "qk_head_dim": 2 * HEAD,
     **dict.fromkeys(("index_head_dim", "hidden_size_per_layer_input", "laurel_rank", "block_multiple_of"), HEAD),
-    **dict.fromkeys(("mamba_head_dim", "mamba_d_head"), HEAD),
-    **dict.fromkeys(("mamba_num_heads", "mamba_n_heads"), 2 * HIDDEN // HEAD),
-    **dict.fromkeys(("mamba_d_ssm", "mamba_intermediate_size"), 2 * HIDDEN),
+    **dict.fromkeys(("mamba_head_dim", "mamba_d_head", "mamba_headdim", "adapter_rank"), HEAD),
+    **dict.fromkeys(("mamba_num_heads", "mamba_n_heads", "n_mamba_heads"), 2 * HIDDEN // HEAD),
+    **dict.fromkeys(("mamba_d_ssm", "mamba_intermediate_size", "attention_hidden_size"), 2 * HIDDEN),
+    "attention_head_dim": 2 * HIDDEN // HEADS,
     **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 8),
     **dict.fromkeys(("mamba_dt_rank", "time_step_rank"), 4),
     **dict.fromkeys(("n_groups", "mamba_n_groups", "mamba_ngroups", "n_group", "num_expert_group", "topk_group"), 1),
@@ -67,9 +70,13 @@ _WIDTHS: Mapping[str, int] = {
 _MOST: Mapping[str, int] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), HEADS),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k_experts"), 2),
-    **dict.fromkeys(("chunk_size", "mamba_chunk_size", "block_size"), 16),
+    **dict.fromkeys(("chunk_size", "mamba_chunk_size", "block_size", "max_inference_chunksize"), 16),
+    **dict.fromkeys(("local_attn_chunk_length", "lsh_attn_chunk_length", "position_bias_max_distance"), 16),
     **dict.fromkeys(("sliding_window", "attention_window_size", "window_size", "index_topk"), WINDOW),
-    **dict.fromkeys(("attention_chunk_size", "floor_scale"), CHUNK),
+    **dict.fromkeys(("local_attention", "keep_window_size", "rel_extent", "indexer_budget"), WINDOW),
+    **dict.fromkeys(("attention_chunk_size", "floor_scale", "log_scaling_n_floor"), CHUNK),
+    **dict.fromkeys(("index_block_size", "compress_rates", "indexer_compress_ratio"), 4),
+    "index_topk_blocks": 2,
     "original_max_position_embeddings": ORIGINAL,
 }
 """Largest value of each bound and number in the copy."""
@@ -91,11 +98,10 @@ def small_copy(config: PretrainedConfig, *, attention: str = "eager", seed: int 
 
 
 def _made(small: PretrainedConfig, attention: str, seed: int) -> PreTrainedModel:
-    if small.sub_configs:  # towers for images or sound, whose sizes stay
-        with torch.device("meta"):
-            size = AutoModelForCausalLM.from_config(small).num_parameters()
-        if size > MOST_WEIGHTS:
-            raise ValueError(f"{size:,} weights of a small copy are too many")
+    with torch.device("meta"):  # towers for images or sound keep their sizes, and so do tables of unknown names
+        size = AutoModelForCausalLM.from_config(small).num_parameters()
+    if size > MOST_WEIGHTS:
+        raise ValueError(f"{size:,} weights of a small copy are too many")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = AutoModelForCausalLM.from_config(small, dtype=torch.float32, attn_implementation=attention)
@@ -149,12 +155,16 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
                     setattr(text, name, size if exact else min(held, size))
             elif isinstance(held, list | tuple) and held and all(isinstance(each, int) for each in held):
                 setattr(text, name, type(held)(size if exact else min(each, size) for each in held))
+            elif isinstance(held, dict):
+                setattr(text, name, {key: min(each, size) for key, each in held.items()})
     if getattr(text, "head_dim", HEAD) is None:
         text.head_dim = HEAD
     for name in ("num_key_value_heads", "num_kv_heads"):
         if isinstance(held := getattr(text, name, None), int):
             whole = held >= config.get_text_config().num_attention_heads
             setattr(text, name, HEADS if whole else min(held, HEADS // 2))
+    if getattr(text, "index_topk_blocks", None):  # blocks of keys are chosen for each of their heads
+        text.index_n_heads = text.num_key_value_heads
     if getattr(text, "attn_logit_softcapping", None):
         text.attn_logit_softcapping = min(text.attn_logit_softcapping, CAP)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):

@@ -147,7 +147,7 @@ class Learner:
         """Numbers that the optimizer keeps for all trained weights."""
         if self.layer_states is None or not self.trained:
             return self.states * self.trained
-        layers = self.trained if self.adapter_rank else self.shape.layers * self.shape.layer_parameters
+        layers = self.trained if self.adapter_rank else self.shape.inner_parameters
         return self.layer_states * layers + self.states * (self.trained - layers)
 
     @property
@@ -249,7 +249,8 @@ def _gathered(learner: Learner, *, layers: int) -> int:
         copied = size < FLOAT and (zero is None or zero.stage == 0)  # float32 weights, and copies to compute with
         return size * learner.weights // learner.how.tensor if copied else 0
     if learner.keeps_gathered:
-        return size * (_outer(learner) + shape.layers * learner.gathered_layer) // learner.how.tensor
+        others = shape.layer_parameters - learner.gathered_layer
+        return size * (_outer(learner) + shape.inner_parameters - shape.layers * others) // learner.how.tensor
     return size * (_outer(learner) + min(layers, shape.layers) * learner.gathered_layer) // learner.how.tensor
 
 

@@ -1,7 +1,9 @@
 """Sizes of a decoder-only transformer, from the values of its `config.json`: numbers of weights, and cache per token.
 
 Layers are those of Llama, Qwen2, Qwen3 and Qwen3-MoE as implemented in transformers: grouped-query attention, then a
-gated feed-forward network or a mixture of such experts, each preceded by a norm.
+gated feed-forward network or a mixture of such experts, each preceded by a norm. Weights of other layers are `Counted`
+in the model's modules, where transformers is installed (`skyrl.models.files.meta_model`); their activations and their
+cache are taken for those of a Llama of these sizes.
 """
 
 from __future__ import annotations
@@ -10,6 +12,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
+
+
+@frozen(kw_only=True)
+class Counted:
+    """Numbers of weights, counted in a model's modules. A tied weight counts once."""
+
+    layers: tuple[tuple[int, ...], ...]
+    """Of each tensor of each layer."""
+
+    experts: tuple[int, ...]
+    """Of the experts of each layer."""
+
+    outer: tuple[int, ...]
+    """Of each tensor outside the layers."""
+
+    sides: int
+    """Sum of the inputs and outputs of all linear modules of the layers."""
 
 
 @frozen(kw_only=True)
@@ -45,6 +64,15 @@ class ModelShape:
     is_estimated: bool = False
     """Whether the layers of this model type are others, so that its weights are only estimated; set by `shape_of`."""
 
+    counted: Counted | None = None
+    """Weights as the model's modules have them; None: they follow from the sizes."""
+
+    packs: bool = True
+    """Whether rows can be laid end to end in one; else they are padded."""
+
+    shares_prompts: bool = True
+    """Whether a group's prompt can be computed once."""
+
     @property
     def query_width(self) -> int:
         """Width of the queries of all heads."""
@@ -57,7 +85,9 @@ class ModelShape:
 
     @property
     def layer_tensors(self) -> tuple[int, ...]:
-        """Number of weights of each tensor of one layer."""
+        """Number of weights of each tensor of one layer, of the largest one if they differ."""
+        if self.counted:
+            return max(self.counted.layers, key=sum)
         attention = (self.hidden * self.query_width, *(2 * (self.hidden * self.key_width,)))
         biases = (self.query_width, self.key_width, self.key_width) if self.attention_bias else ()
         norms = (self.hidden, self.hidden, *((self.head_size, self.head_size) if self.head_norms else ()))
@@ -71,39 +101,52 @@ class ModelShape:
     @property
     def layer_experts(self) -> int:
         """Number of weights of the experts of one layer."""
+        if self.counted:
+            return max(self.counted.experts)
         return 3 * self.hidden * self.intermediate * self.experts
 
     @property
     def layer_parameters(self) -> int:
-        """Number of weights of one layer."""
+        """Number of weights of one layer, of the largest one if they differ."""
         return sum(self.layer_tensors)
+
+    @property
+    def inner_parameters(self) -> int:
+        """Number of weights of all layers."""
+        return sum(map(sum, self.counted.layers)) if self.counted else self.layers * self.layer_parameters
 
     @property
     def outer_tensors(self) -> tuple[int, ...]:
         """Number of weights of each tensor outside the layers: embedding, last norm, output matrix."""
+        if self.counted:
+            return self.counted.outer
         table = self.vocabulary * self.hidden
         return (table, self.hidden) if self.tied else (table, self.hidden, table)
 
     @property
     def tensors(self) -> tuple[int, ...]:
         """Number of weights of every tensor."""
-        return self.outer_tensors + self.layers * self.layer_tensors
+        layers = sum(self.counted.layers, ()) if self.counted else self.layers * self.layer_tensors
+        return self.outer_tensors + layers
 
     @property
     def parameters(self) -> int:
         """Number of all weights, tied ones counted once."""
-        return sum(self.outer_tensors) + self.layers * self.layer_parameters
+        return sum(self.outer_tensors) + self.inner_parameters
 
     @property
     def active_parameters(self) -> int:
         """Number of weights in the matrices that one token is multiplied with: only its active experts count, and the
         embedding, which is a lookup, does not.
         """
-        idle = 3 * self.hidden * self.intermediate * max(0, self.experts - self.experts_per_token)
-        return self.layers * (self.layer_parameters - idle) + self.vocabulary * self.hidden
+        experts = sum(self.counted.experts) if self.counted else self.layers * self.layer_experts
+        idle = experts * max(0, self.experts - self.experts_per_token) // max(1, self.experts)
+        return self.inner_parameters - idle + self.vocabulary * self.hidden
 
     def adapter_parameters(self, rank: int) -> int:
         """Weights of a low-rank adapter (LoRA, arXiv:2106.09685) of every linear layer but the output matrix."""
+        if self.counted:
+            return rank * self.counted.sides
         hidden, inner = self.hidden, self.intermediate
         sides = 2 * hidden + 2 * self.query_width + 2 * (hidden + self.key_width)
         if not self.experts:
@@ -121,7 +164,6 @@ CONVERTED = ("llama", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 COUNTED = {
     *("cohere", "cohere2", "exaone4", "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "ministral3"),
     *("mistral", "mixtral", "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "qwen2", "qwen3", "qwen3_moe", "smollm3"),
-    "stablelm",
 }
 """Model types whose weights are counted to 1 %. Others have shared experts, latent attention, a state along the row."""
 
@@ -133,17 +175,20 @@ NAMES = {
 }
 """Sizes that every `config.json` must contain."""
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of the number of experts of a layer."""
+
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
     """The sizes from the values of a `config.json`; None if a required one is missing."""
     text = config.get("text_config")
     values: Mapping[str, Any] = {**config, **text} if isinstance(text, Mapping) else config
     found = {name: values.get(key) for name, key in NAMES.items()}
-    experts = int(values.get("num_experts") or values.get("num_local_experts") or 0)
+    experts = int(next((values[name] for name in EXPERTS if values.get(name)), 0))
     inner = (values.get("moe_intermediate_size") if experts else None) or values.get("intermediate_size")
     if not all(_is_size(each) for each in (*found.values(), inner)):
         return None
-    sizes = {name: int(value) for name, value in found.items() if value is not None}
+    sizes: dict[str, Any] = {name: int(value) for name, value in found.items() if value is not None}
     kind, heads = str(values.get("model_type", "")), sizes["heads"]
     return ModelShape(
         **sizes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -273,14 +274,34 @@ def test_a_model_of_unknown_sizes_is_planned_without_memory() -> None:
     assert "Memory is not estimated: the sizes of somebody/else are unknown" in said
 
 
+def described(folder: Path, kind: str, **sizes: int) -> list[str]:
+    """Arguments of a plan whose model has a folder with this configuration."""
+    usual = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = {"model_type": kind, "vocab_size": 256, **usual, **sizes}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return [*RUN, f"trainer.policy.model.path={folder}"]
+
+
 @pytest.mark.parametrize(("kind", "said"), [("deepseek_v3", True), ("llama", False)])
-def test_layers_of_another_kind_are_said_to_be_estimated(tmp_path: Path, kind: str, said: bool) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = {"model_type": kind, "vocab_size": 256, **sizes}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    words = [*RUN, f"trainer.policy.model.path={tmp_path}"]
-    shown = CliRunner().invoke(plan, words, catch_exceptions=False).stdout
+def test_layers_of_another_kind_are_estimated_without_transformers(
+    tmp_path: Path, kind: str, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "skyrl.models.files.meta_model", None)
+    shown = CliRunner().invoke(plan, described(tmp_path, kind), catch_exceptions=False).stdout
     assert (f"{tmp_path}: layers of a kind that is not counted" in shown) is said
+
+
+def test_layers_of_another_kind_are_counted_and_their_rows_tried(tmp_path: Path) -> None:
+    words = described(tmp_path, "falcon_mamba", state_size=8)
+    shown = CliRunner().invoke(plan, words, catch_exceptions=False).stdout
+    assert f"{tmp_path}: packed rows would see each other, so rows are padded." in shown
+    memory = json.loads(CliRunner().invoke(plan, [*words, "--json"], catch_exceptions=False).stdout)["memory"]
+    assert (memory["estimated"], memory["unpacked"]) == ([], [str(tmp_path)])
+    # a layer of 96 channels: projections 64 x 192 and 96 x 64, convolution 96 x 4 + 96, x 96 x (4 + 16), dt 4 x 96
+    # + 96, A 96 x 8, D 96, norm 64; embedding 256 x 64, last norm 64
+    weights = 2 * (12288 + 6144 + 480 + 1920 + 480 + 768 + 96 + 64) + 16384 + 64
+    policy = next(phase for phase in memory["phases"] if phase["role"] == "policy")
+    assert policy["parts"]["parameters"] == 3 * 4 * weights  # of policy, reference and engine in one process
 
 
 def test_every_mistake_is_told_as_by_config_check() -> None:

@@ -26,7 +26,7 @@ KNOWN = {
     "hf_overrides",
     "quantization",
 }
-MODEL = ModelFacts(head_dim=32, kv_numbers_per_token=128, positions=256, eos_ids=(1,), vocabulary=64)
+MODEL = ModelFacts(head_dims=(32,), kv_numbers_per_token=128, positions=256, eos_ids=(1,), vocabulary=64)
 
 
 def arguments(device: str = "cuda", model: ModelFacts = MODEL, max_model_len: int = 256, **fields: Any) -> Any:
@@ -201,7 +201,7 @@ def test_what_a_cpu_cannot_do_is_refused_there_only(fields: dict[str, Any], path
 
 
 def test_heads_that_vllm_has_no_kernel_for_on_a_cpu_are_refused_before_it_starts() -> None:
-    narrow = attrs.evolve(MODEL, head_dim=16)
+    narrow = attrs.evolve(MODEL, head_dims=(16, 32))
     with pytest.raises(ConfigError, match="heads have 16 dimensions; vLLM on a CPU computes 32, 64, 80, 96, 112, 128"):
         arguments("cpu", model=narrow)
     assert arguments("cuda", model=narrow)

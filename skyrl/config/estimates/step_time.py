@@ -139,7 +139,7 @@ def _scoring(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float,
     if not work.rows_scored:
         return 0.0
     times = scorings(run.trainer, work.optimizer_steps) if model == "policy" else 1
-    rows = _rows(run, model, mean, work.scoring_micro_batches // times)
+    rows = _rows(run, model, learner.shape, mean, work.scoring_micro_batches // times)
     if learner.megatron is not None:
         return times * stage_scoring_seconds(learner.shape, rows, _stages(run, model, learner), rates)
     return times * scoring_seconds(learner.shape, rows, _degrees(run, model, learner), rates)
@@ -150,7 +150,7 @@ def _update(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, 
     if learner.update is None:
         return 0.0
     passes = run.trainer.update_epochs_per_batch
-    rows = _rows(run, model, mean, work.optimizer_steps * work.micro_batches)
+    rows = _rows(run, model, learner.shape, mean, work.optimizer_steps * work.micro_batches)
     zero, rows = learner.zero, attrs.evolve(rows, tokens=rows.tokens * passes)
     if learner.megatron is not None:
         return stage_update_seconds(learner, rows, _stages(run, model, learner), rates, steps=work.optimizer_steps)
@@ -167,11 +167,11 @@ def _update(run: SkyRLTrainConfig, model: Model, learner: Learner, mean: float, 
     )
 
 
-def _rows(run: SkyRLTrainConfig, model: Model, mean: float, micro_batches: int) -> Rows:
+def _rows(run: SkyRLTrainConfig, model: Model, shape: ModelShape, mean: float, micro_batches: int) -> Rows:
     """A batch of rows of mean length. Where tokens bound a micro-batch, its number follows from them."""
     trainer, prompts = run.trainer, run.trainer.train_batch_size
     samples, prompt = prompts * run.generator.n_samples_per_prompt, run.trainer.max_prompt_length
-    shares = trainer.share_group_prompts and trainer.use_sample_packing
+    shares = trainer.share_group_prompts and trainer.use_sample_packing and shape.packs and shape.shares_prompts
     tokens = round((prompts if shares else samples) * prompt + samples * mean)
     if trainer.max_tokens_per_microbatch > 0:
         of_a_rank = tokens / (data_parallel_of(run, model) or 1)

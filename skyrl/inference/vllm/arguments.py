@@ -201,11 +201,12 @@ def refuse_unsuitable(model: ModelFacts, device: str) -> None:
 
 
 def _unsuitable(model: ModelFacts, device: str) -> Iterator[Problem]:
-    if device == "cpu" and model.head_dim not in HEAD_SIZES_ON_CPU:
+    odd = [str(size) for size in model.head_dims if size and size not in HEAD_SIZES_ON_CPU]
+    if device == "cpu" and odd:
         sizes = ", ".join(map(str, HEAD_SIZES_ON_CPU))
         yield Problem(
             path="trainer.policy.model.path",
-            message=f"its attention heads have {model.head_dim} dimensions; vLLM on a CPU computes {sizes}",
+            message=f"its attention heads have {' and '.join(odd)} dimensions; vLLM on a CPU computes {sizes}",
             hint=f'use another model, or {TABLE}.backend = "torch"',
         )
 

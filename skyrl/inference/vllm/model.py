@@ -27,7 +27,9 @@ HEAD_SIZES_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 class ModelFacts:
     """Facts from a model's configuration; its weights are not read."""
 
-    head_dim: int
+    head_dims: tuple[int, ...]
+    """Sizes of the attention heads of its layers, each once."""
+
     kv_numbers_per_token: int
     """Number of values that one token adds to the cache: keys and values of all layers."""
 
@@ -69,21 +71,54 @@ def model_facts(
     """The facts of the model at `path`. Raises `ModelError` if its configuration cannot be read."""
     config = with_overrides(_config(path, trust_remote_code), overrides)
     text = config.get_text_config()
-    heads = text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    layers = list(text.per_layer_config) if text.is_heterogeneous else [text] * text.num_hidden_layers
+    sizes = [_heads(layer) for layer in layers]
     return ModelFacts(
-        head_dim=head_dim,
-        kv_numbers_per_token=2 * text.num_hidden_layers * kv_heads * head_dim,
+        head_dims=tuple(sorted({size for _, size in sizes})),
+        kv_numbers_per_token=sum(2 * kv_heads * size for kv_heads, size in sizes),
         positions=getattr(text, "max_position_embeddings", None),
         eos_ids=_eos_ids(path, config),
         vocabulary=text.vocab_size,
     )
 
 
+def _heads(layer: PretrainedConfig) -> tuple[int, int]:
+    """Number of the heads of keys in a layer, and their size; (0, 0) for a model without attention."""
+    heads = getattr(layer, "num_attention_heads", None)
+    if not heads:
+        return 0, 0
+    size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+    return getattr(layer, "num_key_value_heads", None) or heads, size
+
+
 def overridden(path: str, overrides: Mapping[str, Any], *, trust_remote_code: bool = False) -> dict[str, Any]:
-    """Values of the model's configuration that `overrides` change, in vLLM's form. Raises `ModelError`."""
-    return changed_values(_config(path, trust_remote_code), overrides)
+    """Values of the model's configuration that `overrides` change, in vLLM's form, and those that vLLM reads otherwise.
+    Raises `ModelError`.
+    """
+    config = _config(path, trust_remote_code)
+    return changed_values(config, overrides) | _as_vllm_reads(with_overrides(config, overrides))
+
+
+def _as_vllm_reads(config: PretrainedConfig) -> dict[str, Any]:
+    """Values that vLLM reads otherwise than transformers. As they are, it would sample from another model, silently."""
+    found: dict[str, Any] = {}
+    table = getattr(config, "rope_parameters", None) or {}
+    if table.get("llama_4_scaling_beta"):  # Ministral 3: the temperature of queries, under the name of Mistral's format
+        original = table["original_max_position_embeddings"]
+        beta = table["llama_4_scaling_beta"]
+        found["llama_4_scaling"] = {"original_max_position_embeddings": original, "beta": beta}
+    if config.model_type in ("cohere2", "cohere2_moe"):  # windows of one token more than transformers has
+        found["sliding_window"] = config.sliding_window - 1
+    return found
+
+
+def _fault(config: PretrainedConfig) -> str:
+    """A clause that says what vLLM 0.32 computes wrongly, without a word, for this model; empty if nothing is known."""
+    if config.model_type == "gpt_neox":
+        return "it does not read embed_out.weight, and its logits are random"
+    if config.model_type == "falcon" and config.alibi:
+        return "its attention with alibi is another one"
+    return ""
 
 
 def expected_weights(
@@ -91,6 +126,11 @@ def expected_weights(
 ) -> ExpectedWeights:
     """Names and shapes of the model's weights, from an instance without storage. Raises `ModelError`."""
     config = with_overrides(_config(path, trust_remote_code), overrides)
+    if fault := _fault(config):
+        raise ModelError(
+            f"vLLM samples wrongly from a {config.model_type} model: {fault}; set generator.inference_engine.backend = "
+            "torch"
+        )
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
