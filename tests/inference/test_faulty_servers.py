@@ -37,23 +37,13 @@ from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.weight_receiver.incoming_weights import Folder, Shared, WeightInfo
 from tests.inference.fault_server import FAULTS, FaultServer, sample
 from tests.inference.nano import nano_tokenizer, prompts, request
-from tests.inference.vllm_models import saved, small_model
+from tests.inference.vllm_models import small_model
 
 PATIENT = 240.0
 """Deadline in seconds of a server that answers; nothing waits for it."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("faulty") / "model", small_model())
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "BODY_SECONDS", 0.3)
-    monkeypatch.setattr(http_connection, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(http_connection, "_LONGEST_PAUSE", 0.01)
-    monkeypatch.setattr(http_engine, "CLOSING_SECONDS", 0.3)
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 def engine(folder: Path, url: str, *, call: float = PATIENT, heartbeat: float = PATIENT) -> HttpEngine:
