@@ -28,8 +28,9 @@ from skyrl.config.loading.standalone_file import kept_text
 from skyrl.data.sources import BadRow, iterate_rows
 from skyrl.errors import ConfigError, SkyRLError
 from skyrl.experiments.folder_checks import folders_can_be_written
-from skyrl.models.shrinking import shrink
+from skyrl.models.saving.shrinking import shrink
 from skyrl.processes.logs import tail
+from skyrl.tools.scale_down import folded, what_was_folded
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tree.access import default_at
 

@@ -21,11 +21,12 @@ from pathlib import Path
 
 from attrs import frozen
 
-from skyrl.config.environment import SearchEnvConfig, Text2SQLEnvConfig
-from skyrl.envs import find_env, math_equal, text2sql
-from skyrl.envs.code import CodeEnv
-from skyrl.envs.math_equal import MathEqual
-from skyrl.envs.search_code import SearchCodeEnv
+from skyrl.config.settings.environment import SearchEnvConfig, Text2SQLEnvConfig
+from skyrl.envs import find_env, text2sql
+from skyrl.envs.builtin import math_equal
+from skyrl.envs.builtin.code import CodeEnv
+from skyrl.envs.builtin.math_equal import MathEqual
+from skyrl.envs.builtin.search_code import SearchCodeEnv
 from skyrl.envs.text2sql import Text2SQLEnv
 from skyrl.sandbox.sandbox import ResourceLimits, Sandbox
 from tests.envs.hostile import FRAMES, INJECTIONS, NUMBERS, QUERIES, answers, boxes, repeats

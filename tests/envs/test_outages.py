@@ -15,11 +15,10 @@ from unittest import mock
 
 import pytest
 
-from skyrl.config.environment import GSM8kLLMJudgeEnvConfig, RewardModelEnvConfig
+from skyrl.config.settings.environment import GSM8kLLMJudgeEnvConfig, RewardModelEnvConfig
+from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
+from skyrl.envs.builtin.reward_model import RewardModelEnv
 from skyrl.envs.http_json import ATTEMPTS, OUTAGES, Outages, ServiceError, post
-from skyrl.envs.llm_judge import LLMJudgeEnv
-from skyrl.envs.remote_sandbox import RemoteSandbox
-from skyrl.envs.reward_model import RewardModelEnv
 from skyrl.envs.search import documents
 from skyrl.envs.services.remote_sandbox import RemoteSandbox
 from skyrl.errors import ProcessError, ServiceGone

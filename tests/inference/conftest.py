@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.inference import http_connection, http_engine
+from skyrl.inference.servers import http_connection, http_engine
 from tests.inference.vllm_models import saved, small_model
 
 

@@ -26,7 +26,7 @@ from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.restarts import EngineRestarts
-from skyrl.inference.servers import http_connection, http_engine
+from skyrl.inference.servers import http_connection
 from skyrl.inference.servers.answers import mapping
 from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection

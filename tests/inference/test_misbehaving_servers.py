@@ -21,7 +21,7 @@ from skyrl.errors import SkyRLError
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import GenerationRequest
 from skyrl.inference.pool.client import InferenceEngineClient
-from skyrl.inference.servers import http_connection, http_engine
+from skyrl.inference.servers import http_connection
 from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine

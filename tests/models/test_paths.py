@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.models.paths import check_model_path, local_folder, tokenizer_failure
+from skyrl.models.files.paths import check_model_path, local_folder, tokenizer_failure
 
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 """A safetensors file: the length of its header, and a header that names no tensor."""

@@ -215,7 +215,7 @@ WHOLE = {
     "template_files": "of the package",
     "text2sql": "of the package",
     "trials": "in the folder of the user's own sweep",
-    "vllm_environment": "of installed packages",
+    "environment": "of installed packages",
 }
 
 
@@ -227,10 +227,13 @@ def test_what_strangers_may_have_written_is_read_up_to_a_bound() -> None:
     assert found == WHOLE.keys()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [os.mkfifo, lambda file: file.symlink_to("/dev/zero"), lambda file: (file.touch(), os.truncate(file, 1 << 40))],
-)
+def large(file: Path) -> None:
+    """A file of a terabyte with nothing in it."""
+    file.touch()
+    os.truncate(file, 1 << 40)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero"), large])
 def test_a_stored_configuration_that_never_ends_is_damaged(make: Callable[[Path], object], tmp_path: Path) -> None:
     make(tmp_path / "config.json")
     with pytest.raises(ResumeError, match=r"config.json is damaged \(it is "):

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.hub import cached_folder
-from skyrl.models.paths import local_folder
+from skyrl.models.files.paths import local_folder
 from skyrl.tree.text_files import stored_text
 
 _TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json")

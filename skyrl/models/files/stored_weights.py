@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from skyrl.errors import ModelError
-from skyrl.models.failures import model_error
-from skyrl.models.loading import model_source
+from skyrl.models.files.failures import model_error
+from skyrl.models.files.loading import model_source
 from skyrl.tree.text_files import stored_text
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"

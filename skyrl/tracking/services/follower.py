@@ -19,7 +19,7 @@ import attrs
 
 import skyrl
 from skyrl.processes.logs import last_line
-from skyrl.tracking.service import Known, ServiceRun
+from skyrl.tracking.services.service import Known, ServiceRun
 from skyrl.tracking.tracker import Tracker, Trackers
 
 FIRST_PAUSE = 10.0
