@@ -62,9 +62,12 @@ class Problem:
 
 
 class SkyRLError(Exception):
-    """Raised on purpose; its message is complete without a traceback."""
+    """Raised on purpose; its message is complete without a traceback, and has no control characters."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return _printable(super().__str__())
 
 
 class UserError(SkyRLError):

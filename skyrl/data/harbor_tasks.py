@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.errors import DataError
+from skyrl.tree.text_files import stored_text
 
 _INSTRUCTION, _CONFIGURATION = "instruction.md", "task.toml"
 
@@ -23,8 +24,8 @@ def read_tasks(folder: Path) -> Iterator[Mapping[str, Any]]:
     """
     for task in sorted(_tasks(folder)):
         try:
-            text = (task / _INSTRUCTION).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = stored_text(task / _INSTRUCTION)
+        except (OSError, ValueError) as error:
             raise DataError(f"{task / _INSTRUCTION} cannot be read: {error}") from error
         yield {
             "prompt": [{"role": "user", "content": text}],

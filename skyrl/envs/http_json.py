@@ -6,6 +6,7 @@ import logging
 import time
 import urllib.error
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Generic, TypeVar
 
 from attrs import frozen
@@ -66,11 +67,26 @@ def post(
     Raises `ServiceGone` when the patience is over, `ServiceError` after a refusal or `ATTEMPTS` other failures, and
     `UserError` for a name without a store.
     """
-    away, failed, retries = _Away(url, patience), 0, 0
+    away = _Away(url, patience)
+    try:
+        return _answered(url, body, reads, seconds, headers or {}, away)
+    finally:
+        away.over()
+
+
+def _answered(
+    url: str,
+    body: Mapping[str, object],
+    reads: Callable[[object], T],
+    seconds: float,
+    headers: Mapping[str, str],
+    away: _Away,
+) -> ServiceReply[T]:
+    failed, retries = 0, 0
     while True:
         wait, is_away = 0.0, False
         try:
-            answer = posted(_address(url), body, headers or {}, seconds=seconds, longest=LONGEST_ANSWER)
+            answer = posted(_address(url), body, headers, seconds=seconds, longest=LONGEST_ANSWER)
             return ServiceReply(value=reads(answer), retries=retries)
         except BadAnswer as error:
             reason = f"{url} answered {error}"
@@ -92,18 +108,46 @@ def post(
         away.sleep(max(wait, min(_FIRST_PAUSE * 2 ** min(retries - 1, 8), _LONGEST_PAUSE)))
 
 
+class Outages:
+    """Time for which a call has waited for services that were away, in which its own deadline does not run."""
+
+    def __init__(self) -> None:
+        self._over = 0.0
+        self._since: float | None = None
+
+    def seconds(self, now: float) -> float:
+        """Length of all outages so far; `now` is by the clock of `time.monotonic`."""
+        since = self._since
+        return self._over + (0.0 if since is None else now - since)
+
+    def began(self, now: float) -> None:
+        """A service is away from now on."""
+        self._since = now
+
+    def ended(self, now: float) -> None:
+        """No service is away any more."""
+        self._over, self._since = self.seconds(now), None
+
+
+OUTAGES: ContextVar[Outages | None] = ContextVar("OUTAGES", default=None)
+"""The outages of the call that this thread runs, for a caller with a deadline."""
+
+
 class _Away:
     """The time for which a service has been away during one request."""
 
     def __init__(self, url: str, patience: float) -> None:
         self._url, self._patience = url, patience
         self._since: float | None = None
+        self._outages = OUTAGES.get() or Outages()
         self._was_told = False
 
     def noticed(self, reason: str) -> None:
         """Note that the service is away. Raises `ServiceGone` when the patience is over."""
         now = time.monotonic()
-        self._since = now if self._since is None else self._since
+        if self._since is None:
+            self._since = now
+            self._outages.began(now)
         if now - self._since >= self._patience:
             raise ServiceGone(
                 f"the service {self._url} has been away for {self._patience:g} s "
@@ -112,6 +156,11 @@ class _Away:
         if now - self._since >= TOLD_AFTER and not self._was_told:
             self._was_told = True
             _log.warning("waiting for the service %s, up to %g s: %s", self._url, self._patience, reason)
+
+    def over(self) -> None:
+        """Note that the request has ended, however that was."""
+        if self._since is not None:
+            self._outages.ended(time.monotonic())
 
     def sleep(self, seconds: float) -> None:
         """Wait before the next request, at most until the patience is over."""

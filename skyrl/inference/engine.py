@@ -5,7 +5,7 @@ An engine knows tokens, sampling settings and weights. It knows nothing of promp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from attrs import field, frozen
@@ -71,6 +71,10 @@ class GenerationRequest:
     on_tokens: Callable[[NewTokens], None] | None = field(default=None, eq=False, repr=False)
     """Called with tokens as they are drawn, in order for each sample, from any thread; it must return at once. If
     samples are drawn again, by another engine or because an answer was lost, `start` begins at 0 again."""
+
+    elsewhere: Callable[[int], Awaitable[Completion]] | None = field(default=None, eq=False, repr=False)
+    """Has another engine draw the sample of this index of `keys`, for an engine whose answer may be lost. Raises
+    `RunError`. None where no other engine serves."""
 
 
 @frozen(kw_only=True)

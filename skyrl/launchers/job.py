@@ -18,6 +18,7 @@ import attrs
 from skyrl.errors import UserError
 from skyrl.processes.lifetimes import lives
 from skyrl.storage.atomic import write_file
+from skyrl.tree.text_files import stored_text
 
 RECORD = "launch.json"
 STATE = "state.json"
@@ -115,7 +116,7 @@ class Launch:
     def read(cls, folder: Path) -> Launch:
         """The launch of this folder. Raises `UserError` if the folder is not a launch."""
         try:
-            plain = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            plain = json.loads(stored_text(folder / RECORD))
             known = {each.name for each in attrs.fields(cls)}
             fields = {name: value for name, value in plain.items() if name in known}
             return cls(**{**fields, "folder": folder.absolute(), "tasks": tuple(plain.get("tasks", ()))})
@@ -185,7 +186,7 @@ def report_in(folder: Path) -> dict[str, Any]:
     and `run`; empty before it began.
     """
     try:
-        found = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        found = json.loads(stored_text(folder / STATE))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -12,9 +12,10 @@ A field without a default must be there; fields that the class does not have are
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Callable
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from types import NoneType, UnionType
@@ -41,6 +42,17 @@ def read(answer: object, kind: type[T], what: str = "an answer") -> T:
     one of these, or a union. `what` names the value in messages. Raises `BadAnswer`.
     """
     return _reader(kind)(answer, what)  # type: ignore[arg-type,return-value]  # a type is hashable; it reads a `kind`
+
+
+async def collected(pieces: AsyncIterable[bytes], *, longest: int, seconds: float) -> bytes | None:
+    """The whole of a body; None if it has more than `longest` bytes. Raises TimeoutError if it does not end in time."""
+    content = bytearray()
+    async with asyncio.timeout(seconds):
+        async for piece in pieces:
+            content += piece
+            if len(content) > longest:
+                return None
+    return bytes(content)
 
 
 def shown(value: object) -> str:

@@ -78,7 +78,7 @@ def _note_exits() -> None:
 
 def last_words(path: Path) -> str:
     """The process's own message in its log about how it ended; empty if it was killed, which leaves no message."""
-    for line in reversed(_tail(path)):
+    for line in reversed(tail(path)):
         if line.startswith(_EXIT):
             return f"it called {line.removeprefix(_EXIT.removesuffix('os._exit('))}"
         if line.startswith(_FATAL):
@@ -88,7 +88,7 @@ def last_words(path: Path) -> str:
 
 def last_line(path: Path) -> str:
     """The last non-empty line of a log, at most 200 characters of it."""
-    lines = [line.strip() for line in _tail(path) if line.strip()]
+    lines = [line.strip() for line in tail(path) if line.strip()]
     return lines[-1][:200] if lines else ""
 
 
@@ -98,7 +98,8 @@ def end_of(text: str, most: int) -> str:
     return line if len(line) <= most else f"... {line[-most:].partition(' ')[2]}"
 
 
-def _tail(path: Path) -> list[str]:
+def tail(path: Path) -> list[str]:
+    """The last lines of a log, of at most 32 KiB; none if it cannot be read here."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 32_768))

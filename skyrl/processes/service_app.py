@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skyrl.errors import RequestError
 from skyrl.processes.addresses import is_loopback
+from skyrl.processes.answers import collected
 
 LONGEST_BODY = 4 << 20
 """Maximum size of a request's body, in bytes."""
@@ -119,18 +120,15 @@ async def body_of(request: Request) -> bytes:
     announced = request.headers.get("content-length", "0")
     if announced.isdecimal() and (len(announced) > 18 or int(announced) > LONGEST_BODY):
         raise too_long
-    body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > LONGEST_BODY:
-                    raise too_long
+        body = await collected(request.stream(), longest=LONGEST_BODY, seconds=BODY_SECONDS)
     except ClientDisconnect:
         raise RequestError("the sender hung up before the end of the body") from None
     except TimeoutError:
         raise RequestError(f"the body did not come within {BODY_SECONDS:g} s") from None
-    return bytes(body)
+    if body is None:
+        raise too_long
+    return body
 
 
 def json_object(body: bytes) -> dict[str, Any]:

@@ -197,9 +197,11 @@ class ShutdownSignal:
 
     def _watch(self) -> None:
         heard, ends_at, now = 0, float("inf"), self.now()
+        waiting = select.poll()  # `select.select` takes no descriptor above 1023
+        waiting.register(self._read, select.POLLIN)
         while not self._ended.is_set():
             wait = max(0.0, min(ends_at - now, _WAKES_EVERY) if self.requested else min(self.seconds_left, _LONG))
-            ready, _, _ = select.select([self._read], [], [], wait)
+            ready = waiting.poll(wait * 1000)
             before, now = now, self.now()
             if (late := now - before - wait) > _WAKES_EVERY:  # the process was stopped, by a scheduler or a debugger
                 ends_at += late

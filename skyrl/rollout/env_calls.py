@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from skyrl.envs.coroutines import noted, settled
+from skyrl.envs.http_json import OUTAGES, Outages
 from skyrl.errors import RewardError, ServiceGone, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
 from skyrl.rollout.in_flight import SamplesInFlight
@@ -58,9 +59,9 @@ class EnvCalls:
         field: str = "environment.skyrl_gym.step_timeout_seconds",
         pace: Pace | None = None,
     ) -> None:
-        """`deadline` is the time limit of each call in seconds, from when it begins to run; None: no limit. Calls are
-        counted in `in_flight`. `field` is the path of the deadline in messages; `pace` limits how many calls begin in a
-        second.
+        """`deadline` is the time limit of each call in seconds, from when it begins to run, without the time for which
+        it waits for a service that is away; None: no limit. Calls are counted in `in_flight`. `field` is the path of
+        the deadline in messages; `pace` limits how many calls begin in a second.
         """
         self._field = field
         self._in_flight = in_flight or SamplesInFlight()
@@ -100,13 +101,14 @@ class EnvCalls:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[tuple[T | None, BaseException | None, float] | None] = loop.create_future()
         coroutines: list[Future[Any]] = []
+        outages = Outages()
 
-        call, found = Call(partial(self._report, outcome, coroutines, function, args)), None
+        call, found = Call(partial(self._report, outcome, coroutines, outages, function, args)), None
         timer: asyncio.TimerHandle | None = None
 
         def look() -> None:
             nonlocal timer
-            left = self._left(call, loop.time())
+            left = self._left(call, outages, loop.time())
             if left > 0:
                 timer = loop.call_later(left, look)
             else:
@@ -134,23 +136,29 @@ class EnvCalls:
         self,
         outcome: asyncio.Future[Any],
         coroutines: list[Future[Any]],
+        outages: Outages,
         function: Callable[..., Any],
         args: tuple[object, ...],
     ) -> None:
         """Call the function; runs in a thread."""
         value, raised, start = None, None, time.perf_counter()
+        outer = OUTAGES.set(outages)
         try:
             with noted(coroutines):
                 value = settled(function(*args))
         except BaseException as error:  # noqa: BLE001  # any error of the user's environment goes to the caller
             raised = error
+        finally:
+            OUTAGES.reset(outer)
         result = (value, raised, time.perf_counter() - start)
         self._mailbox.put(partial(_settle, outcome, result), outcome.get_loop())
 
-    def _left(self, call: Call, now: float) -> float:
-        """Seconds until the deadline of a call; for one that does not run yet, until it can pass at the earliest."""
+    def _left(self, call: Call, outages: Outages, now: float) -> float:
+        """Seconds until the deadline of a call, which does not run while a service is away; for one that does not run
+        yet, until it can pass at the earliest.
+        """
         assert self._deadline is not None
-        return self._deadline if call.begun is None else call.begun + self._deadline - now
+        return self._deadline + (0.0 if call.begun is None else call.begun + outages.seconds(now) - now)
 
 
 def number(value: Any, what: str) -> float:

@@ -23,6 +23,7 @@ from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.storage.atomic import write_file
 from skyrl.tree import differences, get_at, required
 from skyrl.tree.classes import is_written
+from skyrl.tree.text_files import stored_text
 
 C = TypeVar("C", bound=AnyRun)
 
@@ -94,13 +95,10 @@ def stored_config(file: Path, field: str) -> object:
     Raises `ResumeError` for one that is damaged.
     """
     try:
-        text = file.read_bytes()
+        text = stored_text(file)
+        return json.loads(text)["config"] if text else None
     except OSError:
         return None
-    if not text:
-        return None
-    try:
-        return json.loads(text)["config"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         other = f"choose another {field}"
         remedy = f"delete it, since every checkpoint has its own copy, or {other}" if file.name == SIGNATURE else other

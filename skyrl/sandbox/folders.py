@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from skyrl.sandbox.fork_client import ForkClient
 from skyrl.sandbox.tiers import Tier, has_namespaces
 
+_log = logging.getLogger(__name__)
 
-def folder_of(client: ForkClient, tier: Tier) -> str:
-    """Path of a process's own folder: in namespaces a mount point for memory, otherwise a new folder on disk, which
-    `remove_folder` removes.
+
+def folder_of(place: str, tier: Tier) -> str:
+    """Path of a process's own folder: in namespaces `place` itself, a mount point for memory, otherwise a new folder on
+    disk inside it, which `remove_folder` removes.
     """
-    return client.folder if has_namespaces(tier) else tempfile.mkdtemp(dir=client.folder)
+    return place if has_namespaces(tier) else tempfile.mkdtemp(dir=place)
 
 
 def remove_folder(folder: str, tier: Tier) -> None:
@@ -30,22 +33,32 @@ def remove_tree(folder: str) -> None:
 
     Other processes, even of other users, may still move what is inside. So every step goes by an open descriptor: what
     lies in a folder is moved up into the top one, and no way back up is ever looked for. Neither the stack, nor the
-    number of open files, nor the length of a path grows with the depth. What cannot be removed is left.
+    number of open files, nor the length of a path grows with the depth. What cannot be removed is left, and so is a
+    folder of another owner, which a program may have moved here: root could empty it where the program cannot.
     """
-    with suppress(OSError):
+    try:
         with _opened(folder) as top:
-            waiting = _without_files(top)
+            owner = os.fstat(top).st_uid
+            waiting = _without_files(top, owner)
             while waiting:
-                waiting += _removed(waiting.pop(), top)
+                waiting += _removed(waiting.pop(), top, owner)
         os.rmdir(folder)
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            _log.warning(
+                "the folder %s of a sandboxed program was not removed (%s): look for folders of other users inside, "
+                "which a program may have moved there",
+                folder,
+                error.strerror,
+            )
 
 
-def _removed(name: str, top: int) -> list[str]:
+def _removed(name: str, top: int, owner: int) -> list[str]:
     """Remove a folder in `top`. Returns the new names, in `top`, of the folders that were inside."""
     moved = []
     with suppress(OSError):
-        with _opened(name, top) as at:
-            for below in _without_files(at):
+        with _opened(name, top, owner) as at:
+            for below in _without_files(at, owner):
                 new = secrets.token_hex(8)
                 with suppress(OSError):
                     os.rename(below, new, src_dir_fd=at, dst_dir_fd=top)
@@ -54,25 +67,32 @@ def _removed(name: str, top: int) -> list[str]:
     return moved
 
 
-def _without_files(folder: int) -> list[str]:
-    """Remove everything but the folders inside, and return their names. They can then be moved and opened."""
+def _without_files(folder: int, owner: int) -> list[str]:
+    """Remove everything but the folders inside, and return the names of those that are the owner's. They can then be
+    moved and opened.
+    """
     with os.scandir(folder) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    folders = []
     for name, is_folder in entries:
         with suppress(OSError):
             if is_folder:
-                with _opened(name, folder):
-                    pass
+                with _opened(name, folder, owner):
+                    folders.append(name)
             else:
                 os.unlink(name, dir_fd=folder)
-    return [name for name, is_folder in entries if is_folder]
+    return folders
 
 
 @contextmanager
-def _opened(name: str, inside: int | None = None) -> Iterator[int]:
-    """Descriptor of a folder, never of one that a link leads to, that its owner has all rights to."""
+def _opened(name: str, inside: int | None = None, owner: int | None = None) -> Iterator[int]:
+    """Descriptor of a folder, never of one that a link leads to, that its owner has all rights to. Raises
+    PermissionError if it has another owner than the one that is given.
+    """
     found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
     try:
+        if owner not in (None, os.fstat(found).st_uid):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
         place = f"/proc/self/fd/{found}"
         os.chmod(place, 0o700)
         folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)

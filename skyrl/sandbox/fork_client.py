@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from attrs import frozen
 
 from skyrl.errors import ProcessError
 from skyrl.sandbox import fork_server
+from skyrl.sandbox.folders import remove_tree
 from skyrl.sandbox.memory_groups import MemoryGroup, MemoryGroups, sweep
 from skyrl.sandbox.tiers import Tier, command, has_namespaces, needed_by_python
 
@@ -110,7 +110,10 @@ class ForkClient:
         with self._start_lock:
             if self._owner == os.getpid():
                 self._end()
-                shutil.rmtree(self._folder, ignore_errors=True)
+                with suppress(OSError):
+                    for name in os.listdir(self._folder):  # each has an owner of its own
+                        remove_tree(os.path.join(self._folder, name))
+                    os.rmdir(self._folder)
                 self._folder = ""
                 atexit.unregister(self.close)
                 self.groups.close()

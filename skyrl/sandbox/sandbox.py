@@ -182,7 +182,7 @@ def _run(
 ) -> Ran:
     """Run Python source or a command."""
     program, command = (job, None) if isinstance(job, str) else ("", job)
-    folder = folder_of(client, tier)
+    folder = folder_of(client.folder, tier)
     groups = client.groups
     group = groups.take(limits.memory_bytes)
     files = [_in_memory(program.encode(errors="replace")), _in_memory(stdin)]

@@ -33,7 +33,7 @@ class Worker:
     def __init__(self, sandbox: Sandbox, module: str, limits: ResourceLimits) -> None:
         """`limits.seconds` is not used: each question has its own time limit."""
         self._limits, self._tier = limits, sandbox.tier
-        self._folder = folder_of(sandbox.client, sandbox.tier)
+        self._folder = folder_of(sandbox.client.folder, sandbox.tier)
         self._line, theirs = socket.socketpair()
         self._left = b""
         nothing = os.open(os.devnull, os.O_RDWR)

@@ -29,6 +29,7 @@ from skyrl.data.sources import BadRow, iterate_rows
 from skyrl.errors import ConfigError, SkyRLError
 from skyrl.experiments.folder_checks import folders_can_be_written
 from skyrl.models.saving.shrinking import shrink
+from skyrl.processes.logs import tail
 from skyrl.tools.scale_down import folded, what_was_folded
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.tree.access import default_at
@@ -219,8 +220,7 @@ class Rehearsal:
         return None if code == 0 else self._last_words()
 
     def _last_words(self) -> str:
-        lines = (self.folder / "output.log").read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join([line for line in lines if line.strip()][-TAIL:])
+        return "\n".join([line for line in tail(self.folder / "output.log") if line.strip()][-TAIL:])
 
     def _killed(self, file: Path) -> str | None:
         """Kill the run once the checkpoint of step `KILLED_AT` exists. Returns the reason of a failure, or None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import product
 
@@ -70,6 +71,50 @@ def endless() -> Iterator[str]:
     """
     for payload, frame in product((payload for payload in PAYLOADS if len(payload) > 900), FRAMES[:6:3]):
         yield frame.format(payload * 16)
+
+
+_NUMERALS = ("9", "1e9", "123456", "10^{9}", "x", "\\pi", "999999999999", "0.5", "i", "\\infty", "9" * 300)
+_SHAPES = (
+    *(
+        "{a}^{{{b}}}",
+        "({a})!",
+        "\\frac{{{a}}}{{{b}}}",
+        "\\sqrt[{b}]{{{a}}}",
+        "{a}^{{{a}^{{{b}}}}}",
+        "({a}+{b})^{{999}}",
+    ),
+    *(
+        "\\sum_{{n=1}}^{{{a}}} n^{{{b}}}",
+        "\\prod_{{n=1}}^{{{a}}} {b}",
+        "\\int_0^{{{a}}} x^{{{b}}} dx",
+        "{a}={b}",
+        "{a},{b}",
+    ),
+    *(
+        "\\lim_{{x\\to {a}}} {b}",
+        "\\log_{{{a}}} {b}",
+        "\\binom{{{a}}}{{{b}}}",
+        "\\left({a},{b}\\right)",
+        "\\{{{a},{b}\\}}",
+    ),
+    *(
+        "\\begin{{pmatrix}}{a}&{b}\\\\{b}&{a}\\end{{pmatrix}}",
+        "\\text{{{a}}}{b}",
+        "{a}<x<{b}",
+        "{a} \\bmod {b}",
+        "|{a}|{b}",
+    ),
+)
+
+
+def boxes(count: int) -> Iterator[str]:
+    """Mathematics that takes long to compute, nested up to four deep, without the frame of a box."""
+    chance = random.Random(7)
+    for _ in range(count):
+        inner = [chance.choice(_NUMERALS) for _ in range(2)]
+        for _ in range(chance.randint(1, 4)):
+            inner = [chance.choice(_SHAPES).format(a=inner[0], b=inner[1]), chance.choice([*inner, *_NUMERALS])]
+        yield inner[0][:1900]
 
 
 QUERIES = (

@@ -13,7 +13,7 @@ from skyrl.errors import WorkerEnded
 from skyrl.sandbox.sandbox import why_unavailable
 from skyrl.sandbox.tiers import TIERS
 from skyrl.sandbox.worker import Worker
-from tests.envs.hostile import PAYLOADS
+from tests.envs.hostile import PAYLOADS, boxes
 from tests.processes.left_over import a_test_begins, left_over
 
 HERE = [tier for tier in TIERS if not why_unavailable(tier)]
@@ -43,6 +43,22 @@ def equal(request: pytest.FixtureRequest) -> Iterator[MathEqual]:
         (r"\frac{1}{3}", "0.33", False),
         ("", "4", False),
         ("x" * 3000, "4", False),
+        (r"5^{5^{\infty}}", "2", False),  # sympy: equal to every number
+        (r"5^{5^{\infty}}", "271828", False),
+        (r"-5^{5^{\infty}}", "0.5", False),
+        (r"\{5^{5^{\infty}},1\}", r"\{1,2\}", False),
+        (r"(5^{5^{\infty}},1)", "(2,1)", False),
+        (r"x=5^{5^{\infty}}", "x=2", False),
+        (r"5^{5^{\infty}}", r"\pi", False),
+        (r"\infty", r"\infty", True),
+        (r"-\infty", r"-\infty", True),
+        (r"(-\infty,3)", r"(-\infty,3)", True),
+        (r"[0,+\infty)", r"[0,\infty)", True),
+        (r"(-\infty,-1)\cup(1,\infty)", r"(-\infty,-1)\cup(1,\infty)", True),
+        (r"\{1,2\}", r"\{2,1\}", True),
+        (r"\pi", r"\pi", True),
+        ("x+1", "1+x", True),
+        ("0.0000001", "0.0000001", True),
     ],
 )
 def test_answers_are_compared_as_mathematics(equal: MathEqual, answer: str, truth: str, same: bool) -> None:
@@ -97,6 +113,13 @@ def test_hostile_answers_are_neither_equal_nor_the_end_of_the_grader(equal: Math
     assert equal("271828", "271828")
     equal.close()
     assert left_over() == []
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.long)])
+def test_mathematics_that_takes_long_is_wrong_and_never_raises(count: int, equal: MathEqual) -> None:
+    """`tests/envs/grader_times.py` measures by how much it is late."""
+    assert [box[:80] for box in boxes(count) if equal(box, "271828", seconds=0.5)] == []
+    assert equal("271828", "271828")
 
 
 PAIRS = (

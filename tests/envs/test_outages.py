@@ -18,7 +18,7 @@ import pytest
 from skyrl.config.settings.environment import GSM8kLLMJudgeEnvConfig, RewardModelEnvConfig
 from skyrl.envs.builtin.llm_judge import LLMJudgeEnv
 from skyrl.envs.builtin.reward_model import RewardModelEnv
-from skyrl.envs.http_json import ATTEMPTS, ServiceError, post
+from skyrl.envs.http_json import ATTEMPTS, OUTAGES, Outages, ServiceError, post
 from skyrl.envs.search import documents
 from skyrl.envs.services.remote_sandbox import RemoteSandbox
 from skyrl.errors import ProcessError, ServiceGone
@@ -26,6 +26,7 @@ from skyrl.processes.answers import BadAnswer, asked_to_wait
 from skyrl.processes.naming.names import Entry
 from skyrl.processes.naming.names_in_etcd import NamesInEtcd
 from skyrl.rollout.env_calls import EnvCalls
+from skyrl.rollout.threads import Call
 
 Plays = Callable[[socket.socket], object]
 """What a server does with a connection, once it has the request."""
@@ -133,6 +134,40 @@ def test_a_service_that_starts_again_costs_no_sample(clock: Clock, caplog: pytes
     assert [record.getMessage() for record in caplog.records] == [
         f"waiting for the service {url}, up to 240 s: {url} answered 503"
     ]
+
+
+async def test_the_deadline_of_a_call_does_not_run_while_a_service_is_away(clock: Clock) -> None:
+    """Each row: what the service does, and the seconds in which the deadline of the call has not run."""
+    away, late = http("", status="503 Service Unavailable"), http("", "Retry-After: 30", status="429 X")
+    right, broken = http('{"scores": [0.5]}'), http("", status="500 X")
+    for plays, seconds in (([right], 0), ([away, right], 0.1), ([late, late, right], 60), ([broken, away, right], 0.2)):
+        noted: list[Outages] = []
+
+        def score(plays: list[Plays] = plays, noted: list[Outages] = noted) -> None:
+            outages = OUTAGES.get()
+            assert outages is not None
+            noted.append(outages)
+            with raw(*plays) as url:
+                scored(url)
+            clock.now += 1000.0  # of its own
+
+        calls = EnvCalls(1, deadline=300.0)
+        await calls("the reward", score)
+        assert noted[0].seconds(clock.now) == pytest.approx(seconds)
+        call = Call(lambda: None)
+        call.begun = 0.0
+        assert calls._left(call, noted[0], now=50.0) == pytest.approx(250.0 + seconds)
+    assert OUTAGES.get() is None
+
+
+def test_an_outage_that_goes_on_stops_the_clock() -> None:
+    outages, call = Outages(), Call(lambda: None)
+    call.begun = 10.0
+    outages.began(20.0)
+    calls = EnvCalls(1, deadline=300.0)
+    assert {calls._left(call, outages, now) for now in (20.0, 200.0, 2000.0)} == {290.0}
+    outages.ended(2000.0)
+    assert calls._left(call, outages, 2001.0) == 289.0
 
 
 def test_a_service_that_does_not_come_back_ends_the_run_and_is_named(clock: Clock) -> None:

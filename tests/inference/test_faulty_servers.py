@@ -26,7 +26,7 @@ from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.restarts import EngineRestarts
-from skyrl.inference.servers import http_connection, http_engine
+from skyrl.inference.servers import http_connection
 from skyrl.inference.servers.answers import mapping
 from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
@@ -37,23 +37,13 @@ from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.weight_receiver.incoming_weights import Folder, Shared, WeightInfo
 from tests.inference.fault_server import FAULTS, FaultServer, sample
 from tests.inference.nano import nano_tokenizer, prompts, request
-from tests.inference.vllm_models import saved, small_model
+from tests.inference.vllm_models import small_model
 
 PATIENT = 240.0
 """Deadline in seconds of a server that answers; nothing waits for it."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("faulty") / "model", small_model())
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "BODY_SECONDS", 0.3)
-    monkeypatch.setattr(http_connection, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(http_connection, "_LONGEST_PAUSE", 0.01)
-    monkeypatch.setattr(http_engine, "CLOSING_SECONDS", 0.3)
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 def engine(folder: Path, url: str, *, call: float = PATIENT, heartbeat: float = PATIENT) -> HttpEngine:
@@ -315,6 +305,33 @@ async def test_the_clock_of_a_request_stands_still_while_its_server_is_paused() 
             each.cancel()
         await asyncio.gather(asking, later, return_exceptions=True)
         await connection.close()
+
+
+async def test_a_sample_that_is_not_answered_is_drawn_elsewhere_while_its_server_serves(folder: Path) -> None:
+    """Of three servers one answers everything but samples: the others draw those too, long before its time is over."""
+    async with FaultServer(always="half open") as mute, FaultServer() as one, FaultServer() as other:
+        engines = [engine(folder, each.url) for each in (mute, one, other)]
+        engines[0]._heartbeat = 0.3  # only for how long it waits before it asks again
+        client = client_of(engines)
+        asked = [request(prompt, count=2, name=f"prompt {n}") for n, prompt in enumerate(prompts(3, 4, 5, 6, 7, 8))]
+        answers = await asyncio.gather(*map(client.generate, asked))
+        assert [drawn(each) for each in answers] == [right(each) for each in asked]
+        assert {each.engine for completions in answers for each in completions} == {1, 2}
+        assert client.in_service == tuple(engines)
+        assert len(mute.seen) >= 2, "it was asked again as well"
+        assert client.running == 0
+        await client.close()
+
+
+async def test_a_sample_that_no_other_server_draws_either_ends_with_the_first_cause(folder: Path) -> None:
+    async with FaultServer(always="half open") as mute, FaultServer(always="broken") as broken:
+        engines = [engine(folder, mute.url, call=3.0), engine(folder, broken.url)]
+        engines[0]._heartbeat = 0.3
+        client = client_of(engines)
+        with pytest.raises(ProcessError, match=rf"{mute.url} did not complete /generate within 3 s: it did not answer"):
+            await client.generate(request(prompts(5)[0]))
+        assert client.running == 0
+        await client.close()
 
 
 async def test_an_answer_that_is_lost_is_asked_for_again(folder: Path) -> None:

@@ -21,7 +21,7 @@ from skyrl.errors import SkyRLError
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import GenerationRequest
 from skyrl.inference.pool.client import InferenceEngineClient
-from skyrl.inference.servers import http_connection, http_engine
+from skyrl.inference.servers import http_connection
 from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
@@ -31,7 +31,7 @@ from skyrl.processes.answers import BadAnswer, asked_to_wait
 from skyrl.weight_receiver.incoming_weights import Folder, WeightInfo
 from tests.inference.misbehaving import MisbehavingServer, Misbehaviour, Sent, changed
 from tests.inference.nano import nano_tokenizer, prompts, request
-from tests.inference.vllm_models import saved, small_model
+from tests.inference.vllm_models import small_model
 
 PATIENT = 240.0
 
@@ -39,18 +39,9 @@ SEEDS = [pytest.param(range(start, start + 5), marks=[pytest.mark.long] * (start
 """500 misbehaviours; the first five by default."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("misbehaving") / "model", small_model())
-
-
 @pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "BODY_SECONDS", 0.3)
-    monkeypatch.setattr(http_connection, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(http_connection, "_LONGEST_PAUSE", 0.01)
+def no_long_waits(short_waits: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "asked_to_wait", lambda text: min(asked_to_wait(text), 0.01))
-    monkeypatch.setattr(http_engine, "CLOSING_SECONDS", 0.3)
 
 
 def engine(folder: Path, server: MisbehavingServer, dialect: str, seconds: float) -> HttpEngine:

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from skyrl.models.files.paths import check_model_path, local_folder
+from skyrl.models.files.paths import check_model_path, local_folder, tokenizer_failure
 
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 """A safetensors file: the length of its header, and a header that names no tensor."""
@@ -99,3 +100,38 @@ def test_checking_a_path_imports_neither_torch_nor_transformers() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == ""
+
+
+UNBOUNDED: dict[str, Callable[[Path], object]] = {
+    "config.json": os.mkfifo,
+    "generation_config.json": lambda file: file.symlink_to("/dev/zero"),
+    "chat_template.jinja": lambda file: file.symlink_to("/dev/urandom"),
+    "weights.bin": os.mkfifo,
+    "tokenizer.json": lambda file: large(file),
+    "vocab.txt": lambda file: large(file),
+    "model.safetensors.index.json": lambda file: large(file),
+    "template.jinja": lambda file: large(file),
+}
+
+
+def large(file: Path) -> None:
+    """A file of a terabyte with nothing in it."""
+    file.touch()
+    os.truncate(file, 1 << 40)
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_a_file_of_a_model_that_never_ends_is_named_and_not_read(name: str, tmp_path: Path) -> None:
+    UNBOUNDED[name](tmp_path / name)
+    for why in (
+        check_model_path(str(tmp_path)),
+        check_model_path(str(tmp_path), weights=False),
+        tokenizer_failure(str(tmp_path)),
+    ):
+        assert f"{tmp_path / name} is " in (why or "")
+
+
+def test_weights_may_be_of_any_size(tmp_path: Path) -> None:
+    folder_with(tmp_path, ("config.json",))
+    large(tmp_path / "model.bin")
+    assert check_model_path(str(tmp_path), weights=False) is None

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import re
+import resource
+import socket
 import threading
 import time
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 from skyrl.errors import ProcessError, Stopped
 from skyrl.processes.progress import Progress, Watchdog
 from skyrl.processes.shutdown import ShutdownSignal, seconds_until
+from tests.processes.clusters import soon
 
 
 class Watched(Progress):
@@ -139,6 +143,26 @@ async def test_a_call_that_the_end_does_not_need_gets_a_third_of_the_grace_perio
         elif not stops:
             asyncio.get_running_loop().call_later(0.05, comes.set)
         assert await shutdown.in_time(comes.wait()) == (not (stops and hangs))
+
+
+def test_a_process_with_thousands_of_open_files_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`select.select` refuses descriptors above 1023."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 2048), before[1]))
+    pair = socket.socketpair
+
+    def high() -> tuple[socket.socket, socket.socket]:
+        one, other = pair()
+        with one, other:
+            first, second = (socket.socket(fileno=fcntl.fcntl(each, fcntl.F_DUPFD, 1500)) for each in (one, other))
+        return first, second
+
+    try:
+        monkeypatch.setattr("skyrl.processes.shutdown.socket.socketpair", high)
+        with ShutdownSignal(grace=1000.0, stop_before=1000.05) as shutdown, shutdown.in_loop():
+            assert soon(lambda: shutdown.requested)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_the_error_of_a_call_that_the_end_does_not_need_is_raised() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -42,6 +43,10 @@ def stands_for(tmp_path: Path, closed: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SKYRL_SECRET", "1")
     theirs = tmp_path / "theirs"
     theirs.touch(mode=0o600)
+    shared = Path(tempfile.mkdtemp())
+    (shared / "guest").mkdir()
+    for place in (shared, shared / "guest"):
+        place.chmod(0o777)
     secret, everybodys = tmp_path / "secret", Path(tempfile.gettempdir()) / f"skyrl-{uuid4().hex}"
     secret.write_text("secret", encoding="utf-8")
     secret.chmod(0o600)
@@ -65,6 +70,7 @@ def stands_for(tmp_path: Path, closed: Path, monkeypatch: pytest.MonkeyPatch) ->
             "SOCKET": f"{everybodys}.socket",
             "CANARY": str(everybodys),
             "THEIRS": str(theirs),
+            "SHARED": str(shared),
             "MINE": str(tmp_path / "mine"),
             "HOME": str(Path.home()),
             "PORT": str(port),
@@ -72,6 +78,7 @@ def stands_for(tmp_path: Path, closed: Path, monkeypatch: pytest.MonkeyPatch) ->
         }
     for left in (everybodys, Path(f"{everybodys}.socket"), Path("/dev/shm") / f"skyrl-{port}"):
         left.unlink(missing_ok=True)
+    shutil.rmtree(shared)
 
 
 def _answer(server: socket.socket) -> None:

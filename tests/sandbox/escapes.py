@@ -4,7 +4,8 @@ Each prints `escaped` if it got what it wanted. Words in capitals stand for what
 SECRET is a file that only the run's user may read, PORT a server on loopback, SOCKET one on a file that everybody may
 use, CANARY a file that must not appear where everybody may write, CLOSED a folder that only the run's user may enter,
 in which `open` may be read and `beside` may not, MINE a file that is not there, where only the run's user may write,
-THEIRS one that is there, HOME the run's home folder, RUN the number of the run's process.
+THEIRS one that is there, SHARED a folder in which everybody may write, with a folder `guest` of that kind, HOME the
+run's home folder, RUN the number of the run's process.
 """
 
 from __future__ import annotations
@@ -117,6 +118,10 @@ ESCAPES: Mapping[str, tuple[str, tuple[Verdict, Verdict, Verdict]]] = {
     "to write where only the run's user may": ("open('MINE', 'w').write('x')\nprint('escaped')", APART_FIRST),
     "to write where everybody may": (
         "open('CANARY', 'w').write('x')\nprint('escaped')",
+        ("only by Landlock", STOPPED, STOPPED),
+    ),
+    "to move a folder of another user, which everybody may write, into its own": (
+        "import os\nos.rename('SHARED/guest', 'guest')\nprint('escaped')",
         ("only by Landlock", STOPPED, STOPPED),
     ),
     "to remove a file of the run": ("import os\nos.remove('THEIRS')\nprint('escaped')", APART_FIRST),

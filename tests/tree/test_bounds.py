@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyrl.errors import ConfigError, Problem
+import skyrl
+from skyrl.errors import ConfigError, Problem, ResumeError, SkyRLError
+from skyrl.runs.run_lock import stored_config
 from skyrl.tree import files
 from skyrl.tree.arguments import read_argument, split_path
 from skyrl.tree.builder import MOST_PROBLEMS, MOST_SUGGESTIONS, TreeBuilder
@@ -188,3 +192,69 @@ def test_a_configuration_and_its_fingerprint_are_the_stored_form_with_or_without
     assert files.is_stored_form(stored)
     assert files.is_stored_form({**stored, "schema_version": 1})
     assert not files.is_stored_form({"config": {}})
+
+
+WHOLE = {
+    # what reads a whole file without a bound, and whose file it is
+    "code_digests": "code that the user's own configuration names",
+    "foreign_names": "of the package",
+    "imports": "code that the user's own configuration names",
+    "incoming_weights": "of weights, which this run wrote",
+    "installation": "of installed packages",
+    "lifetimes": "/proc",
+    "machine_facts": "of installed packages, and /proc",
+    "memory": "/proc",
+    "memory_groups": "control groups",
+    "names_on_disk": "in a folder that is refused if another user owns it",
+    "onednn": "/proc",
+    "orphans": "/proc",
+    "report": "of the package",
+    "row_store": "in a folder of this user's cache",
+    "sglang_engine": "the log of a process of this run",
+    "sources": "data that the user's own configuration names",
+    "template_files": "of the package",
+    "text2sql": "of the package",
+    "trials": "in the folder of the user's own sweep",
+    "environment": "of installed packages",
+}
+
+
+def test_what_strangers_may_have_written_is_read_up_to_a_bound() -> None:
+    """Runs, checkpoints and models may be a stranger's: their texts are read by `stored_text`."""
+    reads = re.compile(r"\.read_text\(|\.read_bytes\(|json\.load\(")
+    package = Path(skyrl.__file__).parent
+    found = {file.stem for file in package.rglob("*.py") if reads.search(file.read_text(encoding="utf-8"))}
+    assert found == WHOLE.keys()
+
+
+def large(file: Path) -> None:
+    """A file of a terabyte with nothing in it."""
+    file.touch()
+    os.truncate(file, 1 << 40)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero"), large])
+def test_a_stored_configuration_that_never_ends_is_damaged(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / "config.json")
+    with pytest.raises(ResumeError, match=r"config.json is damaged \(it is "):
+        stored_config(tmp_path / "config.json", "trainer.run_path")
+
+
+def every_error() -> Iterator[type[SkyRLError]]:
+    waiting = [SkyRLError]
+    for kind in waiting:
+        waiting += kind.__subclasses__()
+        yield kind
+
+
+@pytest.mark.parametrize("letter", ["\x1b[31m", "\x07", "\r", "\u202e", "\u2066", "\x9b"])
+def test_no_message_of_an_exception_has_characters_that_a_terminal_obeys(letter: str) -> None:
+    kinds = [kind for kind in every_error() if kind.__module__ == "skyrl.errors"]
+    assert len(kinds) > 20
+    for kind in kinds:
+        error = kind.__new__(kind)
+        error.args = (f"the source a{letter}b\nis damaged",)
+        if isinstance(error, ConfigError):
+            error.problems, error.title = (Problem(path="a", message=f"a{letter}b\nis damaged"),), "It cannot start"
+        assert letter[0] not in str(error)
+        assert f"a{repr(letter)[1:-1]}b\nis damaged" in str(error)

@@ -77,15 +77,29 @@ async def test_engines_are_paused_until_new_weights_are_there_and_compared() -> 
     assert not world.sync.is_behind
 
 
-async def test_a_run_that_is_to_stop_sends_nothing_to_engines_that_do_not_pause() -> None:
+@pytest.mark.parametrize("hangs", ["pause", "send", "compare", "resume"])
+async def test_a_run_that_is_to_stop_gives_up_a_transfer_that_hangs(hangs: str) -> None:
+    began = asyncio.Event()
+
+    async def hang(*_: object, **__: object) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
     async def given_up(call: Awaitable[object]) -> bool:
-        await call
+        task = asyncio.ensure_future(call)
+        await began.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         return False
 
     world = World(in_time=given_up)
-    assert await world.sync.publish(1) == {"engines": 2.0}  # the step counts, and is saved
-    assert world.calls == ["pause"]
-    assert world.sync.is_behind
+    setattr(world, hangs, hang)
+    assert (await world.sync.publish(1))["engines"] == 2.0  # the step counts, and is saved
+    assert (
+        world.calls
+        == ["pause", "send 1", "compare 1", "arrived 1"][: ("pause", "send", "compare", "", "resume").index(hangs)]
+    )
+    assert world.sync.is_behind == (hangs != "resume")
 
 
 async def test_engines_that_kept_their_old_weights_work_on_and_stay_behind() -> None:

@@ -127,8 +127,8 @@ class SkyRLGymConfig(BaseConfig):
 
     service_patience_seconds: Seconds = field(default=240.0, validator=non_negative, metadata=FREE)
     """Seconds for which a service of environments that cannot be reached, or answers 429, 502, 503 or 504, is waited
-    for: longer than it takes to start. Then the run ends; the samples that wait have not failed, unless a call has
-    taken longer than `step_timeout_seconds`."""
+    for: longer than it takes to start. Then the run ends; the samples that wait have not failed, and the time does not
+    count towards `step_timeout_seconds`."""
 
     isolate_user_env: bool = field(default=False, metadata=FREE)
     """Each episode of an environment or reward function that `env_class` names by import path is a process of its own

@@ -103,6 +103,16 @@ class Admission:
         served.samples -= len(request.keys)
         self._admit()
 
+    def beside(self, served: Served, request: GenerationRequest) -> Served | None:
+        """The engine with the fewest samples except this one, with the request counted in, even above its limit; None
+        if no other serves.
+        """
+        others = [each for each in self.serving if each is not served]
+        least = min(others, key=lambda each: each.samples / each.limit.value, default=None)
+        if least is not None:
+            least.samples += len(request.keys)
+        return least
+
     def forget_prefixes(self) -> None:
         """Forget which prefixes are cached, because the engines have dropped their caches."""
         self._prefixes.clear()

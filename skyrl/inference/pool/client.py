@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from copy import copy
+from functools import partial
 from typing import TypeVar
 
 from attrs import evolve, frozen
@@ -175,19 +176,46 @@ class InferenceEngineClient:
         An engine is given at most `max_num_seqs` samples at a time, and fewer while it reports that it queues them or
         that its cache is full; the rest wait here for any engine that becomes free. If an engine is lost, its requests,
         including those paused inside it, are drawn again elsewhere from the same keys, so that the draws are the same.
-        Raises the last engine's error if none is left.
+        An engine that takes far too long for a sample has another one draw it, too. Raises the last engine's error if
+        none is left.
         """
         while True:
             served = await self._admission.admitted(request)
-            try:
-                call = await self._call(served, request)
-                if not call.cancelled() or served in self._serving:  # else the engine was lost
-                    self._admission.drawn(request, served)
-                    return tuple(evolve(each, engine=served.number) for each in call.result())
-            except _LOST as error:
-                self._lose(served, error)
-            finally:
-                self._admission.ended(request, served)
+            others: list[Completion] = []
+            asked = request
+            if len(self._serving) > 1 and request.on_tokens is None:  # whose tokens would come from two
+                asked = evolve(request, elsewhere=partial(self._elsewhere, request, served, others))
+            drawn = await self._drawn(served, asked)
+            if drawn is not None:
+                mine = partial(evolve, engine=served.number)
+                return tuple(each if any(each is other for other in others) else mine(each) for each in drawn)
+
+    async def _drawn(self, served: Served, request: GenerationRequest) -> tuple[Completion, ...] | None:
+        """The answer of an engine to a request that is counted in; None if the engine was lost."""
+        try:
+            call = await self._call(served, request)
+            if not call.cancelled() or served in self._serving:
+                self._admission.drawn(request, served)
+                return call.result()
+        except _LOST as error:
+            self._lose(served, error)
+        finally:
+            self._admission.ended(request, served)
+        return None
+
+    async def _elsewhere(
+        self, request: GenerationRequest, served: Served, others: list[Completion], index: int
+    ) -> Completion:
+        """One sample of the request, from another engine; it is added to `others`. Raises `ProcessError` if there is no
+        other.
+        """
+        one = evolve(request, keys=(request.keys[index],))
+        while (other := self._admission.beside(served, one)) is not None:
+            _log.info("engine %d does not answer: engine %d draws the sample, too", served.number, other.number)
+            if drawn := await self._drawn(other, one):
+                others.append(evolve(drawn[0], engine=other.number))
+                return others[-1]
+        raise ProcessError("no other inference engine is in service")
 
     async def pause(self, in_flight: InFlight | None = None) -> None:
         """Returns when nothing runs on any engine. Requests made from now on wait. `in_flight` replaces the policy for

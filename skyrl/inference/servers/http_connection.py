@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from skyrl.errors import ProcessError, ServerRefusal, UserError
-from skyrl.processes.answers import BadAnswer, asked_to_wait, read, shown
+from skyrl.processes.answers import BadAnswer, asked_to_wait, collected, read, shown
 
 T = TypeVar("T")
 
@@ -275,16 +275,13 @@ class Connection:
         raise _Failure("its stream ended before its last event")
 
     async def _content(self, response: httpx.Response) -> bytes:
-        content = bytearray()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for piece in response.aiter_bytes():
-                    content += piece
-                    if len(content) > LONGEST_ANSWER:
-                        raise _Failure(f"it answers with more than {LONGEST_ANSWER} bytes")
+            content = await collected(response.aiter_bytes(), longest=LONGEST_ANSWER, seconds=BODY_SECONDS)
         except TimeoutError:
             raise _Failure(f"its answer was still incomplete after {BODY_SECONDS:g} s") from None
-        return bytes(content)
+        if content is None:
+            raise _Failure(f"it answers with more than {LONGEST_ANSWER} bytes")
+        return content
 
     def _read(self, response: httpx.Response, path: str, content: bytes) -> object:
         status = response.status_code

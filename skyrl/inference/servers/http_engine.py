@@ -5,8 +5,8 @@
 The server is not trusted: its answers are compared with the requests, the weight version of each token with the
 versions that it was given, and its log-probabilities, by the canary, with the learner's. An answer that does not match
 its request, or refuses it, is requested again with the same seed, and so is one that takes far longer than any before
-it; a server that keeps giving such answers, or none, leaves service with `ProcessError`. Every call ends when the
-server gives no sign of life.
+it, from another engine too. A server that keeps giving such answers, or none, leaves service with `ProcessError`. Every
+call ends when the server gives no sign of life.
 """
 
 from __future__ import annotations
@@ -283,32 +283,34 @@ class HttpEngine:
             versions=flight.versions,
         )
         session = f"{sample_seed(evolve(asked.key, turn=0)) % 2**64:016x}"
-        began = asyncio.get_running_loop().time()
         try:
-            drawn = await self._pulse.guard(self._answered(asked, session))
+            return await self._pulse.guard(self._answered(asked, session))
         finally:
             self._flights.discard(flight)
-        self._longest_sample = max(self._longest_sample, asyncio.get_running_loop().time() - began)
-        return drawn
 
     async def _answered(self, asked: Asked, session: str) -> Completion:
-        """Draws the sample, and asks for it again when it takes far longer than those before it: the answer may be
-        lost. The pauses double. The first answer counts; all are of one seed. A streamed answer is heard from its
-        beginning again.
+        """Draws the sample, and asks for it again when it takes far longer than those before it, here and elsewhere:
+        the answer may be lost. The pauses double. The first answer counts; all are of one seed. A streamed answer is
+        heard from its beginning again.
 
         Raises the error of the first request if all fail.
         """
-        seconds = self._server.deadlines.call
+        now, seconds = asyncio.get_running_loop().time, self._server.deadlines.call
+        began, elsewhere = now(), asked.request.elsewhere
         patience = min(max(self._heartbeat, FAR_LONGER * self._longest_sample), seconds / 2)
         attempts: list[asyncio.Task[Completion]] = []
         try:
             while True:
+                if attempts and elsewhere is not None:
+                    attempts.append(asyncio.ensure_future(asyncio.wait_for(elsewhere(asked.index), seconds)))
                 attempts.append(asyncio.create_task(self._fitting(asked, session, seconds)))
                 pending, wait = set(attempts), patience if patience < seconds else None
                 while pending:
                     done, pending = await asyncio.wait(pending, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                     for attempt in done:
                         if attempt.exception() is None:
+                            if attempt is attempts[0]:  # only an answer that was not lost shows how long they take
+                                self._longest_sample = max(self._longest_sample, now() - began)
                             return attempt.result()
                     if not done and not self._paused:
                         break
@@ -317,6 +319,7 @@ class HttpEngine:
                 if asked.request.on_tokens is not None:
                     await _cancelled(attempts)
                     attempts.clear()
+                    began = now()
                 seconds, patience = seconds - patience, 2 * patience
         finally:
             await _cancelled(attempts)

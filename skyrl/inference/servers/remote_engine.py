@@ -29,6 +29,8 @@ class RemoteEngine:
 
     async def generate(self, request: GenerationRequest) -> tuple[Completion, ...]:
         """One completion per key, in order. A callback cannot reach another process: tokens are fetched for it."""
+        if request.elsewhere is not None:
+            request = evolve(request, elsewhere=None)
         if request.on_tokens is None:
             return await self._handle.call(InferenceEngine.generate, request)
         name = secrets.token_hex(16)

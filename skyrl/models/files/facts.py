@@ -12,6 +12,7 @@ from attrs import frozen
 
 from skyrl.hub import cached_folder
 from skyrl.models.files.paths import local_folder
+from skyrl.tree.text_files import stored_text
 
 _TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json")
 """Vocabulary files; a tokenizer needs one of them."""
@@ -76,7 +77,7 @@ class ModelFiles:
         folder = self.tokenizer_folder
         file = folder / "chat_template.jinja"
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            return stored_text(file)
         for name in ("chat_template.json", "tokenizer_config.json"):
             found = _table(folder / name).get("chat_template") if (folder / name).is_file() else None
             if isinstance(found, list):
@@ -163,7 +164,7 @@ def parts_under_megatron(config: Mapping[str, Any]) -> dict[str, dict[str, int]]
 
 def _table(file: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises ValueError if it holds anything else."""
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = json.loads(stored_text(file))
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
     return content

@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.hub import cached_file
 
 from skyrl.errors import ModelError
+from skyrl.tree.text_files import stored_text
 
 _FILES = ("config.json", "generation_config.json")
 
@@ -44,7 +45,7 @@ def _refuse_on_the_hub(source: str) -> None:
 
 def _refuse(file: Path) -> None:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(stored_text(file))
     except (OSError, ValueError, RecursionError):  # the function that loads it next reports the fault
         return
     for key, why in _asking(content, ""):

@@ -5,9 +5,14 @@ torch, so that a bad path is reported at once.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 from skyrl.hub import HUB_NAME, beside, hub_failure
+from skyrl.tree.text_files import MOST_STORED, stored_text
+
+_TEXTS = frozenset({".json", ".jinja", ".txt"})
 
 INDEX = "model.safetensors.index.json"
 """Name of the file that lists the files of a model's weights."""
@@ -30,6 +35,8 @@ def check_model_path(path: str, *, weights: bool = True) -> str | None:
         if folder.is_file():
             return f"{path} is a file, but a model is a folder in Hugging Face format, or a hub name: owner/name"
         return f"there is no model folder {path}{beside(path)}, and a hub name has the form owner/name"
+    if why := _unbounded(folder):
+        return why
     if not (folder / "config.json").is_file():
         return f"the folder {path} contains no config.json, so it is not a Hugging Face model"
     return _missing_weights(folder, path) if weights else None
@@ -51,9 +58,26 @@ def tokenizer_failure(path: str) -> str | None:
     folder = local_folder(path)
     if folder is not None:
         missing = f"there is no tokenizer folder {path}{beside(path)}, and a hub name has the form owner/name"
-        return None if folder.is_dir() else missing
+        return _unbounded(folder) if folder.is_dir() else missing
     why = hub_failure(path)
     return why and f"the tokenizer {path} cannot be loaded: there is no such folder here{beside(path)}, and {why}"
+
+
+def _unbounded(folder: Path) -> str | None:
+    """A sentence on a file that takes too long to read, if there is one: a pipe or a device, or a text that is larger
+    than any model's. Weights may have any size.
+    """
+    for name in sorted(os.listdir(folder)) if os.access(folder, os.R_OK) else ():
+        file = folder / name
+        try:
+            status = file.stat()
+        except OSError:
+            continue  # a link that leads nowhere
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            return f"{file} is a pipe or a device, which may never end: remove it from the model's folder"
+        if file.suffix in _TEXTS and status.st_size > MOST_STORED:
+            return f"{file} is larger than {MOST_STORED >> 20} MiB, which no text of a model is: copy the model again"
+    return None
 
 
 def weight_files(folder: Path) -> set[str]:
@@ -64,7 +88,7 @@ def weight_files(folder: Path) -> set[str]:
     if not index.is_file():
         return {file.name for file in folder.glob("*.safetensors")}
     try:
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return set(json.loads(stored_text(index))["weight_map"].values())
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} names no files") from error
 

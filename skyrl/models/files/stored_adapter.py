@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError
+from skyrl.tree.text_files import stored_text
 
 _PREFIX = "base_model.model."
 _SETTINGS, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -59,7 +60,7 @@ def stored_settings(folder: Path, where: str) -> StoredSettings:
     an adapter, and for an adapter of a form other than W + alpha / rank B A.
     """
     try:
-        settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
+        settings = json.loads(stored_text(folder / _SETTINGS))
         found = StoredSettings(rank=int(settings["r"]), alpha=float(settings["lora_alpha"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _no_adapter(folder, where, error) from error

@@ -17,6 +17,7 @@ from transformers.utils.hub import cached_file
 from skyrl.errors import ModelError
 from skyrl.models.files.failures import model_error
 from skyrl.models.files.loading import model_source
+from skyrl.tree.text_files import stored_text
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -60,7 +61,7 @@ class StoredWeights:
                 file = Path(_there(cached_file(source, _FILE)))
                 with safe_open(file, framework="pt") as opened:
                     return dict.fromkeys(opened.keys(), file)
-            names: dict[str, str] = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+            names: dict[str, str] = json.loads(stored_text(Path(index)))["weight_map"]
             files = {each: Path(_there(cached_file(source, each))) for each in set(names.values())}
         except Exception as error:  # transformers, its hub client and safetensors each raise types of their own
             raise model_error("model", self.path, error, table=self.table) from error

@@ -18,6 +18,7 @@ from pathlib import Path
 import attrs
 
 import skyrl
+from skyrl.processes.logs import last_line
 from skyrl.tracking.services.service import Known, ServiceRun
 from skyrl.tracking.tracker import Tracker, Trackers
 
@@ -159,8 +160,9 @@ class Follower:
         if self._has_failed or self._end.is_set():
             return
         self._has_failed = True
+        why = self._why or last_line(self._log) or "it ended without a word"
         self._say(
-            f"warning: {self.name} failed, and the run continues without it: {self._why or _last_line(self._log)}\n"
+            f"warning: {self.name} failed, and the run continues without it: {why}\n"
             f"  It is tried again; metrics are in {self._run.folder / 'metrics.jsonl'}, details in {self._log}"
         )
 
@@ -191,10 +193,3 @@ def environment(run: ServiceRun) -> dict[str, str]:
         return dict(os.environ)
     root = str(Path(skyrl.__file__).parents[1])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-
-
-def _last_line(log: Path) -> str:
-    """The last line of a process's log, which names the error."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
-    words = [line.strip() for line in lines if line.strip()]
-    return words[-1][:300] if words else "it ended without a word"
