@@ -37,8 +37,7 @@ from skyrl.errors import ModelError
 from skyrl.inference.engine import GenerationRequest, SampleKey
 from skyrl.inference.torch.engine import load_torch_engine
 from skyrl.learners.row_support import row_support
-from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.learners.schedule import StepSettings
 from skyrl.models.attention.segment_attention import SEGMENTS, sees_whole_rows
 from skyrl.models.files.loading import load_config
 from skyrl.models.megatron.layout import ARCHITECTURES
@@ -49,6 +48,7 @@ from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
 from tests.learners.spreading import changed
+from tests.learners.updating import LearnerGroup, PolicyWorker
 from tests.models.families import FAMILIES
 
 STORED = Path(__file__).with_name("families.json")
@@ -192,11 +192,11 @@ def _gradient(learner: PolicyWorker, truth: Any, batch: TrainingBatch, expected:
     found: dict[str, Tensor] = {}
     step = learner.strategy.step
 
-    def taken() -> float:
+    def taken(settings: StepSettings) -> float:
         found.update(
             {name: each.grad.clone() for name, each in learner.model.named_parameters() if each.grad is not None}
         )
-        return step()
+        return step(settings)
 
     learner.strategy.step = taken  # type: ignore[method-assign]  # the gradient is taken before it is used
     asyncio.run(learner.update(batch.given(old_logprobs=expected.detach())))
