@@ -59,17 +59,20 @@ def setting(changes: Mapping[str, Any]) -> Measured:
 
 def trained(given: Measured, folder: str, ranks: Any) -> float:
     """Seconds of scoring and one update on this rank, after a first one."""
+    from skyrl.learners.schedule import StepSettings
+    from skyrl.learners.workers.learning_worker import weighed
     from skyrl.learners.workers.model_worker import token_budget
     from skyrl.learners.workers.roles import PolicyWorker
     from skyrl.training.objective import policy_objective
 
     trainer = trainer_of(given, folder)
-    worker = PolicyWorker(trainer, policy_objective(trainer.algorithm), ranks=ranks)
-    [batch] = token_budget(trainer).plan([worker.objective.weigh(batch_of(given))])
+    worker, objective = PolicyWorker(trainer, ranks=ranks), policy_objective(trainer.algorithm)
+    [batch] = token_budget(trainer).plan([weighed(objective, batch_of(given))])
     for _ in range(2):
         started = time.perf_counter()
         asyncio.run(worker.score(batch))
-        asyncio.run(worker.update_share(batch))
+        asyncio.run(worker.forward_backward_share(batch, objective))
+        asyncio.run(worker.optimizer_step(StepSettings()))
         seconds = time.perf_counter() - started
     worker.close()
     return seconds

@@ -115,21 +115,28 @@ def _serve(setting: Measured, folder: str, work: Work[R], ranks: Any, pipe: Conn
 def _phases(setting: Measured, folder: str, ranks: Any) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile, record_function
 
+    from skyrl.learners.schedule import StepSettings
+    from skyrl.learners.workers.learning_worker import weighed
     from skyrl.learners.workers.model_worker import token_budget
     from skyrl.learners.workers.roles import PolicyWorker
     from skyrl.training.objective import policy_objective
 
     trainer = trainer_of(setting, folder)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        worker = PolicyWorker(trainer, policy_objective(trainer.algorithm), ranks=ranks)
-        [batch] = token_budget(trainer).plan([worker.objective.weigh(batch_of(setting))])
+        worker, objective = PolicyWorker(trainer, ranks=ranks), policy_objective(trainer.algorithm)
+        [batch] = token_budget(trainer).plan([weighed(objective, batch_of(setting))])
+
+        def update() -> None:
+            asyncio.run(worker.forward_backward_share(batch, objective))
+            asyncio.run(worker.optimizer_step(StepSettings()))
+
         for _ in range(WARM_UP):
-            asyncio.run(worker.update_share(batch))
+            update()
         rested = _resting()
         with record_function(_MARK + "scoring"):
             asyncio.run(worker.score(batch))
         with record_function(_MARK + "update"):
-            asyncio.run(worker.update_share(batch))
+            update()
         with record_function(_MARK + "transfer"):
             asyncio.run(worker.stream(_consume, dtype="bfloat16"))
     worker.close()

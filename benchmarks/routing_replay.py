@@ -33,7 +33,6 @@ from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.models.routers import ChoiceRecorder
-from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
 from skyrl.weight_sync.canary import rows
 
@@ -106,7 +105,7 @@ def learner(folder: Path, *, replays: bool) -> PolicyWorker:
     trainer = TrainerConfig(policy=PolicyConfig(model=model), device="cpu", strategy="fsdp2")
     run = evolve_at(SkyRLTrainConfig(trainer=trainer), "generator.inference_engine.backend", "torch")
     settled = evolve_at(resolve(run).trainer, "policy.moe_enable_routing_replay", replays)
-    return PolicyWorker(settled, policy_objective(settled.algorithm))
+    return PolicyWorker(settled)
 
 
 def differences(scores: Tensor, batch: TrainingBatch) -> dict[str, float]:

@@ -10,13 +10,67 @@ fields filled:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, Self
 
 import attrs
 import torch
 from torch import Tensor
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RowTensors:
+    """One tensor for each row of a batch, with as many entries as the row needs: the pixel values of its images, a
+    teacher's distribution at each of its tokens.
+
+    Example: rows with 2, 0 and 1 entries of one number make `values=[[5.], [6.], [7.]]`, `counts=[2, 0, 1]`.
+    """
+
+    values: Tensor
+    """(n_1 + ... + n_B, ...): the entries of all rows, one row after the other."""
+
+    counts: Tensor
+    """(B,) int64: number of entries of each row. Always on the host, which cuts by them."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Tensor]) -> Self:
+        """From one tensor (n, ...) for each row. Raises `ValueError` if they differ in type or in another size."""
+        kinds = {(row.dtype, row.shape[1:]) for row in rows}
+        if len(kinds) > 1:
+            shown = " and ".join(sorted(f"{dtype} (n, {', '.join(map(str, shape))})" for dtype, shape in kinds))
+            raise ValueError(f"rows of one batch carry different tensors: {shown}")
+        return cls(values=torch.cat(list(rows)), counts=torch.tensor([len(row) for row in rows]))
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def rows(self) -> tuple[Tensor, ...]:
+        """The tensor (n, ...) of each row."""
+        parts: tuple[Tensor, ...] = self.values.split(self.counts.tolist())
+        return parts
+
+    def select(self, rows: Tensor) -> Self:
+        """The tensors of the rows at these indices (K,), in this order."""
+        each = self.rows()
+        return attrs.evolve(
+            self, values=torch.cat([self.values[:0], *(each[row] for row in rows.tolist())]), counts=self.counts[rows]
+        )
+
+    def padded(self, width: int) -> Tensor:
+        """(B, width, ...): the entries of each row, then zeros; for one entry per token, from the first token on, as
+        the tensors of a `TrainingBatch`. Raises `ValueError` for a row with more entries.
+        """
+        if len(self) and int(self.counts.max()) > width:
+            raise ValueError(f"a row carries {int(self.counts.max())} entries, and {width} are expected at most")
+        places = (torch.arange(width) < self.counts.unsqueeze(1)).flatten().nonzero().squeeze(1)
+        zeros = self.values.new_zeros(len(self) * width, *self.values.shape[1:])
+        placed: Tensor = zeros.index_copy(0, to_device(places, self.values.device), self.values)
+        return placed.view(len(self), width, *zeros.shape[1:])
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same on another device; the host does not wait for it."""
+        return attrs.evolve(self, values=to_device(self.values, device))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -114,6 +168,10 @@ class TrainingBatch:
     entropy_weights: Tensor | None = None
     """(B, L) float32: weight of each token in the entropy of the mini-batch."""
 
+    extras: Mapping[str, RowTensors] = attrs.field(factory=dict)
+    """Tensors that rows carry besides tokens, by name. They stay with their rows wherever the batch is cut, packed or
+    sent. The objective reads them."""
+
     def __len__(self) -> int:
         return int(self.input_ids.shape[0])
 
@@ -127,6 +185,13 @@ class TrainingBatch:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, the batch {tuple(self.input_ids.shape)}")
         filled: Mapping[str, Any] = fields
         return attrs.evolve(self, **filled)
+
+    def carrying(self, **extras: RowTensors) -> Self:
+        """A copy whose rows carry more `extras`. Raises `ValueError` for those of another number of rows."""
+        for name, carried in extras.items():
+            if len(carried) != len(self):
+                raise ValueError(f"extras {name!r} are those of {len(carried)} rows, the batch has {len(self)}")
+        return attrs.evolve(self, extras={**self.extras, **extras})
 
     @property
     def scores(self) -> Tensor:
@@ -165,12 +230,18 @@ class TrainingBatch:
     def select(self, rows: Tensor) -> Self:
         """The rows at these indices (K,), in this order, padding trimmed to the longest of them."""
         width = int(self.lengths[rows].max())
-        return self._map(lambda tensor: tensor[rows] if tensor.dim() == 1 else tensor[rows, :width])
+        return self._map(
+            lambda tensor: tensor[rows] if tensor.dim() == 1 else tensor[rows, :width],
+            lambda carried: carried.select(rows),
+        )
 
     def rows(self, start: int, stop: int) -> Self:
         """The rows from `start` to `stop` (exclusive), padding trimmed to the longest of them."""
         width = int(self.lengths[start:stop].max())
-        return self._map(lambda tensor: tensor[start:stop] if tensor.dim() == 1 else tensor[start:stop, :width])
+        return self._map(
+            lambda tensor: tensor[start:stop] if tensor.dim() == 1 else tensor[start:stop, :width],
+            lambda carried: carried.select(torch.arange(start, stop)),
+        )
 
     def split(self, size: int) -> Iterator[Self]:
         """Consecutive batches of `size` rows; the last may be smaller."""
@@ -196,12 +267,18 @@ class TrainingBatch:
     def to(self, device: torch.device | str) -> Self:
         """A copy of the batch on another device; the host does not wait for it."""
         moved = None if self.selected is None else to_device(self.selected, device)
-        return attrs.evolve(self._map(lambda tensor: to_device(tensor, device)), selected=moved)
+        changed = self._map(lambda tensor: to_device(tensor, device), lambda carried: carried.to(device))
+        return attrs.evolve(changed, selected=moved)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        tensors = {each.name: getattr(self, each.name) for each in attrs.fields(type(self)) if each.name != "selected"}
+    def _map(self, change: Callable[[Tensor], Tensor], carry: Callable[[RowTensors], RowTensors]) -> Self:
+        tensors = {
+            each.name: getattr(self, each.name)
+            for each in attrs.fields(type(self))
+            if each.name not in ("selected", "extras")
+        }
         changed = {name: change(tensor) for name, tensor in tensors.items() if tensor is not None}
-        return attrs.evolve(self, selected=None, **changed)
+        extras = {name: carry(carried) for name, carried in self.extras.items()}
+        return attrs.evolve(self, selected=None, extras=extras, **changed)
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:

@@ -9,7 +9,8 @@ that the engine sampled: nothing downstream tokenises text again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from math import prod
+from typing import Any, Literal, Protocol
 
 from attrs import evolve, field, frozen
 
@@ -127,6 +128,60 @@ class RoutedExperts:
         return evolve(self, data=self.data + later.data[len(self.data) :])
 
 
+ARRAY_TYPES: Mapping[str, tuple[str, int]] = {
+    "?": ("bool", 1),
+    "B": ("uint8", 1),
+    "b": ("int8", 1),
+    "h": ("int16", 2),
+    "i": ("int32", 4),
+    "l": ("int64", 8),
+    "q": ("int64", 8),
+    "e": ("float16", 2),
+    "f": ("float32", 4),
+    "d": ("float64", 8),
+}
+"""Python's character for a type of number -> its name in numpy and torch, and its bytes."""
+
+
+class HasMemory(Protocol):
+    """An array that shows its memory, as numpy's do."""
+
+    @property
+    def data(self) -> memoryview:
+        """A view of its numbers, with their type and shape."""
+
+
+@frozen(kw_only=True)
+class RowArray:
+    """Numbers that a row carries besides its tokens, in a form that is sent, recorded and stored with it."""
+
+    dtype: str
+    """Type of the numbers, such as `float32`."""
+
+    shape: tuple[int, ...]
+    """(n, ...): rows may differ in n, and in nothing else."""
+
+    data: bytes = field(repr=False)
+    """The numbers in C order, little-endian."""
+
+    def __attrs_post_init__(self) -> None:
+        sizes = dict(ARRAY_TYPES.values())
+        if self.dtype not in sizes or not self.shape or prod(self.shape) * sizes[self.dtype] != len(self.data):
+            raise ValueError(
+                f"a row cannot carry {len(self.data)} bytes as an array of {self.dtype} {self.shape}: it needs one or "
+                f"more dimensions and one of the types {', '.join(sizes)}"
+            )
+
+    @classmethod
+    def of(cls, array: HasMemory) -> RowArray:
+        """From a numpy array, or a tensor's `numpy()`. Raises `ValueError` for one that a row cannot carry: of objects,
+        texts or big-endian numbers, or without a dimension.
+        """
+        view = array.data
+        dtype, _ = ARRAY_TYPES.get(view.format.removeprefix("<"), (f"type {view.format!r}", 0))
+        return cls(dtype=dtype, shape=tuple(view.shape or ()), data=view.tobytes())
+
+
 @frozen(kw_only=True)
 class TokenRow:
     """Tokens of one forward pass of the policy: one row of a training batch. The fields are those of `Trajectory`."""
@@ -139,6 +194,7 @@ class TokenRow:
     rewards: tuple[TurnReward, ...]
     routed_experts: RoutedExperts | None = None
     engines: tuple[int, ...] = field(default=(), eq=False, repr=False)
+    extras: Mapping[str, RowArray] = field(factory=dict)
 
     def silent(self) -> TokenRow:
         """A copy of the row with no token to train on."""
@@ -178,6 +234,9 @@ class Trajectory:
     engines: tuple[int, ...] = field(default=(), eq=False, repr=False)
     """Number of the engine that sampled each token, 0 for tokens that none did. Empty if it is not known, as in a
     recording: samples do not depend on it."""
+
+    extras: Mapping[str, RowArray] = field(factory=dict)
+    """Arrays that the row carries besides tokens, by name: `TrainingBatch.extras`."""
 
     stop_reason: StopReason
     answer: str | None = None
@@ -219,6 +278,7 @@ class Trajectory:
             rewards=self.rewards,
             routed_experts=self.routed_experts,
             engines=self.engines,
+            extras=self.extras,
         )
         return (*self.earlier, last)
 

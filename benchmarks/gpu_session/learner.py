@@ -26,10 +26,11 @@ from benchmarks.gpu_session.shapes import (
 from benchmarks.gpu_session.stages import Job, Parts, Result
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig, compose
-from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.roles import PolicyWorker, SFTWorker
 from skyrl.learners.workers.supervised import CrossEntropy
 from skyrl.training.objective import policy_objective
+from skyrl.training.trainer import update
 
 PROFILED = 25
 """Operators that a profile names."""
@@ -67,11 +68,11 @@ def batches(job: Job) -> Parts:
 def _batch(job: Job, name: str, more: Mapping[str, Any]) -> Result:
     rows = {"trainer.micro_train_batch_size_per_gpu": job.shape.padded_rows} if name == "padded" else {}
     batch = rollouts(job.shape)
-    worker = _policy(job, **more, **rows)
+    worker, objective = _policy(job, **more, **rows)
     flops = training_flops(job.shape, batch, shared=name.startswith("shared prompts"))
-    found = _measured(job, worker, batch, flops, repeats=3)
+    found = _measured(job, worker, objective, batch, flops, repeats=3)
     return found | _profiled(
-        job.device, lambda: asyncio.run(worker.update(batch)), operators=name.startswith("shared prompts")
+        job.device, lambda: asyncio.run(update(worker, batch, objective)), operators=name.startswith("shared prompts")
     )
 
 
@@ -95,23 +96,23 @@ def _row(job: Job, tokens: int, kind: str, *, recompute: bool) -> Result:
     }
     if kind == "LoRA":
         more["trainer.policy.model.lora.rank"] = 16
-    worker = _sft(job, **more) if kind == "SFT" else _policy(job, **more)
-    found = _measured(job, worker, batch, training_flops(shape, batch, shared=False), repeats=2)
+    worker, objective = _sft(job, **more) if kind == "SFT" else _policy(job, **more)
+    found = _measured(job, worker, objective, batch, training_flops(shape, batch, shared=False), repeats=2)
     per_token = flops_as_prime_rl(shape, tokens, lora=kind == "LoRA")
     found["mfu_as_prime_rl"] = found["tokens_per_second"] * per_token / DATASHEET_FLOPS
     name = f"{kind}, one row of {tokens}" + (", recomputed" if kind == "SFT" and recompute else "")
     if name in PUBLISHED:
         found["published_tokens_per_second"], found["published_mfu"] = PUBLISHED[name]
-    return found | _profiled(job.device, lambda: asyncio.run(worker.update(batch)), operators=True)
+    return found | _profiled(job.device, lambda: asyncio.run(update(worker, batch, objective)), operators=True)
 
 
-def _policy(job: Job, **more: Any) -> LearningWorker:
+def _policy(job: Job, **more: Any) -> tuple[LearningWorker, Objective]:
     trainer = _trainer(job, more)
-    return PolicyWorker(trainer, policy_objective(trainer.algorithm), 100)
+    return PolicyWorker(trainer, 100), policy_objective(trainer.algorithm)
 
 
-def _sft(job: Job, **more: Any) -> LearningWorker:
-    return SFTWorker(_trainer(job, more), CrossEntropy(), 100)
+def _sft(job: Job, **more: Any) -> tuple[LearningWorker, Objective]:
+    return SFTWorker(_trainer(job, more), 100), CrossEntropy()
 
 
 def _trainer(job: Job, more: Mapping[str, Any]) -> TrainerConfig:
@@ -119,8 +120,10 @@ def _trainer(job: Job, more: Mapping[str, Any]) -> TrainerConfig:
     return compose([], settings(job.shape, job.folder, job.work / "unused", job.device, **changes)).config.trainer
 
 
-def _measured(job: Job, worker: LearningWorker, batch: TrainingBatch, flops: float, *, repeats: int) -> Result:
-    seconds = timed(job.device, lambda: asyncio.run(worker.update(batch)), repeats)
+def _measured(
+    job: Job, worker: LearningWorker, objective: Objective, batch: TrainingBatch, flops: float, *, repeats: int
+) -> Result:
+    seconds = timed(job.device, lambda: asyncio.run(update(worker, batch, objective)), repeats)
     return rates(job.device, int(batch.lengths.sum()), flops, seconds)
 
 

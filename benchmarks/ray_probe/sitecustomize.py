@@ -38,10 +38,13 @@ TIMED = {
     "skyrl.rollout.generator": {"rollouts": ["SkyRLGymGenerator.generate"]},
     "skyrl.rollout.sampling_session": {"rollouts: requests": ["SamplingSession._first_turns"]},
     "skyrl.tracking.jsonlines": {"files": ["JsonLines.append"]},
-    "skyrl.learners.workers.group": {"update": ["LearnerGroup.update"], "score": ["ScorerGroup.score"]},
+    "skyrl.learners.workers.group": {
+        "update": ["LearnerGroup.forward_backward", "LearnerGroup.optimizer_step"],
+        "score": ["ScorerGroup.score"],
+    },
     "skyrl.learners.workers.roles": {"start: learner": ["PolicyWorker.__init__"]},
     "skyrl.learners.workers.learning_worker": {
-        "update": ["LearningWorker.update", "LearningWorker.update_share"],
+        "update": ["LearningWorker.forward_backward_share", "LearningWorker.optimizer_step"],
         "gather and send": ["LearningWorker.stream"],
     },
     "skyrl.learners.workers.model_worker": {

@@ -19,7 +19,7 @@ from cattrs import Converter
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from skyrl.errors import RunError
-from skyrl.trajectory import Prompt, TrajectoryGroup
+from skyrl.trajectory import Prompt, TokenRow, Trajectory, TrajectoryGroup
 
 SCHEMA = 1
 """Version of the line format. It rises when a reader of an older version would misread the lines."""
@@ -94,6 +94,9 @@ def _converter() -> Converter:
     converter.register_structure_hook(
         Prompt, make_dict_structure_fn(Prompt, converter, _cattrs_forbid_extra_keys=True, extras=extras)
     )
+    for kind in (TokenRow, Trajectory):  # rows seldom carry anything: nothing is written of those that do not
+        omit = override(omit_if_default=True)
+        converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, extras=omit))
     return converter
 
 

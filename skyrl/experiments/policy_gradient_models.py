@@ -14,7 +14,7 @@ from skyrl.experiments.experiment import BaseExp
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
-from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.model_worker import ModelWorker, token_budget
 from skyrl.learners.workers.normalized_critic import NormalizedCritic
 from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker
@@ -72,13 +72,16 @@ class PolicyGradientModels(BaseExp):
         """The model that learns, on all its ranks."""
         trainer = self.cfg.trainer
         updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.policy_mini_batch_size)
-        objective = policy_objective(trainer.algorithm, micro_batch_rows=trainer.micro_train_batch_size_per_gpu)
         makers = [
-            partial(PolicyWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
-            for ranks in self._ranks("policy")
+            partial(PolicyWorker, trainer, self.total_steps * updates, ranks=ranks) for ranks in self._ranks("policy")
         ]
         ranks, replicas = self.processes.start("policy", makers), replicas_of(self.cfg, "policy")
-        return LearnerGroup(ranks, objective, token_budget(trainer), replicas=replicas)
+        return LearnerGroup(ranks, token_budget(trainer), replicas=replicas)
+
+    def get_objective(self) -> Objective:
+        """Objective that the policy minimizes."""
+        trainer = self.cfg.trainer
+        return policy_objective(trainer.algorithm, micro_batch_rows=trainer.micro_train_batch_size_per_gpu)
 
     def get_reference(self) -> ScorerGroup[RefWorker] | None:
         """The model that the KL term measures the distance from, if there is a KL term."""
@@ -94,14 +97,16 @@ class PolicyGradientModels(BaseExp):
             return None
         trainer = self.cfg.trainer
         updates = trainer.update_epochs_per_batch * (trainer.train_batch_size // trainer.critic_mini_batch_size)
-        objective = ReturnRegression(value_clip=trainer.algorithm.value_clip)
         makers = [
-            partial(CriticWorker, trainer, objective, self.total_steps * updates, ranks=ranks)
-            for ranks in self._ranks("critic")
+            partial(CriticWorker, trainer, self.total_steps * updates, ranks=ranks) for ranks in self._ranks("critic")
         ]
         ranks, replicas = self.processes.start("critic", makers), replicas_of(self.cfg, "critic")
         kind = NormalizedCritic if trainer.algorithm.normalize_values else LearnerGroup[CriticWorker]
-        return kind(ranks, objective, token_budget(trainer), replicas=replicas)
+        return kind(ranks, token_budget(trainer), replicas=replicas)
+
+    def get_critic_objective(self) -> Objective:
+        """Objective that the critic minimizes."""
+        return ReturnRegression(value_clip=self.cfg.trainer.algorithm.value_clip)
 
     async def refresh_reference(self) -> None:
         """Replace the reference, if there is one, with the current policy, into which an adapter is merged."""

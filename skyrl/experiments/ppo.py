@@ -37,7 +37,6 @@ from skyrl.tracking.batch_dump import BatchDump
 from skyrl.tracking.sample_files import SampleSink
 from skyrl.tracking.tracker import Tracker
 from skyrl.training.advantage import advantage_estimator, critic_targets
-from skyrl.training.describe import Metrics
 from skyrl.training.guards import FiniteNumbers, NonFiniteGuard
 from skyrl.training.loop import Hooks, TrainingLoop
 from skyrl.training.middleware import (
@@ -198,11 +197,19 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
             turn = run_before(partial(turns.for_scoring, name))
             return layered(model.score, interruptible, in_context(partial(clock.measure, timing)), turn)
 
-        def update(name: str, model: LearnerGroup[LearningWorker], timing: str) -> Call[[TrainingBatch], Metrics]:
+        def learner(name: str, model: LearnerGroup[LearningWorker], scoring: str, learning: str) -> LayeredLearner:
             turn = run_before(partial(turns.for_learning, name))
-            measured = in_context(partial(clock.measure, timing))
-            return layered(
-                parity.around(model.update), profiled.around(model), measured, turn, on_result=[trace.learned(name)]
+            measured = in_context(partial(clock.measure, learning))
+            return LayeredLearner(
+                score=score(name, model, scoring),
+                forward_backward=layered(
+                    parity.around(model.forward_backward),
+                    profiled.around(model),
+                    measured,
+                    turn,
+                    on_result=[trace.passed(name)],
+                ),
+                optimizer_step=layered(model.optimizer_step, measured, turn, on_result=[trace.stepped(name)]),
             )
 
         def recorded(groups: Sequence[TrajectoryGroup], version: int) -> None:
@@ -229,15 +236,11 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
                 ),
                 metrics=rollouts.metrics,
             ),
-            policy=LayeredLearner(
-                score=score("policy", self.policy, "policy_logprobs"),
-                update=update("policy", self.policy, "policy_train"),
-            ),
+            policy=learner("policy", self.policy, "policy_logprobs", "policy_train"),
             reference=self.reference and LayeredScorer(score=score("ref", self.reference, "ref_logprobs")),
-            critic=self.critic
-            and LayeredLearner(
-                score=score("critic", self.critic, "values"), update=update("critic", self.critic, "critic_train")
-            ),
+            critic=self.critic and learner("critic", self.critic, "values", "critic_train"),
+            objective=self.get_objective(),
+            critic_objective=self.get_critic_objective(),
             weights=LayeredPublisher(
                 publish=layered(
                     sync.publish,

@@ -12,7 +12,7 @@ from skyrl.data.supervised_rows import Rows, load_preferences
 from skyrl.experiments.full_length_rows import made_up_pairs
 from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.roles import CriticWorker
 from skyrl.learners.workers.supervised import BradleyTerry
 from skyrl.training.supervised_batches import collate_pairs
@@ -35,16 +35,16 @@ class RewardModelExp(SupervisedExp):
         return collate_pairs(rows, share_prompts=self.cfg.use_sequence_packing)
 
     def get_learner(self) -> LearnerGroup[LearningWorker]:
-        objective = BradleyTerry()
         makers = [
-            partial(CriticWorker, self.cfg.trainer, objective, self.total_steps, ranks=ranks, config_path="")
+            partial(CriticWorker, self.cfg.trainer, self.total_steps, ranks=ranks, config_path="")
             for ranks in self.ranks()
         ]
         # placed as the policy of a run is: there is no other model
         ranks = self.processes.start("policy", makers)
-        return LearnerGroup(
-            ranks, objective, self.budget(), replicas=self.replicas, rows_of_an_item=self.cfg.rows_of_an_item
-        )
+        return LearnerGroup(ranks, self.budget(), replicas=self.replicas, rows_of_an_item=self.cfg.rows_of_an_item)
+
+    def get_objective(self) -> Objective:
+        return BradleyTerry()
 
     def get_evaluation(self) -> SupervisedEvaluation | None:
         if not self.eval_datasets:

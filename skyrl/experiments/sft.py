@@ -27,7 +27,7 @@ from skyrl.experiments.full_length_rows import made_up_sequences, verdict, witho
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.roles import SFTWorker
 from skyrl.learners.workers.supervised import CrossEntropy
 from skyrl.models.files.loading import max_positions, refuse_small_vocabulary
@@ -135,6 +135,10 @@ class SupervisedExp(BaseExp):
         """The model that learns."""
         raise TypeError(f"{type(self).__name__} does not define get_learner()")
 
+    def get_objective(self) -> Objective:
+        """Objective that the model minimizes."""
+        raise TypeError(f"{type(self).__name__} does not define get_objective()")
+
     def collate(self, rows: Sequence[Any]) -> TrainingBatch:
         """Combine rows into a batch."""
         raise TypeError(f"{type(self).__name__} does not define collate()")
@@ -169,9 +173,13 @@ class SupervisedExp(BaseExp):
         measured = in_context(partial(self.clock.measure, "update"))
         learner = LayeredLearner(
             score=self.learner.score,
-            update=layered(self.learner.update, profiled.around(self.learner), measured, run_before(step_begins)),
+            forward_backward=layered(
+                self.learner.forward_backward, profiled.around(self.learner), measured, run_before(step_begins)
+            ),
+            optimizer_step=layered(self.learner.optimizer_step, measured),
         )
-        trainer = SupervisedTrainer(RowPosition(cursor, self.total_steps, cfg), self.collate, learner)
+        position = RowPosition(cursor, self.total_steps, cfg)
+        trainer = SupervisedTrainer(position, self.collate, learner, self.get_objective())
 
         async def evaluate(version: int) -> Metrics:
             return {} if evaluation is None else await evaluation.run(learner)
@@ -293,13 +301,12 @@ class SFTExp(SupervisedExp):
 
     def get_learner(self) -> LearnerGroup[LearningWorker]:
         trainer: TrainerConfig = self.cfg.trainer
-        objective = CrossEntropy()
-        makers = [
-            partial(SFTWorker, trainer, objective, self.total_steps, ranks=ranks, config_path="")
-            for ranks in self.ranks()
-        ]
+        makers = [partial(SFTWorker, trainer, self.total_steps, ranks=ranks, config_path="") for ranks in self.ranks()]
         ranks = self.processes.start("policy", makers)
-        return LearnerGroup(ranks, objective, self.budget(), replicas=self.replicas)
+        return LearnerGroup(ranks, self.budget(), replicas=self.replicas)
+
+    def get_objective(self) -> Objective:
+        return CrossEntropy()
 
     def get_evaluation(self) -> SupervisedEvaluation | None:
         if not self.eval_datasets:

@@ -33,12 +33,8 @@ class DataParallel(ABC):
         """Context of passes without gradient; it frees gathered weights at its end."""
 
     @abstractmethod
-    def zero_grad(self) -> None:
-        """Drop the gradients accumulated since the last step."""
-
-    @abstractmethod
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of the sum of all ranks' `loss`, a scalar; `last` marks the last micro-batch of a step."""
+        """Add the gradient of the sum of all ranks' `loss`, a scalar; `last` marks the last micro-batch of a pass."""
 
     def probe(self, look: Callable[[Any], T]) -> T:
         """`look(model)`, without gradient, in the type of the weights."""
@@ -56,10 +52,9 @@ class DataParallel(ABC):
         read: Callable[[Any, MicroBatch], T],
         loss_of: Callable[[T, MicroBatch], Tensor],
     ) -> None:
-        """Accumulate the gradient of the sum of `loss_of(read(model, micro_batch), micro_batch)`, a scalar, one
-        micro-batch after the other. See `Strategy.accumulate`.
+        """Add the gradient of the sum of `loss_of(read(model, micro_batch), micro_batch)`, a scalar, one micro-batch
+        after the other. See `Strategy.accumulate`.
         """
-        self.zero_grad()
         with self.computing():
             for number, micro in enumerate(micro_batches, start=1):
                 moved = micro.to(self._device)

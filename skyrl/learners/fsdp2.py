@@ -27,7 +27,7 @@ from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.gradients import clip, divide, is_on_experts, sum_over
 from skyrl.learners.moving import HOST
 from skyrl.learners.ranks import EXPERT, REPLICATE, SHARD, TENSOR
-from skyrl.learners.schedule import make_optimizer
+from skyrl.learners.schedule import StepSettings, make_optimizer
 from skyrl.learners.sharing import check_complete, piece_of, read_into, slots_of, whole, write_into
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.models.files.naming import named_weights, tied_names
@@ -80,7 +80,7 @@ class Fsdp2(DataParallel):
             self._max_grad_norm = context.optimizer.max_grad_norm or float("inf")  # 0 turns clipping off
 
     @property
-    def meta_model(self) -> nn.Module:
+    def hf_model(self) -> nn.Module:
         return self.model
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -100,7 +100,7 @@ class Fsdp2(DataParallel):
         """
         (self._scaled(loss) * (self._ranks.size // self._tensor_parallel)).backward()
 
-    def step(self) -> float:
+    def step(self, settings: StepSettings) -> float:
         assert self.optimizer is not None, "this model never changes"
         if self._partial:
             sum_over(self._mesh.get_group(TENSOR), [self.model.get_parameter(name) for name in self._partial])
@@ -109,12 +109,12 @@ class Fsdp2(DataParallel):
             divide((each for each in learning if is_on_experts(each)), self._expert_parallel)
         if self._loss_scale is not None:
             divide(learning, self._loss_scale.value)
-        found = clip(learning, self._max_grad_norm)
-        if math.isfinite(found):
-            self.optimizer.step()
-        else:
-            self.zero_grad()
-        return found
+        norm = clip(learning, settings.bound(self._max_grad_norm))
+        if math.isfinite(norm):
+            with settings.applied(self.optimizer.param_groups):
+                self.optimizer.step()
+        self.zero_grad()
+        return norm
 
     def _scaled(self, loss: Tensor) -> Tensor:
         return loss if self._loss_scale is None else loss * self._loss_scale.value
@@ -166,7 +166,6 @@ class Fsdp2(DataParallel):
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
         self._rest()
-        self.zero_grad()
         moved = self._move(HOST, model=model, optimizer=optimizer)
         self._mover.settle(self._device)
         return moved

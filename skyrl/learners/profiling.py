@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -22,27 +22,34 @@ MOST_ALLOCATIONS = 1_000_000
 
 
 class UpdateProfiler:
-    """Writes a Chrome trace of each optimizer step of one rank while a folder is set."""
+    """Writes a Chrome trace of each update of one rank, its passes and its optimizer step, while a folder is set."""
 
     def __init__(self, name: str, *, record_memory: bool = False) -> None:
         """`name` is the name of the process, such as `policy-0`; `record_memory` also writes memory profiles."""
         self._name, self._record_memory = name, record_memory
         self._folder: Path | None = None
         self._count = 0
+        self._begun: ExitStack | None = None  # the trace of the update under way
 
     def write_to(self, folder: Path | None) -> None:
         """Trace the steps from now on into `folder`. None stops tracing."""
         self._folder, self._count = folder, 0
 
     @contextmanager
-    def update(self) -> Iterator[None]:
-        """A context around one optimizer step, whose work is done in this thread. Raises `RunError` if the trace cannot
-        be written.
+    def part(self, *, last: bool = False) -> Iterator[None]:
+        """A context around one part of an update, whose work is done in this thread; the trace is written after the
+        `last`. Raises `RunError` if it cannot be written.
         """
-        folder = self._folder
-        if folder is None:
+        with self._begun or ExitStack() as trace:
+            if self._begun is None and self._folder is not None:
+                trace.enter_context(self._traced(self._folder))
+            self._begun = None
             yield
-            return
+            if not last:
+                self._begun = trace.pop_all()
+
+    @contextmanager
+    def _traced(self, folder: Path) -> Iterator[None]:
         self._count += 1
         devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         with self._allocations():

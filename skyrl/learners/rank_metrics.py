@@ -71,7 +71,7 @@ class Moments:
 
 @frozen(kw_only=True)
 class RankMetrics:
-    """One rank's metrics of an optimizer step."""
+    """One rank's metrics of a forward and backward pass."""
 
     sums: Metrics
     """Metrics that add up over micro-batches and ranks."""
@@ -81,9 +81,6 @@ class RankMetrics:
 
     loads: Loads = ()
     """Tokens that chose each expert of a mixture of experts; add up over micro-batches and ranks."""
-
-    shared: Metrics
-    """Metrics that are the same on every rank: gradient norm, learning rate."""
 
     def beside(self, watched: Sequence[Mapping[str, Moments]], factor: float) -> RankMetrics:
         """These metrics with the moments of rows that were only measured, each of which counts `factor` times."""
@@ -101,7 +98,7 @@ class RankMetrics:
             if name in SPREAD
             for kind, value in moments.spread().items()
         }
-        return self.sums | self.shared | means | spreads | load_metrics(self.loads)
+        return self.sums | means | spreads | load_metrics(self.loads)
 
 
 def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
@@ -111,7 +108,6 @@ def merged(parts: Sequence[RankMetrics]) -> RankMetrics:
         sums={name: math.fsum(part.sums.get(name, 0.0) for part in parts) for name in _names(parts)},
         moments={name: sum((part.moments[name] for part in parts), Moments()) for name in first.moments},
         loads=summed([part.loads for part in parts]),
-        shared=first.shared,
     )
 
 
@@ -121,7 +117,7 @@ def _names(parts: Sequence[RankMetrics]) -> list[str]:
 
 
 class Measurements:
-    """Measurements of the micro-batches of an optimizer step. They stay on the device until they are read in one
+    """Measurements of the micro-batches of a pass. They stay on the device until they are read in one
     transfer, so that the host does not wait for the device in between.
     """
 

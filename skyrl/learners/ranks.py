@@ -165,6 +165,10 @@ class Ranks:
         return PrefixStore(self.name, store)
 
 
+ALONE = Ranks()
+"""The ranks of a role with a single process."""
+
+
 class Rendezvous:
     """A store, hosted by the driver, through which ranks connect. It listens on loopback by default."""
 

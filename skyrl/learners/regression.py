@@ -6,24 +6,17 @@ import attrs
 import torch
 from torch import Tensor
 
-from skyrl.algorithms.reductions import token_mean
 from skyrl.algorithms.values import value_is_clipped, value_loss
 from skyrl.batch import TrainingBatch
+from skyrl.learners.workers.learning_worker import Objective
 
 
 @attrs.frozen(kw_only=True)
-class ReturnRegression:
-    """The critic's objective: `weigh` for the whole mini-batch, then the object itself for each micro-batch."""
+class ReturnRegression(Objective):
+    """The critic's objective. Every token of a mini-batch counts the same."""
 
     value_clip: float | None
     """Clip range, see `trainer.algorithm.value_clip`. None: plain squared error."""
-
-    def weigh(self, batch: TrainingBatch) -> TrainingBatch:
-        """Every token of the mini-batch counts the same."""
-        return batch.given(loss_weights=token_mean(batch.loss_mask))
-
-    def watched(self, batch: TrainingBatch) -> None:
-        """None: no row is left out."""
 
     def __call__(
         self, values: Tensor, batch: TrainingBatch, entropy: Tensor | None = None

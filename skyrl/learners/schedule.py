@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from skyrl.config import OptimizerConfig, TrainerConfig
 from skyrl.config.settings.learners import DECAYING, OURS
+from skyrl.errors import UserError
 from skyrl.learners.cpu_adam import cpu_adamw
 from skyrl.learners.gradients import mesh_of
 from skyrl.learners.muon import Muon, hidden_matrices
@@ -58,9 +60,54 @@ def _decayed(parameters: list[nn.Parameter], config: OptimizerConfig) -> list[di
         decays = config.weight_decay_on == "all" or parameter.dim() >= MATRIX
         groups.setdefault((decays, mesh_of(parameter)), []).append(parameter)
     return [
-        {"params": members, "weight_decay": config.weight_decay if decays else 0.0}
+        {"params": members, "weight_decay": config.weight_decay if decays else 0.0, "decays": decays}
         for (decays, _), members in groups.items()
     ]
+
+
+@frozen(kw_only=True)
+class StepSettings:
+    """Settings of one optimizer step. None stands for the configured value, and for the schedule's learning rate."""
+
+    lr: float | None = None
+    """Learning rate. The schedule advances all the same."""
+
+    betas: tuple[float, float] | None = None
+    """AdamW's decay rates of the two moments."""
+
+    eps: float | None = None
+    """Number that AdamW adds to the root of the second moment."""
+
+    weight_decay: float | None = None
+    """Decoupled weight decay, of the weights that the configuration lets decay."""
+
+    max_grad_norm: float | None = None
+    """Bound of the gradient's L2 norm; 0 turns clipping off."""
+
+    def bound(self, configured: float) -> float:
+        """Bound of the gradient's norm, infinite without clipping; `configured` is the learner's own."""
+        return configured if self.max_grad_norm is None else self.max_grad_norm or float("inf")
+
+    @contextmanager
+    def applied(self, groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+        """A context in which an optimizer's groups of parameters have these settings."""
+        before = [dict(group) for group in groups]
+        for group in groups:
+            wanted = {"lr": self.lr, "betas": self.betas, "eps": self.eps}
+            if group.get("decays", group.get("wd_mult", 1.0)):
+                wanted["weight_decay"] = self.weight_decay
+            group.update({name: value for name, value in wanted.items() if value is not None and name in group})
+        try:
+            yield
+        finally:
+            for group, values in zip(groups, before, strict=True):
+                group.update({name: values[name] for name in ("lr", "betas", "eps", "weight_decay") if name in values})
+
+    def refuse_unknown(self, optimizer: Optimizer, name: str) -> None:
+        """Raises `UserError` for a setting that no parameter of the optimizer called `name` has."""
+        for setting in ("betas", "eps"):
+            if getattr(self, setting) is not None and not any(setting in group for group in optimizer.param_groups):
+                raise UserError(f"{setting}: the optimizer {name} has none; choose adamw, or leave {setting} out")
 
 
 @frozen(kw_only=True)

@@ -22,6 +22,7 @@ from skyrl.learners.ranks import Ranks
 from skyrl.learners.routing import RouterCosts, RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.row_support import RowSupport
+from skyrl.learners.schedule import StepSettings
 from skyrl.models.files.stored_weights import StoredWeights
 
 T = TypeVar("T")
@@ -96,8 +97,10 @@ class Strategy(Protocol):
         """The optimizer, whose learning rate is set by a schedule."""
 
     @property
-    def meta_model(self) -> nn.Module:
-        """The plain transformers model that gives an export its names and configuration. Its values are meaningless."""
+    def hf_model(self) -> nn.Module:
+        """The transformers model, with its names and configuration. Under FSDP2 and ZeRO it is the model that computes,
+        with this rank's parts of the weights; under Megatron it is on the meta device and has no values.
+        """
 
     def probe(self, look: Callable[[Any], T]) -> T:
         """`look(model)`, without gradient, computed in the type of the weights if the strategy can choose."""
@@ -116,8 +119,8 @@ class Strategy(Protocol):
         read: Callable[[Any, MicroBatch], T],
         loss_of: Callable[[T, MicroBatch], Tensor],
     ) -> RouterWork | None:
-        """Accumulate for `step` the gradient of the sum of `loss_of(read(model, micro_batch), micro_batch)`, a scalar,
-        over the micro-batches of all replicas. Earlier gradients are dropped.
+        """Add the gradient of the sum of `loss_of(read(model, micro_batch), micro_batch)`, a scalar, over the
+        micro-batches of all replicas to the gradients that `step` will use.
 
         `loss_of` is called once for each micro-batch on every rank that reports. If a loss is not finite on any rank,
         the gradient is not finite on all of them (`nan_unless_finite`).
@@ -131,11 +134,15 @@ class Strategy(Protocol):
         collective.
         """
 
-    def step(self) -> float:
-        """Clip, let the optimizer step, and return the L2 norm of the whole gradient before clipping.
+    def step(self, settings: StepSettings) -> float:
+        """Clip, let the optimizer step, and return the L2 norm of the whole gradient before clipping. Gradients are
+        dropped.
 
-        If the norm is not finite, nothing changes on any rank.
+        If the norm is not finite, neither weights nor optimizer change on any rank.
         """
+
+    def zero_grad(self) -> None:
+        """Drop the gradients accumulated since the last step."""
 
     def named_shapes(self) -> dict[str, Tensor]:
         """Every weight by name, tied ones once: tensors with the shape and type of the whole weight."""
@@ -156,7 +163,9 @@ class Strategy(Protocol):
         """
 
     def offload(self, *, model: bool, optimizer: bool) -> int:
-        """Drop gradients and move the named parts to host memory. Returns the bytes moved on this rank."""
+        """Move the named parts to host memory, but no gradients: these must have been dropped. Returns the bytes moved
+        on this rank.
+        """
 
     def onload(self, *, model: bool, optimizer: bool) -> int:
         """Move the named parts back to the device. Returns the bytes moved on this rank."""

@@ -122,7 +122,7 @@ class Learner:
     """Whether gathered weights stay until backward (`reshard_after_forward = false`)."""
 
     keeps_gradients: bool = True
-    """Whether the last gradients are kept until the next update; False if models take turns on the GPU."""
+    """Whether Megatron-core's buffer of gradients stays between two updates; False if models take turns on the GPU."""
 
     zero: Zero | None = None
     megatron: Megatron | None = None
@@ -156,19 +156,15 @@ class Learner:
         return self.shape.parameters + (self.trained if self.adapter_rank else 0)
 
 
-def resting(learner: Learner) -> Bytes:
-    """Bytes that remain between two phases, on the GPU and on the host: weights, optimizer state, gradients."""
-    kept = _gradients(learner) if learner.keeps_gradients and learner.zero is None else 0
-    return added(_state(learner), {"gradients": kept})
-
-
 def _gathers_in_stage_3(learner: Learner) -> bool:
     """Whether DeepSpeed's stage 3 gathers shards from other ranks; a single rank computes with its own directly."""
     return learner.zero is not None and learner.zero.stage == 3 and learner.shards > learner.how.tensor
 
 
-def _state(learner: Learner) -> Bytes:
-    """Weights and optimizer state, and the buffers that DeepSpeed's stage 3 never releases."""
+def resting(learner: Learner) -> Bytes:
+    """Bytes that remain between two phases, on the GPU and on the host: weights and optimizer state, and the buffers
+    that DeepSpeed's stage 3 never releases.
+    """
     trained, zero = learner.trained, learner.zero
     if zero is None or zero.stage == 0:
         optimizer = FLOAT * learner.state_numbers // (learner.shards if zero is None else learner.how.tensor)
@@ -271,7 +267,7 @@ def _at_the_loss(learner: Learner) -> Bytes:
     work, how = learner.update, learner.how
     gradients = _gradients(learner) if learner.micro_batches > 1 else 0
     return added(
-        _state(learner),
+        resting(learner),
         {
             "parameters": _gathered(learner, layers=1),
             "gradients": gradients,
@@ -290,7 +286,7 @@ def _in_backward(learner: Learner) -> Bytes:
     if how.trains_all:
         gradients += _whole_gradients(learner)
     return added(
-        _state(learner),
+        resting(learner),
         {
             "parameters": _gathered(learner, layers=2),
             "gradients": gradients,
@@ -310,8 +306,8 @@ def _in_the_step(learner: Learner) -> Bytes:
         outer = _outer(learner) // how.tensor
         kept = _gradients(learner) + (how.size + FLOAT) * outer
         end: dict[Part, int] = {"parameters": how.size * outer, "gradients": kept}
-        return _largest(added(_state(learner), found), added(_state(learner), end))
-    return added(_state(learner), found)
+        return _largest(added(resting(learner), found), added(resting(learner), end))
+    return added(resting(learner), found)
 
 
 def _gradients(learner: Learner) -> int:

@@ -1,7 +1,12 @@
 """Handles of objects that may live in another process, and groups of handles for the ranks of one role.
 
-    policies = processes.start("policy", [partial(PolicyWorker, trainer, objective, ranks=ranks) for ranks in ...])
-    await policies.call(PolicyWorker.metadata)
+>>> import asyncio
+>>> from fractions import Fraction
+>>> from functools import partial
+>>> from skyrl.processes.in_process import InProcess
+>>> ranks = InProcess().start("number", [partial(Fraction, 7, 5)])
+>>> asyncio.run(ranks.call(Fraction.limit_denominator, max_denominator=2))
+[Fraction(3, 2)]
 
 A method is called by passing the method itself, so that type checkers check its arguments and result like those of any
 call. It has to be importable, since only its name is sent.
@@ -96,14 +101,24 @@ class Group(Generic[T_co]):
         return gather_or_cancel([handle.call(method, *args, **kwargs) for handle in self.handles])
 
     @overload
-    def deal(self, method: Callable[[T_co, A], Awaitable[R]], shares: Sequence[A]) -> Coroutine[Any, Any, list[R]]: ...
+    def deal(
+        self,
+        method: Callable[Concatenate[T_co, A, P], Awaitable[R]],
+        shares: Sequence[A],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Coroutine[Any, Any, list[R]]: ...
     @overload
-    def deal(self, method: Callable[[T_co, A], R], shares: Sequence[A]) -> Coroutine[Any, Any, list[R]]: ...
-    def deal(self, method: Callable[..., object], shares: Sequence[object]) -> Coroutine[Any, Any, Sequence[object]]:
-        """Call every rank at once, as `call` does, with `shares[i]` as the only argument of rank i."""
+    def deal(
+        self, method: Callable[Concatenate[T_co, A, P], R], shares: Sequence[A], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, list[R]]: ...
+    def deal(
+        self, method: Callable[..., object], shares: Sequence[object], *args: object, **kwargs: object
+    ) -> Coroutine[Any, Any, Sequence[object]]:
+        """Call every rank at once, as `call` does, with `shares[i]` as the first argument of rank i."""
         assert len(shares) == len(self), f"{len(shares)} shares for {len(self)} ranks"
         return gather_or_cancel(
-            [handle.call(method, share) for handle, share in zip(self.handles, shares, strict=True)]
+            [handle.call(method, share, *args, **kwargs) for handle, share in zip(self.handles, shares, strict=True)]
         )
 
 

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from skyrl.batch import TrainingBatch
+from skyrl.batch import RowTensors, TrainingBatch
 from skyrl.errors import RunError
 from skyrl.models.routers import joined_choices
-from skyrl.trajectory import TokenRow, Trajectory, TrajectoryGroup
+from skyrl.trajectory import RowArray, TokenRow, Trajectory, TrajectoryGroup
 
 
 def collate(
@@ -68,6 +68,7 @@ def collate(
         baselines=_baselines(groups, numbers),
         routed_experts=joined_choices([row.routed_experts for row in rows], shape[1]),
         engines=torch.from_numpy(engines) if (engines >= 0).any() else None,
+        extras={name: _joined(name, rows) for name in dict.fromkeys(name for row in rows for name in row.extras)},
         **_steps(trajectories, per_row),
     )
 
@@ -89,6 +90,24 @@ def _array(values: Sequence[float], code: str) -> NDArray[Any]:
     as numpy, and numpy ten times as fast as torch.
     """
     return np.frombuffer(struct.pack(f"{len(values)}{code}", *values), np.dtype(code))
+
+
+def _joined(name: str, rows: Sequence[TokenRow]) -> RowTensors:
+    """The arrays that rows carry under a name; a row without one carries none. Raises `RunError` if rows differ in the
+    type or in the size of an entry.
+    """
+    carried = [_tensor(row.extras[name]) if name in row.extras else None for row in rows]
+    nothing = next(each[:0] for each in carried if each is not None)
+    try:
+        return RowTensors.of([nothing if each is None else each for each in carried])
+    except ValueError as error:
+        raise RunError(f"extras {name!r} of the samples do not fit into one batch: {error}") from error
+
+
+def _tensor(array: RowArray) -> Tensor:
+    dtype: torch.dtype = getattr(torch, array.dtype)
+    flat = torch.frombuffer(bytearray(array.data), dtype=dtype) if array.data else torch.empty(0, dtype=dtype)
+    return flat.view(array.shape)
 
 
 def _steps(trajectories: Sequence[Trajectory], per_row: NDArray[np.int64]) -> dict[str, Tensor]:

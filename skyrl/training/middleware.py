@@ -15,6 +15,8 @@ from attrs import frozen
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
+from skyrl.learners.schedule import StepSettings
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.describe import Metrics
 from skyrl.trajectory import TrajectoryGroup
 
@@ -102,7 +104,8 @@ class LayeredScorer:
 class LayeredLearner(LayeredScorer):
     """A model that learns. See `skyrl.training.trainer.Learner`."""
 
-    update: Call[[TrainingBatch], Metrics]
+    forward_backward: Call[[TrainingBatch, Objective], Metrics]
+    optimizer_step: Call[[StepSettings], Metrics]
 
 
 @frozen(kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from skyrl.batch import TrainingBatch
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.trajectory import TrajectoryGroup
 
 
@@ -32,12 +33,12 @@ class ProfiledSteps:
         """Treat updates from now on as part of `step`."""
         self._step = step
 
-    def around(self, model: Profiled) -> Callable[[TrainingBatch], AbstractAsyncContextManager[None]]:
-        """The layer around the updates of a model."""
+    def around(self, model: Profiled) -> Callable[[TrainingBatch, Objective], AbstractAsyncContextManager[None]]:
+        """The layer around the first call of a model's update."""
         traced: set[int] = set()
 
         @asynccontextmanager
-        async def layer(batch: TrainingBatch) -> AsyncIterator[None]:
+        async def layer(batch: TrainingBatch, objective: Objective) -> AsyncIterator[None]:
             if self._step in self._steps and self._step not in traced:
                 traced.add(self._step)
                 await model.profile(self._folder / f"step_{self._step}")

@@ -10,6 +10,7 @@ from collections import defaultdict
 
 from skyrl.batch import TrainingBatch
 from skyrl.learners.forward import PARITY
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.describe import Metrics
 from skyrl.training.middleware import Call
 from skyrl.weight_sync.canary import ENOUGH_TOKENS, refuse_mean
@@ -31,20 +32,22 @@ class RolloutParity:
         """Listener for `Rollouts.next_batch`."""
         self._version, self._is_fresh = version, True
 
-    def around(self, update: Call[[TrainingBatch], Metrics]) -> Call[[TrainingBatch], Metrics]:
-        """`update`, whose results are read and left out of its metrics. Raises `WeightSyncError`, which names the
-        engine, if the mean of one exceeds the bound.
+    def around(
+        self, forward_backward: Call[[TrainingBatch, Objective], Metrics]
+    ) -> Call[[TrainingBatch, Objective], Metrics]:
+        """`forward_backward`, whose results are read and left out of its metrics. Raises `WeightSyncError`, which names
+        the engine, if the mean of one exceeds the bound.
         """
 
-        async def updated(batch: TrainingBatch) -> Metrics:
-            found = await update(batch)
+        async def passed(batch: TrainingBatch, objective: Objective) -> Metrics:
+            found = await forward_backward(batch, objective)
             sums = {name.removeprefix(PARITY): value for name, value in found.items() if name.startswith(PARITY)}
             if self._is_fresh and sums:
                 self._is_fresh = False
                 self._add(sums)
             return {name: value for name, value in found.items() if not name.startswith(PARITY)}
 
-        return updated
+        return passed
 
     def _add(self, sums: Metrics) -> None:
         for name, value in sums.items():

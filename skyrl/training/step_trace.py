@@ -15,6 +15,8 @@ from torch import Tensor
 
 from skyrl.algorithms.estimators import AdvantageEstimator
 from skyrl.batch import TrainingBatch
+from skyrl.learners.schedule import StepSettings
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.rollout.batches import Rollouts
 from skyrl.tracking.recording import Computed, Sampled, Update
 from skyrl.tracking.timing import Clock
@@ -62,23 +64,32 @@ class StepTrace:
         self._step = 0
         self._batch: TrainingBatch | None = None
         self._updates: list[Update] = []
+        self._passes: dict[str, Metrics] = {}
 
     def sampled(self, groups: tuple[TrajectoryGroup, ...], version: int) -> None:
         """Listener for `Rollouts.next_batch`."""
-        self._step, self._batch, self._updates = version + 1, None, []
+        self._step, self._batch, self._updates, self._passes = version + 1, None, [], {}
         if not self._sinks:
             return
         sampled = Sampled(groups=groups, metrics=self._rollouts.metrics(), epoch=self._rollouts.epoch)
         for sink in self._sinks:
             sink.write_sampled(self._step, sampled)
 
-    def learned(self, learner: str) -> Callable[[Metrics, TrainingBatch], None]:
-        """Listener for the updates of a learner."""
+    def passed(self, learner: str) -> Callable[[Metrics, TrainingBatch, Objective], None]:
+        """Listener for the passes of a learner: their metrics are kept for its optimizer step."""
 
-        def updated(metrics: Metrics, batch: TrainingBatch) -> None:
-            self._updates.append(Update(learner=learner, metrics=dict(metrics)))
+        def passed(metrics: Metrics, batch: TrainingBatch, objective: Objective) -> None:
+            self._passes[learner] = self._passes.get(learner, {}) | metrics
 
-        return updated
+        return passed
+
+    def stepped(self, learner: str) -> Callable[[Metrics, StepSettings], None]:
+        """Listener for the optimizer steps of a learner."""
+
+        def stepped(metrics: Metrics, settings: StepSettings) -> None:
+            self._updates.append(Update(learner=learner, metrics=self._passes.pop(learner, {}) | metrics))
+
+        return stepped
 
     @asynccontextmanager
     async def before_publishing(self, version: int) -> AsyncIterator[None]:

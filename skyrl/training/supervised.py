@@ -9,8 +9,9 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import SupervisedConfig
 from skyrl.data.cursor import PromptCursor
 from skyrl.errors import ResumeError
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.describe import Metrics
-from skyrl.training.trainer import Learner
+from skyrl.training.trainer import Learner, update
 
 Row = TypeVar("Row")
 
@@ -74,10 +75,14 @@ class SupervisedTrainer(Generic[Row]):
     """Metric that counts the tokens of a step."""
 
     def __init__(
-        self, position: RowPosition[Row], collate: Callable[[Sequence[Row]], TrainingBatch], learner: Learner
+        self,
+        position: RowPosition[Row],
+        collate: Callable[[Sequence[Row]], TrainingBatch],
+        learner: Learner,
+        objective: Objective,
     ) -> None:
-        """`collate` makes a batch from rows."""
-        self.position, self.collate, self.learner = position, collate, learner
+        """`collate` makes a batch from rows; `objective` is what the learner minimizes."""
+        self.position, self.collate, self.learner, self.objective = position, collate, learner, objective
         self.version = 0
         """Number of optimizer steps that the weights have been trained for."""
 
@@ -88,7 +93,7 @@ class SupervisedTrainer(Generic[Row]):
     async def step(self) -> Metrics:
         """Train on one batch, with one optimizer step."""
         batch = self.collate(self.position.take())
-        learned = await self.learner.update(batch)
+        learned = await update(self.learner, batch, self.objective)
         renamed = {name.removeprefix("policy_").removeprefix("critic_"): value for name, value in learned.items()}
         return {
             **{f"train/{name}": value for name, value in renamed.items()},

@@ -16,6 +16,8 @@ from skyrl.algorithms.losses import importance_ratio
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.config.derive.sizes import scores_old_logprobs
+from skyrl.learners.schedule import StepSettings
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.collate import collate, versions_behind
 from skyrl.training.describe import Metrics, average, describe, describe_advantages, prefixed
 from skyrl.training.objective import old_logprobs
@@ -42,10 +44,23 @@ class Scorer(Protocol):
 
 
 class Learner(Scorer, Protocol):
-    """A model that also learns."""
+    """A model that also learns. Gradients add up over calls of `forward_backward` until `optimizer_step`."""
 
-    async def update(self, batch: TrainingBatch, /) -> Metrics:
-        """One optimizer step over the mini-batch."""
+    async def forward_backward(self, batch: TrainingBatch, objective: Objective, /) -> Metrics:
+        """Add the gradient of the objective over the batch to those that the next `optimizer_step` uses."""
+
+    async def optimizer_step(self, settings: StepSettings, /) -> Metrics:
+        """One optimizer step. Gradients are zero afterwards."""
+
+
+AS_CONFIGURED = StepSettings()
+"""The settings of the learner's own configuration and schedule."""
+
+
+async def update(learner: Learner, batch: TrainingBatch, objective: Objective) -> Metrics:
+    """One optimizer step over a mini-batch, with the metrics of its pass and of the step."""
+    metrics = await learner.forward_backward(batch, objective)
+    return metrics | await learner.optimizer_step(AS_CONFIGURED)
 
 
 class Publisher(Protocol):
@@ -74,18 +89,23 @@ class PPOTrainer:
         policy: Learner,
         reference: Scorer | None,
         critic: Learner | None,
+        objective: Objective,
+        critic_objective: Objective,
         weights: Publisher,
         shape: Callable[[TrainingBatch], tuple[Tensor, Metrics]],
         estimate: AdvantageEstimator,
         targets: Callable[[TrainingBatch], Tensor],
         position: RolloutPosition,
     ) -> None:
-        """`position` is the state of `rollouts` and `shape` that a checkpoint stores."""
+        """`objective` is what the policy minimizes. `position` is the state of `rollouts` and `shape` that a checkpoint
+        stores.
+        """
         self._config = trainer_cfg
         self.rollouts = rollouts
         self.policy = policy
         self.reference = reference
         self.critic = critic
+        self.objective, self.critic_objective = objective, critic_objective
         self.weights = weights
         self.shape = shape
         self.estimate = estimate
@@ -134,13 +154,21 @@ class PPOTrainer:
         metrics: Metrics = {}
         if self.critic:
             batch = batch.given(returns=self.targets(batch))
-            metrics |= prefixed("critic", await self._learn(self.critic, batch, self._critic_mini_batch))
+            learned = await self._learn(self.critic, self.critic_objective, batch, self._critic_mini_batch)
+            metrics |= prefixed("critic", learned)
         bound = self._config.algorithm.max_importance_ratio
-        metrics |= prefixed("policy", await self._learn(self.policy, batch, self._mini_batch, max_ratio=bound))
+        learned = await self._learn(self.policy, self.objective, batch, self._mini_batch, max_ratio=bound)
+        metrics |= prefixed("policy", learned)
         return metrics | {"policy/response_length": batch.loss_mask.sum().item() / batch.answers}
 
     async def _learn(
-        self, learner: Learner, batch: TrainingBatch, answers: int, *, max_ratio: float | None = None
+        self,
+        learner: Learner,
+        objective: Objective,
+        batch: TrainingBatch,
+        answers: int,
+        *,
+        max_ratio: float | None = None,
     ) -> Metrics:
         """One optimizer step per mini-batch; for `max_ratio` see `AlgorithmConfig.max_importance_ratio`."""
         mini_batches = list(batch.split_by_answers(answers))
@@ -149,7 +177,7 @@ class PPOTrainer:
         visits = [mini_batch for _ in range(self._config.update_epochs_per_batch) for mini_batch in learnable]
         for mini_batch in visits:
             if max_ratio is None or not await _mean_ratio(learner, mini_batch) > max_ratio:
-                updates.append(await learner.update(mini_batch))
+                updates.append(await update(learner, mini_batch, objective))
         counts: Metrics = {"mini_batches_without_a_token": len(mini_batches) - len(learnable)}
         if max_ratio is not None:
             counts["mini_batches_moved_too_far"] = len(visits) - len(updates)

@@ -12,14 +12,15 @@ from skyrl.data.cursor import PromptCursor
 from skyrl.errors import RunError
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers.roles import CriticWorker, PolicyWorker
 from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.training.advantage import advantage_estimator, critic_targets
 from skyrl.training.objective import policy_objective
 from skyrl.training.shaping import reward_shaping
+from skyrl.training.trainer import update
 from skyrl.trajectory import Prompt
 from tests.effects.observables import plain
 from tests.effects.probe import Observable, Probe, Scene, observable
+from tests.learners.updating import CriticWorker, PolicyWorker
 from tests.rollout.scripted import Scripted
 
 A = "trainer.algorithm."
@@ -99,7 +100,7 @@ def learned_values(scene: Scene) -> object:
     try:
         critic, batch = experiment.get_critic(), small_batch()
         assert critic is not None and batch.values is not None
-        asyncio.run(critic.update(batch.given(returns=10 * batch.values + 5)))
+        asyncio.run(update(critic, batch.given(returns=10 * batch.values + 5), experiment.get_critic_objective()))
         return plain(asyncio.run(critic.score(batch)))
     finally:
         experiment.processes.close()

@@ -19,14 +19,14 @@ from torch import nn
 from skyrl.config.derive.model_tables import ModelTable
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers.learning_worker import LearningWorker
 from skyrl.learners.workers.model_worker import ModelWorker
-from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker, SFTWorker
+from skyrl.learners.workers.roles import RefWorker
 from skyrl.learners.workers.supervised import BradleyTerry, CrossEntropy
 from skyrl.models.files.loading import load_causal_lm
 from skyrl.training.objective import policy_objective
 from skyrl.tree import FrozenDict
 from tests.effects.probe import Scene
+from tests.learners.updating import CriticWorker, PolicyWorker, SFTWorker
 
 STEPS = 12
 """Optimizer steps that the schedules of these learners are laid out over."""
@@ -95,10 +95,10 @@ def worker_of(scene: Scene, model: ModelTable, ranks: Ranks = Unmet()) -> ModelW
     return worker
 
 
-def learner_of(scene: Scene, model: ModelTable) -> LearningWorker:
+def learner_of(scene: Scene, model: ModelTable) -> PolicyWorker | CriticWorker:
     """The learner of a model that is trained, alone."""
     worker = worker_of(scene, model)
-    assert isinstance(worker, LearningWorker)
+    assert isinstance(worker, PolicyWorker | CriticWorker)
     return worker
 
 

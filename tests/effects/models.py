@@ -17,6 +17,7 @@ from skyrl.config.derive.supervised_model import MODEL
 from skyrl.errors import NonFiniteError, UserError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.ppo import BasePPOExp
+from skyrl.training.trainer import AS_CONFIGURED
 from tests.effects.algorithm import small_batch
 from tests.effects.boundaries import STEPS, Reached, given_to_deepspeed, given_to_fsdp, learner_of, worker_of
 from tests.effects.observables import plain, problems
@@ -113,7 +114,8 @@ class Sights:
         broken = broken.given(loss_weights=broken.loss_weights * torch.nan)
         for number in range(9):
             try:
-                asyncio.run(learner.update_share(broken))
+                asyncio.run(learner.forward_backward_share(broken, learner.objective))
+                asyncio.run(learner.optimizer_step(AS_CONFIGURED))
             except NonFiniteError:
                 return number
         return None

@@ -20,13 +20,13 @@ from skyrl.experiments.experiment import experiment_class
 from skyrl.inference.engine import GenerationRequest, SampleKey
 from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.workers import roles as workers
-from skyrl.learners.workers.roles import PolicyWorker, SFTWorker
 from skyrl.learners.workers.supervised import CrossEntropy
 from skyrl.training.objective import policy_objective
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from tests.effects.algorithm import small_batch
 from tests.effects.probe import Scene, observable
+from tests.learners.updating import PolicyWorker, SFTWorker
 from tests.training.test_metrics import answer, group
 
 
@@ -118,7 +118,7 @@ def compiled_functions(scene: Scene) -> object:
         patch.setattr("skyrl.algorithms.linear_logprobs.compiled", note)
         trainer, batch = scene.run.trainer, small_batch()
         if scene.run.kind == "sft":
-            worker: PolicyWorker = SFTWorker(trainer, CrossEntropy(), config_path="")
+            worker: PolicyWorker | SFTWorker = SFTWorker(trainer, CrossEntropy(), config_path="")
         else:
             worker = PolicyWorker(trainer, policy_objective(trainer.algorithm))
         asyncio.run(worker.update(batch))
@@ -158,16 +158,21 @@ class Counting:
     async def score(self, batch: TrainingBatch) -> torch.Tensor:
         return torch.zeros(batch.input_ids.shape)
 
-    async def update(self, batch: TrainingBatch) -> dict[str, float]:
+    async def forward_backward(self, batch: TrainingBatch, objective: object) -> dict[str, float]:
         self.answers.append(batch.answers)
         self.old.append(None if batch.old_logprobs is None else batch.old_logprobs.tolist())
+        return {}
+
+    async def optimizer_step(self, settings: object) -> dict[str, float]:
         return {"skipped_updates": 0.0}
 
 
 @observable("the answers in each optimizer step of policy and critic for one batch of eight", refuses=True)
 def optimizer_steps(scene: Scene) -> object:
     policy, critic, unused = Counting(), Counting(), None
-    parts: dict[str, Any] = dict.fromkeys(("rollouts", "reference", "weights", "shape", "estimate", "position"), unused)
+    parts: dict[str, Any] = dict.fromkeys(
+        ("rollouts", "reference", "weights", "shape", "estimate", "position", "objective", "critic_objective"), unused
+    )
     trainer = PPOTrainer(scene.run.trainer, policy=policy, critic=critic, targets=lambda batch: batch.rewards, **parts)
     asyncio.run(trainer.improve(small_batch()))
     return policy.answers, critic.answers
@@ -176,7 +181,7 @@ def optimizer_steps(scene: Scene) -> object:
 @observable("the old log-probabilities that a batch is learned with")
 def old_logprobs(scene: Scene) -> object:
     policy = Counting()
-    parts: dict[str, Any] = dict.fromkeys(("reference", "critic", "position"))
+    parts: dict[str, Any] = dict.fromkeys(("reference", "critic", "position", "objective", "critic_objective"))
     trainer = PPOTrainer(
         scene.run.trainer,
         rollouts=Sampled(),

@@ -15,8 +15,9 @@ from skyrl.batch import TrainingBatch
 from skyrl.errors import ResumeError, RunError
 from skyrl.inference.torch.engine import TorchEngine
 from skyrl.learners.fsdp2 import Fsdp2
+from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.training.describe import Metrics
 from tests.experiments.test_guards import SETTINGS, assert_only_numbers_were_saved, logprob, weight
 from tests.long_cases import long_except
@@ -78,13 +79,13 @@ def test_old_probabilities_of_old_samples_may_be_interpolated(
 ) -> None:
     """By the versions that drew each token; and updates that would go too far are left out and counted."""
     learned: list[TrainingBatch] = []
-    update = LearnerGroup.update
+    forward_backward = LearnerGroup.forward_backward
 
-    async def noted(learner: LearnerGroup[LearningWorker], batch: TrainingBatch) -> Metrics:
+    async def noted(learner: LearnerGroup[LearningWorker], batch: TrainingBatch, objective: Objective) -> Metrics:
         learned.append(batch)
-        return await update(learner, batch)
+        return await forward_backward(learner, batch, objective)
 
-    monkeypatch.setattr(LearnerGroup, "update", noted)
+    monkeypatch.setattr(LearnerGroup, "forward_backward", noted)
     settings: dict[str, Any] = {"old_logprobs": "interpolated", "max_importance_ratio": 1.0}
     changes = {f"trainer__algorithm__{name}": value for name, value in settings.items()}
     train(nano, tmp_path, **ASYNC, **changes, trainer__fully_async__max_staleness_steps=4, trainer__epochs=2)
@@ -211,9 +212,9 @@ def test_a_run_that_goes_back_over_several_versions_trains_on_nothing_that_they_
     """From step 6 to step 3: what versions 4 and 5 began is sampled again by version 3."""
     calls, original = [0], Fsdp2.step
 
-    def step(self: Fsdp2) -> float:
+    def step(self: Fsdp2, settings: StepSettings) -> float:
         calls[0] += 1
-        norm = original(self)
+        norm = original(self, settings)
         if calls[0] == 6:
             with torch.no_grad():
                 next(self.model.parameters()).view(-1)[7] = float("nan")

@@ -13,7 +13,7 @@ from skyrl.errors import RunError
 from skyrl.experiments.full_length import full_length_rollouts, without_traces
 from skyrl.experiments.ppo import BasePPOExp
 from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.runs.recovery import Recovery
 from skyrl.training.describe import Metrics
 from tests.nano_run import config
@@ -23,13 +23,13 @@ from tests.nano_run import config
 def learned(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Lengths of the rows of each mini-batch that the policy learns from."""
     seen: list[Tensor] = []
-    update = LearnerGroup.update
+    forward_backward = LearnerGroup.forward_backward
 
-    async def noted(learner: LearnerGroup[LearningWorker], batch: TrainingBatch) -> Metrics:
+    async def noted(learner: LearnerGroup[LearningWorker], batch: TrainingBatch, objective: Objective) -> Metrics:
         seen.append(batch.lengths)
-        return await update(learner, batch)
+        return await forward_backward(learner, batch, objective)
 
-    monkeypatch.setattr(LearnerGroup, "update", noted)
+    monkeypatch.setattr(LearnerGroup, "forward_backward", noted)
     return seen
 
 

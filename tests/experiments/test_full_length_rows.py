@@ -13,7 +13,7 @@ from skyrl.errors import DataError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.full_length_rows import without_traces
 from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.learning_worker import LearningWorker
+from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.training.describe import Metrics
 from tests.supervised_run import settings
 
@@ -29,13 +29,13 @@ def test_each_made_up_step_learns_from_a_whole_batch_of_the_longest_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen: list[list[int]] = []
-    update = LearnerGroup.update
+    forward_backward = LearnerGroup.forward_backward
 
-    async def noted(learner: LearnerGroup[LearningWorker], batch: TrainingBatch) -> Metrics:
+    async def noted(learner: LearnerGroup[LearningWorker], batch: TrainingBatch, objective: Objective) -> Metrics:
         seen.append(batch.lengths.tolist())
-        return await update(learner, batch)
+        return await forward_backward(learner, batch, objective)
 
-    monkeypatch.setattr(LearnerGroup, "update", noted)
+    monkeypatch.setattr(LearnerGroup, "forward_backward", noted)
     asked = {"num_dummy_steps": 2, "max_length": 16, "train_datasets": (), "ckpt_interval": 1, "hf_save_interval": 1}
     config: Any = compose([], settings(nano, tmp_path, kind, **asked)).config
     assert experiment_class(config)(config).run()

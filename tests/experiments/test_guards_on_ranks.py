@@ -13,7 +13,9 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.errors import NonFiniteError
-from skyrl.learners.rank_metrics import RankMetrics
+from skyrl.learners.rank_metrics import Metrics, RankMetrics
+from skyrl.learners.schedule import StepSettings
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.roles import PolicyWorker
 from tests.experiments.test_guards import assert_only_numbers_were_saved
 from tests.nano_run import metrics, train
@@ -53,15 +55,18 @@ class SpoiltPolicyWorker(PolicyWorker):
             scores[0, -1] = -torch.inf
         return scores
 
-    async def update_share(self, batch: TrainingBatch) -> RankMetrics:
-        step = self.strategy.step
+    async def forward_backward_share(self, batch: TrainingBatch, objective: Objective) -> RankMetrics:
         if self._now("gradient", 5):  # the first of the third step
             assert batch.advantages is not None
             batch = batch.given(advantages=torch.full_like(batch.advantages, torch.nan))
-        elif self._now("weight", 5):
+        return await super().forward_backward_share(batch, objective)
 
-            def diverging() -> float:
-                norm = step()
+    async def optimizer_step(self, settings: StepSettings) -> Metrics:
+        step = self.strategy.step
+        if self._now("weight", 5):
+
+            def diverging(settings: StepSettings) -> float:
+                norm = step(settings)
                 [first, *_] = (value for _, value in self.strategy.shards(optimizer=False) if value.numel())
                 with torch.no_grad():
                     local = getattr(first, "_local_tensor", first)
@@ -70,7 +75,7 @@ class SpoiltPolicyWorker(PolicyWorker):
 
             self.strategy.step = diverging  # type: ignore[method-assign]  # replaced for the test
         try:
-            return await super().update_share(batch)
+            return await super().optimizer_step(settings)
         finally:
             self.strategy.step = step  # type: ignore[method-assign]  # replaced for the test
 

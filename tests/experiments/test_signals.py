@@ -149,10 +149,10 @@ def test_a_run_without_progress_says_what_it_waits_for(nano: Path, tmp_path: Pat
     )
     assert ended == 1, said
     assert "warning: no progress for" in said
-    assert "policy-0 in LearningWorker.update_share" in said
+    assert "policy-0 in LearningWorker.optimizer_step" in said
     stacks = (tmp_path / "run" / "stacks.txt").read_text(encoding="utf-8")
     assert " in phased\n" in stacks
-    assert "in update_share" in stacks
+    assert "in optimizer_step" in stacks
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,7 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.config import CriticConfig, PolicyConfig, TrainerConfig
-from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.model_worker import token_budget
-from skyrl.learners.workers.roles import CriticWorker, PolicyWorker
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
@@ -26,6 +24,7 @@ from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
+from tests.learners.updating import CriticWorker, LearnerGroup, PolicyWorker
 
 FSDP = "policy.fsdp_config."
 ZERO = "policy.deepspeed_config.zero_optimization."

@@ -18,15 +18,18 @@ from skyrl.data.tokenized_rows import PreferenceRow
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.rank_metrics import Moments, RankMetrics
 from skyrl.learners.ranks import Ranks, Rendezvous
-from skyrl.learners.workers.group import LearnerGroup, ScorerGroup, deal
-from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.learners.schedule import StepSettings
+from skyrl.learners.workers.group import ScorerGroup, deal
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.supervised import BradleyTerry, CrossEntropy
 from skyrl.planning.replicas import Replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.training.objective import policy_objective
 from skyrl.training.supervised_batches import collate_pairs
+from skyrl.training.trainer import AS_CONFIGURED
 from tests.learners.rows import LENGTHS, batch
+from tests.learners.updating import LearnerGroup, PolicyWorker
 
 
 def test_rows_are_dealt_in_order_and_equal_numbers() -> None:
@@ -98,10 +101,13 @@ class FakeRank:
         scored = share.lengths.float().unsqueeze(1).expand(share.input_ids.shape)
         return scored if self.ranks.reports else scored[:0]
 
-    async def update_share(self, share: TrainingBatch) -> RankMetrics:
+    async def forward_backward_share(self, share: TrainingBatch, objective: Objective) -> RankMetrics:
         self.shares.append(share)
         seen = {"tokens": Moments.from_tensor(share.lengths.float())}
-        return RankMetrics(sums={"rows": float(len(share))}, moments=seen, shared={"grad_norm": 1.0})
+        return RankMetrics(sums={"rows": float(len(share))}, moments=seen)
+
+    async def optimizer_step(self, settings: StepSettings) -> dict[str, float]:
+        return {"grad_norm": 1.0}
 
 
 PLACEMENTS = {
@@ -164,6 +170,7 @@ async def test_a_rank_that_does_not_report_learns_and_returns_no_rows(small: Tra
     twin = PolicyWorker(small, objective)
     rows = objective.weigh(batch(2).given(ref_logprobs=torch.zeros(2, 12)))
     assert (await silent.score(rows)).shape == (0, 12)
-    await silent.update_share(rows)
-    await twin.update_share(rows)
+    for learner in (silent, twin):
+        await learner.forward_backward_share(rows, objective)
+        await learner.optimizer_step(AS_CONFIGURED)
     torch.testing.assert_close(dict(silent.weights()), dict(twin.weights()))

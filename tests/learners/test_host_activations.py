@@ -13,9 +13,9 @@ from skyrl.config import TrainerConfig
 from skyrl.learners import host_activations
 from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.workers import learning_worker
-from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.rows import batch
+from tests.learners.updating import PolicyWorker
 
 ROWS = batch().given(ref_logprobs=torch.zeros(6, 12))
 
@@ -38,7 +38,7 @@ class Copying(HostActivations):
 
 
 def gradients(worker: PolicyWorker) -> list[Tensor]:
-    worker._accumulate(worker.objective.weigh(ROWS))
+    worker._accumulate(worker.objective.weigh(ROWS), worker.objective)
     return [parameter.grad.clone() for parameter in worker.model.parameters() if parameter.grad is not None]
 
 

@@ -12,7 +12,6 @@ from attrs import evolve
 from skyrl.config import CriticConfig, FSDPConfig, MixedPrecisionConfig, OptimizerConfig, RefConfig, TrainerConfig
 from skyrl.errors import ConfigError, NonFiniteError
 from skyrl.learners.loss_scale import LARGEST, LossScale, loss_scale_of
-from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.spreading import (
     FSDP,
@@ -22,6 +21,7 @@ from tests.learners.spreading import (
     stored,
     weights_of,
 )
+from tests.learners.updating import PolicyWorker
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

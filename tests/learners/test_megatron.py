@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from torch import Tensor
 
 from skyrl.config import MegatronConfig, SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError, ResumeError
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
+from skyrl.learners.workers.group import ScorerGroup
 from skyrl.learners.workers.model_worker import token_budget
-from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker
+from skyrl.learners.workers.roles import RefWorker
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
@@ -36,6 +37,7 @@ from tests.learners.spreading import (
     stored,
     weights_of,
 )
+from tests.learners.updating import CriticWorker, LearnerGroup, PolicyWorker, imitate
 from tests.long_cases import long_except
 from tests.megatron_shim import shimmed
 
@@ -150,6 +152,29 @@ async def test_five_steps_are_those_of_one_process(name: str, spread: Spread, al
         assert_same_numbers(one, two)
     assert_same_weights(alone.weights, other.weights)
     torch.testing.assert_close(other.scores, alone.scores, atol=2e-5, rtol=1e-5)
+
+
+STEADY = {"policy.optimizer_config.adam_eps": 1e-6}
+"""By AdamW's usual 1e-8, a gradient that is rounding alone would be a whole step."""
+
+
+@pytest.fixture(scope="module")
+def imitated(spread: Spread) -> tuple[list[float], dict[str, Tensor]]:
+    """Three steps of one process, each of one pass over eight rows."""
+    learner = spread.alone(STEADY)
+    losses = asyncio.run(imitate(learner, 1, [mini_batch(step) for step in range(3)]))
+    return losses, asyncio.run(weights_of(learner))
+
+
+@pytest.mark.parametrize("name", long_except([*WAYS, *VARIANTS], "2 replicas, overlapping"))
+async def test_two_passes_before_a_step_are_one_pass_of_both_batches(
+    name: str, spread: Spread, imitated: tuple[list[float], dict[str, Tensor]]
+) -> None:
+    losses, weights = imitated
+    changes, ranks = (WAYS | VARIANTS)[name]
+    learner = spread.policy(changes | STEADY, ranks)
+    assert await imitate(learner, 2, [mini_batch(step) for step in range(3)]) == pytest.approx(losses, rel=1e-4)
+    assert_same_weights(weights, await weights_of(learner))
 
 
 @pytest.mark.parametrize("kind", long_except(["qwen2", "qwen3", "llama"], "qwen3"))

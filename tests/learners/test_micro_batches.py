@@ -13,10 +13,10 @@ from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.row_layouts import MicroBatch
-from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.learners.workers.strategies import STRATEGIES, StrategyKind, strategy_named
 from skyrl.training.objective import policy_objective
 from tests.learners.rows import batch
+from tests.learners.updating import PolicyWorker
 
 T = TypeVar("T")
 

@@ -13,8 +13,6 @@ import torch
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ModelError
-from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.models.parallel.expert_parallel import grouped_product, one_kernel
 from skyrl.training.objective import policy_objective
 from tests.inference.nano import nano_model
@@ -34,6 +32,7 @@ from tests.learners.spreading import (
     stored,
     weights_of,
 )
+from tests.learners.updating import LearnerGroup, PolicyWorker
 from tests.long_cases import long_except
 
 EXPERTS = "policy.expert_parallel_size"

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from skyrl.config import TrainerConfig
 from skyrl.learners.moving import HOST, DeviceMover, local_bytes
-from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.roles import PolicyWorker, RefWorker
+from skyrl.learners.workers.roles import RefWorker
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
+from tests.learners.updating import LearnerGroup, PolicyWorker
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

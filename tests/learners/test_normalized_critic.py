@@ -12,13 +12,11 @@ from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import TrainerConfig
 from skyrl.learners.rank_metrics import Metrics
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.normalized_critic import NormalizedCritic
-from skyrl.learners.workers.roles import CriticWorker
 from skyrl.processes.handles import Group
 from skyrl.processes.in_process import LocalHandle
 from skyrl.storage.disk import Disk
 from tests.learners.rows import batch
+from tests.learners.updating import CriticWorker, LearnerGroup, NormalizedCritic
 
 
 def critic(trainer: TrainerConfig, *, clip: float | None = None, kind: type = NormalizedCritic) -> NormalizedCritic:
@@ -35,7 +33,9 @@ def returns(size: float) -> TrainingBatch:
     return rows.given(returns=torch.where(rows.loss_mask, each, 0.0))
 
 
-async def losses(learner: LearnerGroup[CriticWorker], rows: TrainingBatch, steps: int = 3) -> list[float]:
+async def losses(
+    learner: LearnerGroup[CriticWorker] | NormalizedCritic, rows: TrainingBatch, steps: int = 3
+) -> list[float]:
     return [(await learner.update(rows))["critic_loss"] for _ in range(steps)]
 
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from skyrl.config import TrainerConfig
-from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.models import onednn
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
 from tests.learners.pool import Pool
 from tests.learners.rows import batch
+from tests.learners.updating import LearnerGroup, PolicyWorker
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -24,13 +25,14 @@ from skyrl.learners import schedule
 from skyrl.learners.budget import TokenBudget
 from skyrl.learners.workers import roles as workers
 from skyrl.learners.workers.group import deal
-from skyrl.learners.workers.roles import PolicyWorker, RefWorker
+from skyrl.learners.workers.roles import RefWorker
 from skyrl.models.attention import segment_attention
 from skyrl.models.output_head import has_plain_head
 from skyrl.storage.disk import Disk
 from skyrl.training import objective
 from skyrl.training.objective import PolicyObjective, policy_objective
 from skyrl.tree import evolve_at
+from tests.learners.updating import PolicyWorker
 from tests.nano_run import config
 
 
@@ -42,7 +44,9 @@ def trainer(nano: Path, tmp_path: Path) -> TrainerConfig:
 def worker(trainer: TrainerConfig, **changes: Any) -> PolicyWorker:
     for path, value in changes.items():
         trainer = evolve_at(trainer, path.replace("__", "."), value)
-    return PolicyWorker(trainer, policy_objective(trainer.algorithm))
+    made = PolicyWorker(trainer, policy_objective(trainer.algorithm))
+    made.optimizer.register_step_pre_hook(lambda *_: USED.update({made: _gradients(made)}))
+    return made
 
 
 def batch(rows: int = 6) -> TrainingBatch:
@@ -63,7 +67,15 @@ def batch(rows: int = 6) -> TrainingBatch:
     )
 
 
+USED: WeakKeyDictionary[PolicyWorker, Tensor] = WeakKeyDictionary()
+"""The gradient that a worker's optimizer used last."""
+
+
 def gradients(policy: PolicyWorker) -> Tensor:
+    return USED[policy]
+
+
+def _gradients(policy: PolicyWorker) -> Tensor:
     return torch.cat(
         [parameter.grad.flatten() for parameter in policy.model.parameters() if parameter.grad is not None]
     )
@@ -317,7 +329,8 @@ def test_a_policy_worker_needs_no_rollout_and_no_engine(nano: Path, tmp_path: Pa
 import asyncio, sys, torch
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, ModelConfig, PolicyConfig, TrainerConfig
-from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.learners.schedule import StepSettings
+from skyrl.learners.workers import PolicyWorker
 from skyrl.training.objective import policy_objective
 
 trainer = TrainerConfig(
@@ -325,14 +338,15 @@ trainer = TrainerConfig(
     algorithm=AlgorithmConfig(temperature=1.0, use_kl_loss=False),
     device="cpu", compute_dtype="float32", attention="sdpa",
 )
-worker = PolicyWorker(trainer, policy_objective(trainer.algorithm))
+worker = PolicyWorker(trainer)
 mask = torch.tensor([[False, True, True]])
 batch = TrainingBatch(
     input_ids=torch.tensor([[1, 2, 3]]), lengths=torch.tensor([3]), loss_mask=mask, rollout_logprobs=torch.zeros(1, 3),
     rewards=torch.zeros(1, 3), groups=torch.zeros(1, dtype=torch.long), advantages=mask.float(),
 )
 before = [weight.clone() for _, weight in worker.weights()]
-print(asyncio.run(worker.update(batch))["grad_norm"] > 0)
+asyncio.run(worker.forward_backward(batch, policy_objective(trainer.algorithm)))
+print(asyncio.run(worker.optimizer_step(StepSettings()))["grad_norm"] > 0)
 print(any(not torch.equal(old, new) for old, (_, new) in zip(before, worker.weights())))
 print([name for name in sys.modules if name.startswith(("skyrl.rollout", "skyrl.inference"))])
 """

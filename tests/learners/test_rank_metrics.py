@@ -25,7 +25,7 @@ def test_a_rank_without_tokens_changes_nothing() -> None:
 def test_sums_add_up_and_means_weigh_tokens() -> None:
     def rank(loss: float, entropies: list[float]) -> RankMetrics:
         moments = {"policy_entropy": Moments.from_tensor(torch.tensor(entropies))}
-        return RankMetrics(sums={"final_loss": loss}, moments=moments, shared={"grad_norm": 2.0})
+        return RankMetrics(sums={"final_loss": loss}, moments=moments)
 
     metrics = merged([rank(1.0, [1.0, 1.0, 1.0]), rank(0.5, [5.0])]).metrics()
-    assert metrics == {"final_loss": 1.5, "grad_norm": 2.0, "policy_entropy": 2.0}
+    assert metrics == {"final_loss": 1.5, "policy_entropy": 2.0}

@@ -11,13 +11,12 @@ import pytest
 
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import TrainerConfig
-from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.planning.replicas import replicas
 from skyrl.storage.disk import Disk
 from skyrl.training.objective import policy_objective
 from tests.learners.pool import Pool
 from tests.learners.spreading import DEEPSPEED, SHARING, ZERO, changed, mini_batch
+from tests.learners.updating import LearnerGroup, PolicyWorker
 from tests.long_cases import long_except
 
 pytestmark = pytest.mark.xdist_group("ranks")

@@ -16,8 +16,8 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ModelError
 from skyrl.learners.regression import ReturnRegression
-from skyrl.learners.workers.group import LearnerGroup, ScorerGroup
-from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, RefWorker
+from skyrl.learners.workers.group import ScorerGroup
+from skyrl.learners.workers.roles import RefWorker
 from skyrl.planning.replicas import Replicas
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
@@ -26,6 +26,7 @@ from tests.learners.pool import Pool
 from tests.learners.rows import batch
 from tests.learners.spreading import CONTEXT, SHARING, assert_same_numbers, assert_same_weights, changed, copies
 from tests.learners.test_policy_worker import grouped
+from tests.learners.updating import CriticWorker, LearnerGroup, PolicyWorker
 from tests.long_cases import long_except
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -116,7 +117,7 @@ class WatchedWorker(PolicyWorker):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            await self.update_share(share)
+            await self.forward_backward_share(share, self.objective)
         return sum(sizes.values())
 
 

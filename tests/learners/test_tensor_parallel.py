@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from skyrl.config import TrainerConfig
 from skyrl.errors import ModelError
-from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.training.objective import policy_objective
 from tests.inference.nano import nano_model
 from tests.learners.pool import Pool
 from tests.learners.spreading import CUTTING, changed
+from tests.learners.updating import PolicyWorker
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

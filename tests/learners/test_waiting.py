@@ -24,13 +24,13 @@ from skyrl.learners.rank_metrics import Measurements, Moments, on_the_host
 from skyrl.learners.routing import RouterCosts
 from skyrl.learners.row_layouts import MicroBatch, packed
 from skyrl.learners.strategy import nan_unless_finite
-from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.models.attention.segment_attention import SEGMENTS, register, takes_segments
 from skyrl.models.files.meta_model import causal_lm_skeleton
 from skyrl.models.routers import Routers
 from skyrl.training.objective import policy_objective
 from tests.inference.nano import nano_model, nano_tokenizer
 from tests.learners.rows import batch
+from tests.learners.updating import PolicyWorker
 
 META = torch.device("meta")
 PACKED = ForwardOptions(pack=True, segmented=True, lengths_given=False, share_prompts=True, plain_head=True)

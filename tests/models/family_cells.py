@@ -43,8 +43,7 @@ from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngin
 from skyrl.inference.torch.engine import load_torch_engine
 from skyrl.inference.vllm.engine import VLLMEngine
 from skyrl.learners.row_support import row_support
-from skyrl.learners.workers.group import LearnerGroup
-from skyrl.learners.workers.roles import PolicyWorker
+from skyrl.learners.schedule import StepSettings
 from skyrl.models.attention.segment_attention import SEGMENTS, sees_whole_rows
 from skyrl.models.files.loading import load_config
 from skyrl.models.megatron.layout import ARCHITECTURES
@@ -58,6 +57,7 @@ from tests.chats.corpus import tokenizer_of
 from tests.inference.vllm_host import Host
 from tests.learners.pool import Pool
 from tests.learners.spreading import changed
+from tests.learners.updating import LearnerGroup, PolicyWorker
 from tests.megatron_shim import shimmed
 from tests.models.families import FAMILIES
 
@@ -309,11 +309,11 @@ def _gradient(learner: PolicyWorker, truth: Any, batch: TrainingBatch, expected:
     found: dict[str, Tensor] = {}
     step = learner.strategy.step
 
-    def taken() -> float:
+    def taken(settings: StepSettings) -> float:
         found.update(
             {name: each.grad.clone() for name, each in learner.model.named_parameters() if each.grad is not None}
         )
-        return step()
+        return step(settings)
 
     learner.strategy.step = taken  # type: ignore[method-assign]  # the gradient is taken before it is used
     asyncio.run(learner.update(batch.given(old_logprobs=expected.detach())))

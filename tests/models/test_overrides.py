@@ -15,12 +15,12 @@ from skyrl.config import ModelConfig, PolicyConfig, SamplingParams, TrainerConfi
 from skyrl.errors import ModelError
 from skyrl.inference.engine import GenerationRequest
 from skyrl.inference.torch.engine import load_torch_engine
-from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.models.files.loading import load_config, max_positions
 from skyrl.models.files.overrides import changed_values, with_overrides
 from skyrl.models.saving.storing import Export
 from skyrl.training.objective import policy_objective
 from tests.inference.nano import keys
+from tests.learners.updating import PolicyWorker
 
 OWN = Qwen2Config(max_position_embeddings=256, rope_parameters={"rope_type": "default", "rope_theta": 7.0})
 

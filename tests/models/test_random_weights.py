@@ -12,10 +12,11 @@ import torch
 from skyrl.config import TrainerConfig
 from skyrl.errors import ModelError
 from skyrl.inference.torch.engine import TorchEngine, load_torch_engine
-from skyrl.learners.workers.roles import PolicyWorker, RefWorker
+from skyrl.learners.workers.roles import RefWorker
 from skyrl.models.files.loading import load_causal_lm
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
+from tests.learners.updating import PolicyWorker
 
 CPU = torch.device("cpu")
 

@@ -74,7 +74,7 @@ def test_a_model_without_experts_has_no_routers_to_measure() -> None:
 
 def test_loads_of_ranks_add_up_before_their_spread_is_taken() -> None:
     parts = [
-        RankMetrics(sums={}, moments={}, shared={}, loads=(loads, (1.0, 1.0, 1.0, 1.0)))
+        RankMetrics(sums={}, moments={}, loads=(loads, (1.0, 1.0, 1.0, 1.0)))
         for loads in [(6.0, 0.0, 0.0, 0.0), (0.0, 2.0, 0.0, 0.0)]
     ]
     assert merged(parts).metrics() == {

@@ -16,13 +16,14 @@ from transformers import AutoModelForCausalLM
 
 from skyrl.config import SkyRLLoraConfig, TrainerConfig
 from skyrl.errors import ModelError
-from skyrl.learners.workers.roles import PolicyWorker, RefWorker
+from skyrl.learners.workers.roles import RefWorker
 from skyrl.models.files.stored_adapter import merge_adapters
 from skyrl.models.lora import with_adapter
 from skyrl.training.objective import policy_objective
 from skyrl.tree import evolve_at
 from tests.learners.conftest import small
 from tests.learners.rows import batch
+from tests.learners.updating import PolicyWorker
 
 __all__ = ["small"]
 

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from skyrl.errors import NonFiniteError, WeightSyncError
 from tests.processes.clusters import lives
+
+T = TypeVar("T")
 
 
 def keep_the_interpreter(seconds: int) -> None:
@@ -47,6 +49,10 @@ class Prepared:
 
 
 class Counter:
+    def answer(self, given: T) -> T:
+        """What it was given."""
+        return given
+
     def __init__(self, start: int = 0) -> None:
         self.total = start
 

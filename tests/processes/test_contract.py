@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import doctest
 from functools import partial
 
 import pytest
+import torch
 
+from skyrl.batch import RowTensors
 from skyrl.errors import NonFiniteError, ProcessError
+from skyrl.processes import handles
 from skyrl.processes.handles import Group, Processes
 from skyrl.processes.in_process import InProcess
+from tests.learners.rows import batch
 from tests.processes.conftest import SharedCluster
 from tests.processes.objects import Counter, Counts, Prepared, total, unmakeable
 
@@ -39,6 +44,19 @@ async def test_an_object_keeps_its_state_between_calls(counters: Group[Counter])
 async def test_a_coroutine_is_awaited(counters: Group[Counter]) -> None:
     (before,) = await counters.call(total)
     assert await counters.handles[0].call(Counter.add_later, 1) == before + 1
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    failed, examples = doctest.testmod(handles)
+    assert (failed, examples) == (0, 6)
+
+
+async def test_a_batch_arrives_with_what_its_rows_carry(counters: Group[Counter]) -> None:
+    rows = batch(3).carrying(images=RowTensors.of([torch.ones(2, 4), torch.empty(0, 4), torch.full((1, 4), 0.5)]))
+    [arrived] = await counters.deal(Counter.answer, [rows])
+    assert torch.equal(arrived.input_ids, rows.input_ids)
+    assert torch.equal(arrived.extras["images"].values, rows.extras["images"].values)
+    assert arrived.extras["images"].counts.tolist() == [2, 0, 1]
 
 
 async def test_each_rank_gets_its_share(counters: Group[Counter]) -> None:

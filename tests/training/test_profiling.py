@@ -8,6 +8,7 @@ from typing import Any
 from skyrl.training.profiling import ProfiledSteps
 
 BATCH: Any = None
+OBJECTIVE: Any = None
 
 
 class Model:
@@ -24,7 +25,7 @@ async def test_each_chosen_step_has_a_folder_and_tracing_ends_with_it() -> None:
     for version in range(4):
         steps.sampled((), version)
         for _ in range(2):  # updates of one step
-            async with layer(BATCH):
+            async with layer(BATCH, OBJECTIVE):
                 model.asked.append(f"update of step {version + 1}")
     assert model.asked == [
         "update of step 1", "update of step 1",

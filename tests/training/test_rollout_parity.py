@@ -14,6 +14,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.errors import WeightSyncError
 from skyrl.learners.forward import by_engine
 from skyrl.learners.rank_metrics import RankMetrics, merged
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.collate import collate
 from skyrl.training.rollout_parity import RolloutParity
 from tests.training.test_metrics import answer, group
@@ -26,7 +27,7 @@ def parity(*results: Metrics, bound: float | None = 0.1, versions: tuple[int, ..
     found, queue = [], list(results)
     compared = RolloutParity(bound)
 
-    async def update(batch: TrainingBatch) -> Metrics:
+    async def forward_backward(batch: TrainingBatch, objective: Objective) -> Metrics:
         return queue.pop(0)
 
     async def steps() -> None:
@@ -34,7 +35,7 @@ def parity(*results: Metrics, bound: float | None = 0.1, versions: tuple[int, ..
             compared.sampled((), version)
             for _ in range(len(results) // len(versions)):
                 batch: Any = None
-                found.append(await compared.around(update)(batch))
+                found.append(await compared.around(forward_backward)(batch, batch))
 
     asyncio.run(steps())
     return found
@@ -85,7 +86,7 @@ def test_distances_are_added_up_for_each_engine_over_rows_and_ranks() -> None:
         "parity/1/tokens": 1.0,
     }
     ranks = [{name: value.item() for name, value in one.items()}, of(2, 3.0, 4)]  # a rank has no row of engine 0
-    whole = merged([RankMetrics(sums=sums, moments={}, shared={}) for sums in ranks])
+    whole = merged([RankMetrics(sums=sums, moments={}) for sums in ranks])
     assert whole.metrics() == ranks[0] | ranks[1]
 
 

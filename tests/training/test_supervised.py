@@ -15,6 +15,9 @@ from skyrl.batch import TrainingBatch
 from skyrl.config.settings.supervised_root import SFTConfig
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
 from skyrl.errors import ResumeError
+from skyrl.learners.schedule import StepSettings
+from skyrl.learners.workers.learning_worker import Objective
+from skyrl.learners.workers.supervised import CrossEntropy
 from skyrl.training.supervised import RowPosition, SupervisedTrainer
 from skyrl.training.supervised_batches import collate_pairs, collate_supervised, common_beginning
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, likelihood, preferences
@@ -190,11 +193,15 @@ def test_another_length_is_refused_where_the_learning_rate_depends_on_it(
 
 async def test_a_step_learns_from_one_batch_and_counts_its_tokens() -> None:
     class Learner:
-        async def update(self, batch: TrainingBatch) -> dict[str, float]:
-            return {"policy_loss": 0.5, "critic_lr": 0.1, "norm": 2.0}
+        async def forward_backward(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
+            assert objective == CrossEntropy()
+            return {"policy_loss": 0.5}
+
+        async def optimizer_step(self, settings: StepSettings) -> dict[str, float]:
+            return {"critic_lr": 0.1, "norm": 2.0}
 
     learner: Any = Learner()
-    trainer = SupervisedTrainer(position(10), collate_supervised, learner)
+    trainer = SupervisedTrainer(position(10), collate_supervised, learner, CrossEntropy())
     assert (trainer.version, await trainer.begin()) == (0, {})
     assert await trainer.step() == {
         "train/loss": 0.5,

@@ -13,10 +13,14 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, TrainerConfig
+from skyrl.learners.regression import ReturnRegression
+from skyrl.learners.schedule import StepSettings
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.training.describe import average
+from skyrl.training.objective import policy_objective
 from skyrl.training.position import RolloutPosition
 from skyrl.training.shaping import reward_shaping
-from skyrl.training.trainer import PPOTrainer
+from skyrl.training.trainer import AS_CONFIGURED, PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from tests.training.test_metrics import answer, group
 
@@ -37,10 +41,16 @@ class Model:
         self._calls.append(f"{self._name} scores {len(batch)}")
         return torch.full(batch.loss_mask.shape, self._score)
 
-    async def update(self, batch: TrainingBatch) -> dict[str, float]:
+    async def forward_backward(self, batch: TrainingBatch, objective: Objective) -> dict[str, float]:
+        assert isinstance(objective, ReturnRegression) == (self._name == "critic")
         self._calls.append(f"{self._name} learns {len(batch)}")
         self.seen.append(batch)
-        return {"loss": float(len(self.seen)), "skipped_updates": 0.0}
+        return {"loss": float(len(self.seen))}
+
+    async def optimizer_step(self, settings: StepSettings) -> dict[str, float]:
+        assert settings == AS_CONFIGURED
+        self._calls.append(f"{self._name} steps")
+        return {"skipped_updates": 0.0}
 
 
 class World:
@@ -63,6 +73,8 @@ class World:
             policy=self.policy,
             reference=Model("reference", -2.0, self.calls) if others else None,
             critic=self.critic if others else None,
+            objective=policy_objective(config.algorithm),
+            critic_objective=ReturnRegression(value_clip=None),
             weights=world,
             shape=lambda batch: (batch.rewards + 1, {"shaped": 1.0}),
             estimate=lambda batch: batch.rewards * batch.loss_mask,

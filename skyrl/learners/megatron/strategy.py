@@ -32,6 +32,7 @@ from skyrl.learners.megatron.state import Cut, MegatronState
 from skyrl.learners.moving import HOST
 from skyrl.learners.routing import RouterWork
 from skyrl.learners.row_layouts import MicroBatch
+from skyrl.learners.schedule import StepSettings
 from skyrl.learners.strategy import ModelSource, StrategyContext, nan_unless_finite
 from skyrl.models.files.facts import parts_under_megatron
 from skyrl.models.megatron.adapter_layout import Adapters, with_adapters
@@ -111,7 +112,7 @@ class Megatron:
         self._outer: Any = None
         self.optimizer: torch.optim.Optimizer | None = None
         self._max_grad_norm = float("inf")
-        self._biases: dict[str, Tensor] = {}  # the experts' biases before the step
+        self._accumulated = False  # since the last step
         if context.optimizer is None:
             self.model.requires_grad_(False)
         else:
@@ -128,7 +129,8 @@ class Megatron:
             # the schedule sets the learning rate of this one; that of the experts follows it
             self.optimizer = self._outer.chained_optimizers[0].optimizer
             self._max_grad_norm = context.optimizer.max_grad_norm or float("inf")
-            megatron.finalize_model_grads_func = finalize_model_grads
+            self._config = megatron
+            megatron.finalize_model_grads_func = self._finish_pass
             self._overlap(megatron, reducing)
         self._state = MegatronState(self.model, self._outer, dense, experts, self._meta, self._ranks, self._device)
         self._state.load_weights(source)
@@ -166,6 +168,14 @@ class Megatron:
                 f"{table}.pipeline_model_parallel_size = 1"
             )
 
+    def _finish_pass(self, *arguments: object, **named: object) -> None:
+        """Megatron-core's work after the last micro-batch, but for the experts' biases: these move with the step."""
+        moves, self._config.moe_router_enable_expert_bias = self._config.moe_router_enable_expert_bias, False
+        try:
+            finalize_model_grads(*arguments, **named)
+        finally:
+            self._config.moe_router_enable_expert_bias = moves
+
     def _overlap(self, megatron: TransformerConfig, reducing: DistributedDataParallelConfig) -> None:
         """Overlap gradient reductions and weight gathers with computation, if that is configured."""
         if reducing.overlap_grad_reduce:
@@ -180,7 +190,7 @@ class Megatron:
             self._ddp.start_param_sync(force_sync=True)
 
     @property
-    def meta_model(self) -> nn.Module:
+    def hf_model(self) -> nn.Module:
         module: nn.Module = self._meta
         return module
 
@@ -217,7 +227,7 @@ class Megatron:
         read: Callable[[Any, MicroBatch], T],
         loss_of: Callable[[T, MicroBatch], Tensor],
     ) -> RouterWork | None:
-        """Accumulate the gradient of the sum of all losses, in the order of Megatron-core's schedule (1F1B)."""
+        """Add the gradient of the sum of all losses, in the order of Megatron-core's schedule (1F1B)."""
         # Megatron-core averages over micro-batches and over data-parallel ranks, including context-parallel ranks
         factor = len(micro_batches) * parallel_state.get_data_parallel_world_size()
 
@@ -228,12 +238,18 @@ class Megatron:
             return loss
 
         self.model.train()  # Megatron-core recomputes only in training mode; there is no dropout
-        self._ddp.zero_grad_buffer()
-        self._outer.zero_grad()
-        self._biases = {name: bias.clone() for name, bias in self.model.expert_biases().items()}
+        # Ranks sum their gradients at the end of a pass, in the buffers: those of earlier passes are added afterwards,
+        # lest they be summed twice.
+        earlier: list[Tensor] = []
+        if self._accumulated:
+            earlier = [buffer.grad_data.clone() for buffer in self._gradient_buffers()]
+            self._ddp.zero_grad_buffer()
         if self._watch is not None:
             self._watch.begin(factor)
         self._run(micro_batches, step, forward_only=False)
+        for buffer, gradient in zip(self._gradient_buffers() if earlier else (), earlier, strict=True):
+            buffer.grad_data.add_(gradient)
+        self._accumulated = True
         return None if self._watch is None else self._watch.work()
 
     def _run(
@@ -261,6 +277,16 @@ class Megatron:
         self.model.routed, self.model.row_weights = micro.layout.routed, micro.rows.row_weights
         return micro
 
+    def zero_grad(self) -> None:
+        if self._ddp is not None:
+            self._ddp.zero_grad_buffer()
+            self._outer.zero_grad()
+            self.model.forget_expert_loads()
+        self._accumulated = False
+
+    def _gradient_buffers(self) -> Sequence[Any]:
+        return [*self._ddp.buffers, *self._ddp.expert_parallel_buffers]
+
     def _hidden(self, micro: MicroBatch) -> Tensor:
         inputs = {name: value for name, value in micro.layout.inputs.items() if name != "logits_to_keep"}
         hidden: Tensor = self.model(**inputs).logits
@@ -270,21 +296,22 @@ class Megatron:
         """This rank's part of every weight, and of the optimizer's state if `optimizer`; not collective."""
         return self._state.parts(optimizer=optimizer)
 
-    def step(self) -> float:
+    def step(self, settings: StepSettings) -> float:
         """Clip, step and return the norm before clipping. If it is not finite, nothing changes on any rank."""
         self._outer.prepare_grads()
         norm = float(self._outer.get_grad_norm())
         if math.isfinite(norm):
-            if math.isfinite(self._max_grad_norm):
+            max_norm = settings.bound(self._max_grad_norm)
+            if math.isfinite(max_norm):
                 for each in self._outer.chained_optimizers:
-                    clip_grad_by_total_norm_fp32(each.get_parameters(), self._max_grad_norm, norm)
+                    clip_grad_by_total_norm_fp32(each.get_parameters(), max_norm, norm)
             assert self.optimizer is not None
             for group in self._outer.param_groups:
                 group["lr"] = self.optimizer.param_groups[0]["lr"]
-            self._outer.step_with_ready_grads()
-        else:  # preparing the gradients has changed the biases
-            for name, bias in self.model.expert_biases().items():
-                bias.copy_(self._biases[name])
+            with settings.applied(self._outer.param_groups):
+                self._outer.step_with_ready_grads()
+            self.model.move_expert_biases()
+        self.zero_grad()
         if self._settings.empties_cache and self._device.type == "cuda":
             torch.cuda.empty_cache()
         return norm

@@ -19,7 +19,8 @@ from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.learners.budget import TokenBudget
-from skyrl.learners.rank_metrics import Metrics, merged
+from skyrl.learners.rank_metrics import Metrics, Moments, merged
+from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective, weighed
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.planning.replicas import Replicas
@@ -108,28 +109,37 @@ class LearnerGroup(ScorerGroup[L_co]):
     def __init__(
         self,
         ranks: Group[L_co],
-        objective: Objective,
         budget: TokenBudget | None = None,
         *,
         replicas: Replicas | None = None,
         rows_of_an_item: int = 1,
     ) -> None:
-        """`objective` is the objective of the workers; here it weighs whole mini-batches."""
+        """See `ScorerGroup` for the arguments."""
         super().__init__(ranks, budget, replicas=replicas, rows_of_an_item=rows_of_an_item)
-        self.objective = objective
         self._shapes_of: dict[bool, list[tuple[str, tuple[int, ...]]]] = {}
 
-    async def update(self, batch: TrainingBatch) -> Metrics:
-        """One optimizer step over the mini-batch. Returns the metrics over all its tokens; of rows that are left out,
-        over a sample.
+    async def forward_backward(self, batch: TrainingBatch, objective: Objective) -> Metrics:
+        """Add the gradient of the objective over the batch to those that `optimizer_step` will use. Gradients of calls
+        add up: an objective that is a mean is one over each call's batch.
+
+        Returns metrics over all tokens of the batch; of rows that are left out, over a sample.
         """
-        shares = self._shares(weighed(self.objective, batch))
-        watched = self.objective.watched(batch)
-        if watched is None:
-            return merged(self._reported(await self.ranks.deal(LearningWorker.update_share, shares))).metrics()
-        seen = await self.ranks.deal(LearningWorker.measure_share, self._shares(watched[0]))
-        learned = merged(self._reported(await self.ranks.deal(LearningWorker.update_share, shares)))
-        return learned.beside(self._reported(seen), watched[1]).metrics()
+        shares = self._shares(weighed(objective, batch))
+        watched = objective.watched(batch)
+        seen: list[dict[str, Moments]] = []
+        if watched is not None:
+            measure, sample = LearningWorker.measure_share, self._shares(watched[0])
+            seen = self._reported(await self.ranks.deal(measure, sample, objective))
+        learned = merged(
+            self._reported(await self.ranks.deal(LearningWorker.forward_backward_share, shares, objective))
+        )
+        return (learned if watched is None else learned.beside(seen, watched[1])).metrics()
+
+    async def optimizer_step(self, settings: StepSettings) -> Metrics:
+        """One optimizer step with the gradients of all `forward_backward` since the last one, which are dropped.
+        Returns metrics of the step. Raises the errors of `LearningWorker.optimizer_step`.
+        """
+        return self._reported(await self.ranks.call(LearningWorker.optimizer_step, settings))[0]
 
     async def profile(self, folder: Path | None) -> None:
         """Every rank traces its updates into `folder` from now on; None: no rank does."""
@@ -176,7 +186,8 @@ def deal(batch: TrainingBatch, replicas: int, *, rows_of_an_item: int = 1) -> li
 def _with_idle_items(batch: TrainingBatch, count: int, size: int) -> TrainingBatch:
     rows = len(batch)
     index = torch.cat([torch.arange(rows), torch.arange(rows - size, rows).repeat(count)])
-    present = {name: value[index] for name, value in attrs.asdict(batch, recurse=False).items() if value is not None}
+    tensors = attrs.asdict(batch, recurse=False, filter=attrs.filters.exclude("extras"))
+    present = {name: value[index] for name, value in tensors.items() if value is not None}
     for name in ("loss_mask", "loss_weights", "row_weights", "kl_weights", "entropy_weights"):
         if name in present:
             present[name] = present[name].clone()
@@ -184,4 +195,6 @@ def _with_idle_items(batch: TrainingBatch, count: int, size: int) -> TrainingBat
     if size > 1:  # separate items, which may be in other micro-batches
         first = int(batch.groups.max()) + 1
         present["groups"][rows:] = torch.arange(first, first + count).repeat_interleave(size)
-    return attrs.evolve(batch, **present)
+    return attrs.evolve(
+        batch, extras={name: carried.select(index) for name, carried in batch.extras.items()}, **present
+    )

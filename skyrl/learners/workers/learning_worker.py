@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import attrs
 import torch
 from torch import Tensor, nn
 
+from skyrl.algorithms.reductions import token_mean
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.config import CriticConfig, PolicyConfig, TrainerConfig
-from skyrl.errors import NonFiniteError
+from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import PARITY, ForwardFn, Outputs
 from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.profiling import UpdateProfiler
 from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
-from skyrl.learners.ranks import Ranks
+from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.routing import Loads, RouterCosts, RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import (
+    StepSettings,
     learning_rate_schedule,
     move_schedule,
     recompute_activations,
@@ -45,25 +48,40 @@ _log = logging.getLogger(__name__)
 
 
 class Objective(Protocol):
-    """The objective that an update minimizes."""
+    """What `forward_backward` adds the gradient of: a loss over the rows of a batch. It is sent to every rank, so that
+    pickle must be able to store it.
+
+    A class that derives from this one only has to define `__call__`:
+
+        class Likelihood(Objective):
+            def __call__(self, outputs, batch, entropy=None):
+                loss = -(outputs * batch.loss_weights).sum()
+                return loss, {"loss": loss.detach()}, {}
+    """
 
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
-        """The whole mini-batch, with the share of each of its tokens in the loss."""
+        """The whole batch, with `loss_weights`, the share of each of its tokens in the loss: by default the same for
+        each selected token, together 1. May leave out rows.
+        """
+        return batch.given(loss_weights=token_mean(batch.loss_mask))
 
     def watched(self, batch: TrainingBatch) -> tuple[TrainingBatch, float] | None:
         """A sample of the rows that `weigh` leaves out, which is only measured, and the number of left-out tokens that
-        each of its tokens stands for. None: every row is measured, or those left out do not matter.
+        each of its tokens stands for. None, the default: every row is measured, or those left out do not matter.
         """
+        return None
 
     def __call__(
-        self, outputs: Tensor, batch: TrainingBatch, entropy: Tensor | None, /
+        self, outputs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None, /
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Loss of one micro-batch, a scalar with gradient; its parts, scalars without gradient that add up over
         micro-batches; and metrics by name, numbers (N,) of tokens, sequences or pairs, whose mean over all
-        micro-batches is logged. All of it may stay on the device: it is read once, at the end of the optimizer step.
+        micro-batches is logged. All of it may stay on the device: it is read once, at the end of the pass.
 
-        `outputs` and `entropy` are (B, L): the model's output and entropy at each selected token.
+        `outputs` and `entropy` are (B, L): the model's output (log-probabilities in nats, or a critic's values) and
+        entropy at each selected token. `batch` has what the rows carry besides tokens in `extras`.
         """
+        ...
 
 
 def weighed(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
@@ -83,30 +101,46 @@ def trace_folder(trainer: TrainerConfig, section: PolicyConfig | CriticConfig, r
 class LearningWorker(ModelWorker):
     """A model that learns: scoring, optimizer steps, and export of its weights and state."""
 
+    role: ClassVar[Literal["policy", "critic"]]
+    """The name of the model in a checkpoint, and of its table below `trainer`."""
+
     def __init__(
         self,
         trainer: TrainerConfig,
-        section: PolicyConfig | CriticConfig,
-        source: ModelSource,
-        read: ForwardFn,
-        ranks: Ranks,
+        num_training_steps: int | None = None,
         *,
-        role: str,
-        config_path: str,
-        objective: Objective,
-        num_training_steps: int | None,
-        mover: DeviceMover | None,
+        ranks: Ranks = ALONE,
+        mover: DeviceMover | None = None,
+        config_path: str | None = None,
     ) -> None:
+        """Loads the model of `trainer`'s table with a new optimizer.
+
+        `num_training_steps` counts optimizer steps; only schedules with an end (linear, cosine, ...) need it. Messages
+        name fields below `config_path`, the table of this model in the user's file: by default `trainer.<role>`; empty
+        stands for the whole file.
+        """
+        role, config_path = self.role, f"trainer.{self.role}" if config_path is None else config_path
+        section: PolicyConfig | CriticConfig = getattr(trainer, role)
         optimizer = section.optimizer_config
         super().__init__(
-            trainer, section, source, read, ranks, role=role, config_path=config_path, optimizer=optimizer, mover=mover
+            trainer,
+            section,
+            self._source(trainer, config_path),
+            self._reading(trainer),
+            ranks,
+            role=role,
+            config_path=config_path,
+            optimizer=optimizer,
+            mover=mover,
         )
-        self.objective = objective
         kind = strategy_named(trainer.strategy)
         self._lora, self._seed, self._tensor_parallel = section.model.lora, trainer.seed, kind.sizes(section).tensor
+        self._optimizer_name = optimizer.optimizer
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
-        self._skipped = 0  # in a row
+        self._passes = 0  # whose gradients the next optimizer step uses
+        self._sums: Metrics = {}  # of their losses, on this rank
+        self._skipped = 0  # optimizer steps in a row
         self._overflowed = False  # the last step was skipped because the loss scale was too large
         self._router_costs = RouterCosts.of(section)
         self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=trainer.policy.record_memory)
@@ -123,63 +157,92 @@ class LearningWorker(ModelWorker):
         updates = updates_per_training_step(trainer, getattr(trainer, f"{role}_mini_batch_size"))
         self.schedule = learning_rate_schedule(self.optimizer, optimizer, num_training_steps, updates)
 
-    async def update(self, batch: TrainingBatch) -> Metrics:
-        """One optimizer step over the mini-batch, in micro-batches whose number affects only memory.
+    @staticmethod
+    @abstractmethod
+    def _source(trainer: TrainerConfig, config_path: str) -> ModelSource:
+        """The model, before it has learned anything."""
 
-        A step whose loss or gradient is not finite is skipped and counted in `skipped_updates`. Raises `NonFiniteError`
-        if more than `optimizer_config.max_skipped_updates` steps in a row are skipped, which leaves the weights
-        unchanged, if the learning rate is not finite before the step, and if a weight is not finite after it.
+    @staticmethod
+    @abstractmethod
+    def _reading(trainer: TrainerConfig) -> ForwardFn:
+        """How the model is read."""
+
+    async def forward_backward(self, batch: TrainingBatch, objective: Objective) -> Metrics:
+        """Add the gradient of the objective over the batch, in micro-batches whose number affects only memory, to those
+        that `optimizer_step` will use. Returns metrics of the pass.
         """
-        [share] = self._budget.plan([weighed(self.objective, batch)])
-        watched = self.objective.watched(batch)
-        seen = [] if watched is None else [await self.measure_share(self._budget.plan([watched[0]])[0])]
-        learned = await self.update_share(share)
+        [share] = self._budget.plan([weighed(objective, batch)])
+        watched = objective.watched(batch)
+        seen = [] if watched is None else [await self.measure_share(self._budget.plan([watched[0]])[0], objective)]
+        learned = await self.forward_backward_share(share, objective)
         return (learned if watched is None else learned.beside(seen, watched[1])).metrics()
 
-    async def update_share(self, batch: TrainingBatch) -> RankMetrics:
-        """One optimizer step together with the other ranks; `batch` is the share of this rank's replica in a weighed
-        mini-batch. Raises the errors of `update`.
+    async def forward_backward_share(self, batch: TrainingBatch, objective: Objective) -> RankMetrics:
+        """`forward_backward` together with the other ranks; `batch` is the share of this rank's replica in a weighed
+        batch.
         """
-        with self._profiler.update():
-            with dropping(self._dropping, self.device, self._dropout_seed()):
-                sums, seen, loads = self._accumulate(batch)
-            learning_rate = self._finite_learning_rate()
-            norm = self.strategy.step()
-            shared = {f"{self._role}_lr": learning_rate, "grad_norm": norm} | self._adapt_loss_scale(norm)
+        with self._profiler.part(), dropping(self._dropping, self.device, self._dropout_seed()):
+            sums, moments, loads = self._accumulate(batch, objective)
+        self._passes += 1
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        _log.info("forward and backward pass of %d rows", len(batch))
+        return RankMetrics(sums=sums, moments=moments, loads=loads)
+
+    async def optimizer_step(self, settings: StepSettings) -> Metrics:
+        """One optimizer step, together with the other ranks, with the gradients of all `forward_backward` since the
+        last one, which are dropped. Returns the learning rate, the norm of the gradient, and whether the step was
+        skipped.
+
+        A step whose gradient is not finite is skipped and counted in `skipped_updates`. Raises `NonFiniteError` if more
+        than `optimizer_config.max_skipped_updates` steps in a row are skipped, which leaves the weights unchanged, if
+        the learning rate is not finite before the step, and if a weight is not finite after it; `RunError` if there is
+        no gradient; `UserError` for a setting that the optimizer does not have.
+        """
+        if not self._passes:
+            raise RunError(f"the {self._title} has no gradient: call forward_backward before optimizer_step")
+        settings.refuse_unknown(self.optimizer, self._optimizer_name)
+        with self._profiler.part(last=True):
+            learning_rate = self._finite_learning_rate(settings)
+            norm = self.strategy.step(settings)
+            sums, self._sums, self._passes = self._sums, {}, 0
+            metrics = {f"{self._role}_lr": learning_rate, "grad_norm": norm} | self._adapt_loss_scale(norm)
             self._conclude(norm, sums)
         left_out = not math.isfinite(norm)
-        _log.info("update of %d rows: gradient norm %.4g%s", len(batch), norm, ", left out" if left_out else "")
-        shared["skipped_updates"] = float(left_out)
-        return RankMetrics(sums=sums, moments=seen, loads=loads, shared=shared)
+        _log.info("optimizer step: gradient norm %.4g%s", norm, ", left out" if left_out else "")
+        return metrics | {"skipped_updates": float(left_out)}
 
-    async def measure_share(self, batch: TrainingBatch) -> dict[str, Moments]:
-        """Moments of the numbers that an update would log of these rows, from a pass without gradient together with the
-        other ranks; `batch` is the share of this rank's replica.
+    async def measure_share(self, batch: TrainingBatch, objective: Objective) -> dict[str, Moments]:
+        """Moments of the numbers that `forward_backward` would log of these rows, from a pass without gradient together
+        with the other ranks; `batch` is the share of this rank's replica.
         """
         measured, options = Measurements(), attrs.evolve(self._options, measures=True)
 
         def read(model: nn.Module, micro: MicroBatch) -> None:
             outputs = self._read(model, micro, options)
-            _, _, numbers = self.objective(outputs.values, micro.rows, outputs.entropy)
+            _, _, numbers = objective(outputs.values, micro.rows, outputs.entropy)
             measured.add({}, outputs.numbers | numbers)
 
         self.strategy.forward([options.prepare(micro) for _, micro in micro_batches(batch, self._train_rows)], read)
         return measured.read()[1]
 
     def _dropout_seed(self) -> int:
-        """A seed for each optimizer step and rank, equal on tensor-parallel ranks, which compute on the same tokens."""
-        return hash((self._seed, self.schedule.last_epoch, self.ranks.rank // self._tensor_parallel))
+        """A seed for each optimizer step, pass and rank, equal on tensor-parallel ranks, which compute on the same
+        tokens.
+        """
+        later = (self._passes,) if self._passes else ()
+        return hash((self._seed, self.schedule.last_epoch, self.ranks.rank // self._tensor_parallel, *later))
 
     def profile(self, folder: Path | None) -> None:
         """Write a trace of each update from now on into `folder`. None stops tracing."""
         self._profiler.write_to(folder)
 
-    def _accumulate(self, batch: TrainingBatch) -> tuple[Metrics, dict[str, Moments], Loads]:
+    def _accumulate(self, batch: TrainingBatch, objective: Objective) -> tuple[Metrics, dict[str, Moments], Loads]:
         """Accumulate gradients for the next step. Returns the parts of the loss and the measurements of the pass."""
         measured = Measurements()
 
         def loss_of(outputs: Outputs, micro: MicroBatch) -> Tensor:
-            loss, parts, numbers = self.objective(outputs.values, micro.rows, outputs.entropy)
+            loss, parts, numbers = objective(outputs.values, micro.rows, outputs.entropy)
             if self._options.routers is not None:
                 loss = self._add_router_costs(loss, parts, self._options.routers.loads(), micro.rows, measured)
             measured.add(parts | outputs.sums, outputs.numbers | numbers)
@@ -215,9 +278,9 @@ class LearningWorker(ModelWorker):
         measured.add(parts, {})
         measured.add_loads(work.loads)
 
-    def _finite_learning_rate(self) -> float:
+    def _finite_learning_rate(self, settings: StepSettings) -> float:
         """The learning rate of the next optimizer step. Raises `NonFiniteError`."""
-        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        learning_rate = float(self.optimizer.param_groups[0]["lr"]) if settings.lr is None else settings.lr
         if not math.isfinite(learning_rate):
             raise NonFiniteError(
                 f"the {self._title}'s learning rate is {learning_rate}: the optimizer step was not taken. Look at "
@@ -289,11 +352,27 @@ class LearningWorker(ModelWorker):
                 pass
 
     def stage(self) -> tuple[dict[str, Any], int]:
+        self._refuse_waiting_gradients("be saved")
         _, size = super().stage()
         numbers: dict[str, Any] = {"optimizer_steps": self.schedule.last_epoch, "skipped_in_a_row": self._skipped}
         return numbers | ({"loss_scale": self._loss_scale.state()} if self._loss_scale else {}), size
 
+    async def offload(self, *, model: bool = True, optimizer: bool = True) -> int:
+        """Move weights, optimizer state, or both to host memory. Returns the bytes moved on this rank. Raises
+        `RunError` if gradients wait for a step: they do not move.
+        """
+        self._refuse_waiting_gradients("leave the device")
+        return await super().offload(model=model, optimizer=optimizer)
+
+    def _refuse_waiting_gradients(self, what: str) -> None:
+        """Raises `RunError` if gradients of a `forward_backward` would be lost."""
+        if self._passes:
+            raise RunError(f"the {self._title} cannot {what}: gradients wait for it, call optimizer_step first")
+
     def load_state(self, source: TensorSource, numbers: Mapping[str, Any]) -> None:
+        """Load a staged state; see `ModelWorker.load_state`. Gradients that wait for a step are dropped."""
+        self.strategy.zero_grad()
+        self._passes, self._sums = 0, {}
         super().load_state(source, numbers)
         move_schedule(self.schedule, numbers["optimizer_steps"])
         self._skipped = int(numbers["skipped_in_a_row"])

@@ -107,7 +107,7 @@ class ModelWorker:
     @property
     def model(self) -> nn.Module:
         """The transformers model, as this rank holds it."""
-        return self.strategy.meta_model
+        return self.strategy.hf_model
 
     @property
     def _title(self) -> str:

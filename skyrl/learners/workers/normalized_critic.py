@@ -13,6 +13,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.learners.rank_metrics import Metrics
 from skyrl.learners.workers.group import LearnerGroup
+from skyrl.learners.workers.learning_worker import Objective
 from skyrl.learners.workers.roles import CriticWorker
 
 VALUES = "critic_values_"
@@ -36,13 +37,13 @@ class NormalizedCritic(LearnerGroup[CriticWorker]):
         self._scored_by = self.scale
         return masked(self.scale.restored(await super().score(batch)), batch.loss_mask)
 
-    async def update(self, batch: TrainingBatch) -> Metrics:
-        """One optimizer step towards the normalized returns of the mini-batch, which the moments already include."""
+    async def forward_backward(self, batch: TrainingBatch, objective: Objective) -> Metrics:
+        """Add the gradient towards the normalized returns of the batch, which the moments already include."""
         assert batch.returns is not None
         self.scale = self.scale.after(batch.returns[batch.loss_mask])
         targets = masked(self.scale.normalized(batch.returns), batch.loss_mask)
         old = None if batch.values is None else masked(self._scored_by.normalized(batch.values), batch.loss_mask)
-        metrics = await super().update(batch.given(returns=targets, values=old))
+        metrics = await super().forward_backward(batch.given(returns=targets, values=old), objective)
         return self._in_units_of_returns(metrics) | {"return_mean": self.scale.mean, "return_std": self.scale.std}
 
     async def stage(self) -> tuple[dict[str, Any], int]:

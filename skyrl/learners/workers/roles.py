@@ -19,10 +19,10 @@ from skyrl.config.derive.model_overrides import learner_overrides
 from skyrl.config.settings.trainer_fields import table_above, trainer_field
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
 from skyrl.learners.moving import DeviceMover
-from skyrl.learners.ranks import Ranks
+from skyrl.learners.ranks import ALONE, Ranks
 from skyrl.learners.row_support import rows_of_run
 from skyrl.learners.strategy import ModelSource
-from skyrl.learners.workers.learning_worker import LearningWorker, Objective
+from skyrl.learners.workers.learning_worker import LearningWorker
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.models.compiled_layers import compile_layers
 from skyrl.models.files.loading import load_causal_lm, load_config
@@ -34,9 +34,6 @@ from skyrl.models.fused_layers import fuse_layers
 from skyrl.models.lora import with_adapter
 from skyrl.models.value_head import ValueModel
 from skyrl.tree import joined, required
-
-ALONE = Ranks()
-"""The ranks of a role with a single process."""
 
 
 class RefWorker(ModelWorker):
@@ -61,36 +58,25 @@ class RefWorker(ModelWorker):
 class PolicyWorker(LearningWorker):
     """The model that is trained and that engines sample from."""
 
+    role = "policy"
+
     def __init__(
         self,
         trainer: TrainerConfig,
-        objective: Objective,
         num_training_steps: int | None = None,
         *,
         ranks: Ranks = ALONE,
         mover: DeviceMover | None = None,
         config_path: str = "trainer.policy",
     ) -> None:
-        """Loads `trainer.policy.model` with a new optimizer.
-
-        `num_training_steps` counts optimizer steps; only schedules with an end (linear, cosine, ...) need it. Messages
-        name fields below `config_path`, the table of this model in the user's file; empty stands for the whole file.
-        """
-        policy = trainer.policy
-        super().__init__(
-            trainer,
-            policy,
-            _causal_lm(trainer, "policy", config_path),
-            self._reading(trainer),
-            ranks,
-            role="policy",
-            config_path=config_path,
-            objective=objective,
-            num_training_steps=num_training_steps,
-            mover=mover,
-        )
+        """Loads `trainer.policy.model`. See `LearningWorker` for the arguments."""
+        super().__init__(trainer, num_training_steps, ranks=ranks, mover=mover, config_path=config_path)
         if compiles_layers(trainer):
             compile_layers(self.model)  # after the passes that probe it, in another type
+
+    @staticmethod
+    def _source(trainer: TrainerConfig, config_path: str) -> ModelSource:
+        return _causal_lm(trainer, "policy", config_path)
 
     @staticmethod
     def _reading(trainer: TrainerConfig) -> ForwardFn:
@@ -106,36 +92,20 @@ class SFTWorker(PolicyWorker):
 
 
 class CriticWorker(LearningWorker):
-    """The model that predicts returns: its score is the value of the state in which each token was sampled."""
+    """The model that predicts returns: its score is the value of the state in which each token was sampled. It is
+    `trainer.critic.model` with a new value head, drawn from `trainer.seed`.
+    """
 
-    def __init__(
-        self,
-        trainer: TrainerConfig,
-        objective: Objective,
-        num_training_steps: int | None = None,
-        *,
-        ranks: Ranks = ALONE,
-        mover: DeviceMover | None = None,
-        config_path: str = "trainer.critic",
-    ) -> None:
-        """Loads `trainer.critic.model` with a new value head, drawn from `trainer.seed`. See `PolicyWorker` for the
-        arguments.
-        """
-        critic = trainer.critic
-        body = _causal_lm(trainer, "critic", config_path)
+    role = "critic"
+
+    @staticmethod
+    def _source(trainer: TrainerConfig, config_path: str) -> ModelSource:
         head = partial(ValueModel, prefix=trainer.algorithm.value_head_prefix, seed=trainer.seed)
-        super().__init__(
-            trainer,
-            critic,
-            _under(head, body),
-            read_values,
-            ranks,
-            role="critic",
-            config_path=config_path,
-            objective=objective,
-            num_training_steps=num_training_steps,
-            mover=mover,
-        )
+        return _under(head, _causal_lm(trainer, "critic", config_path))
+
+    @staticmethod
+    def _reading(trainer: TrainerConfig) -> ForwardFn:
+        return read_values
 
 
 def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"], config_path: str) -> ModelSource:

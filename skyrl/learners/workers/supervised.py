@@ -8,10 +8,11 @@ from torch.nn.functional import logsigmoid
 
 from skyrl.algorithms.reductions import token_mean
 from skyrl.batch import TrainingBatch
+from skyrl.learners.workers.learning_worker import Objective
 
 
 @attrs.frozen(kw_only=True)
-class CrossEntropy:
+class CrossEntropy(Objective):
     """-sum_t w_t log pi(token t) / sum_t w_t over the whole batch, where w_t is the weight of token t: 0 or 1 by the
     mask, unless the data set other weights. A token's share does not depend on the length of its row.
     """
@@ -21,9 +22,6 @@ class CrossEntropy:
         if batch.token_weights is not None:
             return batch.given(loss_weights=batch.token_weights / batch.token_weights.sum())
         return batch.given(loss_weights=token_mean(batch.loss_mask))
-
-    def watched(self, batch: TrainingBatch) -> None:
-        """None: no row is left out."""
 
     def __call__(
         self, logprobs: Tensor, batch: TrainingBatch, entropy: Tensor | None = None
@@ -38,7 +36,7 @@ class CrossEntropy:
 
 
 @attrs.frozen(kw_only=True)
-class BradleyTerry:
+class BradleyTerry(Objective):
     """-mean over pairs of log sigmoid(s_chosen - s_rejected - m).
 
     Bradley and Terry 1952, as in arXiv:2203.02155, eq. 1. m is the margin of the pair, 0 or more (Llama 2,
@@ -51,9 +49,6 @@ class BradleyTerry:
     def weigh(self, batch: TrainingBatch) -> TrainingBatch:
         """The share of each row's pair in the loss of the batch, at the row's selected token."""
         return batch.given(loss_weights=batch.loss_mask.float() * (2 / len(batch)))
-
-    def watched(self, batch: TrainingBatch) -> None:
-        """None: no row is left out."""
 
     def __call__(
         self, values: Tensor, batch: TrainingBatch, entropy: Tensor | None = None

@@ -6,7 +6,7 @@ the weights that it computes with. Only this module reads or writes those pieces
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -56,6 +56,37 @@ class ZeroState:
         """Every weight by name, in its whole shape and rounded to `dtype`, one at a time."""
         for name, weight in self.weights():
             yield name, self._joined(name, self._master(weight).to(dtype))
+
+    def take_gradients(self) -> list[Tensor]:
+        """The gradients of stage 1 or 2 that this rank holds after a pass; the next pass starts from zero."""
+        optimizer: Any = self._engine.optimizer
+        if optimizer.cpu_offload:
+            found = [flat.grad.clone() for flat in optimizer.single_partition_of_fp32_groups]
+        else:
+            groups = [group for group in optimizer.averaged_gradients.values() if group is not None]
+            found = [gradient.clone() for group in groups for gradient in group]
+        optimizer.averaged_gradients = dict.fromkeys(optimizer.averaged_gradients)
+        optimizer.all_grad_tensors = dict.fromkeys(optimizer.all_grad_tensors)
+        optimizer.micro_step_id = -1  # the next micro-batch is the first of a step, which adds to no earlier one
+        return found
+
+    def add_gradients(self, earlier: Sequence[Tensor]) -> None:
+        """Add what `take_gradients` returned before the pass that has just ended."""
+        optimizer: Any = self._engine.optimizer
+        if not optimizer.cpu_offload:
+            gradients = [each for group in optimizer.averaged_gradients.values() for each in group]
+            for gradient, before in zip(gradients, earlier, strict=True):
+                gradient.add_(before)
+            return
+        flat = [each.grad for each in optimizer.single_partition_of_fp32_groups]
+        for gradient, before in zip(flat, earlier, strict=True):
+            gradient.add_(before)
+        for parameter, (group, _, start, count) in optimizer.grad_position.items():
+            if parameter in optimizer.norm_for_param_grads:  # the offloading optimizer clips by norms that it keeps
+                part = flat[group].view(-1)[start : start + count]
+                optimizer.norm_for_param_grads[parameter] = part.to(
+                    optimizer.norm_for_param_grads[parameter].dtype
+                ).norm(2)
 
     def tensor_shards(self) -> Iterator[TensorShard]:
         """Shards of this rank, see `Strategy.tensor_shards`: in stage 0 the first rank has all of them, from stage 1 on

@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,13 +27,16 @@ from skyrl.learners.compute_copies import computing_in
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.moving import HOST
 from skyrl.learners.ranks import TENSOR
-from skyrl.learners.schedule import make_optimizer
+from skyrl.learners.row_layouts import MicroBatch
+from skyrl.learners.schedule import StepSettings, make_optimizer
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.learners.zero.config import engine_config
 from skyrl.learners.zero.groups import Cut, ParallelUnit
 from skyrl.learners.zero.state import ZeroState
 from skyrl.models.parallel.auto_tp import cut_by_deepspeed
 from skyrl.models.parallel.tensor_parallel import refuse_uncuttable
+
+T = TypeVar("T")
 
 
 class Zero(DataParallel):
@@ -62,6 +65,7 @@ class Zero(DataParallel):
         self.model: Any = model
         self._module: Any = model
         self._engine: Any = None
+        self._accumulated = False  # since the last step
         self.optimizer = make_optimizer(model, context.optimizer) if context.optimizer else None
         self._max_grad_norm = (context.optimizer.max_grad_norm if context.optimizer else 0) or float("inf")
         if context.optimizer is None:
@@ -105,7 +109,7 @@ class Zero(DataParallel):
         return model.to(context.device), {name: Cut(dim, group) for name, dim in dimensions.items()}
 
     @property
-    def meta_model(self) -> nn.Module:
+    def hf_model(self) -> nn.Module:
         module: nn.Module = self._module
         return module
 
@@ -121,7 +125,24 @@ class Zero(DataParallel):
             self._engine.empty_partition_cache()
 
     def zero_grad(self) -> None:
-        self._engine.optimizer.zero_grad(set_to_none=True)
+        if self._engine is not None and self.optimizer is not None:
+            self._engine.optimizer.zero_grad(set_to_none=True)
+        if self._accumulated and self._stage in (1, 2):
+            self._held.take_gradients()
+        self._accumulated = False
+
+    def accumulate(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        read: Callable[[Any, MicroBatch], T],
+        loss_of: Callable[[T, MicroBatch], Tensor],
+    ) -> None:
+        # Stages 1 and 2 complete a gradient with the last micro-batch of a pass; another pass would replace it.
+        earlier = self._held.take_gradients() if self._accumulated and self._stage in (1, 2) else []
+        super().accumulate(micro_batches, read, loss_of)
+        if earlier:
+            self._held.add_gradients(earlier)
+        self._accumulated = True
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of the sum of all ranks' `loss`, a scalar that is the same within a tensor-parallel group.
@@ -133,8 +154,10 @@ class Zero(DataParallel):
         self._engine.set_gradient_accumulation_boundary(last and self._stage > 0)
         self._engine.backward(loss * self._replicas, scale_wrt_gas=False)
 
-    def step(self) -> float:
+    def step(self, settings: StepSettings) -> float:
         """Step, unless the gradient is not finite. The engine itself skips such a step, on all ranks, above stage 0."""
+        assert self.optimizer is not None, "this model never changes"
+        self._accumulated = False
         if self._stage == 0:
             _take_groups(self._unit)
             self._engine.set_gradient_accumulation_boundary(True)
@@ -144,10 +167,17 @@ class Zero(DataParallel):
             if not torch.isfinite(norm):
                 self._engine.zero_grad()
                 return norm.item()
-            clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
-            self._engine.step()
+            clip_grads_with_norm_(parameters, settings.bound(self._max_grad_norm), norm)
+            with settings.applied(self.optimizer.param_groups):
+                self._engine.step()
             return norm.item()
-        self._engine.step()
+        usual = self._engine.optimizer.clip_grad
+        self._engine.optimizer.clip_grad = usual if settings.max_grad_norm is None else settings.max_grad_norm
+        try:
+            with settings.applied(self.optimizer.param_groups):
+                self._engine.step()
+        finally:
+            self._engine.optimizer.clip_grad = usual
         return float("nan") if self._engine.optimizer.overflow else float(self._engine.get_global_grad_norm())
 
     def _norm(self, parameters: list[nn.Parameter]) -> Tensor:

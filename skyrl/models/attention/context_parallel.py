@@ -14,32 +14,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import frozen
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skyrl.models.attention.blocks import Block, backward_of, forward_of
 from skyrl.models.attention.segments import Segment
+from skyrl.models.attention.ulysses import RankGroup
 
 CHUNKS = 2
 """Chunks of a row that each rank has."""
 
 
-@frozen(eq=False)
-class ContextGroup:
-    """The ranks that divide the tokens of a row, from the view of one of them."""
-
-    group: dist.ProcessGroup
-
-    @property
-    def rank(self) -> int:
-        """Index of this rank in the group."""
-        return self.group.rank()
-
-    @property
-    def size(self) -> int:
-        """Number of ranks in the group."""
-        return self.group.size()
+class ContextGroup(RankGroup):
+    """The ranks that have chunks of a row from its front and its back."""
 
     def blocks(self, segments: tuple[Segment, ...], tokens: int) -> tuple[Block, ...]:
         """Blocks of attention for the `tokens` of this rank, from segments that cover the row of all ranks."""

@@ -18,20 +18,24 @@ from torch import Tensor
 
 
 @frozen(eq=False)
-class SequenceGroup:
-    """The ranks that share sequences, from the view of one of them."""
+class RankGroup:
+    """The ranks that divide the tokens of a row, from the view of one of them."""
 
     group: dist.ProcessGroup
 
     @property
     def rank(self) -> int:
-        """Index of this rank's stretch, counted from 0 at the first token."""
+        """Index of this rank in the group."""
         return self.group.rank()
 
     @property
     def size(self) -> int:
-        """Number of stretches of a row."""
+        """Number of ranks in the group."""
         return self.group.size()
+
+
+class SequenceGroup(RankGroup):
+    """The ranks that share sequences: rank n has the n-th stretch of a row."""
 
     def whole_rows(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of this rank's stretch, all heads -> of the whole row, this rank's heads.

@@ -15,6 +15,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe.moe_utils import get_updated_expert_bias
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -245,6 +246,27 @@ class MegatronDecoder(nn.Module):
         """
         named = ((name, buffer) for name, buffer in self.gpt.named_buffers() if name.endswith(".expert_bias"))
         return {self._name_among_all(name): buffer for name, buffer in named}
+
+    @torch.no_grad()
+    def move_expert_biases(self) -> None:
+        """Move each expert's bias by its load, over all ranks, in the passes since the last step. Collective."""
+        routers = self._biased_routers()
+        if routers:
+            loads, biases = (
+                torch.stack([getattr(router, name) for router in routers])
+                for name in ("local_tokens_per_expert", "expert_bias")
+            )
+            moved = get_updated_expert_bias(loads, biases, self._megatron.moe_router_bias_update_rate)
+            for router, bias in zip(routers, moved, strict=True):
+                router.expert_bias.copy_(bias)
+
+    def forget_expert_loads(self) -> None:
+        """Count the loads of experts from zero."""
+        for router in self._biased_routers():
+            router.local_tokens_per_expert.zero_()
+
+    def _biased_routers(self) -> list[Any]:
+        return [each for each in self.gpt.modules() if getattr(each, "expert_bias", None) is not None]
 
     def watch_routers(self, watch: Watch) -> None:
         """Report the loads of this stage's routers in training to `watch` from now on."""

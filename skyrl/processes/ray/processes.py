@@ -1,8 +1,6 @@
 """Implementation of `Processes` on Ray: every rank is an actor at its place, watched until the run ends it.
 
-with RayProcesses(layout, deadlines=Deadlines(), address=None, logs=run / "logs", device="cpu") as processes:
-    policies = processes.start("policy", [partial(PolicyWorker, trainer, ranks=ranks) for ranks in ...])
-    await policies.call(PolicyWorker.metadata)
+A context of a `RayProcesses` has the cluster. `handles.py` shows how its processes are started and called.
 """
 
 from __future__ import annotations
