@@ -8,6 +8,7 @@ from typing import Protocol
 from skyrl.config import ModelConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.sizes import grid_of, models_of, samples
 from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import ConfigError, Problem
 from skyrl.models.files.chat_templates import configured_template
 from skyrl.models.files.facts import ModelFiles, model_files
@@ -57,7 +58,7 @@ def ranks_that_share_sequences_share_their_heads(run: SkyRLTrainConfig) -> Itera
     """All ranks that share sequences have the same number of attention heads of a model."""
     for model in models_of(run):
         section = getattr(run.trainer, model)
-        if run.trainer.strategy != "megatron":
+        if "sequence" in facts_of(run.trainer).degrees:
             yield from _unshared_heads(f"trainer.{model}.", section, section.model.path, grid_of(run, model).ranks)
 
 
@@ -106,7 +107,7 @@ def _unequal_parts(prefix: str, degrees: _Degrees, path: str | None, ranks: int)
 
 def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron's ranks have equal numbers of heads, features and experts, and its pipeline stages of layers."""
-    if run.trainer.strategy != "megatron":
+    if not reads(run.trainer, "megatron_config"):
         return
     for model in models_of(run):
         section = getattr(run.trainer, model)
@@ -135,7 +136,7 @@ def ranks_that_spread_experts_get_as_many(run: SkyRLTrainConfig) -> Iterator[Pro
     for model in models_of(run):
         section = getattr(run.trainer, model)
         files, size = readable_files(section.model.path), section.expert_parallel_size
-        if files is None or size == 1 or run.trainer.strategy == "megatron":
+        if files is None or size == 1 or "expert_parallel_size" not in facts_of(run.trainer).degrees.values():
             continue
         path, where = f"trainer.{model}.expert_parallel_size", section.model.path
         if files.experts is None:

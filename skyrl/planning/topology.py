@@ -22,6 +22,52 @@ class Grid:
 
 
 @frozen(kw_only=True)
+class Degrees:
+    """Ranks of a model by the dimension along which they share it, whatever the strategy."""
+
+    data: int = 1
+    """Ranks, or groups of ranks, that get rows of their own."""
+
+    pipeline: int = 1
+    """Ranks that each hold a run of layers."""
+
+    context: int = 1
+    """Ranks that share a sequence and gather its keys and values."""
+
+    sequence: int = 1
+    """Ranks that exchange heads for parts of a sequence (Ulysses, arXiv:2309.14509)."""
+
+    tensor: int = 1
+    """Ranks that split matrices."""
+
+    expert: int = 1
+    """Ranks that hold different experts; they are also counted in the other dimensions."""
+
+    expert_tensor: int = 1
+    """Ranks that split the matrices of each expert."""
+
+    @property
+    def inner(self) -> int:
+        """Ranks of one pipeline stage that compute on the same rows."""
+        return self.context * self.sequence * self.tensor
+
+    @property
+    def replica(self) -> int:
+        """Ranks that compute on the same rows: those of all pipeline stages."""
+        return self.pipeline * self.inner
+
+    @property
+    def experts(self) -> int:
+        """Ranks that together hold all experts of a layer."""
+        return self.expert * self.expert_tensor
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.data * self.replica
+
+
+@frozen(kw_only=True)
 class Engines:
     """Inference engines, all of one size."""
 

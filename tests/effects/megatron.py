@@ -40,7 +40,7 @@ class FakePackage:
 
     @staticmethod
     def Megatron(source: ModelSource, config: MegatronConfig, context: StrategyContext) -> None:
-        settings = MegatronSettings.of(config, context.optimizer, context.compute_dtype)
+        settings = MegatronSettings.of(config, context.degrees, context.optimizer, context.compute_dtype)
         model = source.meta_model().config.to_dict()
         raise Reached(plain([attrs.asdict(settings), {name: str(value) for name, value in model.items()}]))
 

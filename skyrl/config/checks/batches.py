@@ -9,19 +9,17 @@ from collections.abc import Iterator
 
 from skyrl.config.derive.sizes import (
     Model,
-    context_parallel,
     data_parallel_of,
+    degrees_of,
     grid_of,
     has_critic,
     has_reference,
-    model_parallel,
     models_of,
-    sequence_parallel,
-    tensor_parallel,
     trained_models,
 )
 from skyrl.config.foundation.remedies import nearest_divisors
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
 from skyrl.planning.batches import (
     Uneven,
@@ -73,8 +71,8 @@ def made_up_batches_lack_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Ranks that compute on the same rows, because they share sequences or layers, form groups of equal size."""
     for model in models_of(run):
-        verdict = uneven_ranks(grid_of(run, model).ranks, model_parallel(run, model))
-        if verdict and run.trainer.strategy == "megatron":
+        verdict = uneven_ranks(grid_of(run, model).ranks, degrees_of(run, model).replica)
+        if verdict and reads(run.trainer, "megatron_config"):
             yield Problem(
                 path=f"trainer.{model}.megatron_config",
                 message=f"tensor x pipeline x context = {verdict.by} does not divide the {_NAMES[model]}'s "
@@ -87,11 +85,8 @@ def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def _ranks_left_over(run: SkyRLTrainConfig, model: Model, verdict: Uneven) -> Problem:
     """The problem of a size that does not divide the ranks, or of sizes whose product does not."""
-    sizes = {
-        "sequence": sequence_parallel(run, model),
-        "context": context_parallel(run, model),
-        "tensor": tensor_parallel(run, model),
-    }
+    degrees = degrees_of(run, model)
+    sizes = {name: getattr(degrees, name) for name in ("sequence", "context", "tensor")}
     above_one = {name: size for name, size in sizes.items() if size > 1}
     name, size = next(
         ((name, size) for name, size in above_one.items() if verdict.whole % size), next(iter(above_one.items()))

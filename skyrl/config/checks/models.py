@@ -194,7 +194,7 @@ def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: ModelT
 
 def state_on_a_drive_has_a_folder(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """`device = "nvme"` needs a folder on the drive, and DeepSpeed supports it at stage 3 only."""
-    if not model.by_deepspeed(run):
+    if not model.reads(run, "deepspeed_config"):
         return
     zero = model.zero(run)
     parts = {"offload_param": zero.stage == 3, "offload_optimizer": model.learns and zero.stage > 0}
@@ -244,7 +244,7 @@ def groups_of_deepspeed_have_the_same_matrices(run: RunConfig, model: ModelTable
     """
     cutting: int = getattr(model.section(run), "tensor_parallel_size", 1)
     zero = model.zero(run)
-    if cutting == 1 or zero.stage != 3 or not model.by_deepspeed(run):
+    if cutting == 1 or zero.stage != 3 or not model.reads(run, "deepspeed_config"):
         return
     for field, off, on in (
         ("zero_hpz_partition_size", 1, zero.zero_hpz_partition_size > 1),
@@ -260,7 +260,7 @@ def groups_of_deepspeed_have_the_same_matrices(run: RunConfig, model: ModelTable
 
 def integers_are_made_on_gpus(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
     """DeepSpeed's quantization kernels need CUDA."""
-    if not model.by_deepspeed(run) or model.zero(run).stage != 3 or model.on_cuda(run):
+    if not model.reads(run, "deepspeed_config") or model.zero(run).stage != 3 or model.on_cuda(run):
         return
     for name in ("zero_quantized_weights", *(["zero_quantized_gradients"] if model.learns else [])):
         if getattr(model.zero(run), name):
@@ -282,7 +282,7 @@ def the_kernel_for_cpu_memory_finds_the_state_there(run: RunConfig, model: Model
     if not model.learns or model.section(run).optimizer_config.optimizer != "cpu_adamw":
         return
     zero = model.zero(run)
-    if not model.by_deepspeed(run) or zero.stage == 0 or zero.offload_optimizer.device != "cpu":
+    if not model.reads(run, "deepspeed_config") or zero.stage == 0 or zero.offload_optimizer.device != "cpu":
         yield Problem(
             path=model.at("optimizer_config.optimizer"),
             message="cpu_adamw steps optimizer state that DeepSpeed keeps in CPU memory; this run keeps it elsewhere",
@@ -322,11 +322,11 @@ def _sharing_weights(run: RunConfig, model: ModelTable) -> int:
 
 def _is_sharded(run: RunConfig, model: ModelTable) -> bool:
     """Whether FSDP shards the model, which it does with more than one rank."""
-    return model.by_fsdp(run) and model.ranks(run) > 1
+    return model.reads(run, "fsdp_config") and model.ranks(run) > 1
 
 
 def _trains_by_deepspeed(run: RunConfig, model: ModelTable) -> bool:
-    return model.learns and model.by_deepspeed(run)
+    return model.learns and model.reads(run, "deepspeed_config")
 
 
 def _slip(path: str, message: str, hint: str) -> Problem:

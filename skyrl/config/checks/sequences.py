@@ -6,10 +6,12 @@ Whether the sizes divide the model is checked in `skyrl.experiments.model_checks
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from skyrl.config.checks.every_kind import flash_attention_computes_on_cuda
-from skyrl.config.derive.sizes import grid_of, models_of, trained_models
+from skyrl.config.derive.sizes import degrees_of, grid_of, models_of, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
 from skyrl.tree.rules import Check
@@ -29,7 +31,7 @@ def shared_sequences_are_packed(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Ranks that share sequences use torch's own attention kernels, which on CUDA are those of FlashAttention."""
-    if run.trainer.attention in (None, "sdpa"):
+    if run.trainer.attention in (None, "sdpa") or facts_of(run.trainer).own_modules:
         return
     for path, size in _sharing(run):
         yield Problem(
@@ -56,34 +58,33 @@ def gathered_keys_are_not_dropped(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
 
 
-def megatron_cuts_matrices_by_its_own_size(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The degree of tensor parallelism under Megatron is a field of `megatron_config`."""
-    for model in models_of(run) if run.trainer.strategy == "megatron" else ():
-        path, size = f"trainer.{model}.tensor_parallel_size", getattr(run.trainer, model).tensor_parallel_size
-        if size > 1:
-            its_own = f"trainer.{model}.megatron_config.tensor_model_parallel_size = {size}"
-            message = f"{size}: strategy = megatron does not read it"
-            yield Problem(path=path, message=message, hint=f"set it to 1, and {its_own}")
+def strategies_read_the_degrees(run: SkyRLTrainConfig) -> Iterator[Problem]:
+    """A strategy has its own fields for ranks along a dimension: Megatron's are in `megatron_config`, where a context
+    size takes the place of a sequence size, and DeepSpeed has none for experts.
+    """
+    own = facts_of(run.trainer).degrees
+    for model, dimension in product(models_of(run), ("sequence", "context", "tensor", "expert")):
+        name = f"{dimension}_parallel_size"
+        size = getattr(getattr(run.trainer, model), name)
+        if size == 1 or name in own.values():
+            continue
+        field = own.get("context" if dimension == "sequence" else dimension)
+        other = f"trainer.{model}.{field} = {size}" if field else "trainer.strategy = fsdp2"
+        yield Problem(
+            path=f"trainer.{model}.{name}",
+            message=f"{size}: strategy = {run.trainer.strategy} does not read it",
+            hint=f"set it to 1, {'and' if field else 'or'} {other}",
+        )
 
 
 def experts_are_spread_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Experts are spread over all ranks of a model under FSDP, with all other matrices whole; Megatron has its own size
-    for this.
-    """
-    for model in models_of(run):
+    """Experts are spread over all ranks of a model under FSDP, with all other matrices whole."""
+    for model in models_of(run) if reads(run.trainer, "fsdp_config") else ():
         path, section = f"trainer.{model}.expert_parallel_size", getattr(run.trainer, model)
         size, ranks = section.expert_parallel_size, grid_of(run, model).ranks
         if size == 1:
             continue
-        if run.trainer.strategy not in ("fsdp", "fsdp2"):
-            its_own = f"trainer.{model}.megatron_config.expert_model_parallel_size = {size}"
-            by_megatron = run.trainer.strategy == "megatron"
-            yield Problem(
-                path=path,
-                message=f"{size}: strategy = {run.trainer.strategy} does not read it",
-                hint=f"set it to 1, and {its_own}" if by_megatron else "set it to 1, or trainer.strategy = fsdp2",
-            )
-        elif section.tensor_parallel_size > 1:
+        if section.tensor_parallel_size > 1:
             message = f"{size} ranks cannot spread experts where tensor_parallel_size = {section.tensor_parallel_size}"
             yield Problem(path=path, message=message, hint="set one of them to 1")
         elif section.fsdp_config.fsdp_size not in (-1, ranks):
@@ -100,17 +101,15 @@ SEQUENCE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     shared_sequences_are_attended_to_by_torch,
     attention_has_kernels_for_the_device,
     gathered_keys_are_not_dropped,
-    megatron_cuts_matrices_by_its_own_size,
+    strategies_read_the_degrees,
     experts_are_spread_under_fsdp,
 )
 
 
 def _sharing(run: SkyRLTrainConfig) -> Iterator[tuple[str, int]]:
-    """Path and size of each model whose ranks share sequences; Megatron does not read the size."""
-    if run.trainer.strategy == "megatron":
-        return
-    for model in models_of(run):
-        for name in ("sequence", "context"):
-            size = getattr(getattr(run.trainer, model), f"{name}_parallel_size")
-            if size > 1:
-                yield f"trainer.{model}.{name}_parallel_size", size
+    """Path and size of each model whose ranks share sequences."""
+    own = facts_of(run.trainer).degrees
+    for model, dimension in product(models_of(run), ("sequence", "context")):
+        size = getattr(degrees_of(run, model), dimension)
+        if size > 1:
+            yield f"trainer.{model}.{own[dimension]}", size

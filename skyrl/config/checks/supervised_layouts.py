@@ -56,7 +56,7 @@ def experts_are_spread_under_fsdp(run: SupervisedConfig) -> Iterator[Problem]:
     path, size, ranks = "expert_parallel_size", run.expert_parallel_size, MODEL.ranks(run)
     if size == 1:
         return
-    if not MODEL.by_fsdp(run):
+    if not MODEL.reads(run, "fsdp_config"):
         message = f"{size}: strategy = {run.strategy} does not read it"
         yield Problem(path=path, message=message, hint="set it to 1, or strategy = fsdp2")
     elif run.tensor_parallel_size > 1:

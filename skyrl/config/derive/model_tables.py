@@ -11,6 +11,8 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.config.settings.deepspeed import ZeroOptimizationConfig
+from skyrl.config.settings.strategies import StrategyFacts, facts_of, reads
+from skyrl.planning.topology import Degrees
 from skyrl.tree import get_at, joined
 
 
@@ -55,17 +57,17 @@ class ModelTable:
         """Whether the model computes on GPUs."""
         return bool(self._trainer(run).device == "cuda")
 
-    def by_fsdp(self, run: Any) -> bool:
-        """Whether the model is spread over ranks by FSDP."""
-        return self._trainer(run).strategy in ("fsdp", "fsdp2")
+    def reads(self, run: Any, table: str) -> bool:
+        """Whether the strategy reads this table of the model, such as `fsdp_config`."""
+        return reads(self._trainer(run), table)
 
-    def by_deepspeed(self, run: Any) -> bool:
-        """Whether the model is spread over ranks by DeepSpeed."""
-        return bool(self._trainer(run).strategy == "deepspeed")
+    def facts(self, run: Any) -> StrategyFacts:
+        """Facts about the strategy that spreads the model over ranks."""
+        return facts_of(self._trainer(run))
 
-    def by_megatron(self, run: Any) -> bool:
-        """Whether the model is spread over ranks by Megatron."""
-        return bool(self._trainer(run).strategy == "megatron")
+    def degrees(self, run: Any) -> Degrees:
+        """Ranks of one replica of the model, by the dimension along which they share it."""
+        return self.facts(run).degrees_of(self.section(run))
 
     def zero(self, run: Any) -> ZeroOptimizationConfig:
         """DeepSpeed's settings for sharding and offloading."""
@@ -74,10 +76,10 @@ class ModelTable:
 
     def optimizer_may_leave(self, run: Any) -> bool:
         """Whether the optimizer's state can move off a GPU between phases; False if it is kept elsewhere anyway."""
-        if self.by_megatron(run):
-            return True
-        if self.by_fsdp(run):
+        if self.reads(run, "fsdp_config"):
             return not (self.section(run).fsdp_config.cpu_offload and self.ranks(run) > 1)
+        if not self.reads(run, "deepspeed_config"):
+            return True
         zero = self.zero(run)
         offloaded = zero.offload_optimizer.device != "none" or (zero.stage == 3 and zero.offload_param.device != "none")
         return zero.stage > 0 and not offloaded

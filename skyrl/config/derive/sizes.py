@@ -15,10 +15,11 @@ from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trainer import TrainerConfig
 from skyrl.planning.batches import Work, data_parallel, work
 from skyrl.planning.replicas import Replicas, replicas
-from skyrl.planning.topology import Engines, Grid, Sizes
+from skyrl.planning.topology import Degrees, Engines, Grid, Sizes
 
 Model = Literal["policy", "critic", "ref"]
 """A model with ranks of its own."""
@@ -158,77 +159,20 @@ def grid_of(run: SkyRLTrainConfig, model: Model) -> Grid:
     )
 
 
-def model_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that compute on the same rows: under Megatron tensor x pipeline x context, else those that
-    share sequences, keys or matrices.
-    """
-    if run.trainer.strategy == "megatron":
-        megatron = getattr(run.trainer, model).megatron_config
-        tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
-        return int(tensor * pipeline * megatron.context_parallel_size)
-    return sequence_parallel(run, model) * context_parallel(run, model) * tensor_parallel(run, model)
-
-
-def sequence_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that share sequences; 1 under Megatron, which has a context size instead."""
-    if run.trainer.strategy == "megatron":
-        return 1
-    return int(getattr(run.trainer, model).sequence_parallel_size)
-
-
-def context_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that gather keys and values for their tokens; 1 under Megatron, which has its own context
-    size.
-    """
-    if run.trainer.strategy == "megatron":
-        return 1
-    return int(getattr(run.trainer, model).context_parallel_size)
-
-
-def tensor_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that split matrices among them; 1 under Megatron, which has a tensor size of its own."""
-    if run.trainer.strategy == "megatron":
-        return 1
-    return int(getattr(run.trainer, model).tensor_parallel_size)
-
-
-def parallel_sizes(run: SkyRLTrainConfig, model: Model) -> dict[str, int]:
-    """Ranks of one replica by the dimension along which they share it, whatever the strategy."""
-    if run.trainer.strategy == "megatron":
-        megatron = getattr(run.trainer, model).megatron_config
-        return {
-            "pipeline": megatron.pipeline_model_parallel_size,
-            "context": megatron.context_parallel_size,
-            "sequence": 1,
-            "tensor": megatron.tensor_model_parallel_size,
-        }
-    return {
-        "pipeline": 1,
-        "context": context_parallel(run, model),
-        "sequence": sequence_parallel(run, model),
-        "tensor": tensor_parallel(run, model),
-    }
-
-
-def expert_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that hold different experts, whatever the strategy."""
-    if run.trainer.strategy == "megatron":
-        return int(getattr(run.trainer, model).megatron_config.expert_model_parallel_size)
-    return int(getattr(run.trainer, model).expert_parallel_size)
+def degrees_of(run: SkyRLTrainConfig, model: Model) -> Degrees:
+    """Ranks of one replica of the model, by the dimension along which they share it, whatever the strategy."""
+    return facts_of(run.trainer).degrees_of(getattr(run.trainer, model))
 
 
 def replicas_of(run: SkyRLTrainConfig, model: Model) -> Replicas:
     """Which ranks of the model compute on the same rows. The tree must have passed `check`."""
-    together = model_parallel(run, model)
-    stages = 1
-    if run.trainer.strategy == "megatron":
-        stages = getattr(run.trainer, model).megatron_config.pipeline_model_parallel_size
-    return replicas(grid_of(run, model).ranks, inner=together // stages, stages=stages)
+    degrees = degrees_of(run, model)
+    return replicas(grid_of(run, model).ranks, inner=degrees.inner, stages=degrees.pipeline)
 
 
 def data_parallel_of(run: SkyRLTrainConfig, model: Model) -> int | None:
     """Groups of ranks of the model that get rows of their own; None where its ranks do not form whole groups."""
-    return data_parallel(grid_of(run, model).ranks, model_parallel(run, model))
+    return data_parallel(grid_of(run, model).ranks, degrees_of(run, model).replica)
 
 
 def engines_of(run: SkyRLTrainConfig) -> Engines | None:

@@ -9,6 +9,7 @@ from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE, shares_gpus
 from skyrl.config.derive.sizes import has_critic, has_reference, models_of, on_ray
 from skyrl.config.effects.models import Condition, effect_where, model_effects
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import facts_of
 from skyrl.tree.rules import Effect
 
 _KL = Condition(REFERENCE.exists_where, has_reference)
@@ -67,7 +68,7 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
         Condition("trainer.policy.tensor_parallel_size is 1", lambda run: run.trainer.policy.tensor_parallel_size == 1),
         Condition(
             "the device is a CPU or the strategy is fsdp2",
-            lambda run: run.trainer.device != "cuda" or run.trainer.strategy in ("fsdp", "fsdp2"),
+            lambda run: run.trainer.device != "cuda" or facts_of(run.trainer).compiles,
         ),
     ),
     effect_where("trainer.policy.record_memory", Condition("trainer.profile_steps has a step", _profiles)),

@@ -13,8 +13,8 @@ from attrs import frozen
 from skyrl.config.derive.model_tables import ModelTable
 from skyrl.config.settings.deepspeed import OffloadConfig
 from skyrl.config.settings.learners import DECAYING, OURS, OptimizerConfig
-from skyrl.config.settings.megatron import ranks_of_experts
 from skyrl.config.settings.models import SkyRLLoraConfig
+from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.tree.classes import fields_of
 from skyrl.tree.rules import Effect
 
@@ -113,17 +113,23 @@ def _optimizer(model: ModelTable) -> Iterator[Effect]:
 def _is_in_half(model: ModelTable, run: Any) -> bool:
     """Whether gradients are in float16 at some point."""
     precision = model.section(run).fsdp_config.mixed_precision
-    if precision is None or not model.by_fsdp(run):
+    if precision is None or not model.reads(run, "fsdp_config"):
         return False
     read = (precision.param_dtype, precision.reduce_dtype) if model.ranks(run) > 1 else (precision.param_dtype,)
     return any(each in ("fp16", "float16") for each in read)
+
+
+def _strategy_is(model: ModelTable, name: str) -> Condition:
+    """The condition of a table that one strategy reads."""
+    table = STRATEGIES[name].table
+    return Condition(f"the strategy is {name}", lambda run: model.reads(run, table))
 
 
 # FSDP.
 
 
 def _fsdp(model: ModelTable) -> Iterator[Effect]:
-    fsdp, several = Condition("the strategy is fsdp2", model.by_fsdp), _several_ranks(model)
+    fsdp, several = _strategy_is(model, "fsdp2"), _several_ranks(model)
     path = model.at("fsdp_config")
     yield effect_where(path, *exists(model), fsdp)
     yield effect_where(f"{path}.cpu_offload", several, _on_cuda(model))
@@ -168,7 +174,7 @@ _ZERO: dict[str, _ZeroField] = {
 def _deepspeed(model: ModelTable) -> Iterator[Effect]:
     path = model.at("deepspeed_config")
     zero = f"{path}.zero_optimization"
-    yield effect_where(path, *exists(model), Condition("the strategy is deepspeed", model.by_deepspeed))
+    yield effect_where(path, *exists(model), _strategy_is(model, "deepspeed"))
     gradients = _gradients(model)
     if gradients:
         yield effect_where(f"{path}.communication_data_type", *gradients)
@@ -192,7 +198,7 @@ def _megatron(model: ModelTable) -> Iterator[Effect]:
     if not model.trainer:
         return
     path = model.at("megatron_config")
-    yield effect_where(path, *exists(model), Condition("the strategy is megatron", model.by_megatron))
+    yield effect_where(path, *exists(model), _strategy_is(model, "megatron"))
     yield effect_where(
         f"{path}.dist_ckpt_optim_fully_reshardable",
         never("a checkpoint is kept from other numbers of ranks (any number of ranks can load every checkpoint)"),
@@ -203,14 +209,14 @@ def _megatron(model: ModelTable) -> Iterator[Effect]:
     yield from (effect_where(f"{path}.{name}", *gradients) for name in of_learning)
     yield effect_where(f"{path}.empty_cuda_cache", *gradients, _on_cuda(model))
     yield effect_where(f"{path}.lora_config", *gradients, _adapts(model))
-    others = Condition("the strategy is not megatron", lambda run: not model.by_megatron(run))
+    others = Condition("the strategy is not megatron", lambda run: model.facts(run).overrides == "model_config_kwargs")
     yield effect_where(model.at("model_config_kwargs"), *exists(model), others)
 
 
 def _has_other_experts_elsewhere(model: ModelTable) -> Condition:
     """The condition for tokens to travel between ranks: experts are on other ranks, or split among ranks."""
     words = "expert_model_parallel_size or the ranks that cut experts are above 1"
-    return Condition(words, lambda run: ranks_of_experts(model.section(run).megatron_config) > 1)
+    return Condition(words, lambda run: model.degrees(run).experts > 1)
 
 
 def _stage_is(model: ModelTable, *stages: int) -> Condition:
