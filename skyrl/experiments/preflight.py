@@ -37,7 +37,6 @@ from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
     degrees_of_megatron_divide_the_model,
     models_are_where_they_are_said_to_be,
-    ranks_share_the_model_evenly,
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
     ranks_that_spread_experts_get_as_many,
@@ -340,7 +339,9 @@ _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     flash_attention_is_installed,
     the_trackers_are_there,
     the_model_is_there,
-    ranks_share_the_model_evenly,
+    ranks_that_share_sequences_share_their_heads,
+    ranks_that_cut_matrices_get_equal_parts,
+    ranks_that_spread_experts_get_as_many,
     the_rows_are_there,
     the_template_is_there,
     folders_can_be_written,

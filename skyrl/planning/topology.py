@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import frozen
 
 MOST_PROCESSES = 2**17
@@ -86,11 +88,11 @@ class Engines:
 
 @frozen(kw_only=True)
 class Sizes:
-    """The number of a run's processes and their sizes. None: the run has no such model."""
+    """The number of a run's processes and their sizes."""
 
-    policy: Grid
-    critic: Grid | None = None
-    ref: Grid | None = None
+    models: Mapping[str, Grid]
+    """Role -> ranks of the models that are trained or that score."""
+
     engines: Engines | None = None
     colocate_all: bool = True
     colocate_policy_ref: bool = True
@@ -102,9 +104,3 @@ class Sizes:
         """Number of ranks of all models, and of GPUs of all engines."""
         engines = self.engines.number * self.engines.gpus if self.engines else 0
         return engines + sum(grid.ranks for grid in self.models.values())
-
-    @property
-    def models(self) -> dict[str, Grid]:
-        """Role -> ranks of the models that are trained or that score."""
-        grids = {"policy": self.policy, "critic": self.critic, "ref": self.ref}
-        return {role: grid for role, grid in grids.items() if grid is not None}

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from skyrl.config.checks.models import model_checks
 from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.derive.chosen_facts import loss_facts
-from skyrl.config.derive.rl_models import POLICY, RL_MODELS
-from skyrl.config.derive.sizes import has_critic, has_reference, models_of, scores_old_logprobs, trained_models
+from skyrl.config.derive.rl_models import POLICY, RL_ROLES, has_critic, has_reference
+from skyrl.config.derive.sizes import models_of, scores_old_logprobs, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
@@ -170,5 +170,5 @@ LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     adapters_are_reached_by_gradients,
     traces_have_ranks_and_a_folder,
     gathering_overlaps_with_reducing,
-    *model_checks(RL_MODELS),
+    *model_checks(tuple(RL_ROLES.values())),
 )

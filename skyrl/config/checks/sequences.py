@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from itertools import product
 
 from skyrl.config.checks.every_kind import flash_attention_computes_on_cuda
-from skyrl.config.derive.sizes import degrees_of, grid_of, models_of, trained_models
+from skyrl.config.derive.sizes import degrees_of, models_of
 from skyrl.config.settings.root import SkyRLTrainConfig
-from skyrl.config.settings.strategies import facts_of, reads
+from skyrl.config.settings.strategies import facts_of
 from skyrl.errors import Problem
-from skyrl.planning.batches import divisors, nearest
 from skyrl.tree.rules import Check
 
 
@@ -46,63 +45,10 @@ def attention_has_kernels_for_the_device(run: SkyRLTrainConfig) -> Iterator[Prob
     yield from flash_attention_computes_on_cuda(run.trainer.attention, run.trainer.device, "trainer.attention")
 
 
-def gathered_keys_are_not_dropped(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Attention in blocks of gathered keys has no dropout."""
-    for model in trained_models(run):
-        section, path = getattr(run.trainer, model), f"trainer.{model}.use_dropout"
-        if section.use_dropout and section.context_parallel_size > 1:
-            yield Problem(
-                path=path,
-                message=f"attention dropout does not work with context_parallel_size = {section.context_parallel_size}",
-                hint=f"set it to false, or use trainer.{model}.sequence_parallel_size instead",
-            )
-
-
-def strategies_read_the_degrees(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """A strategy has its own fields for ranks along a dimension: Megatron's are in `megatron_config`, where a context
-    size takes the place of a sequence size, and DeepSpeed has none for experts.
-    """
-    own = facts_of(run.trainer).degrees
-    for model, dimension in product(models_of(run), ("sequence", "context", "tensor", "expert")):
-        name = f"{dimension}_parallel_size"
-        size = getattr(getattr(run.trainer, model), name)
-        if size == 1 or name in own.values():
-            continue
-        field = own.get("context" if dimension == "sequence" else dimension)
-        other = f"trainer.{model}.{field} = {size}" if field else "trainer.strategy = fsdp2"
-        yield Problem(
-            path=f"trainer.{model}.{name}",
-            message=f"{size}: strategy = {run.trainer.strategy} does not read it",
-            hint=f"set it to 1, {'and' if field else 'or'} {other}",
-        )
-
-
-def experts_are_spread_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Experts are spread over all ranks of a model under FSDP, with all other matrices whole."""
-    for model in models_of(run) if reads(run.trainer, "fsdp_config") else ():
-        path, section = f"trainer.{model}.expert_parallel_size", getattr(run.trainer, model)
-        size, ranks = section.expert_parallel_size, grid_of(run, model).ranks
-        if size == 1:
-            continue
-        if section.tensor_parallel_size > 1:
-            message = f"{size} ranks cannot spread experts where tensor_parallel_size = {section.tensor_parallel_size}"
-            yield Problem(path=path, message=message, hint="set one of them to 1")
-        elif section.fsdp_config.fsdp_size not in (-1, ranks):
-            message = f"{size} ranks cannot spread experts of copies that are sharded over a part of the ranks"
-            yield Problem(path=path, message=message, hint=f"set trainer.{model}.fsdp_config.fsdp_size = -1")
-        elif ranks % size:
-            fitting = " and ".join(map(str, nearest(size, divisors(ranks))))
-            message = f"{size} does not divide the {ranks} ranks of the model"
-            yield Problem(path=path, message=message, hint=f"nearest divisors: {fitting}")
-
-
 SEQUENCE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     shared_sequences_are_packed,
     shared_sequences_are_attended_to_by_torch,
     attention_has_kernels_for_the_device,
-    gathered_keys_are_not_dropped,
-    strategies_read_the_degrees,
-    experts_are_spread_under_fsdp,
 )
 
 

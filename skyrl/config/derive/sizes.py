@@ -5,37 +5,28 @@ Only this module knows which fields hold these sizes; the arithmetic is in `skyr
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TypeAlias
 
 import attrs
 
 from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of
+from skyrl.config.derive.model_tables import grids_of
+from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.root import SkyRLTrainConfig
-from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trainer import TrainerConfig
 from skyrl.planning.batches import Work, data_parallel, work
 from skyrl.planning.replicas import Replicas, replicas
 from skyrl.planning.topology import Degrees, Engines, Grid, Sizes
 
-Model = Literal["policy", "critic", "ref"]
-"""A model with ranks of its own."""
+Model: TypeAlias = str
+"""Name of a role of the run, such as `policy`."""
 
 GPUS_OF_A_MACHINE = 8
 """GPUs that a machine of a GPU cluster usually has; more where a model asks for more on one node."""
-
-
-def has_critic(run: SkyRLTrainConfig) -> bool:
-    """Whether the run has a critic, a model that predicts returns."""
-    return bool(run.trainer.critic.model.path)
-
-
-def has_reference(run: SkyRLTrainConfig) -> bool:
-    """Whether the run has a KL term, and therefore a frozen reference model."""
-    return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
 
 
 def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
@@ -62,13 +53,12 @@ def scorings(trainer: TrainerConfig, updates: int) -> int:
 
 def models_of(run: SkyRLTrainConfig) -> tuple[Model, ...]:
     """The models of the run that have ranks."""
-    wanted: dict[Model, bool] = {"policy": True, "critic": has_critic(run), "ref": has_reference(run)}
-    return tuple(model for model, there in wanted.items() if there)
+    return tuple(name for name, role in RL_ROLES.items() if role.exists(run))
 
 
 def trained_models(run: SkyRLTrainConfig) -> tuple[Model, ...]:
     """Models that learn, and so have mini-batches: the policy, and the critic if there is one."""
-    return ("policy", "critic") if has_critic(run) else ("policy",)
+    return tuple(model for model in models_of(run) if RL_ROLES[model].learns)
 
 
 def on_ray(run: SkyRLTrainConfig) -> bool:
@@ -153,15 +143,12 @@ def sends_adapter_files(run: SkyRLTrainConfig) -> bool:
 
 def grid_of(run: SkyRLTrainConfig, model: Model) -> Grid:
     """Nodes and GPUs of a model."""
-    placement = run.trainer.placement
-    return Grid(
-        nodes=getattr(placement, f"{model}_num_nodes"), gpus_per_node=getattr(placement, f"{model}_num_gpus_per_node")
-    )
+    return RL_ROLES[model].grid(run)
 
 
 def degrees_of(run: SkyRLTrainConfig, model: Model) -> Degrees:
     """Ranks of one replica of the model, by the dimension along which they share it, whatever the strategy."""
-    return facts_of(run.trainer).degrees_of(getattr(run.trainer, model))
+    return RL_ROLES[model].degrees(run)
 
 
 def replicas_of(run: SkyRLTrainConfig, model: Model) -> Replicas:
@@ -217,13 +204,11 @@ def sizes_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Sizes:
 
     `gpus_per_node` are the GPUs of one machine. None: 8, or more where a model asks for more on one node.
     """
-    models = {model: grid_of(run, model) for model in models_of(run)}
+    models = grids_of(run, RL_ROLES.values())
     largest = max(grid.gpus_per_node for grid in models.values())
     placement, together = run.trainer.placement, not on_ray(run)  # in one process everything is in one place
     return Sizes(
-        policy=models["policy"],
-        critic=models.get("critic"),
-        ref=models.get("ref"),
+        models=models,
         engines=engines_of(run),
         colocate_all=placement.colocate_all or together,
         colocate_policy_ref=placement.colocate_policy_ref or together,

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from skyrl.config.derive.engine_backends import backend_of, engine_dtype, kind_of_engine
 from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, saves
-from skyrl.config.derive.sizes import evaluates, has_critic, has_reference, on_ray
+from skyrl.config.derive.rl_models import has_critic, has_reference
+from skyrl.config.derive.sizes import evaluates, on_ray
 from skyrl.config.effects.algorithm import ALGORITHM_EFFECTS
 from skyrl.config.effects.learners import LEARNER_EFFECTS
 from skyrl.config.effects.rollouts import ROLLOUT_EFFECTS

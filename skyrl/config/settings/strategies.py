@@ -7,12 +7,12 @@ A strategy is a line of `STRATEGIES`; the code that spreads a model is the line 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Protocol
 
 from attrs import evolve, frozen
 
 from skyrl.planning.topology import Degrees
-from skyrl.tree import get_at
 
 
 class Spread(Protocol):
@@ -24,7 +24,7 @@ class Spread(Protocol):
 
 @frozen(kw_only=True)
 class StrategyFacts:
-    """What a strategy reads, shards and supports. Paths of fields are below the table of a model."""
+    """Facts about a strategy: what it reads, shards and supports. Paths of fields are below the table of a model."""
 
     table: str
     """The model's table with the settings of this strategy alone."""
@@ -68,11 +68,9 @@ class StrategyFacts:
     compiles: bool = False
     """Whether layers may be compiled on a GPU."""
 
-    def degrees_of(self, section: Any) -> Degrees:
-        """Degrees from the table of a model. Ranks that cut the matrices of experts are those that cut all others,
-        unless the strategy has a number for them.
-        """
-        sizes = {name: get_at(section, path) for name, path in self.degrees.items()}
+    def degrees_of(self, section: object) -> Degrees:
+        """Degrees from the table of a model. `expert_tensor` of None stands for the tensor size."""
+        sizes = {name: attrgetter(path)(section) for name, path in self.degrees.items()}
         if "expert_tensor" in sizes:
             sizes["expert_tensor"] = sizes["expert_tensor"] or sizes["tensor"]
         return Degrees(**sizes)
