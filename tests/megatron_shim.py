@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from attrs import evolve
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.workers.roles import PolicyWorker
 
-DEVICES = ("cuda", "cpu")
-"""Devices that Megatron-core computes on with this shim: a test puts them in the place of
-`skyrl.config.checks.megatron.DEVICES`.
-"""
+ON_ANY_DEVICE = evolve(STRATEGIES["megatron"], devices=("cuda", "cpu"))
+"""Facts about Megatron with the devices that it computes on with this shim: a test puts them into `STRATEGIES`."""
 
 _NAMES = {torch.float32: "Float", torch.bfloat16: "BFloat16", torch.float16: "Half"}
 

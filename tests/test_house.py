@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from skyrl.config.loading.kinds import KINDS
+from skyrl.config.settings.strategies import STRATEGIES
 from tests.syntax import tree_of
 
 pytestmark = pytest.mark.xdist_group("house")
@@ -86,6 +88,91 @@ def test_a_component_takes_its_own_part_of_the_configuration() -> None:
     below = [module for module in MODULES if module.relative_to(ROOT / "skyrl").parts[0] not in SEE_THE_WHOLE_TREE]
     imports = ((place, node) for place, node in nodes(below) if isinstance(node, ast.ImportFrom))
     assert [place for place, node in imports if "SkyRLTrainConfig" in {alias.name for alias in node.names}] == []
+
+
+def containing(pattern: str) -> list[Path]:
+    """Modules with a text of this form."""
+    return [file for file in MODULES if re.search(pattern, file.read_text())]
+
+
+def names_a_strategy(node: ast.AST) -> bool:
+    """Whether the node is the field `strategy`, or a strategy's name among constants."""
+    if isinstance(node, ast.Call):
+        return any(map(names_a_strategy, node.args))
+    match node:
+        case ast.Attribute(attr="strategy") | ast.Name(id="strategy"):
+            return True
+        case ast.Subscript(slice=inside):
+            return names_a_strategy(inside)
+        case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
+            return any(map(names_a_strategy, items))
+    return isinstance(node, ast.Constant) and node.value in ("strategy", *STRATEGIES)
+
+
+def tells_strategies_apart(node: ast.AST) -> bool:
+    """Whether the node compares the name of a strategy."""
+    compared = (node.left, *node.comparators) if isinstance(node, ast.Compare) else ()
+    return any(map(names_a_strategy, compared)) or (isinstance(node, ast.Match) and names_a_strategy(node.subject))
+
+
+def test_strategies_are_told_apart_by_their_facts_alone() -> None:
+    facts = ROOT / "skyrl" / "config" / "strategies.py"
+    others = [file for file in containing("|".join(("strategy", *STRATEGIES))) if file != facts]
+    assert [place for place, node in nodes(others) if tells_strategies_apart(node)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'run.trainer.strategy == "megatron"',
+        'trainer.strategy not in ("fsdp", "fsdp2")',
+        "strategy != name",
+        'values["strategy"] == name',
+        'part.learner == "megatron"',
+        'values.get("strategy", "fsdp") in ["deepspeed"]',
+    ],
+)
+def test_a_comparison_of_strategies_is_seen(line: str) -> None:
+    assert any(map(tells_strategies_apart, ast.walk(ast.parse(line))))
+
+
+def tells_kinds_apart(node: ast.AST) -> bool:
+    """Whether the node asks for the class of a run's tree, or compares its kind with a constant."""
+    match node:
+        case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, classes]):
+            names = {found.id for found in ast.walk(classes) if isinstance(found, ast.Name)}
+            return not names.isdisjoint({"SkyRLTrainConfig", "SupervisedConfig", "SFTConfig", "RewardModelConfig"})
+        case ast.Compare(left=left, comparators=others):
+            compared = {found.attr for found in (left, *others) if isinstance(found, ast.Attribute)}
+            names = {found.id for found in (left, *others) if isinstance(found, ast.Name)}
+            constants = {found.value for found in (left, *others) if isinstance(found, ast.Constant)}
+            return "RL" in names or ("kind" in compared | names and not constants.isdisjoint(KINDS))
+        case ast.Match(subject=ast.Attribute(attr="kind") | ast.Name(id="kind"), cases=cases):
+            constants = {
+                found.value for case in cases for found in ast.walk(case.pattern) if isinstance(found, ast.Constant)
+            }
+            return not constants.isdisjoint(KINDS)
+    return False
+
+
+def test_kinds_of_run_are_told_apart_by_their_facts_alone() -> None:
+    others = [file for file in containing(r"\bkind\b|Config\b|\bRL\b") if "config" not in file.relative_to(ROOT).parts]
+    assert [place for place, node in nodes(others) if tells_kinds_apart(node)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isinstance(run, SkyRLTrainConfig)",
+        "isinstance(run, SFTConfig | RewardModelConfig)",
+        'run.kind == "rl"',
+        '(kind := stored.kind) and kind != "sft"',
+        "kind is RL",
+        'match run.kind:\n    case "rl": pass',
+    ],
+)
+def test_a_comparison_of_kinds_is_seen(line: str) -> None:
+    assert any(map(tells_kinds_apart, ast.walk(ast.parse(line))))
 
 
 def test_nothing_is_unpickled() -> None:

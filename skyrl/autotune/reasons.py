@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from skyrl.autotune.search import ENGINE, RECOMPUTED, Changes, Proposal
+from skyrl.autotune.search import ENGINE, Changes, Proposal, recomputing
 from skyrl.config.derive.sizes import models_of, trained_models
 from skyrl.config.estimates.memory import ShapeOf
 from skyrl.config.estimates.memory_fit import GIB, judged, with_changes
 from skyrl.config.estimates.step_time import step_time
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import STRATEGIES
 
 OFFLOAD = "deepspeed_config.zero_optimization.offload_optimizer.device"
 PLAIN: dict[str, Any] = {
     "tensor_parallel_size": 1,
     "sequence_parallel_size": 1,
-    **{f"megatron_config.{name}_parallel_size": 1 for name in ("tensor_model", "pipeline_model", "expert_model")},
+    **{STRATEGIES["megatron"].degrees[name]: 1 for name in ("tensor", "pipeline", "expert")},
     "fsdp_config.fsdp_size": -1,
     "fsdp_config.cpu_offload": False,
     OFFLOAD: "none",
@@ -49,9 +50,9 @@ def _plainer(run: SkyRLTrainConfig, proposal: Proposal) -> Iterator[tuple[str, C
     changes = proposal.changes
     if changes.get("trainer.recompute_activations"):
         yield "recompute_activations: without it,", {"trainer.recompute_activations": False}
-    if changes.get(f"trainer.policy.{RECOMPUTED}") == "full":
-        without = {f"trainer.{model}.{RECOMPUTED}": "none" for model in trained_models(run)}
-        yield "recompute_granularity: with none,", without
+    own = recomputing(run, changes["trainer.strategy"], True)
+    if "trainer.recompute_activations" not in own and own.items() <= changes.items():
+        yield "recompute_granularity: with none,", recomputing(run, changes["trainer.strategy"], False)
     for name, plain in PLAIN.items():
         models = trained_models(run) if name == OFFLOAD else models_of(run)
         if changes.get(f"trainer.{models[0]}.{name}", plain) != plain:

@@ -14,18 +14,14 @@ from skyrl.config.estimates.memory import Phase, ShapeOf, gpu_memory, path_of, p
 from skyrl.config.estimates.memory_fit import judged, with_changes
 from skyrl.config.estimates.step_time import StepTime, step_time, training_seconds
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.planning.batches import uneven_mini_batch, uneven_scoring
 from skyrl.planning.model_shape import ModelShape
+from skyrl.planning.topology import Degrees
 
 ENGINE = "generator.inference_engine."
 PLACEMENT = "trainer.placement."
 UTILIZATIONS = tuple(round(percent / 100, 2) for percent in range(90, 15, -5))
-STRATEGIES = ("fsdp2", "deepspeed")
-"""Strategies that compute with transformers' modules."""
-
-RECOMPUTED = "megatron_config.transformer_config_kwargs.recompute_granularity"
-"""Field of a model under Megatron that says what backward computes again."""
-
 MOST_ROWS = 64
 """Largest micro-batch that is tried."""
 
@@ -105,12 +101,12 @@ class _Search:
         strategy = changes["trainer.strategy"]
         found = False
         for recomputes in (False, True):
-            fitting = self._rows({**changes, **_recomputing(self.run, strategy, recomputes)}, gpus)
+            fitting = self._rows({**changes, **recomputing(self.run, strategy, recomputes)}, gpus)
             if fitting is not None:
                 found = True
                 yield fitting
-        if not found and strategy != "megatron":
-            offloaded = {**changes, **_recomputing(self.run, strategy, True), **_on_the_host(self.run, strategy)}
+        if not found and (on_host := _on_the_host(self.run, strategy)):
+            offloaded = {**changes, **recomputing(self.run, strategy, True), **on_host}
             fitting = self._rows(offloaded, gpus)
             if fitting is not None:
                 yield fitting
@@ -188,24 +184,28 @@ def _machines(run: SkyRLTrainConfig, gpus: int) -> dict[str, Any]:
 def _degrees(run: SkyRLTrainConfig, shape: ModelShape, gpus: int) -> Iterator[Changes]:
     """Strategies, and ranks that share sequences or matrices: powers of two on one machine that divide the heads."""
     packs = run.trainer.use_sample_packing
-    yield from _degrees_of_megatron(run, shape, gpus)
-    for strategy in STRATEGIES:
-        for tensor in _powers(gpus if strategy == "fsdp2" and not shape.experts else 1):
+    for strategy, facts in STRATEGIES.items():
+        if facts.own_modules:
+            yield from _degrees_of_stages(run, strategy, shape, gpus)
+    for strategy, facts in STRATEGIES.items():
+        if facts.own_modules or facts.same_as is not None:
+            continue
+        for tensor in _powers(gpus if facts.cuts_shards and not shape.experts else 1):
             for sequence in _powers(gpus // tensor if packs else 1):
                 together = tensor * sequence
                 divide = gpus % together == 0 and shape.heads % together == 0 and shape.key_heads % tensor == 0
                 if together <= GPUS_OF_A_MACHINE and divide and _deals_out(run, gpus // together):
                     sizes = {"tensor_parallel_size": tensor, "sequence_parallel_size": sequence}
                     yield {"trainer.strategy": strategy, **_of_all(run, sizes)}
-        if strategy == "fsdp2" and gpus > GPUS_OF_A_MACHINE and _deals_out(run, gpus):
+        if facts.shards_parts is not None and gpus > GPUS_OF_A_MACHINE and _deals_out(run, gpus):
             yield {
                 "trainer.strategy": strategy,
                 **_of_all(run, {"tensor_parallel_size": 1, "sequence_parallel_size": 1}),
-                **_of_all(run, {"fsdp_config.fsdp_size": GPUS_OF_A_MACHINE}),
+                **_of_all(run, {facts.shards_parts: GPUS_OF_A_MACHINE}),
             }
 
 
-def _degrees_of_megatron(run: SkyRLTrainConfig, shape: ModelShape, gpus: int) -> Iterator[Changes]:
+def _degrees_of_stages(run: SkyRLTrainConfig, strategy: str, shape: ModelShape, gpus: int) -> Iterator[Changes]:
     """Ranks that cut matrices and spread experts on one machine, and pipeline stages: powers of two that divide the
     model; none for a model without a converter.
     """
@@ -223,27 +223,27 @@ def _degrees_of_megatron(run: SkyRLTrainConfig, shape: ModelShape, gpus: int) ->
             and spread
             and _deals_out(run, of_a_stage // tensor)
         ):
-            names = ("tensor_model", "pipeline_model", "expert_model", "expert_tensor")
-            degrees = zip(names, (tensor, stages, experts, 1 if shape.experts else None), strict=True)
-            values = {f"megatron_config.{name}_parallel_size": size for name, size in degrees if size is not None}
-            yield {"trainer.strategy": "megatron", **_of_all(run, values)}
+            fields = STRATEGIES[strategy].degrees
+            values = {fields["tensor"]: tensor, fields["pipeline"]: stages, fields["expert"]: experts}
+            whole_experts = {fields["expert_tensor"]: 1} if shape.experts else {}
+            yield {"trainer.strategy": strategy, **_of_all(run, {**values, **whole_experts})}
 
 
 def _parts(changes: Changes) -> tuple[int, int]:
     """Number of ranks of one pipeline stage that share rows, and number of stages."""
-    megatron = "trainer.policy.megatron_config."
-    if changes["trainer.strategy"] == "megatron":
-        sizes = (changes[f"{megatron}{name}_model_parallel_size"] for name in ("tensor", "pipeline"))
-        tensor, stages = sizes
-        return tensor, stages
-    return changes["trainer.policy.tensor_parallel_size"] * changes["trainer.policy.sequence_parallel_size"], 1
+    fields = STRATEGIES[changes["trainer.strategy"]].degrees
+    sizes = {name: changes.get(f"trainer.policy.{path}", 1) for name, path in fields.items()}
+    degrees = Degrees(**sizes)
+    return degrees.inner, degrees.pipeline
 
 
-def _recomputing(run: SkyRLTrainConfig, strategy: str, recomputes: bool) -> Changes:
+def recomputing(run: SkyRLTrainConfig, strategy: str, recomputes: bool) -> Changes:
     """Changes that turn recomputation of every layer in backward on or off."""
-    if strategy != "megatron":
+    own = STRATEGIES[strategy].recomputation
+    if own is None:
         return {"trainer.recompute_activations": recomputes}
-    return {f"trainer.{model}.{RECOMPUTED}": "full" if recomputes else "none" for model in trained_models(run)}
+    granularity = "full" if recomputes else "none"
+    return {f"trainer.{model}.{own}.recompute_granularity": granularity for model in trained_models(run)}
 
 
 def _of_all(run: SkyRLTrainConfig, values: Changes) -> Changes:
@@ -275,11 +275,10 @@ def _micro_batches(run: SkyRLTrainConfig, changes: Changes, gpus: int) -> Iterat
 
 
 def _on_the_host(run: SkyRLTrainConfig, strategy: str) -> Changes:
-    """Changes that keep the optimizer's states, and with FSDP the weights, in host memory."""
-    if strategy == "deepspeed":
-        zero = "deepspeed_config.zero_optimization.offload_optimizer.device"
-        return {f"trainer.{model}.{zero}": "cpu" for model in trained_models(run)}
-    return {f"trainer.{model}.fsdp_config.cpu_offload": True for model in models_of(run)}
+    """Changes that keep the optimizer's states, and with FSDP the weights, in host memory; empty if it cannot."""
+    facts = STRATEGIES[strategy]
+    models = models_of(run) if facts.weights_on_host else trained_models(run)
+    return {f"trainer.{model}.{name}": value for model in models for name, value in facts.on_host.items()}
 
 
 def _engines(shape: ModelShape, gpus: int) -> Iterator[Changes]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from skyrl.config import Composed, Loaded, SkyRLTrainConfig
-    from skyrl.config.foundation.run_kind import RunKind
+    from skyrl.config.derive.run_kind import RunKind
     from skyrl.tree.imports import Followed
     from skyrl.tree.rules import Check
 
@@ -187,10 +187,10 @@ def compose_arguments(
 
 def compose_rl(arguments: Sequence[str], refusal: str) -> SkyRLTrainConfig:
     """The resolved tree of a reinforcement-learning run. Raises `UserError` with `refusal` for another kind of run."""
-    from skyrl.config.settings.root import SkyRLTrainConfig
+    from skyrl.config.loading.kinds import samples_rollouts
 
     run = compose_arguments(arguments).config
-    if not isinstance(run, SkyRLTrainConfig):
+    if not samples_rollouts(run):
         raise UserError(f"kind = {run.kind}: {refusal}")
     return run
 

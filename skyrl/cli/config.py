@@ -26,7 +26,7 @@ from skyrl.errors import ConfigError, Problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skyrl.config.foundation.run_kind import RunKind
+    from skyrl.config.derive.run_kind import RunKind
     from skyrl.interop.report import Conversion
     from skyrl.tree.rules import Check
 

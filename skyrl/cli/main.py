@@ -74,7 +74,7 @@ def cli() -> None:
 def run(arguments: tuple[str, ...], strict: bool) -> None:
     """Train a model as configured."""
     refuse_nothing(arguments, "run")
-    from skyrl.config.foundation.run_kind import RunKind
+    from skyrl.config.derive.run_kind import RunKind
     from skyrl.config.loading.kinds import kind_of
     from skyrl.config.settings.trackers import lacks_of
     from skyrl.processes.torch_environment import set_torch_environment
@@ -132,7 +132,7 @@ def doctor(arguments: tuple[str, ...], strict: bool, cluster: bool, timeout: flo
     between each two. Exit code 1: something on the cluster has to be fixed.
     """
     from skyrl.cli.report import doctor_report
-    from skyrl.config.foundation.run_kind import RunKind
+    from skyrl.config.derive.run_kind import RunKind
 
     run = compose_arguments(arguments, strict=strict, also=RunKind.doctor_checks).config
     for line in doctor_report(run):

@@ -173,24 +173,17 @@ def _model(run: SkyRLTrainConfig, model: Any) -> dict[str, Any]:
     """The sizes of a model, and the work of one of its ranks in one training step."""
     import attrs
 
-    from skyrl.config.derive.sizes import (
-        data_parallel_of,
-        expert_parallel,
-        grid_of,
-        model_parallel,
-        parallel_sizes,
-        work_of,
-    )
+    from skyrl.config.derive.sizes import data_parallel_of, degrees_of, grid_of, work_of
 
-    trainer, work = run.trainer, work_of(run, model)
+    trainer, work, degrees = run.trainer, work_of(run, model), degrees_of(run, model)
+    dimensions = ("pipeline", "context", "sequence", "tensor", "expert")
     tokens = trainer.max_tokens_per_microbatch if trainer.max_tokens_per_microbatch > 0 else None
     return {
         "role": model,
         "ranks": grid_of(run, model).ranks,
         "data_parallel": data_parallel_of(run, model),
-        "model_parallel": model_parallel(run, model),
-        **{f"{name}_parallel": size for name, size in parallel_sizes(run, model).items()},
-        "expert_parallel": expert_parallel(run, model),
+        "model_parallel": degrees.replica,
+        **{f"{name}_parallel": getattr(degrees, name) for name in dimensions},
         **attrs.asdict(work),
         "gradient_accumulation": work.micro_batches,
         "micro_batch_size": trainer.micro_train_batch_size_per_gpu if work.optimizer_steps else 0,

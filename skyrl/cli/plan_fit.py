@@ -80,12 +80,12 @@ def _run(arguments: Sequence[str]) -> SkyRLTrainConfig:
     import os
 
     from skyrl.cli.arguments import split_words
+    from skyrl.config.loading.kinds import samples_rollouts
     from skyrl.config.loading.load import compose
-    from skyrl.config.settings.root import SkyRLTrainConfig
     from skyrl.errors import UserError
 
     run = compose(*split_words(arguments), environ=os.environ).config
-    if not isinstance(run, SkyRLTrainConfig):
+    if not samples_rollouts(run):
         raise UserError(f"kind = {run.kind}: --fit lays out learners and engines, but this run has no engines")
     return run
 

@@ -19,8 +19,7 @@ def doctor_report(run: RunConfig) -> Iterator[str]:
     trainer: Any = get_at(run, kind.trainer)
     sources = len(get_at(run, kind.data))
     model = get_at(run, f"{kind.model}.path")
-    ranks = kind.sizes(run).policy
-    processes = ranks.nodes * ranks.gpus_per_node
+    processes = kind.trained.ranks(run)
     alone = processes == 1 and trainer.placement.executor != "ray"
     how = "in one process" if alone else f"by {trainer.strategy} in {counted(processes, 'process', 'processes')}"
     yield "The configuration is valid, and this machine has what it names:"
@@ -43,8 +42,7 @@ def _rows(run: RunConfig) -> Iterator[str]:
     """Lines about what a small copy of the model shows: how its rows run, and how the embedded engine samples. Raises
     `ModelError` if they cannot.
     """
-    from skyrl.config import SkyRLTrainConfig, SupervisedConfig
-    from skyrl.config.loading.kinds import kind_of
+    from skyrl.config.loading.kinds import kind_of, samples_rollouts
     from skyrl.experiments.model_checks import readable_files
     from skyrl.tree import get_at
 
@@ -59,15 +57,14 @@ def _rows(run: RunConfig) -> Iterator[str]:
     from skyrl.models.files.loading import load_config
     from skyrl.tree import required
 
-    if not isinstance(run, SkyRLTrainConfig | SupervisedConfig):
-        return
-    trainer, table = run.trainer, "trainer" if isinstance(run, SkyRLTrainConfig) else ""
+    tree: Any = run
+    trainer, table = tree.trainer, kind_of(run).trainer
     path, attention = required(trainer.policy.model.path, "model.path"), required(trainer.attention, "attention")
     config = load_config(path, learner_overrides(trainer, "policy"))
     rows = rows_of_run(trainer, config, attention, table)
     if rows.reason:
         yield f"  rows     {rows.reason}"
-    engine = run.generator.inference_engine if isinstance(run, SkyRLTrainConfig) and starts_engines(run) else None
+    engine = run.generator.inference_engine if samples_rollouts(run) and starts_engines(run) else None
     if engine is not None and backend_of(engine).is_embedded:
         support = sampling_support(config, attention)
         if support.reason:
@@ -76,11 +73,12 @@ def _rows(run: RunConfig) -> Iterator[str]:
 
 def _slower_than_the_preset(run: RunConfig) -> list[str]:
     """Paths that have an effect in a run on CUDA and differ from the value in the preset `cuda`."""
-    from skyrl.config import SkyRLTrainConfig, load
+    from skyrl.config import load
     from skyrl.config.loading.check import has_effect
+    from skyrl.config.loading.kinds import samples_rollouts
     from skyrl.tree import get_at
 
-    if not isinstance(run, SkyRLTrainConfig) or run.trainer.device != "cuda":
+    if not samples_rollouts(run) or run.trainer.device != "cuda":
         return []
     fast = load(["preset:cuda"])
     paths = sorted(path for path in fast.origins if path != "trainer.device")

@@ -52,14 +52,14 @@ def _layout(folder: Path) -> str | None:
     """
     from skyrl.cli.plan import plan_of
     from skyrl.cli.plan_picture import picture
-    from skyrl.config import SkyRLTrainConfig
+    from skyrl.config.loading.kinds import samples_rollouts
     from skyrl.runs.stored_runs import started_in, stored_run
 
     try:
         run = stored_run(folder)
     except SkyRLError:
         return None  # the report itself says what the folder lacks
-    if not isinstance(run, SkyRLTrainConfig):
+    if not samples_rollouts(run):
         return None
     with chdir(started_in(folder, run)):  # where the models lie whose sizes the plan needs
         return picture(plan_of(run))

@@ -27,7 +27,7 @@ from skyrl.config.derive.sizes import (
     starts_engines,
     workers_of_an_engine,
 )
-from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.kinds import kind_of, samples_rollouts
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ConfigError, Problem, ProcessError, UserError
 from skyrl.experiments.servers import server_deadlines
@@ -111,8 +111,9 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = F
 
 def _engines_to_come(run: AnyRun) -> int:
     """Number of places for processes of engines that may be added."""
-    engines = engines_of(run) if isinstance(run, SkyRLTrainConfig) else None
-    return (most_engines(run) - engines.number) * engines.gpus if engines and isinstance(run, SkyRLTrainConfig) else 0
+    if not samples_rollouts(run) or (engines := engines_of(run)) is None:
+        return 0
+    return (most_engines(run) - engines.number) * engines.gpus
 
 
 def waits_for_room(run: AnyRun) -> float:

@@ -9,8 +9,9 @@ from typing import Any
 
 from skyrl.chats.masks import ChatMasks
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import RewardModelConfig, SupervisedConfig, TrainerConfig
+from skyrl.config import SupervisedConfig, TrainerConfig
 from skyrl.config.derive.model_overrides import LONGEST_ROW, learner_overrides
+from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import DataError
 from skyrl.models.files.chat_templates import with_defaults, with_template
 from skyrl.models.files.loading import generation_ends, load_tokenizer
@@ -40,7 +41,7 @@ def export_of(run: SupervisedConfig, folder: Path) -> Export | RewardModelExport
     }
     tokenizer = chat_tokenizer(run)
     template = tokenizer.chat_template if run.chat_template.name_or_path else None
-    if isinstance(run, RewardModelConfig):  # every user scores chats with the variables of its training
+    if kind_of(run).trained.scores:  # every user scores chats with the variables of its training
         if run.chat_template_kwargs:
             template = with_defaults(tokenizer.chat_template, run.chat_template_kwargs)
         return RewardModelExport(**start, folder=folder, chat_template=template)

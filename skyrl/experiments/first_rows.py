@@ -20,6 +20,7 @@ from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.sizes import evaluates, samples
+from skyrl.config.loading.kinds import reads_chats
 from skyrl.data.conversations import tools_of, with_system
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
 from skyrl.data.row_forms import chat_in, learns_all
@@ -112,7 +113,7 @@ def supervised_rows_can_be_used(*, whole: bool) -> Check[SupervisedConfig]:
                     yield from bad_rows(counted, field, "bad_rows = skip", skips=skips)
                 if field == "train_datasets":
                     counts.append(counted)
-                if isinstance(run, SFTConfig) and not skips and not (counted and counted.bad):
+                if reads_chats(run) and not skips and not (counted and counted.bad):
                     yield from _refused_chat(field, source, run)
         if counts and len(counts) == len(run.train_datasets) and run.epoch_tail != "short" and not run.num_dummy_steps:
             otherwise = ", or set epoch_tail = short"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.sizes import has_critic
+from skyrl.config.derive.rl_models import has_critic
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.loading.code_digests import changed_code, code_digests, stored_digests
 from skyrl.errors import Problem, ResumeError

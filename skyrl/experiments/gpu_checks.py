@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from skyrl.config.derive.every_kind import has_flash_attention
-from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import Problem
 from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.tree import get_at
 
 
 def flash_attention_is_installed(run: AnyRun) -> Iterator[Problem]:
     """If FlashAttention is configured but its package is missing, the run uses torch's attention and warns."""
-    table = run.trainer if isinstance(run, SkyRLTrainConfig) else run
+    table: Any = get_at(run, kind_of(run).trainer)
     falls_back = table.device == "cuda" and table.flash_attn and table.attention == "sdpa"
     if falls_back and not has_flash_attention():
         field = field_path(run, "flash_attn")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Mapping
 
 from skyrl.config import ModelConfig, SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.derive.sizes import grid_of, models_of, samples
-from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.derive.model_tables import Role
+from skyrl.config.derive.sizes import models_of, samples
+from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.loading.kinds import roles_of
 from skyrl.errors import ConfigError, Problem
 from skyrl.models.files.chat_templates import configured_template
 from skyrl.models.files.facts import ModelFiles, model_files
@@ -53,101 +54,75 @@ def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Prob
             yield from missing_model(f"trainer.{role}.model.path", model, tokenizer)
 
 
-def ranks_that_share_sequences_share_their_heads(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def ranks_that_share_sequences_share_their_heads(run: RunConfig) -> Iterator[Problem]:
     """All ranks that share sequences have the same number of attention heads of a model."""
-    for model in models_of(run):
-        section = getattr(run.trainer, model)
-        if run.trainer.strategy != "megatron":
-            yield from _unshared_heads(f"trainer.{model}.", section, section.model.path, grid_of(run, model).ranks)
+    for role in roles_of(run):
+        path, degrees = role.section(run).model.path, role.degrees(run)
+        files = readable_files(path)
+        sharing, cutting = degrees.sequence, degrees.tensor
+        heads = files.heads // cutting if files and files.heads else None
+        uneven = uneven_heads(heads, sharing, role.ranks(run) // cutting) if heads and sharing > 1 else None
+        if uneven:
+            yield Problem(
+                path=role.at("sequence_parallel_size"),
+                message=f"{sharing} ranks cannot share the {heads} attention heads "
+                + (f"that each of {cutting} ranks has " if cutting > 1 else "")
+                + f"of the model {path}",
+                hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
+            )
 
 
-def ranks_that_cut_matrices_get_equal_parts(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def ranks_that_cut_matrices_get_equal_parts(run: RunConfig) -> Iterator[Problem]:
     """All ranks that cut matrices have the same number of heads and features of a model."""
-    for model in models_of(run):
-        section = getattr(run.trainer, model)
-        yield from _unequal_parts(f"trainer.{model}.", section, section.model.path, grid_of(run, model).ranks)
+    for role in roles_of(run):
+        section = role.section(run)
+        files, size = readable_files(section.model.path), section.tensor_parallel_size
+        yield from _unequal(run, role, "tensor_parallel_size", files.sizes_to_cut if files else {}, size)
 
 
-class _Degrees(Protocol):
-    """A section that says how many ranks share the model's rows and matrices."""
-
-    @property
-    def sequence_parallel_size(self) -> int: ...
-    @property
-    def tensor_parallel_size(self) -> int: ...
-
-
-def _unshared_heads(prefix: str, degrees: _Degrees, path: str | None, ranks: int) -> Iterator[Problem]:
-    files = readable_files(path)
-    sharing, cutting = degrees.sequence_parallel_size, degrees.tensor_parallel_size
-    heads = files.heads // cutting if files and files.heads else None
-    uneven = uneven_heads(heads, sharing, ranks // cutting) if heads else None
-    if uneven:
-        yield Problem(
-            path=f"{prefix}sequence_parallel_size",
-            message=f"{sharing} ranks cannot share the {heads} attention heads "
-            + (f"that each of {cutting} ranks has " if cutting > 1 else "")
-            + f"of the model {path}",
-            hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
-        )
-
-
-def _unequal_parts(prefix: str, degrees: _Degrees, path: str | None, ranks: int) -> Iterator[Problem]:
-    files, size = readable_files(path), degrees.tensor_parallel_size
-    found = uneven_parts(files.sizes_to_cut, size, ranks) if files else None
-    if found:
+def _unequal(run: RunConfig, role: Role, field: str, parts: Mapping[str, int], size: int) -> Iterator[Problem]:
+    """The problem of `size` ranks that cannot have equal parts of a model."""
+    if found := uneven_parts(parts, size, role.ranks(run)):
         what, uneven = found
+        path = role.section(run).model.path
         yield Problem(
-            path=f"{prefix}tensor_parallel_size",
+            path=role.at(field),
             message=f"{size} ranks cannot share the {uneven.whole} {what} of the model {path}",
             hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
         )
 
 
-def degrees_of_megatron_divide_the_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def degrees_of_megatron_divide_the_model(run: RunConfig) -> Iterator[Problem]:
     """Megatron's ranks have equal numbers of heads, features and experts, and its pipeline stages of layers."""
-    if run.trainer.strategy != "megatron":
-        return
-    for model in models_of(run):
-        section = getattr(run.trainer, model)
-        files, config = readable_files(section.model.path), section.megatron_config
+    for role in roles_of(run):
+        section = role.section(run)
+        files = readable_files(section.model.path) if role.reads(run, "megatron_config") else None
         if files is None:
             continue
+        config = section.megatron_config
         if files.experts is None and config.expert_model_parallel_size > 1:
             yield Problem(
-                path=f"trainer.{model}.megatron_config.expert_model_parallel_size",
+                path=role.at("megatron_config.expert_model_parallel_size"),
                 message=f"the model {section.model.path} has no experts that ranks could share",
                 hint="set it to 1",
             )
         for name, parts in files.parts_under_megatron.items():
             size = getattr(config, f"{name}_parallel_size") or config.tensor_model_parallel_size
-            if found := uneven_parts(parts, size, grid_of(run, model).ranks):
-                what, uneven = found
-                yield Problem(
-                    path=f"trainer.{model}.megatron_config.{name}_parallel_size",
-                    message=f"{size} ranks cannot share the {uneven.whole} {what} of the model {section.model.path}",
-                    hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
-                )
+            yield from _unequal(run, role, f"megatron_config.{name}_parallel_size", parts, size)
 
 
-def ranks_that_spread_experts_get_as_many(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def ranks_that_spread_experts_get_as_many(run: RunConfig) -> Iterator[Problem]:
     """All ranks that spread experts have the same number of a layer's experts."""
-    for model in models_of(run):
-        section = getattr(run.trainer, model)
-        files, size = readable_files(section.model.path), section.expert_parallel_size
-        if files is None or size == 1 or run.trainer.strategy == "megatron":
+    for role in roles_of(run):
+        name, where = "expert_parallel_size", role.section(run).model.path
+        files, size = readable_files(where), role.degrees(run).expert
+        if files is None or size == 1 or name not in role.facts(run).degrees.values():
             continue
-        path, where = f"trainer.{model}.expert_parallel_size", section.model.path
         if files.experts is None:
             message = f"the model {where} has no experts that {size} ranks could share"
-            yield Problem(path=path, message=message, hint="set it to 1")
-        elif found := uneven_parts({"experts": files.experts}, size, grid_of(run, model).ranks):
-            _, uneven = found
-            yield Problem(
-                path=path,
-                message=f"{size} ranks cannot share the {uneven.whole} experts of the model {where}",
-                hint=f"nearest sizes that can: {' and '.join(map(str, uneven.nearest))}",
-            )
+            yield Problem(path=role.at(name), message=message, hint="set it to 1")
+        else:
+            yield from _unequal(run, role, name, {"experts": files.experts}, size)
 
 
 _OF_ROUTERS = (
@@ -217,13 +192,6 @@ def the_model_is_there(run: SupervisedConfig) -> Iterator[Problem]:
     positions = files.positions if files else None
     if run.max_length is not None and positions is not None and run.max_length > positions:
         yield Problem(path="max_length", message=f"{run.max_length} tokens, but the model has {positions} positions")
-
-
-def ranks_share_the_model_evenly(run: SupervisedConfig) -> Iterator[Problem]:
-    """All ranks that share rows or matrices have the same number of heads and features of the model."""
-    ranks = MODEL.ranks(run)
-    yield from _unshared_heads("", run, run.model.path, ranks)
-    yield from _unequal_parts("", run, run.model.path, ranks)
 
 
 def readable_files(path: str | None, tokenizer: str | None = None) -> ModelFiles | None:

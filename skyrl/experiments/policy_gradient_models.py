@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 from skyrl.checkpoint.handover import WeightFiles
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.sizes import Model, grid_of, has_critic, has_reference, replicas_of
+from skyrl.config.derive.rl_models import has_critic, has_reference
+from skyrl.config.derive.sizes import Model, grid_of, replicas_of
 from skyrl.experiments.experiment import BaseExp
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.sizes import Model, grid_of, has_critic, has_reference, on_ray, starts_engines
+from skyrl.config.derive.rl_models import has_critic, has_reference
+from skyrl.config.derive.sizes import Model, grid_of, on_ray, starts_engines
 from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_road
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels

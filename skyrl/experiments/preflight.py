@@ -18,6 +18,7 @@ from typing import Any
 from skyrl.config import SkyRLTrainConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import evaluates, on_ray, samples, sizes_of
+from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trackers import lacks_of
 from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
@@ -36,7 +37,6 @@ from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
     degrees_of_megatron_divide_the_model,
     models_are_where_they_are_said_to_be,
-    ranks_share_the_model_evenly,
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
     ranks_that_spread_experts_get_as_many,
@@ -218,8 +218,8 @@ def _packages(run: SkyRLTrainConfig) -> Iterator[tuple[str, str, str]]:
         yield "generator.inference_engine.backend", backend.package, backend.extra
     if run.trainer.use_liger_kernel and run.trainer.device == "cuda":
         yield "trainer.use_liger_kernel", "liger_kernel", "liger"
-    if run.trainer.strategy in ("deepspeed", "megatron"):
-        yield "trainer.strategy", run.trainer.strategy, run.trainer.strategy
+    if package := facts_of(run.trainer).package:
+        yield "trainer.strategy", package, package
     agent = "environment.agent" if run.environment.agent.plays else None
     if samples(run) and (run.generator.inference_engine.enable_http_endpoint or agent):
         yield agent or "generator.inference_engine.enable_http_endpoint", "starlette", "serve"
@@ -305,7 +305,8 @@ def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
     """Packages that the chosen strategy and executor import are installed."""
     wanted = [("model.path", "torch", "train"), ("model.path", "transformers", "train")]
     wanted += [("placement.executor", "ray", "ray")] if run.placement.executor == "ray" else []
-    wanted += [("strategy", "deepspeed", "deepspeed")] if run.strategy == "deepspeed" else []
+    package = facts_of(run).package
+    wanted += [("strategy", package, package)] if package else []
     yield from missing_packages(wanted)
 
 
@@ -338,7 +339,9 @@ _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     flash_attention_is_installed,
     the_trackers_are_there,
     the_model_is_there,
-    ranks_share_the_model_evenly,
+    ranks_that_share_sequences_share_their_heads,
+    ranks_that_cut_matrices_get_equal_parts,
+    ranks_that_spread_experts_get_as_many,
     the_rows_are_there,
     the_template_is_there,
     folders_can_be_written,

@@ -16,7 +16,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SFTConfig, SupervisedConfig, TrainerConfig
 from skyrl.config.checks.supervised_checks import evaluation_names
-from skyrl.config.derive.supervised_model import MODEL, sharing_rows
+from skyrl.config.derive.supervised_model import MODEL
 from skyrl.data.cursor import PromptCursor, batches, batches_before
 from skyrl.data.order import InOrder, Mixed, Order
 from skyrl.data.supervised_rows import Rows, load_supervised
@@ -273,7 +273,7 @@ class SupervisedExp(BaseExp):
     @property
     def replicas(self) -> Replicas:
         """Which ranks of the model compute on the same rows."""
-        return replicas(MODEL.ranks(self.cfg), inner=sharing_rows(self.cfg))
+        return replicas(MODEL.ranks(self.cfg), inner=MODEL.degrees(self.cfg).inner)
 
     def ranks(self) -> tuple[Ranks, ...]:
         """The ranks of the model."""

@@ -13,7 +13,8 @@ from pathlib import Path
 from attrs import frozen
 
 from skyrl.chats.masks import message_weights
-from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig, SupervisedConfig
+from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+from skyrl.config.loading.kinds import reads_chats, reads_pairs
 from skyrl.data.conversations import refuse_media, without_nulls
 from skyrl.data.row_forms import chat_in, learns_all, preference_chat
 from skyrl.data.sources import BadRow, Columns, Row, answered, chat_of, in_table, iterate_rows
@@ -96,10 +97,10 @@ def supervised_rows_of(run: SupervisedConfig) -> Judge:
         row = without_nulls(row) if in_table(source) else row
         try:
             refuse_media(row)
-            if isinstance(run, RewardModelConfig):
+            if reads_pairs(run):
                 for key in (run.chosen_key, run.rejected_key):
                     preference_chat(row, key, run.prompt_key)
-            elif isinstance(run, SFTConfig) and (chat := chat_in(row, run)) is not None:
+            elif reads_chats(run) and (chat := chat_in(row, run)) is not None:
                 message_weights(chat, all_messages=learns_all(run))
         except DataError as error:
             raise DataError(f"{source}, row {place}: {error}") from error

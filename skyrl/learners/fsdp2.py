@@ -34,6 +34,7 @@ from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.onednn import compute_with_onednn
 from skyrl.models.parallel.expert_parallel import refuse_unspreadable, spread
 from skyrl.models.parallel.tensor_parallel import cut, refuse_uncuttable
+from skyrl.tree import joined
 
 T = TypeVar("T")
 
@@ -56,14 +57,14 @@ class Fsdp2(DataParallel):
 
     def __init__(self, source: ModelSource, config: FSDPConfig, context: StrategyContext) -> None:
         self._ranks, self._device, self._mover = context.ranks, context.device, context.mover
-        self._sharded = max(context.ranks.size, context.tensor_parallel, context.expert_parallel) > 1
-        self._tensor_parallel = context.tensor_parallel
+        self._sharded = max(context.ranks.size, context.degrees.tensor, context.degrees.expert) > 1
+        self._tensor_parallel = context.degrees.tensor
         self._rests_on_host = config.cpu_offload and self._sharded
         self._compute_dtype = (
             DTYPES[config.mixed_precision.param_dtype] if config.mixed_precision else context.compute_dtype
         )
         self._partial: list[str] = []
-        self._expert_parallel = context.expert_parallel
+        self._expert_parallel = context.degrees.expert
         self.model: nn.Module = self._shard(source, config, context) if self._sharded else source.load(context.device)
         if self._device == HOST:
             compute_with_onednn(self.model)
@@ -181,7 +182,8 @@ class Fsdp2(DataParallel):
         model: nn.Module = source.meta_model()
         self._mesh = self._ranks.mesh(self._device, shard_size=config.fsdp_size, tensor=self._tensor_parallel)
         if self._tensor_parallel > 1:
-            refuse_uncuttable(model, self._tensor_parallel, self._ranks.size, context.tensor_parallel_field)
+            field = joined(context.section_field, "tensor_parallel_size")
+            refuse_uncuttable(model, self._tensor_parallel, self._ranks.size, field)
             self._partial = cut(model, self._mesh[TENSOR])
         if self._expert_parallel > 1:
             self._spread_experts(model, config, context)
@@ -202,7 +204,8 @@ class Fsdp2(DataParallel):
     def _spread_experts(self, model: nn.Module, config: FSDPConfig, context: StrategyContext) -> None:
         """Give each rank some of the experts, sharded over the ranks that have the same ones."""
         mesh = self._ranks.expert_mesh(self._device, self._expert_parallel)
-        refuse_unspreadable(model, self._expert_parallel, self._ranks.size, context.expert_parallel_field)
+        field = joined(context.section_field, "expert_parallel_size")
+        refuse_unspreadable(model, self._expert_parallel, self._ranks.size, field)
         for experts in spread(model, mesh[EXPERT]):
             fully_shard(experts, **self._fsdp_options(config) | {"mesh": mesh[SHARD]})
 

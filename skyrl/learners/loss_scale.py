@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyrl.config import CriticConfig, OptimizerConfig, PolicyConfig, RefConfig, TrainerConfig
+from skyrl.config.settings.strategies import reads
 
 LARGEST = 2.0**32
 """Largest factor that is reached by doubling, unless the run begins above it."""
@@ -20,7 +21,7 @@ def loss_scale_of(
     compute in float16.
     """
     precision = section.fsdp_config.mixed_precision
-    if isinstance(section, RefConfig) or precision is None or trainer.strategy not in ("fsdp", "fsdp2"):
+    if isinstance(section, RefConfig) or precision is None or not reads(trainer, "fsdp_config"):
         return None
     read = (precision.param_dtype, precision.reduce_dtype) if ranks > 1 else (precision.param_dtype,)
     return LossScale(section.optimizer_config) if any(each in _HALF for each in read) else None

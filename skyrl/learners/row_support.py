@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import TrainerConfig
+from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trainer_fields import trainer_field
 from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import packed, padded
@@ -71,7 +72,7 @@ class Difference:
 def rows_of_run(trainer: TrainerConfig, config: PretrainedConfig, attention: str, table: str) -> RowSupport:
     """Attention and layout of the rows of a model. Raises `ModelError` if its rows depend on each other in each."""
     pack, share = trainer.use_sample_packing, trainer.share_group_prompts
-    if trainer.strategy == "megatron":  # its own modules, which refuse what they do not compute
+    if facts_of(trainer).own_modules:  # which refuse what they do not compute
         register()
         return RowSupport(attention=SEGMENTS, pack=pack, share_prompts=share)
     if attention.startswith("flash_attention"):  # not on this device, or in 16 bits only

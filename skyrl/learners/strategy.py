@@ -24,6 +24,7 @@ from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.row_support import RowSupport
 from skyrl.learners.schedule import StepSettings
 from skyrl.models.files.stored_weights import StoredWeights
+from skyrl.planning.topology import Degrees
 
 T = TypeVar("T")
 
@@ -62,20 +63,11 @@ class StrategyContext:
 
     micro_batch_rows: int = 1
 
-    tensor_parallel: int = 1
-    """Consecutive ranks that cut matrices among them."""
-
-    tensor_parallel_field: str = "tensor_parallel_size"
-    """Path of the field with `tensor_parallel`, for messages."""
+    degrees: Degrees = field(factory=Degrees)
+    """Ranks along each dimension of the model; those along one that the strategy does not have are 1."""
 
     section_field: str = ""
     """Path of the model's section of the configuration, for messages."""
-
-    expert_parallel: int = 1
-    """Consecutive ranks that hold different experts of every layer."""
-
-    expert_parallel_field: str = "expert_parallel_size"
-    """Path of the field with `expert_parallel`, for messages."""
 
     strategy_field: str = "trainer.strategy"
     """Path of the field that names the strategy, for messages."""

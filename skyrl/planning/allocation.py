@@ -17,6 +17,8 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
+from skyrl.planning.topology import Degrees
+
 ENGINES = ("vllm", "sglang")
 LEARNERS = ("fsdp", "megatron", "archon")
 WITHOUT_GPUS = ("eval", "cpu")
@@ -32,22 +34,6 @@ _DEGREES = re.compile(r"(?:[a-z][1-9][0-9]*)+")
 
 class AllocationError(ValueError):
     """An allocation string that cannot be read; the message says which part, and why."""
-
-
-@frozen(kw_only=True)
-class Degrees:
-    """Degrees of the five kinds of parallelism of one model."""
-
-    data: int = 1
-    pipeline: int = 1
-    tensor: int = 1
-    context: int = 1
-    expert: int = 1
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks: the product of all degrees but the experts', which are spread over the same ranks."""
-        return self.data * self.pipeline * self.tensor * self.context
 
 
 @frozen(kw_only=True)

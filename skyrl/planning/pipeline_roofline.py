@@ -15,9 +15,9 @@ from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.roofline import (
     FLOAT,
     SIXTEEN_BITS,
-    Degrees,
     Rates,
     Rows,
+    Sharding,
     exchanging,
     forward_flops,
     ring,
@@ -28,7 +28,7 @@ from skyrl.planning.roofline import (
 class Stages:
     """How the ranks of a model under Megatron-core divide its work; all pipeline stages have equally many ranks."""
 
-    each: Degrees
+    each: Sharding
     """The ranks of one stage."""
 
     number: int = 1

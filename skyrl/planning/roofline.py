@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from skyrl.planning.gpus import NODE_LINK, GpuKind
 from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.serving import Serving
+from skyrl.planning.topology import Degrees
 
 PRODUCTS, MEMORY, LINKS = 0.5, 0.75, 0.7
 """Fractions of the peak of matrix products, memory bandwidth and links that a phase reaches."""
@@ -89,29 +90,14 @@ def rates_of(kind: GpuKind, gpus_per_node: int = 8) -> Rates:
 
 
 @frozen(kw_only=True)
-class Degrees:
-    """How the ranks of a model divide its work; the product of all degrees is their number."""
-
-    data: int
-    tensor: int = 1
-    """Number of tensor-parallel ranks, which split matrices."""
-
-    sequence: int = 1
-    """Number of ranks that exchange heads for parts of a sequence (Ulysses, arXiv:2309.14509)."""
-
-    context: int = 1
-    """Number of ranks that share a sequence and gather its keys and values."""
+class Sharding(Degrees):
+    """How the ranks of a model divide its work, and the weights besides."""
 
     shards: int
     """Number of ranks over which one copy of the weights is sharded, including tensor-parallel ones."""
 
     on_host: bool = False
     """Whether shards are kept in host memory, from which each gathering fetches them."""
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks, the product of all degrees."""
-        return self.data * self.tensor * self.sequence * self.context
 
 
 @frozen(kw_only=True)
@@ -136,7 +122,7 @@ def forward_flops(shape: ModelShape, rows: Rows) -> float:
     return float(rows.tokens) * (2 * shape.active_parameters + attention)
 
 
-def scoring_seconds(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates) -> float:
+def scoring_seconds(shape: ModelShape, rows: Rows, degrees: Sharding, rates: Rates) -> float:
     """Seconds of a forward pass, during which the weights of the next layer are gathered."""
     computing = _computing(shape, rows, degrees, rates, passes=1, flops=1)
     gathering = rows.micro_batches * _gathering(shape, degrees, rates, SIXTEEN_BITS)
@@ -146,7 +132,7 @@ def scoring_seconds(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rate
 def update_seconds(
     shape: ModelShape,
     rows: Rows,
-    degrees: Degrees,
+    degrees: Sharding,
     rates: Rates,
     *,
     steps: int = 1,
@@ -176,13 +162,13 @@ def update_seconds(
     return rates.beside(computing, gathering) + waiting + steps * stepping
 
 
-def _computing(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *, passes: int, flops: int) -> float:
+def _computing(shape: ModelShape, rows: Rows, degrees: Sharding, rates: Rates, *, passes: int, flops: int) -> float:
     """Seconds of matrix products and of launching the kernels of every micro-batch."""
     products = flops * forward_flops(shape, rows) / degrees.ranks / rates.cut(degrees.tensor).flops
     return rates.beside(products, passes * rows.micro_batches * shape.layers * rates.launches)
 
 
-def _gathering(shape: ModelShape, degrees: Degrees, rates: Rates, size: float) -> float:
+def _gathering(shape: ModelShape, degrees: Sharding, rates: Rates, size: float) -> float:
     """Seconds to gather or scatter `size` bytes of every weight on each rank; with tensor parallelism, of its part."""
     if degrees.shards <= degrees.tensor:
         return 0.0
@@ -191,13 +177,13 @@ def _gathering(shape: ModelShape, degrees: Degrees, rates: Rates, size: float) -
     return moved / rates.link_among(degrees.shards) + fetched + shape.layers * rates.latency
 
 
-def _summing(degrees: Degrees, rates: Rates, gradients: int) -> float:
+def _summing(degrees: Sharding, rates: Rates, gradients: int) -> float:
     """Seconds to all-reduce gradients of `gradients` bytes over the copies of the weights, each rank for its shard."""
     copies = degrees.ranks // degrees.shards
     return 2 * ring(copies) * gradients / degrees.shards / rates.link_among(degrees.ranks)
 
 
-def exchanging(shape: ModelShape, rows: Rows, degrees: Degrees, rates: Rates, *, passes: int) -> float:
+def exchanging(shape: ModelShape, rows: Rows, degrees: Sharding, rates: Rates, *, passes: int) -> float:
     """Seconds of the collectives for which products have to wait, in `passes` passes over all layers."""
     here = rows.tokens / degrees.data
     local = here / (degrees.sequence * degrees.context)
@@ -266,7 +252,7 @@ def _weights_met(shape: ModelShape, sequences: int) -> float:
     return shape.active_parameters + expert * (met - shape.experts_per_token)
 
 
-def transfer_seconds(shape: ModelShape, degrees: Degrees, rates: Rates, *, across: bool) -> float:
+def transfer_seconds(shape: ModelShape, degrees: Sharding, rates: Rates, *, across: bool) -> float:
     """Seconds to gather whole 16-bit weights and send them to an engine; `across`: over the link between machines."""
     moved = SIXTEEN_BITS * shape.parameters
     return moved / (rates.node_link if across else rates.link) + _gathering(shape, degrees, rates, SIXTEEN_BITS)

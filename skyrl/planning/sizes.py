@@ -6,7 +6,7 @@ and engines elsewhere (`colocate_policy_ref`); or every model on separate GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from skyrl.planning.layout import Layout, Pool, RankPlacement, counted
 from skyrl.planning.topology import MOST_PROCESSES, Engines, Grid, Sizes
@@ -44,7 +44,7 @@ def _joined(parts: Sequence[Layout]) -> Layout:
     )
 
 
-def _shared(models: dict[str, Grid], engines: Engines | None = None) -> Layout:
+def _shared(models: Mapping[str, Grid], engines: Engines | None = None) -> Layout:
     """One pool that all given models and engines share."""
     [grid, *others] = models.values()
     if any(other != grid for other in others):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from attrs import frozen
 
 MOST_PROCESSES = 2**17
@@ -19,6 +21,52 @@ class Grid:
     def ranks(self) -> int:
         """Number of ranks on all nodes."""
         return self.nodes * self.gpus_per_node
+
+
+@frozen(kw_only=True)
+class Degrees:
+    """Ranks of a model by the dimension along which they share it, whatever the strategy."""
+
+    data: int = 1
+    """Ranks, or groups of ranks, that get rows of their own."""
+
+    pipeline: int = 1
+    """Ranks that each hold a run of layers."""
+
+    context: int = 1
+    """Ranks that share a sequence and gather its keys and values."""
+
+    sequence: int = 1
+    """Ranks that exchange heads for parts of a sequence (Ulysses, arXiv:2309.14509)."""
+
+    tensor: int = 1
+    """Ranks that split matrices."""
+
+    expert: int = 1
+    """Ranks that hold different experts; they are also counted in the other dimensions."""
+
+    expert_tensor: int = 1
+    """Ranks that split the matrices of each expert."""
+
+    @property
+    def inner(self) -> int:
+        """Ranks of one pipeline stage that compute on the same rows."""
+        return self.context * self.sequence * self.tensor
+
+    @property
+    def replica(self) -> int:
+        """Ranks that compute on the same rows: those of all pipeline stages."""
+        return self.pipeline * self.inner
+
+    @property
+    def experts(self) -> int:
+        """Ranks that together hold all experts of a layer."""
+        return self.expert * self.expert_tensor
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.data * self.replica
 
 
 @frozen(kw_only=True)
@@ -40,11 +88,11 @@ class Engines:
 
 @frozen(kw_only=True)
 class Sizes:
-    """The number of a run's processes and their sizes. None: the run has no such model."""
+    """The number of a run's processes and their sizes."""
 
-    policy: Grid
-    critic: Grid | None = None
-    ref: Grid | None = None
+    models: Mapping[str, Grid]
+    """Role -> ranks of the models that are trained or that score."""
+
     engines: Engines | None = None
     colocate_all: bool = True
     colocate_policy_ref: bool = True
@@ -56,9 +104,3 @@ class Sizes:
         """Number of ranks of all models, and of GPUs of all engines."""
         engines = self.engines.number * self.engines.gpus if self.engines else 0
         return engines + sum(grid.ranks for grid in self.models.values())
-
-    @property
-    def models(self) -> dict[str, Grid]:
-        """Role -> ranks of the models that are trained or that score."""
-        grids = {"policy": self.policy, "critic": self.critic, "ref": self.ref}
-        return {role: grid for role, grid in grids.items() if grid is not None}

@@ -10,7 +10,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import EnvironmentConfig, SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.model_overrides import engine_overrides
-from skyrl.config.derive.sizes import has_reference
+from skyrl.config.derive.rl_models import has_reference
 from skyrl.data.cursor import batches
 from skyrl.data.prompts import NO_SOURCE, PromptDataset
 from skyrl.data.sources import answer_in

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from skyrl.config.derive.sizes import engines_of, models_of
 from skyrl.config.loading.check import check
+from skyrl.config.loading.kinds import kind_of, samples_rollouts
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.supervised_root import SupervisedConfig
 from skyrl.planning.topology import Grid
@@ -14,7 +14,6 @@ from skyrl.tree import evolve_at, get_at
 
 R = TypeVar("R", bound=SkyRLTrainConfig | SupervisedConfig)
 
-_PLACEMENT = "trainer.placement."
 _ENGINES = "generator.inference_engine.num_engines"
 
 
@@ -27,8 +26,8 @@ def shrunk(run: R, role: str, *, by_machine: bool = False) -> tuple[R, dict[str,
     """
     for changes in _smaller(run, role, by_machine=by_machine):
         smaller = run
-        if isinstance(run, SkyRLTrainConfig):
-            smaller = evolve_at(smaller, f"{_PLACEMENT}allocation", None)  # the fields already hold its values
+        if samples_rollouts(run):
+            smaller = evolve_at(smaller, "trainer.placement.allocation", None)  # the fields already hold its values
         for path, value in changes.items():
             smaller = evolve_at(smaller, path, value)
         if not any(problem.severity == "error" for problem in check(smaller)):
@@ -38,7 +37,7 @@ def shrunk(run: R, role: str, *, by_machine: bool = False) -> tuple[R, dict[str,
 
 def _smaller(run: SkyRLTrainConfig | SupervisedConfig, role: str, *, by_machine: bool) -> Iterator[dict[str, int]]:
     """Changes that make the run smaller, those that remove the least first."""
-    if isinstance(run, SkyRLTrainConfig) and role == "engine" and not run.trainer.placement.colocate_all:
+    if samples_rollouts(run) and role == "engine" and not run.trainer.placement.colocate_all:
         for number in range(run.generator.inference_engine.num_engines - 1, 0, -1):
             yield {_ENGINES: number}
         return
@@ -55,11 +54,9 @@ def _smaller(run: SkyRLTrainConfig | SupervisedConfig, role: str, *, by_machine:
 
 def _tables(run: SkyRLTrainConfig | SupervisedConfig, role: str) -> list[str]:
     """Prefixes of the size fields that shrink together."""
-    if not isinstance(run, SkyRLTrainConfig):
-        return ["placement."]
-    placement = run.trainer.placement
-    together = placement.colocate_all or placement.colocate_policy_ref
-    return [f"{_PLACEMENT}{model}_" for model in (models_of(run) if together else (role,))]
+    roles, sizes = kind_of(run).roles, kind_of(run).sizes(run)
+    together = sizes.colocate_all or sizes.colocate_policy_ref or len(roles) == 1
+    return [model.placement for model in roles if (model.exists(run) if together else model.name == role)]
 
 
 def _grids_within(grid: Grid, *, by_machine: bool) -> list[Grid]:
@@ -75,7 +72,7 @@ def _counts(grid: Grid) -> range:
 
 def _engines_on(run: SkyRLTrainConfig | SupervisedConfig, grid: Grid) -> dict[str, int]:
     """The number of engines for the GPUs that they share with the models; engines with GPUs of their own stay."""
-    if not isinstance(run, SkyRLTrainConfig) or not run.trainer.placement.colocate_all:
+    sizes = kind_of(run).sizes(run)
+    if sizes.engines is None or not sizes.colocate_all:
         return {}
-    engines = engines_of(run)
-    return {} if engines is None else {_ENGINES: max(1, grid.ranks // engines.gpus)}
+    return {_ENGINES: max(1, grid.ranks // sizes.engines.gpus)}

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from skyrl.checkpoint.names import step_of
 from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
-from skyrl.config.loading.kinds import KINDS, root_of
+from skyrl.config.loading.kinds import KINDS, root_of, samples_rollouts
 from skyrl.config.loading.stored import tree_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.tree import required
@@ -33,7 +33,7 @@ def stored_run(folder: Path) -> Run:
 
 def run_of(stored: object, where: str) -> Run:
     """The run of a stored configuration, such as that in a checkpoint; `where` is for messages."""
-    kind = stored.get("kind", "rl") if isinstance(stored, dict) else None
+    kind: Any = stored.get("kind", "rl") if isinstance(stored, dict) else None
     if kind not in KINDS:
         raise ResumeError(f"{where} cannot be read: it says kind = {kind!r}, but the kinds are {', '.join(KINDS)}")
     run: Any = tree_of(stored, root_of(kind), where)
@@ -43,8 +43,8 @@ def run_of(stored: object, where: str) -> Run:
 
 def refuse_supervised(folder: Path, instead: str) -> None:
     """Raise `UserError` for the folder of a supervised run, which samples nothing; `instead` says what to do."""
-    if (folder / _FILE).is_file() and (kind := stored_run(folder).kind) != "rl":
-        raise UserError(f"{folder} is a run of kind = {kind}, which samples nothing: {instead}")
+    if (folder / _FILE).is_file() and not samples_rollouts(run := stored_run(folder)):
+        raise UserError(f"{folder} is a run of kind = {run.kind}, which samples nothing: {instead}")
 
 
 def place_of(path: str, folder: Path, run: Run) -> str:

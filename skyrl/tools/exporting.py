@@ -8,8 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore
-from skyrl.config import SupervisedConfig
-from skyrl.config.loading.kinds import kind_of
+from skyrl.config.loading.kinds import kind_of, samples_rollouts
 from skyrl.errors import ResumeError, UserError
 from skyrl.experiments.exports import export_of, policy_export
 from skyrl.models.lora import adapter_alone, merged
@@ -46,9 +45,9 @@ def export(
     lora = config.trainer.policy.model.lora
     if adapter and not lora.rank:
         raise UserError(f"{run} trained all weights ({kind.model}.lora.rank = 0): it has no adapter")
-    name = "adapter" if adapter else kind.exported_as
+    name = "adapter" if adapter else kind.trained.exported_as
     folder = to or Path(place_of(config.trainer.export_path, run, config)) / f"global_step_{saved}" / name
-    weights = _weights(checkpoint, kind.role)
+    weights = _weights(checkpoint, kind.trained.stored_as)
     if adapter:
         _exporter(config, folder, adapter=True)(adapter_alone(weights))
     else:
@@ -61,9 +60,7 @@ def _exporter(config: Run, folder: Path, *, adapter: bool = False) -> Callable[[
     like = required(model.path, "the path of the model")
     if adapter:
         return AdapterExport(like=like, lora=model.lora, folder=folder)
-    if isinstance(config, SupervisedConfig):
-        return export_of(config, folder)
-    return policy_export(config.trainer, folder)
+    return policy_export(config.trainer, folder) if samples_rollouts(config) else export_of(config, folder)
 
 
 def _saved(store: CheckpointStore, step: int | None) -> int:

@@ -23,7 +23,8 @@ from attrs import frozen
 
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.config.derive.engine_backends import backend_of
-from skyrl.config.derive.sizes import evaluates, has_critic, has_reference
+from skyrl.config.derive.rl_models import has_critic, has_reference
+from skyrl.config.derive.sizes import evaluates
 from skyrl.config.loading.standalone_file import kept_text
 from skyrl.data.sources import BadRow, iterate_rows
 from skyrl.errors import ConfigError, SkyRLError

@@ -15,6 +15,7 @@ from attrs import field, frozen
 
 from skyrl.checkpoint.store import CheckpointStore
 from skyrl.config import SkyRLTrainConfig
+from skyrl.config.loading.kinds import samples_rollouts
 from skyrl.config.loading.stored_code import named_code
 from skyrl.errors import UserError
 from skyrl.experiments.ppo import BasePPOExp
@@ -61,7 +62,7 @@ class Replay:
         would run.
         """
         run = stored_run(folder)
-        if not isinstance(run, SkyRLTrainConfig):
+        if not samples_rollouts(run):
             raise UserError(
                 f"{folder} is a run of kind = {run.kind}, which samples nothing and records no steps. Instead, train "
                 "it twice in different folders with deterministic = true, and compare the metrics with skyrl bisect"

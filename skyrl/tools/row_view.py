@@ -10,8 +10,8 @@ from attrs import evolve
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.view import marked_text
-from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.loading.kinds import kind_named
+from skyrl.config import SkyRLTrainConfig, SupervisedConfig
+from skyrl.config.loading.kinds import kind_named, reads_chats
 from skyrl.data.sources import BadRow, Row, iterate_rows
 from skyrl.data.supervised_rows import preference_reader, supervised_reader
 from skyrl.data.tokenized_rows import PreferenceRow, SupervisedRow
@@ -34,7 +34,7 @@ def row_page(run: Any, source: int, place: int) -> str:
     name = sources[source]
     row = _row(name, place)  # before the tokenizer, which may have to be fetched from the hub
     experiment: Any = experiment_class(run)(run)
-    if run.kind == "rl":
+    if kind.rows == "prompts":
         return _prompt(run, experiment.tokenizer, name, place)
     tokenizer, max_length = experiment.tokenizer, experiment.max_length
     try:
@@ -44,7 +44,7 @@ def row_page(run: Any, source: int, place: int) -> str:
 
 
 def _supervised(run: SupervisedConfig, tokenizer: ChatTokenizer, row: Row, source: str, max_length: int) -> str:
-    read: Any = supervised_reader if isinstance(run, SFTConfig) else preference_reader
+    read: Any = supervised_reader if reads_chats(run) else preference_reader
     reader = read((source,), tokenizer, run, max_length)
     whole = reader.whole(row, source, f"{source}:0")
     trained = reader.shortened(whole)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.foundation.run_kind import RunKind
+from skyrl.config.derive.run_kind import RunKind
+from skyrl.config.loading.kinds import samples_rollouts
 from skyrl.config.loading.load import Composed, compose
 from skyrl.config.loading.stored import stored_form
 from skyrl.errors import Problem, RunError, UserError
@@ -124,7 +125,7 @@ def _composed(
 ) -> Composed[SkyRLTrainConfig]:
     """The configuration, resolved and checked; `also` gives the checks of this machine."""
     composed = compose(files, overrides, also=also, environ=os.environ)
-    if not isinstance(composed.config, SkyRLTrainConfig):
+    if not samples_rollouts(composed.config):
         raise UserError(f"kind = {composed.config.kind}: pass a reinforcement-learning configuration")
     return composed
 

@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 
 from skyrl.checkpoint.manifest import FILE as MANIFEST
 from skyrl.checkpoint.names import name_of, step_of
+from skyrl.config.loading.kinds import kind_of, samples_rollouts
 from skyrl.errors import ResumeError, UserError
 from skyrl.runs.stored_runs import Run, checkpoints_of, run_of, stored_run
 from skyrl.tree import required
@@ -127,9 +128,9 @@ def stored_configuration(target: Target) -> list[str]:
     if target.stored is None:
         return []
     run = _run_in(Path(target.stored))
-    if run.kind == "reward_model":
+    if kind_of(run).trained.scores:
         raise UserError(f"{target.name} is a run of kind = reward_model, which scores chats: use skyrl serve-reward")
-    return [target.stored] if run.kind == "rl" else []
+    return [target.stored] if samples_rollouts(run) else []
 
 
 def scoring_model(name: str) -> str:
@@ -141,7 +142,7 @@ def scoring_model(name: str) -> str:
     if target.stored is None:
         return target.model
     run = _run_in(Path(target.stored))
-    if run.kind != "reward_model":
+    if not kind_of(run).trained.scores:
         raise UserError(f"{name} is a run of kind = {run.kind}, whose model scores nothing: name a reward model")
     if target.checkpoint is not None:
         raise UserError(f"{name} has no trained model: skyrl export {name} --to FOLDER writes one from a checkpoint")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from skyrl.config.derive.sizes import has_critic, models_of, on_ray, samples, sizes_of
+from skyrl.config.derive.rl_models import has_critic
+from skyrl.config.derive.sizes import models_of, on_ray, samples, sizes_of
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.planning.sizes import layout
 

@@ -14,6 +14,7 @@ from typing import Any
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import starts_engines, workers_of_an_engine
+from skyrl.config.loading.kinds import samples_rollouts
 from skyrl.config.loading.load import compose
 from skyrl.endpoint.doors import Address
 from skyrl.errors import Problem, Stopped, UserError
@@ -140,7 +141,7 @@ def _composed(
 ) -> tuple[SkyRLTrainConfig, Sequence[Problem]]:
     """The configuration, resolved and checked, and its warnings. Raises `UserError` for another kind of run."""
     composed = compose(files, overrides, also=lambda _: also, environ=os.environ)
-    if not isinstance(composed.config, SkyRLTrainConfig):
+    if not samples_rollouts(composed.config):
         raise UserError(f"kind = {composed.config.kind}: pass a reinforcement-learning configuration")
     return composed.config, composed.warnings
 

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from skyrl.config import load
-from skyrl.config.derive.rl_models import RL_MODELS
+from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.derive.supervised_model import MODEL
 from skyrl.config.effects.models import model_effects
 from skyrl.config.loading.check import without_effect
@@ -317,7 +317,7 @@ def test_settings_of_a_critic_that_is_not_there_are_told_once(field: str) -> Non
 
 
 def test_every_condition_of_a_model_has_a_case() -> None:
-    expected = {effect.path for model in (*RL_MODELS, MODEL) for effect in model_effects(model)}
+    expected = {effect.path for model in (*RL_ROLES.values(), MODEL) for effect in model_effects(model)}
     tested = {named(place, case.field) for place, case in IN_EVERY_PLACE} | {named(place, NEVER) for place in PLACES}
     tables = {"lora", "optimizer_config", "fsdp_config", "deepspeed_config", "megatron_config"}
     tables |= {"offload_param", "offload_optimizer"}

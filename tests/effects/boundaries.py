@@ -16,7 +16,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from skyrl.config.derive.model_tables import ModelTable
+from skyrl.config.derive.model_tables import Role
 from skyrl.learners.ranks import Ranks
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.workers.model_worker import ModelWorker
@@ -75,7 +75,7 @@ class Unmet(Ranks):
         raise Reached(experts)
 
 
-def worker_of(scene: Scene, model: ModelTable, ranks: Ranks = Unmet()) -> ModelWorker:
+def worker_of(scene: Scene, model: Role, ranks: Ranks = Unmet()) -> ModelWorker:
     """The learner of this model, on one of its ranks."""
     trainer, kind = scene.run.trainer, scene.run.kind
     objective: Any = policy_objective(trainer.algorithm) if kind == "rl" else CrossEntropy()
@@ -95,7 +95,7 @@ def worker_of(scene: Scene, model: ModelTable, ranks: Ranks = Unmet()) -> ModelW
     return worker
 
 
-def learner_of(scene: Scene, model: ModelTable) -> PolicyWorker | CriticWorker:
+def learner_of(scene: Scene, model: Role) -> PolicyWorker | CriticWorker:
     """The learner of a model that is trained, alone."""
     worker = worker_of(scene, model)
     assert isinstance(worker, PolicyWorker | CriticWorker)
@@ -133,7 +133,7 @@ def _loaded(
     )
 
 
-def given_to_fsdp(scene: Scene, model: ModelTable) -> object:
+def given_to_fsdp(scene: Scene, model: Role) -> object:
     """The unit, and the arguments, of every call of `fully_shard`, on the second of two ranks."""
     calls: list[object] = []
 
@@ -152,7 +152,7 @@ def given_to_fsdp(scene: Scene, model: ModelTable) -> object:
         return reached(scene, model, Unmet(rank=1, size=model.ranks(scene.run)))
 
 
-def given_to_deepspeed(scene: Scene, model: ModelTable) -> object:
+def given_to_deepspeed(scene: Scene, model: Role) -> object:
     """The configuration that `deepspeed.initialize` gets; None where it is not called."""
 
     class DeepSpeed:
@@ -165,7 +165,7 @@ def given_to_deepspeed(scene: Scene, model: ModelTable) -> object:
         return reached(scene, model, Unmet(size=model.ranks(scene.run)))
 
 
-def reached(scene: Scene, model: ModelTable, ranks: Ranks) -> object:
+def reached(scene: Scene, model: Role, ranks: Ranks) -> object:
     """What a worker of the model is stopped with while it is made; None where nothing stops it."""
     try:
         worker_of(scene, model, ranks)

@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from skyrl.config import MegatronConfig
-from skyrl.config.derive.model_tables import ModelTable
+from skyrl.config.derive.model_tables import Role
 from skyrl.learners.megatron.settings import MegatronSettings
 from skyrl.learners.strategy import ModelSource, StrategyContext
 from skyrl.learners.workers.learning_worker import trace_folder
@@ -40,19 +40,19 @@ class FakePackage:
 
     @staticmethod
     def Megatron(source: ModelSource, config: MegatronConfig, context: StrategyContext) -> None:
-        settings = MegatronSettings.of(config, context.optimizer, context.compute_dtype)
+        settings = MegatronSettings.of(config, context.degrees, context.optimizer, context.compute_dtype)
         model = source.meta_model().config.to_dict()
         raise Reached(plain([attrs.asdict(settings), {name: str(value) for name, value in model.items()}]))
 
 
-def given_to_megatron(scene: Scene, model: ModelTable) -> object:
+def given_to_megatron(scene: Scene, model: Role) -> object:
     """Degrees and fields that Megatron-core gets, and the model that it rebuilds; None where it is not called."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skyrl.learners.workers.strategies.import_megatron", lambda *_: FakePackage)
         return reached(scene, model, Unmet(size=model.ranks(scene.run)))
 
 
-def _traces(scene: Scene, model: ModelTable) -> object:
+def _traces(scene: Scene, model: Role) -> object:
     return str(trace_folder(scene.run.trainer, model.section(scene.run), 0))
 
 

@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from skyrl.batch import TrainingBatch
-from skyrl.config.derive.model_tables import ModelTable
+from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE
 from skyrl.config.derive.supervised_model import MODEL
 from skyrl.errors import NonFiniteError, UserError
@@ -40,7 +40,7 @@ def batch_for(scene: Scene) -> TrainingBatch:
 class Sights:
     """What can be seen of one model."""
 
-    model: ModelTable
+    model: Role
     kind: str
 
     def trained(self) -> Observable:
@@ -167,7 +167,7 @@ class Place:
     """A model in a kind of run, and what has to be written so that it is there, alone or on two ranks."""
 
     kind: str
-    model: ModelTable
+    model: Role
     there: Values
     several: Values
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from skyrl.config.loading.kinds import KINDS, kind_named, root_of
+from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.tree.classes import leaf_paths
 from tests.config.leaves import each, other_values
 from tests.effects.never import NEVER
 from tests.effects.probe import Observable, Probe
 from tests.effects.scenes import Sight, problems_of
 from tests.effects.table import PROBES, WITHOUT_EFFECT, page
-from tests.megatron_shim import DEVICES
+from tests.megatron_shim import ON_ANY_DEVICE
 
 pytestmark = pytest.mark.xdist_group("effects")
 
@@ -42,7 +43,7 @@ def flash_attn_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def megatron_computes_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Megatron-core gets is looked at without a GPU."""
-    monkeypatch.setattr("skyrl.config.checks.megatron.DEVICES", DEVICES)
+    monkeypatch.setitem(STRATEGIES, "megatron", ON_ANY_DEVICE)
 
 
 def marked(probes: Iterable[Probe]) -> list[Any]:

@@ -29,7 +29,7 @@ from skyrl.learners.workers.learning_worker import LearningWorker
 from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, SFTWorker
 from skyrl.processes.orphans import RUN, folder_of_this_process, tagged
 from skyrl.storage.disk import Bytes, Disk
-from tests.megatron_shim import DEVICES, HostPolicyWorker
+from tests.megatron_shim import ON_ANY_DEVICE, HostPolicyWorker
 
 T = TypeVar("T")
 
@@ -272,10 +272,10 @@ def command(words: list[str], environment: dict[str, str], folder: Path, verbs: 
     os.dup2(said, 1)
     os.dup2(said, 2)
     from skyrl.cli.main import main
-    from skyrl.config.checks import megatron
+    from skyrl.config.settings import strategies
     from skyrl.experiments import ppo, reward_model, sft
 
-    megatron.DEVICES = DEVICES  # type: ignore[assignment]  # replaced for the test
+    strategies.STRATEGIES = {**strategies.STRATEGIES, "megatron": ON_ANY_DEVICE}
     ppo.BasePPOExp = PhasedExp  # type: ignore[misc]  # replaced for the test
     sft.SFTExp = PhasedSFTExp  # type: ignore[misc]  # replaced for the test
     reward_model.RewardModelExp = PhasedRewardModelExp  # type: ignore[misc]  # replaced for the test

@@ -17,7 +17,7 @@ import pytest
 from filelock import FileLock
 
 from skyrl.config import compose
-from skyrl.config.foundation.run_kind import RunKind
+from skyrl.config.derive.run_kind import RunKind
 from skyrl.errors import ConfigError, Problem, ResumeError, UserError
 from skyrl.experiments import whole_rows
 from skyrl.experiments.first_rows import supervised_rows_can_be_used

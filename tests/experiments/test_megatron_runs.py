@@ -11,13 +11,14 @@ import pytest
 from transformers import AutoTokenizer
 
 from skyrl.config import compose
+from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.experiments.ppo import BasePPOExp
 from tests.experiments.forked import run
 from tests.experiments.test_kills import ON_RAY as KILLED_ON_RAY
 from tests.experiments.test_kills import assert_kills_change_nothing, moments
 from tests.experiments.test_other_ranks import ON_RAY, RANKS, samples
 from tests.inference.nano import nano_model
-from tests.megatron_shim import DEVICES, HostPolicyWorker
+from tests.megatron_shim import ON_ANY_DEVICE, HostPolicyWorker
 from tests.nano_run import metrics, train
 
 pytestmark = pytest.mark.long
@@ -29,7 +30,7 @@ QUICKSTART = ROOT / "examples" / "quickstart"
 @pytest.fixture(autouse=True)
 def megatron_takes_the_cpu_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the processes of the policy's ranks, and in the check of the configuration."""
-    monkeypatch.setattr("skyrl.config.checks.megatron.DEVICES", DEVICES)
+    monkeypatch.setitem(STRATEGIES, "megatron", ON_ANY_DEVICE)
     monkeypatch.setattr("skyrl.experiments.policy_gradient_models.PolicyWorker", HostPolicyWorker)
 
 

@@ -24,7 +24,6 @@ from skyrl.experiments import gpu_checks
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
     degrees_of_megatron_divide_the_model,
-    ranks_share_the_model_evenly,
     ranks_that_cut_matrices_get_equal_parts,
     ranks_that_share_sequences_share_their_heads,
     ranks_that_spread_experts_get_as_many,
@@ -156,6 +155,7 @@ def test_ranks_that_cut_matrices_divide_what_is_in_them(
         ({"tensor_parallel_size": 2, "sequence_parallel_size": 2}, None, None),
         ({"tensor_parallel_size": 4}, "tensor_parallel_size", "4 ranks cannot share the 2 key and value heads of"),
         ({"sequence_parallel_size": 8}, "sequence_parallel_size", "8 ranks cannot share the 4 attention heads of"),
+        ({"expert_parallel_size": 2}, "expert_parallel_size", "the model"),  # which has no experts
     ],
 )
 def test_ranks_of_a_supervised_run_divide_what_they_share(
@@ -167,8 +167,13 @@ def test_ranks_of_a_supervised_run_divide_what_they_share(
     values = {"kind": "sft", "model.path": str(tmp_path), "train_datasets": ["rows.jsonl"], "batch_size": 8, **sizes}
     loaded: Any = load([], {**values, "placement.executor": "ray", "placement.num_gpus_per_node": 8})
     run: Any = resolve_with_origins(loaded.config, loaded.origins)[0]
-    assert ranks_share_the_model_evenly in kind_of(run).preflight_checks()
-    found = list(ranks_share_the_model_evenly(run))
+    checks = [
+        ranks_that_share_sequences_share_their_heads,
+        ranks_that_cut_matrices_get_equal_parts,
+        ranks_that_spread_experts_get_as_many,
+    ]
+    assert set(checks) <= set(kind_of(run).preflight_checks())
+    found = [problem for check in checks for problem in check(run)]
     assert [problem.path for problem in found] == ([] if path is None else [path])
     assert all(message is not None and problem.message.startswith(message) for problem in found)
 

@@ -13,7 +13,7 @@ from skyrl.config import TrainerConfig
 from skyrl.errors import ConfigError
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.row_layouts import MicroBatch
-from skyrl.learners.workers.strategies import STRATEGIES, StrategyKind, strategy_named
+from skyrl.learners.workers.strategies import STRATEGIES, strategy_named
 from skyrl.training.objective import policy_objective
 from tests.learners.rows import batch
 from tests.learners.updating import PolicyWorker
@@ -46,8 +46,9 @@ async def test_a_strategy_with_another_order_of_passes_learns_and_scores_alike(
     objective = policy_objective(small.algorithm)
     rows = batch(6).given(ref_logprobs=torch.zeros(6, 12))
     plain = PolicyWorker(small, objective)
-    start = StrategyKind(start=lambda source, section, context: AllForwardFirst(source, section.fsdp_config, context))
-    monkeypatch.setitem(STRATEGIES, "fsdp2", start)
+    monkeypatch.setitem(
+        STRATEGIES, "fsdp2", lambda source, section, context: AllForwardFirst(source, section.fsdp_config, context)
+    )
     other = PolicyWorker(small, objective)
     assert isinstance(other.strategy, AllForwardFirst)
     one, two = await plain.update(rows), await other.update(rows)

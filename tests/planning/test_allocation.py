@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skyrl.planning.allocation import Allocation, AllocationError, Degrees, Part, read_allocation, read_part
+from skyrl.planning.allocation import Allocation, AllocationError, Part, read_allocation, read_part
+from skyrl.planning.topology import Degrees
 
 
 def parts(text: str) -> list[tuple[str, int]]:

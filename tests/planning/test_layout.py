@@ -30,7 +30,7 @@ def cluster(*free: int) -> list[Node]:
 
 
 def test_colocating_all_makes_one_pool_in_which_everybody_has_every_gpu() -> None:
-    run = layout(Sizes(policy=EIGHT, ref=EIGHT, critic=EIGHT, engines=Engines(number=4, tensor=2)))
+    run = layout(Sizes(models={"policy": EIGHT, "critic": EIGHT, "ref": EIGHT}, engines=Engines(number=4, tensor=2)))
     assert pools(run) == [("policy+critic+ref+engine", 1, 8)]
     for role in ("policy", "critic", "ref"):
         assert gpus(run, role) == [(rank,) for rank in range(8)]
@@ -38,20 +38,22 @@ def test_colocating_all_makes_one_pool_in_which_everybody_has_every_gpu() -> Non
 
 
 def test_colocating_policy_and_reference_gives_each_engine_a_pool() -> None:
-    sizes = Sizes(policy=EIGHT, ref=EIGHT, engines=Engines(number=2, tensor=4), colocate_all=False)
+    sizes = Sizes(models={"policy": EIGHT, "ref": EIGHT}, engines=Engines(number=2, tensor=4), colocate_all=False)
     assert pools(layout(sizes)) == [("policy+ref", 1, 8), ("engine-0", 1, 4), ("engine-1", 1, 4)]
 
 
 def test_a_policy_alone_gives_its_name_to_its_pool() -> None:
-    run = layout(Sizes(policy=EIGHT, engines=Engines(number=1), colocate_all=False))
+    run = layout(Sizes(models={"policy": EIGHT}, engines=Engines(number=1), colocate_all=False))
     assert pools(run) == [("policy", 1, 8), ("engine-0", 1, 1)]
 
 
 def test_without_colocation_every_model_has_its_pool() -> None:
     sizes = Sizes(
-        policy=Grid(nodes=2, gpus_per_node=8),
-        critic=Grid(nodes=1, gpus_per_node=4),
-        ref=Grid(nodes=1, gpus_per_node=2),
+        models={
+            "policy": Grid(nodes=2, gpus_per_node=8),
+            "critic": Grid(nodes=1, gpus_per_node=4),
+            "ref": Grid(nodes=1, gpus_per_node=2),
+        },
         engines=Engines(number=1, tensor=2),
         colocate_all=False,
         colocate_policy_ref=False,
@@ -63,7 +65,7 @@ def test_without_colocation_every_model_has_its_pool() -> None:
 
 
 def test_engines_of_others_have_no_seat() -> None:
-    assert layout(Sizes(policy=EIGHT, colocate_all=False)).placements_of("engine") == ()
+    assert layout(Sizes(models={"policy": EIGHT}, colocate_all=False)).placements_of("engine") == ()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_engines_of_others_have_no_seat() -> None:
 def test_an_engine_that_does_not_fit_a_node_has_equal_parts_of_several(
     engines: Engines, gpus_per_node: int, pool: tuple[int, int]
 ) -> None:
-    run = layout(Sizes(policy=EIGHT, engines=engines, colocate_all=False, gpus_per_node=gpus_per_node))
+    run = layout(Sizes(models={"policy": EIGHT}, engines=engines, colocate_all=False, gpus_per_node=gpus_per_node))
     assert pools(run)[1:] == [("engine-0", *pool)]
     assert gpus(run, "engine") == [tuple(range(engines.gpus))]
 
@@ -90,7 +92,7 @@ def test_an_engine_that_does_not_fit_a_node_has_equal_parts_of_several(
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
 def test_a_shared_engine_never_has_parts_of_two_nodes_unless_it_must(size: int) -> None:
     grid = Grid(nodes=4, gpus_per_node=8)
-    run = layout(Sizes(policy=grid, engines=Engines(number=32 // size, tensor=size)))
+    run = layout(Sizes(models={"policy": grid}, engines=Engines(number=32 // size, tensor=size)))
     for placed in run.placements_of("engine"):
         assert len({node for node, _ in run.places(placed)}) == max(1, size // 8)
 
@@ -98,9 +100,9 @@ def test_a_shared_engine_never_has_parts_of_two_nodes_unless_it_must(size: int) 
 @pytest.mark.parametrize(
     "sizes",
     [
-        Sizes(policy=EIGHT, ref=Grid(nodes=2, gpus_per_node=4)),
-        Sizes(policy=EIGHT, critic=Grid(nodes=1, gpus_per_node=4), colocate_all=False),
-        Sizes(policy=EIGHT, engines=Engines(number=3, tensor=2)),
+        Sizes(models={"policy": EIGHT, "ref": Grid(nodes=2, gpus_per_node=4)}),
+        Sizes(models={"policy": EIGHT, "critic": Grid(nodes=1, gpus_per_node=4)}, colocate_all=False),
+        Sizes(models={"policy": EIGHT}, engines=Engines(number=3, tensor=2)),
     ],
 )
 def test_models_that_share_gpus_and_do_not_match_are_refused(sizes: Sizes) -> None:
@@ -111,10 +113,10 @@ def test_models_that_share_gpus_and_do_not_match_are_refused(sizes: Sizes) -> No
 @pytest.mark.parametrize(
     ("sizes", "share"),
     [
-        (Sizes(policy=EIGHT), 1.0),
-        (Sizes(policy=EIGHT, ref=EIGHT), 0.5),
-        (Sizes(policy=EIGHT, ref=EIGHT, engines=Engines(number=8)), 0.3333),
-        (Sizes(policy=EIGHT, ref=EIGHT, critic=EIGHT, engines=Engines(number=1, data=8)), 0.25),
+        (Sizes(models={"policy": EIGHT}), 1.0),
+        (Sizes(models={"policy": EIGHT, "ref": EIGHT}), 0.5),
+        (Sizes(models={"policy": EIGHT, "ref": EIGHT}, engines=Engines(number=8)), 0.3333),
+        (Sizes(models={"policy": EIGHT, "critic": EIGHT, "ref": EIGHT}, engines=Engines(number=1, data=8)), 0.25),
     ],
 )
 def test_those_who_share_a_gpu_all_have_room_on_it(sizes: Sizes, share: float) -> None:
@@ -127,7 +129,12 @@ def test_every_gpu_of_a_pool_is_used_by_every_role_in_it_once() -> None:
         grid = Grid(nodes=nodes, gpus_per_node=per_node)
         engines = Engines(number=nodes * per_node)
         run = layout(
-            Sizes(policy=grid, ref=grid, engines=engines, colocate_all=share_all, colocate_policy_ref=share_some)
+            Sizes(
+                models={"policy": grid, "ref": grid},
+                engines=engines,
+                colocate_all=share_all,
+                colocate_policy_ref=share_some,
+            )
         )
         for pool in run.pools:
             for role in {placed.role for placed in run.placements if placed.pool == pool.name}:
@@ -139,12 +146,16 @@ def test_every_gpu_of_a_pool_is_used_by_every_role_in_it_once() -> None:
 
 
 def test_several_pools_share_a_machine() -> None:
-    run = layout(Sizes(policy=Grid(nodes=1, gpus_per_node=4), engines=Engines(number=4), colocate_all=False))
+    run = layout(
+        Sizes(models={"policy": Grid(nodes=1, gpus_per_node=4)}, engines=Engines(number=4), colocate_all=False)
+    )
     assert set(assign(run, cluster(8)).values()) == {("node-a",)}
 
 
 def test_engines_are_packed_so_that_whole_machines_stay_free() -> None:
-    sizes = Sizes(policy=Grid(nodes=2, gpus_per_node=8), engines=Engines(number=4, tensor=2), colocate_all=False)
+    sizes = Sizes(
+        models={"policy": Grid(nodes=2, gpus_per_node=8)}, engines=Engines(number=4, tensor=2), colocate_all=False
+    )
     found = assign(layout(sizes), cluster(8, 4, 8, 4))
     assert found["policy"] == ("node-a", "node-c")
     assert [found[f"engine-{number}"] for number in range(4)] == [("node-b",), ("node-b",), ("node-d",), ("node-d",)]
@@ -158,11 +169,11 @@ def test_two_wide_pools_leave_each_other_room() -> None:
 
 def test_the_nodes_of_a_pool_are_different_machines() -> None:
     with pytest.raises(NoRoom):
-        assign(layout(Sizes(policy=Grid(nodes=2, gpus_per_node=2))), cluster(8))
+        assign(layout(Sizes(models={"policy": Grid(nodes=2, gpus_per_node=2)})), cluster(8))
 
 
 def test_what_is_missing_is_told() -> None:
-    run = layout(Sizes(policy=Grid(nodes=2, gpus_per_node=8), colocate_all=False))
+    run = layout(Sizes(models={"policy": Grid(nodes=2, gpus_per_node=8)}, colocate_all=False))
     with pytest.raises(NoRoom) as caught:
         assign(run, cluster(8, 4))
     assert str(caught.value) == (
@@ -174,12 +185,12 @@ def test_what_is_missing_is_told() -> None:
 
 def test_places_for_processes_are_told_as_what_they_are() -> None:
     with pytest.raises(NoRoom, match="policy needs 1 node with 8 free slots, .* the run needs 8 slots"):
-        assign(layout(Sizes(policy=EIGHT)), cluster(4), unit="slot")
+        assign(layout(Sizes(models={"policy": EIGHT})), cluster(4), unit="slot")
 
 
 def test_pools_on_one_machine_take_its_gpus_one_after_the_other() -> None:
     pair = Grid(nodes=1, gpus_per_node=2)
-    run = layout(Sizes(policy=pair, engines=Engines(number=1, tensor=2), colocate_all=False))
+    run = layout(Sizes(models={"policy": pair}, engines=Engines(number=1, tensor=2), colocate_all=False))
     places = on_machines(run, assign(run, cluster(8)))
     assert [places[placed] for placed in run.placements] == [
         (("node-a", 0),),
@@ -189,7 +200,7 @@ def test_pools_on_one_machine_take_its_gpus_one_after_the_other() -> None:
 
 
 def test_what_others_of_the_run_have_taken_is_told() -> None:
-    run = layout(Sizes(policy=EIGHT, engines=Engines(number=2, tensor=4), colocate_all=False))
+    run = layout(Sizes(models={"policy": EIGHT}, engines=Engines(number=2, tensor=4), colocate_all=False))
     with pytest.raises(NoRoom) as caught:
         assign(run, cluster(8, 7))
     assert str(caught.value) == (
@@ -199,7 +210,7 @@ def test_what_others_of_the_run_have_taken_is_told() -> None:
 
 
 def test_a_cluster_of_many_machines_is_not_listed_whole() -> None:
-    run = layout(Sizes(policy=EIGHT))
+    run = layout(Sizes(models={"policy": EIGHT}))
     with pytest.raises(NoRoom, match="and 92 more"):
         assign(run, [Node(id=str(number), gpus=4) for number in range(100)])
     with pytest.raises(NoRoom, match="no nodes"):
@@ -260,7 +271,7 @@ def test_a_place_is_found_exactly_where_there_is_one() -> None:
 def test_a_thousand_gpus_are_planned_exactly(colocate_all: bool) -> None:
     grid = Grid(nodes=64 + 64 * colocate_all, gpus_per_node=8)
     engines = Engines(number=grid.ranks)
-    run = layout(Sizes(policy=grid, ref=grid, engines=engines, colocate_all=colocate_all))
+    run = layout(Sizes(models={"policy": grid, "ref": grid}, engines=engines, colocate_all=colocate_all))
     nodes = [Node(id=str(number), gpus=8) for number in range(128)]
     assert run.gpus == 1024
     assert keeps_to(assign(run, nodes), run, nodes)

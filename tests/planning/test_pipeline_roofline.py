@@ -9,7 +9,7 @@ from skyrl.planning.activations import Computing, Pass
 from skyrl.planning.memory import Learner, Megatron
 from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.pipeline_roofline import Stages, bubble, stage_scoring_seconds, stage_update_seconds
-from skyrl.planning.roofline import LATENCY, Degrees, Rates, Rows, forward_flops, scoring_seconds
+from skyrl.planning.roofline import LATENCY, Rates, Rows, Sharding, forward_flops, scoring_seconds
 
 SHAPE = ModelShape(layers=4, hidden=8, intermediate=16, heads=2, key_heads=1, head_size=4, vocabulary=100)
 RATES = Rates(flops=1e6, bandwidth=1e6, link=1e4, node_link=1e3, gpus_per_node=2)
@@ -17,7 +17,7 @@ SLOW = evolve(RATES, flops=1e3, link=1e12, node_link=1e12, bandwidth=1e12)
 """Products take so long here that nothing else shows."""
 
 ROWS = Rows(tokens=1000, length=10, micro_batches=6)
-ALONE = Degrees(data=1, shards=1)
+ALONE = Sharding(data=1, shards=1)
 PASS = Pass(rows=1, prompt=5, answer=5, packed=False)
 LEARNER = Learner(shape=SHAPE, how=Computing(precision="bfloat16"), scoring=PASS, update=PASS, megatron=Megatron())
 
@@ -50,7 +50,7 @@ def test_each_optimizer_step_fills_the_pipeline_anew() -> None:
 
 def test_gradients_and_weights_cross_the_link_once_an_optimizer_step() -> None:
     quick = evolve(RATES, flops=1e12)
-    stages = Stages(each=Degrees(data=2, shards=1))
+    stages = Stages(each=Sharding(data=2, shards=1))
     spread = evolve(LEARNER, megatron=Megatron(sharing_states=2))
     two, one = (stage_update_seconds(spread, ROWS, stages, quick, steps=steps) for steps in (2, 1))
     sent = (4 + 2) * SHAPE.parameters / 2 / RATES.link
@@ -59,7 +59,7 @@ def test_gradients_and_weights_cross_the_link_once_an_optimizer_step() -> None:
 
 def test_tokens_go_to_their_experts_and_come_back() -> None:
     mixture, quick = evolve(SHAPE, experts=4, experts_per_token=2), evolve(RATES, flops=1e12)
-    here, spread = Stages(each=Degrees(data=2, shards=1)), Stages(each=Degrees(data=2, shards=1), experts=2)
+    here, spread = Stages(each=Sharding(data=2, shards=1)), Stages(each=Sharding(data=2, shards=1), experts=2)
     found, without = (stage_scoring_seconds(mixture, ROWS, each, quick) for each in (spread, here))
     moved = 2 * (1 / 2) * 500 * 2 * 8 * 2 / RATES.link
     assert found - without == pytest.approx(4 * (moved + 2 * 6 * LATENCY))
@@ -67,7 +67,7 @@ def test_tokens_go_to_their_experts_and_come_back() -> None:
 
 def test_a_stage_hands_its_hidden_states_on() -> None:
     quick = evolve(RATES, flops=1e12, node_link=1e-3)
-    both = Stages(each=Degrees(data=1, shards=1), number=2)
+    both = Stages(each=Sharding(data=1, shards=1), number=2)
     rows = evolve(ROWS, micro_batches=1)
     near = stage_scoring_seconds(SHAPE, rows, both, quick)
     far = stage_scoring_seconds(SHAPE, rows, both, evolve(quick, gpus_per_node=1))

@@ -12,9 +12,9 @@ from skyrl.planning.roofline import (
     LATENCY,
     LAUNCHES,
     Answers,
-    Degrees,
     Rates,
     Rows,
+    Sharding,
     forward_flops,
     generation_seconds,
     rates_of,
@@ -30,7 +30,7 @@ SHAPE = ModelShape(layers=2, hidden=8, intermediate=16, heads=2, key_heads=1, he
 
 RATES = Rates(flops=1e6, bandwidth=1e6, link=1e4, node_link=1e3, host_link=1e5, gpus_per_node=2)
 ROWS = Rows(tokens=1000, length=10, micro_batches=1)
-ALONE = Degrees(data=1, shards=1)
+ALONE = Sharding(data=1, shards=1)
 SLOW = evolve(RATES, flops=1e3)
 """Products take so long here that nothing else shows."""
 
@@ -55,7 +55,7 @@ def test_an_adapter_has_no_products_for_other_weights_and_a_small_step() -> None
 
 
 def test_cores_that_also_send_and_start_kernels_do_one_after_the_other() -> None:
-    degrees = Degrees(data=2, shards=2)
+    degrees = Sharding(data=2, shards=2)
     quick = evolve(RATES, flops=1e15, link=1e15, latency=0.0, launches=0.0)
     computing, sending, starting = (
         scoring_seconds(SHAPE, ROWS, degrees, each)
@@ -74,25 +74,25 @@ def test_kernels_of_many_small_micro_batches_are_started_for_longer_than_they_co
 
 def test_shards_are_gathered_for_each_micro_batch_over_the_slower_link_of_several_machines() -> None:
     rows, quick = Rows(tokens=10, length=1, micro_batches=3), evolve(RATES, flops=1e12)
-    one_machine, two = Degrees(data=2, shards=2), Degrees(data=4, shards=4)
+    one_machine, two = Sharding(data=2, shards=2), Sharding(data=4, shards=4)
     sent = 2 * SHAPE.parameters
     assert scoring_seconds(SHAPE, rows, one_machine, quick) == 3 * (sent / 2 / 1e4 + 2 * LATENCY)
     assert scoring_seconds(SHAPE, rows, two, quick) == 3 * (sent * 3 / 4 / 1e3 + 2 * LATENCY)
 
 
 def test_copies_of_shards_on_one_machine_send_less_between_machines_than_shards_over_all() -> None:
-    spread, copied = Degrees(data=4, shards=4), Degrees(data=4, shards=2)
+    spread, copied = Sharding(data=4, shards=4), Sharding(data=4, shards=2)
     assert update_seconds(SHAPE, ROWS, copied, RATES) < update_seconds(SHAPE, ROWS, spread, RATES)
 
 
 def test_whole_weights_are_sent_once_a_step_and_not_for_each_micro_batch() -> None:
-    degrees, rows = Degrees(data=2, shards=2), Rows(tokens=1000, length=10, micro_batches=50)
+    degrees, rows = Sharding(data=2, shards=2), Rows(tokens=1000, length=10, micro_batches=50)
     each = update_seconds(SHAPE, rows, degrees, RATES)
     assert update_seconds(SHAPE, rows, degrees, RATES, gathers_once=True) < each
 
 
 def test_ranks_that_cut_matrices_wait_for_four_times_a_token_and_lose_some_of_their_rate() -> None:
-    degrees = Degrees(data=1, tensor=2, shards=2)
+    degrees = Sharding(data=1, tensor=2, shards=2)
     sent = 2 * 2 * 2 * (1 / 2) * 1000 * 8 / 1e4
     computing = forward_flops(SHAPE, ROWS) / 2 / (RATES.flops * HALVED)
     assert abs(scoring_seconds(SHAPE, ROWS, degrees, RATES) - computing - 2 * (sent + 2 * LATENCY)) < 1e-9

@@ -37,20 +37,23 @@ _available: Any = ray.available_resources
 
 LAYOUTS: dict[str, Callable[[int], Sizes]] = {
     "all on the same GPUs": lambda machines: Sizes(
-        policy=Grid(nodes=machines, gpus_per_node=8),
-        ref=Grid(nodes=machines, gpus_per_node=8),
+        models={"policy": Grid(nodes=machines, gpus_per_node=8), "ref": Grid(nodes=machines, gpus_per_node=8)},
         engines=Engines(number=2 * machines, tensor=4),
     ),
     "policy and reference on the same GPUs": lambda machines: Sizes(
-        policy=Grid(nodes=machines // 2, gpus_per_node=8),
-        ref=Grid(nodes=machines // 2, gpus_per_node=8),
+        models={
+            "policy": Grid(nodes=machines // 2, gpus_per_node=8),
+            "ref": Grid(nodes=machines // 2, gpus_per_node=8),
+        },
         engines=Engines(number=machines, tensor=4),
         colocate_all=False,
     ),
     "every model on its own GPUs": lambda machines: Sizes(
-        policy=Grid(nodes=machines // 2, gpus_per_node=4),
-        critic=Grid(nodes=machines // 2, gpus_per_node=4),
-        ref=Grid(nodes=machines // 2, gpus_per_node=4),
+        models={
+            "policy": Grid(nodes=machines // 2, gpus_per_node=4),
+            "critic": Grid(nodes=machines // 2, gpus_per_node=4),
+            "ref": Grid(nodes=machines // 2, gpus_per_node=4),
+        },
         engines=Engines(number=machines // 2, tensor=4),
         colocate_all=False,
         colocate_policy_ref=False,
@@ -128,7 +131,9 @@ def test_every_process_is_where_the_plan_says(attached: None, machines: int, nam
 
 
 def test_a_pool_is_added_where_there_is_room_and_given_back(attached: None, machines: int) -> None:
-    placement = Placement(layout(Sizes(policy=Grid(nodes=machines, gpus_per_node=6), colocate_all=False)), "cuda", 120)
+    placement = Placement(
+        layout(Sizes(models={"policy": Grid(nodes=machines, gpus_per_node=6)}, colocate_all=False)), "cuda", 120
+    )
     one = layout_of_engine(Engines(number=1, tensor=2), 7, 8)
     placement.add(one, 60)
     place = placement.place(one.placements[0])
@@ -145,7 +150,9 @@ def test_a_pool_is_added_where_there_is_room_and_given_back(attached: None, mach
 
 def test_what_does_not_fit_is_refused_before_anything_is_reserved(attached: None, machines: int) -> None:
     more = machines + 1
-    planned = layout(Sizes(policy=Grid(nodes=more, gpus_per_node=8), engines=Engines(number=2 * more, tensor=4)))
+    planned = layout(
+        Sizes(models={"policy": Grid(nodes=more, gpus_per_node=8)}, engines=Engines(number=2 * more, tensor=4))
+    )
     message = rf"does not fit .*needs {more} nodes with 8 free GPUs, the cluster has {machines}"
     with pytest.raises(ProcessError, match=message):
         Placement(planned, "cuda", 60)

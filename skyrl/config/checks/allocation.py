@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.derive.allocation import PATH, allocation_of, contradictions
+from skyrl.config.derive.allocation import PATH, allocation_of, contradictions, strategy_of
 from skyrl.config.derive.sizes import models_of, starts_engines
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
@@ -60,17 +60,16 @@ def degrees_of_an_allocation_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """
     allocation = allocation_of(run)
     for part in () if allocation is None else allocation.learners:
-        if part.learner == "megatron":
-            continue
-        if part.degrees.pipeline > 1:
+        facts = strategy_of(part)
+        if part.degrees.pipeline > 1 and "pipeline" not in facts.degrees:
             degree = part.degrees.pipeline
             message = f"{part.learner} learners have no pipeline parallelism, but the pipeline degree is {degree}"
             yield Problem(path=PATH, message=message, hint="leave it out: d, t, c and e are supported")
-        if part.experts is not None:
+        if part.experts is not None and "expert_tensor" not in facts.degrees:
             message = f"{part.learner} learners split experts by e alone, but attn and ffn have separate degrees"
             yield Problem(path=PATH, message=message, hint="write one list of degrees: d, t, c and e are supported")
-    kinds = {part.learner == "megatron" for part in (() if allocation is None else allocation.learners)}
-    if len(kinds) > 1:
+    tables = {strategy_of(part).table for part in (() if allocation is None else allocation.learners)}
+    if len(tables) > 1:
         yield Problem(
             path=PATH, message="some learners use Megatron and some do not", hint="use one backend for all learners"
         )

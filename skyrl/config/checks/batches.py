@@ -7,21 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.derive.sizes import (
-    Model,
-    context_parallel,
-    data_parallel_of,
-    grid_of,
-    has_critic,
-    has_reference,
-    model_parallel,
-    models_of,
-    sequence_parallel,
-    tensor_parallel,
-    trained_models,
-)
+from skyrl.config.derive.rl_models import RL_ROLES, has_critic, has_reference
+from skyrl.config.derive.sizes import Model, data_parallel_of, degrees_of, grid_of, models_of, trained_models
 from skyrl.config.foundation.remedies import nearest_divisors
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
 from skyrl.planning.batches import (
     Uneven,
@@ -35,12 +25,10 @@ from skyrl.planning.batches import (
 )
 from skyrl.tree.rules import Check
 
-_NAMES = {"policy": "policy", "critic": "critic", "ref": "reference"}
-
 
 def mini_batches_in_samples_are_those_in_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A mini-batch size in samples, if written, equals the one derived from prompts."""
-    for role in ("policy", "critic"):
+    for role in (name for name, role in RL_ROLES.items() if role.learns):
         prompts, samples = (
             getattr(run.trainer, f"{role}_mini_batch_size"),
             getattr(run.trainer, f"{role}_mini_batch_size_in_samples"),
@@ -73,11 +61,11 @@ def made_up_batches_lack_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Ranks that compute on the same rows, because they share sequences or layers, form groups of equal size."""
     for model in models_of(run):
-        verdict = uneven_ranks(grid_of(run, model).ranks, model_parallel(run, model))
-        if verdict and run.trainer.strategy == "megatron":
+        verdict = uneven_ranks(grid_of(run, model).ranks, degrees_of(run, model).replica)
+        if verdict and reads(run.trainer, "megatron_config"):
             yield Problem(
                 path=f"trainer.{model}.megatron_config",
-                message=f"tensor x pipeline x context = {verdict.by} does not divide the {_NAMES[model]}'s "
+                message=f"tensor x pipeline x context = {verdict.by} does not divide the {RL_ROLES[model].title}'s "
                 f"{verdict.whole} ranks",
                 hint=f"nearest numbers of ranks that it divides: {_listed(verdict.nearest)}",
             )
@@ -87,11 +75,8 @@ def ranks_form_whole_groups(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def _ranks_left_over(run: SkyRLTrainConfig, model: Model, verdict: Uneven) -> Problem:
     """The problem of a size that does not divide the ranks, or of sizes whose product does not."""
-    sizes = {
-        "sequence": sequence_parallel(run, model),
-        "context": context_parallel(run, model),
-        "tensor": tensor_parallel(run, model),
-    }
+    degrees = degrees_of(run, model)
+    sizes = {name: getattr(degrees, name) for name in ("sequence", "context", "tensor")}
     above_one = {name: size for name, size in sizes.items() if size > 1}
     name, size = next(
         ((name, size) for name, size in above_one.items() if verdict.whole % size), next(iter(above_one.items()))
@@ -101,7 +86,7 @@ def _ranks_left_over(run: SkyRLTrainConfig, model: Model, verdict: Uneven) -> Pr
     product = f"{' x '.join(above_one)} = {' x '.join(map(str, above_one.values()))} = " if others > 1 else ""
     return Problem(
         path=f"trainer.{model}.{name}_parallel_size",
-        message=f"{product}{verdict.by} does not divide the {_NAMES[model]}'s {verdict.whole} ranks",
+        message=f"{product}{verdict.by} does not divide the {RL_ROLES[model].title}'s {verdict.whole} ranks",
         hint=nearest_divisors(nearest(size, fitting)),
     )
 
@@ -129,7 +114,7 @@ def mini_batches_deal_out_evenly(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(
                 path=f"trainer.{model}_mini_batch_size",
                 message=f"{verdict.whole} samples ({mini} prompts x {samples}) cannot be split evenly across the "
-                f"{_NAMES[model]}'s {ranks} data-parallel ranks",
+                f"{RL_ROLES[model].title}'s {ranks} data-parallel ranks",
                 hint=f"nearest sizes that can: {_listed(verdict.nearest)}"
                 if verdict.nearest
                 else f"no size that divides trainer.train_batch_size = {batch} can; nearest numbers of ranks that it "
@@ -151,7 +136,7 @@ def micro_batches_divide_the_mini_batch(run: SkyRLTrainConfig) -> Iterator[Probl
             among = f" / {ranks} ranks" if ranks != 1 else ""
             yield Problem(
                 path="trainer.micro_train_batch_size_per_gpu",
-                message=f"{micro} samples do not divide the {_NAMES[model]}'s mini-batch of {count}"
+                message=f"{micro} samples do not divide the {RL_ROLES[model].title}'s mini-batch of {count}"
                 f"{' on each rank' if among else ''} ({mini} prompts x {samples}{among})",
                 hint=nearest_divisors(uneven.nearest),
             )

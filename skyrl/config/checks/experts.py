@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from skyrl.config.derive.engine_backends import backend_of, backends_that, kind_of_engine
 from skyrl.config.derive.sizes import models_of, samples
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
@@ -20,7 +21,7 @@ def routers_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]
     are not among those.
     """
     trainer = run.trainer
-    costs = trainer.strategy != "megatron" and any(getattr(trainer.policy, name) for name in _COSTS)
+    costs = facts_of(trainer).recomputation is None and any(getattr(trainer.policy, name) for name in _COSTS)
     if costs and trainer.recompute_activations and trainer.gradient_checkpointing_use_reentrant:
         yield Problem(
             path="trainer.gradient_checkpointing_use_reentrant",
@@ -49,7 +50,7 @@ def replayed_experts_are_returned(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def routers_of_megatron_take_what_is_replayed(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core cannot replay experts if its fused kernel or sinkhorn chooses them."""
-    for model in models_of(run) if run.trainer.strategy == "megatron" else ():
+    for model in models_of(run) if reads(run.trainer, "megatron_config") else ():
         section = getattr(run.trainer, model)
         if model == "critic" or not section.moe_enable_routing_replay:
             continue

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from skyrl.config.checks.models import model_checks
 from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.derive.chosen_facts import loss_facts
-from skyrl.config.derive.rl_models import POLICY, RL_MODELS
-from skyrl.config.derive.sizes import has_critic, has_reference, models_of, scores_old_logprobs, trained_models
+from skyrl.config.derive.rl_models import POLICY, RL_ROLES, has_critic, has_reference
+from skyrl.config.derive.sizes import models_of, scores_old_logprobs, trained_models
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check
@@ -40,7 +41,7 @@ def adapters_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem
 
 def traces_have_ranks_and_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A profiler that is on names the ranks that it traces and a folder for the traces."""
-    if run.trainer.strategy != "megatron":
+    if not reads(run.trainer, "megatron_config"):
         return
     for model in models_of(run):
         profiler = getattr(run.trainer, model).megatron_config.torch_profiler_config
@@ -61,7 +62,7 @@ def traces_have_ranks_and_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def gathering_overlaps_with_reducing(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron gathers weights during forward only where it sums gradients during backward."""
-    if run.trainer.strategy != "megatron":
+    if not reads(run.trainer, "megatron_config"):
         return
     for model in models_of(run):
         ddp = getattr(run.trainer, model).megatron_config.ddp_config
@@ -169,5 +170,5 @@ LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     adapters_are_reached_by_gradients,
     traces_have_ranks_and_a_folder,
     gathering_overlaps_with_reducing,
-    *model_checks(RL_MODELS),
+    *model_checks(tuple(RL_ROLES.values())),
 )

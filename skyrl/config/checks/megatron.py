@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from skyrl.config.derive.sizes import grid_of, models_of, trained_models
+from skyrl.config.derive.sizes import degrees_of, grid_of, models_of, trained_models
 from skyrl.config.foundation.remedies import nearest_divisors
-from skyrl.config.settings.megatron import MegatronConfig, expert_tensor_of, ranks_of_experts
+from skyrl.config.settings.megatron import MegatronConfig
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
+from skyrl.planning.topology import Degrees
 from skyrl.tree import get_at
 from skyrl.tree.rules import Check
 
 _OTHERS = "or trainer.strategy = fsdp2"
 
 
-DEVICES = ("cuda",)
-"""Devices that Megatron-core computes on."""
-
-
 def megatron_computes_on_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core calls CUDA itself: it has no other device."""
-    if _is_megatron(run) and run.trainer.device not in DEVICES:
+    if _is_megatron(run) and run.trainer.device not in facts_of(run.trainer).devices:
         yield Problem(
             path="trainer.strategy",
             message=f"megatron needs the device cuda, but trainer.device is {run.trainer.device}",
@@ -83,8 +81,8 @@ def models_on_the_same_gpus_have_the_same_degrees(run: SkyRLTrainConfig) -> Iter
 
 def experts_of_megatron_are_spread_over_all_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Expert tensor x expert parallel ranks divide the ranks of a pipeline stage."""
-    for path, config, ranks in _tables(run):
-        stages, tensor = config.pipeline_model_parallel_size, expert_tensor_of(config)
+    for path, _, ranks, degrees in _tables(run):
+        stages, tensor = degrees.pipeline, degrees.expert_tensor
         cutting = stages * tensor
         if ranks % cutting:
             yield Problem(
@@ -92,8 +90,8 @@ def experts_of_megatron_are_spread_over_all_ranks(run: SkyRLTrainConfig) -> Iter
                 message=f"pipeline x expert tensor = {stages} x {tensor} does not divide the model's {ranks} ranks",
                 hint="set it to tensor_model_parallel_size, or leave it out",
             )
-        elif ranks // cutting % config.expert_model_parallel_size:
-            size, fitting = config.expert_model_parallel_size, divisors(ranks // cutting)
+        elif ranks // cutting % degrees.expert:
+            size, fitting = degrees.expert, divisors(ranks // cutting)
             yield Problem(
                 path=f"{path}.expert_model_parallel_size",
                 message=f"{size} does not divide {ranks // cutting}: the model's {ranks} ranks over pipeline x expert "
@@ -104,8 +102,8 @@ def experts_of_megatron_are_spread_over_all_ranks(run: SkyRLTrainConfig) -> Iter
 
 def flex_dispatch_needs_experts_on_other_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The flex dispatcher needs experts on other ranks."""
-    for path, config, _ in _tables(run):
-        if config.moe_token_dispatcher_type == "flex" and ranks_of_experts(config) == 1:
+    for path, config, _, degrees in _tables(run):
+        if config.moe_token_dispatcher_type == "flex" and degrees.experts == 1:
             yield Problem(
                 path=f"{path}.moe_token_dispatcher_type",
                 message="flex needs experts on other ranks, but every rank has all experts",
@@ -115,7 +113,7 @@ def flex_dispatch_needs_experts_on_other_ranks(run: SkyRLTrainConfig) -> Iterato
 
 def megatron_core_has_this_router(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core has softmax and sigmoid scores, and an expert bias only with sigmoid."""
-    for path, config, _ in _tables(run):
+    for path, config, *_ in _tables(run):
         score = config.moe_router_score_function
         if score == "sqrtsoftplus":
             message = "Megatron-core 0.16 has no score function sqrtsoftplus"
@@ -130,7 +128,7 @@ def megatron_core_has_this_router(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def engines_route_as_the_model_says(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines use the router of the model's own configuration; a different one changes the log-probabilities."""
-    for path, config, _ in _tables(run):
+    for path, config, *_ in _tables(run):
         changed = {
             "moe_router_score_function": config.moe_router_score_function == "sigmoid",
             "moe_router_load_balancing_type": config.moe_router_load_balancing_type == "sinkhorn",
@@ -157,12 +155,17 @@ MEGATRON_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
 )
 
 
-def _tables(run: SkyRLTrainConfig) -> Iterator[tuple[str, MegatronConfig, int]]:
-    """Path and content of `megatron_config` of each model under Megatron, and the ranks of the model."""
+def _tables(run: SkyRLTrainConfig) -> Iterator[tuple[str, MegatronConfig, int, Degrees]]:
+    """Path and content of `megatron_config` of each model under Megatron, the ranks of the model, and its degrees."""
     for model in models_of(run) if _is_megatron(run) else ():
         section = getattr(run.trainer, model)
-        yield f"trainer.{model}.megatron_config", section.megatron_config, grid_of(run, model).ranks
+        yield (
+            f"trainer.{model}.megatron_config",
+            section.megatron_config,
+            grid_of(run, model).ranks,
+            degrees_of(run, model),
+        )
 
 
 def _is_megatron(run: SkyRLTrainConfig) -> bool:
-    return run.trainer.strategy == "megatron"
+    return reads(run.trainer, "megatron_config")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
-from skyrl.config.derive.model_tables import ModelTable
+from skyrl.config.derive.model_tables import Role
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.foundation.remedies import nearest_divisors
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
+from skyrl.tree import get_at, joined
 from skyrl.tree.rules import Check
 
 WRAPPED = "transformer_layer_cls_to_wrap"
@@ -28,16 +29,16 @@ LARGEST_EPSILON = 1e-2
 
 _PLAIN_NAME = re.compile(r"\w+")
 
-ModelCheck = Callable[[Any, ModelTable], Iterator[Problem]]
+ModelCheck = Callable[[Any, Role], Iterator[Problem]]
 """A check of the table of one model in a resolved tree."""
 
 
-def model_checks(models: Sequence[ModelTable]) -> tuple[Check[Any], ...]:
+def model_checks(models: Sequence[Role]) -> tuple[Check[Any], ...]:
     """Every check of this module, for each of the models that a run has."""
     return tuple(_for_each(check, models) for check in MODEL_CHECKS)
 
 
-def _for_each(check: ModelCheck, models: Sequence[ModelTable]) -> Check[Any]:
+def _for_each(check: ModelCheck, models: Sequence[Role]) -> Check[Any]:
     @wraps(check)
     def of_all(run: Any) -> Iterator[Problem]:
         for model in models:
@@ -50,7 +51,7 @@ def _for_each(check: ModelCheck, models: Sequence[ModelTable]) -> Check[Any]:
 # Adapters.
 
 
-def adapters_start_in_a_way_that_runs(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def adapters_start_in_a_way_that_runs(run: RunConfig, model: Role) -> Iterator[Problem]:
     """Initializations that change the weights themselves or use data are not implemented, nor are Megatron's."""
     lora, path = model.section(run).model.lora, model.at("model.lora.init_method")
     if lora.rank == 0 or not model.learns:
@@ -66,7 +67,7 @@ def adapters_start_in_a_way_that_runs(run: RunConfig, model: ModelTable) -> Iter
         yield Problem(path=path, message=message, hint="use an even rank, or kaiming")
 
 
-def adapters_that_do_not_learn_are_stored(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def adapters_that_do_not_learn_are_stored(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A model that does not learn needs a stored adapter: a new one has no effect before it is trained."""
     lora = model.section(run).model.lora
     if not model.learns and lora.rank and lora.path is None:
@@ -77,7 +78,7 @@ def adapters_that_do_not_learn_are_stored(run: RunConfig, model: ModelTable) -> 
         )
 
 
-def adapters_have_weights_below_them(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def adapters_have_weights_below_them(run: RunConfig, model: Role) -> Iterator[Problem]:
     """An adapter is stored without the weights that it is for."""
     if model.section(run).model.lora.rank and model.section(run).model.init_from_scratch:
         yield Problem(
@@ -87,7 +88,7 @@ def adapters_have_weights_below_them(run: RunConfig, model: ModelTable) -> Itera
         )
 
 
-def modules_are_named_in_a_list(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def modules_are_named_in_a_list(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A string is a regular expression for a module's full name, which a bare name such as `q_proj` never matches."""
     lora = model.section(run).model.lora
     if lora.rank == 0:
@@ -115,7 +116,7 @@ def _no_expression(text: str) -> str:
 # Optimizers.
 
 
-def learning_rates_are_those_of_fine_tuning(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def learning_rates_are_those_of_fine_tuning(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A step of AdamW changes each weight by about the learning rate, and one of Muon by a fifth of it."""
     if not model.learns:
         return
@@ -127,7 +128,7 @@ def learning_rates_are_those_of_fine_tuning(run: RunConfig, model: ModelTable) -
         yield _slip(model.at("optimizer_config.lr"), message, "1e-6 is usual")
 
 
-def the_optimizer_is_set_within_its_range(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def the_optimizer_is_set_within_its_range(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A step takes lr x weight_decay of every weight away; AdamW's epsilon is far below a gradient, and its second
     moment lasts longer than its first.
     """
@@ -149,7 +150,7 @@ def the_optimizer_is_set_within_its_range(run: RunConfig, model: ModelTable) -> 
 # FSDP.
 
 
-def copies_of_the_weights_are_whole(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def copies_of_the_weights_are_whole(run: RunConfig, model: Role) -> Iterator[Problem]:
     """Hybrid sharding splits the ranks into groups of `fsdp_size`, each of which holds all weights."""
     ranks, size = _sharing_weights(run, model), model.section(run).fsdp_config.fsdp_size
     if _is_sharded(run, model) and size != -1 and ranks % size:
@@ -162,7 +163,7 @@ def copies_of_the_weights_are_whole(run: RunConfig, model: ModelTable) -> Iterat
         )
 
 
-def weights_stay_sharded_over_part_of_a_copy(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def weights_stay_sharded_over_part_of_a_copy(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A number in `reshard_after_forward` splits the ranks that share one copy of the weights."""
     fsdp, ranks = model.section(run).fsdp_config, _sharing_weights(run, model)
     parts, copy = fsdp.reshard_after_forward, ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
@@ -177,7 +178,7 @@ def weights_stay_sharded_over_part_of_a_copy(run: RunConfig, model: ModelTable) 
         )
 
 
-def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: Role) -> Iterator[Problem]:
     """`wrap_policy` has one entry: the names of classes."""
     policy, path = model.section(run).fsdp_config.wrap_policy, model.at("fsdp_config.wrap_policy")
     hint = f"{WRAPPED} names classes, such as [Qwen2DecoderLayer], and is the only entry that is read"
@@ -192,9 +193,9 @@ def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: ModelT
 # DeepSpeed.
 
 
-def state_on_a_drive_has_a_folder(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def state_on_a_drive_has_a_folder(run: RunConfig, model: Role) -> Iterator[Problem]:
     """`device = "nvme"` needs a folder on the drive, and DeepSpeed supports it at stage 3 only."""
-    if not model.by_deepspeed(run):
+    if not model.reads(run, "deepspeed_config"):
         return
     zero = model.zero(run)
     parts = {"offload_param": zero.stage == 3, "offload_optimizer": model.learns and zero.stage > 0}
@@ -208,7 +209,7 @@ def state_on_a_drive_has_a_folder(run: RunConfig, model: ModelTable) -> Iterator
             yield Problem(path=f"{path}.device", message=message, hint="set it to cpu, or the stage to 3")
 
 
-def gradients_are_divided_where_deepspeed_can(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def gradients_are_divided_where_deepspeed_can(run: RunConfig, model: Role) -> Iterator[Problem]:
     """Stages 2 and 3 scatter gradients while summing them, and can divide them only afterwards."""
     stage = model.zero(run).stage
     if _trains_by_deepspeed(run, model) and stage >= 2 and model.section(run).deepspeed_config.prescale_gradients:
@@ -217,7 +218,7 @@ def gradients_are_divided_where_deepspeed_can(run: RunConfig, model: ModelTable)
         yield Problem(path=model.at("deepspeed_config.prescale_gradients"), message=message, hint=hint)
 
 
-def buckets_of_weights_are_aligned(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def buckets_of_weights_are_aligned(run: RunConfig, model: Role) -> Iterator[Problem]:
     """DeepSpeed gathers an even number of elements at a time."""
     zero = model.zero(run)
     size = zero.allgather_bucket_size
@@ -226,7 +227,7 @@ def buckets_of_weights_are_aligned(run: RunConfig, model: ModelTable) -> Iterato
         yield Problem(path=path, message=message, hint=f"such as {size + 1}")
 
 
-def second_copies_of_the_weights_are_whole(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def second_copies_of_the_weights_are_whole(run: RunConfig, model: Role) -> Iterator[Problem]:
     """`zero_hpz_partition_size` splits the ranks into groups, each of which holds all weights."""
     zero, ranks = model.zero(run), model.ranks(run)
     size = zero.zero_hpz_partition_size
@@ -238,13 +239,13 @@ def second_copies_of_the_weights_are_whole(run: RunConfig, model: ModelTable) ->
         )
 
 
-def groups_of_deepspeed_have_the_same_matrices(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def groups_of_deepspeed_have_the_same_matrices(run: RunConfig, model: Role) -> Iterator[Problem]:
     """DeepSpeed forms the groups of hpZ and qgZ from consecutive ranks. With tensor parallelism, these hold different
     parts of a matrix, which it would silently mix up.
     """
     cutting: int = getattr(model.section(run), "tensor_parallel_size", 1)
     zero = model.zero(run)
-    if cutting == 1 or zero.stage != 3 or not model.by_deepspeed(run):
+    if cutting == 1 or zero.stage != 3 or not model.reads(run, "deepspeed_config"):
         return
     for field, off, on in (
         ("zero_hpz_partition_size", 1, zero.zero_hpz_partition_size > 1),
@@ -258,16 +259,16 @@ def groups_of_deepspeed_have_the_same_matrices(run: RunConfig, model: ModelTable
             )
 
 
-def integers_are_made_on_gpus(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def integers_are_made_on_gpus(run: RunConfig, model: Role) -> Iterator[Problem]:
     """DeepSpeed's quantization kernels need CUDA."""
-    if not model.by_deepspeed(run) or model.zero(run).stage != 3 or model.on_cuda(run):
+    if not model.reads(run, "deepspeed_config") or model.zero(run).stage != 3 or model.on_cuda(run):
         return
     for name in ("zero_quantized_weights", *(["zero_quantized_gradients"] if model.learns else [])):
         if getattr(model.zero(run), name):
             yield Problem(path=_zero(model, name), message="needs the device cuda", hint="set it to false")
 
 
-def matrices_are_whole_where_muon_steps(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def matrices_are_whole_where_muon_steps(run: RunConfig, model: Role) -> Iterator[Problem]:
     """Muon orthogonalizes whole matrices, but ZeRO updates flat pieces of several weights."""
     if _trains_by_deepspeed(run, model) and model.section(run).optimizer_config.optimizer == "muon":
         yield Problem(
@@ -277,12 +278,12 @@ def matrices_are_whole_where_muon_steps(run: RunConfig, model: ModelTable) -> It
         )
 
 
-def the_kernel_for_cpu_memory_finds_the_state_there(run: RunConfig, model: ModelTable) -> Iterator[Problem]:
+def the_kernel_for_cpu_memory_finds_the_state_there(run: RunConfig, model: Role) -> Iterator[Problem]:
     """DeepSpeed's CPUAdam needs weights and state in CPU memory, where offloading at stages 1 to 3 puts them."""
     if not model.learns or model.section(run).optimizer_config.optimizer != "cpu_adamw":
         return
     zero = model.zero(run)
-    if not model.by_deepspeed(run) or zero.stage == 0 or zero.offload_optimizer.device != "cpu":
+    if not model.reads(run, "deepspeed_config") or zero.stage == 0 or zero.offload_optimizer.device != "cpu":
         yield Problem(
             path=model.at("optimizer_config.optimizer"),
             message="cpu_adamw steps optimizer state that DeepSpeed keeps in CPU memory; this run keeps it elsewhere",
@@ -291,7 +292,59 @@ def the_kernel_for_cpu_memory_finds_the_state_there(run: RunConfig, model: Model
         )
 
 
+# Ranks that share sequences, matrices or experts.
+
+
+def gathered_keys_are_not_dropped(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """Attention in blocks of gathered keys has no dropout."""
+    size = model.section(run).context_parallel_size
+    if model.learns and model.section(run).use_dropout and size > 1:
+        yield Problem(
+            path=model.at("use_dropout"),
+            message=f"attention dropout does not work with context_parallel_size = {size}",
+            hint=f"set it to false, or use {model.at('sequence_parallel_size')} instead",
+        )
+
+
+def strategies_read_the_degrees(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """A strategy has its own fields for ranks along a dimension: Megatron's are in `megatron_config`, where a context
+    size takes the place of a sequence size, and DeepSpeed has none for experts.
+    """
+    section, own, strategy = model.section(run), model.facts(run).degrees, joined(model.trainer, "strategy")
+    for dimension in ("sequence", "context", "tensor", "expert"):
+        name = f"{dimension}_parallel_size"
+        size = getattr(section, name)
+        if size == 1 or name in own.values():
+            continue
+        field = own.get("context" if dimension == "sequence" else dimension)
+        yield Problem(
+            path=model.at(name),
+            message=f"{size}: strategy = {get_at(run, strategy)} does not read it",
+            hint=f"set it to 1, and {model.at(field)} = {size}" if field else f"set it to 1, or {strategy} = fsdp2",
+        )
+
+
+def experts_are_spread_under_fsdp(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """Experts are spread over all ranks of a model under FSDP, with all other matrices whole."""
+    section, path, ranks = model.section(run), model.at("expert_parallel_size"), model.ranks(run)
+    size = section.expert_parallel_size
+    if size == 1 or not model.reads(run, "fsdp_config"):
+        return
+    if section.tensor_parallel_size > 1:
+        message = f"{size} ranks cannot spread experts where tensor_parallel_size = {section.tensor_parallel_size}"
+        yield Problem(path=path, message=message, hint="set one of them to 1")
+    elif section.fsdp_config.fsdp_size not in (-1, ranks):
+        message = f"{size} ranks cannot spread experts of copies that are sharded over a part of the ranks"
+        yield Problem(path=path, message=message, hint=f"set {model.at('fsdp_config.fsdp_size')} = -1")
+    elif ranks % size:
+        message = f"{size} does not divide the {ranks} ranks of the model"
+        yield Problem(path=path, message=message, hint=nearest_divisors(nearest(size, divisors(ranks))))
+
+
 MODEL_CHECKS: tuple[ModelCheck, ...] = (
+    gathered_keys_are_not_dropped,
+    strategies_read_the_degrees,
+    experts_are_spread_under_fsdp,
     adapters_start_in_a_way_that_runs,
     adapters_that_do_not_learn_are_stored,
     adapters_have_weights_below_them,
@@ -312,7 +365,7 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
 )
 
 
-def _sharing_weights(run: RunConfig, model: ModelTable) -> int:
+def _sharing_weights(run: RunConfig, model: Role) -> int:
     """Number of ranks that FSDP shards a matrix over: all ranks, or those that hold the same tensor-parallel part of
     it.
     """
@@ -320,18 +373,18 @@ def _sharing_weights(run: RunConfig, model: ModelTable) -> int:
     return max(model.ranks(run) // cutting, 1)
 
 
-def _is_sharded(run: RunConfig, model: ModelTable) -> bool:
+def _is_sharded(run: RunConfig, model: Role) -> bool:
     """Whether FSDP shards the model, which it does with more than one rank."""
-    return model.by_fsdp(run) and model.ranks(run) > 1
+    return model.reads(run, "fsdp_config") and model.ranks(run) > 1
 
 
-def _trains_by_deepspeed(run: RunConfig, model: ModelTable) -> bool:
-    return model.learns and model.by_deepspeed(run)
+def _trains_by_deepspeed(run: RunConfig, model: Role) -> bool:
+    return model.learns and model.reads(run, "deepspeed_config")
 
 
 def _slip(path: str, message: str, hint: str) -> Problem:
     return Problem(path=path, message=message, hint=hint, severity="warning")
 
 
-def _zero(model: ModelTable, field: str) -> str:
+def _zero(model: Role, field: str) -> str:
     return model.at(f"deepspeed_config.zero_optimization.{field}")

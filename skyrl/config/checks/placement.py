@@ -190,31 +190,6 @@ def an_engine_of_child_processes_has_one_node(run: SkyRLTrainConfig) -> Iterator
         )
 
 
-def megatron_splits_sequences_by_context(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Ranks share a sequence by `megatron_config.context_parallel_size` under Megatron."""
-    for model in _megatron_models(run):
-        for name in ("sequence_parallel_size", "context_parallel_size"):
-            size = getattr(getattr(run.trainer, model), name)
-            if size != 1:
-                yield Problem(
-                    path=f"trainer.{model}.{name}",
-                    message=f"{size}: strategy = megatron does not read it",
-                    hint=f"set it to 1, and trainer.{model}.megatron_config.context_parallel_size = {size}",
-                )
-
-
-def context_parallel_samples_are_packed(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Context parallelism cuts packed samples, without padding."""
-    for model in _megatron_models(run):
-        size = getattr(run.trainer, model).megatron_config.context_parallel_size
-        if size > 1 and not run.trainer.use_sample_packing:
-            yield Problem(
-                path=f"trainer.{model}.megatron_config.context_parallel_size",
-                message=f"{size} ranks share a sequence only where samples are packed",
-                hint="set trainer.use_sample_packing = true",
-            )
-
-
 PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     one_process_has_one_rank,
     a_run_fits_a_cluster,
@@ -228,8 +203,6 @@ PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     an_engine_without_a_server_is_started,
     experts_take_every_gpu_of_an_engine,
     an_engine_of_child_processes_has_one_node,
-    megatron_splits_sequences_by_context,
-    context_parallel_samples_are_packed,
 )
 
 
@@ -237,7 +210,3 @@ def _one(path: str, number: int, what: str) -> Iterator[Problem]:
     if number != 1:
         hint = "set trainer.placement.executor = ray, or 1 here"
         yield Problem(path=path, message=f"{number} {what} not fit into one process", hint=hint)
-
-
-def _megatron_models(run: SkyRLTrainConfig) -> tuple[str, ...]:
-    return models_of(run) if run.trainer.strategy == "megatron" else ()

@@ -7,7 +7,7 @@ from typing import Any
 
 from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.config.derive.engine_options import given_length, length_option
-from skyrl.config.derive.sizes import has_critic
+from skyrl.config.derive.rl_models import has_critic
 from skyrl.config.settings.generator import CHAT_TEMPLATES
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem

@@ -6,12 +6,13 @@ Whether the sizes divide the model is checked in `skyrl.experiments.model_checks
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from skyrl.config.checks.every_kind import flash_attention_computes_on_cuda
-from skyrl.config.derive.sizes import grid_of, models_of, trained_models
+from skyrl.config.derive.sizes import degrees_of, models_of
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import facts_of
 from skyrl.errors import Problem
-from skyrl.planning.batches import divisors, nearest
 from skyrl.tree.rules import Check
 
 
@@ -29,7 +30,7 @@ def shared_sequences_are_packed(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Ranks that share sequences use torch's own attention kernels, which on CUDA are those of FlashAttention."""
-    if run.trainer.attention in (None, "sdpa"):
+    if run.trainer.attention in (None, "sdpa") or facts_of(run.trainer).own_modules:
         return
     for path, size in _sharing(run):
         yield Problem(
@@ -44,73 +45,17 @@ def attention_has_kernels_for_the_device(run: SkyRLTrainConfig) -> Iterator[Prob
     yield from flash_attention_computes_on_cuda(run.trainer.attention, run.trainer.device, "trainer.attention")
 
 
-def gathered_keys_are_not_dropped(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Attention in blocks of gathered keys has no dropout."""
-    for model in trained_models(run):
-        section, path = getattr(run.trainer, model), f"trainer.{model}.use_dropout"
-        if section.use_dropout and section.context_parallel_size > 1:
-            yield Problem(
-                path=path,
-                message=f"attention dropout does not work with context_parallel_size = {section.context_parallel_size}",
-                hint=f"set it to false, or use trainer.{model}.sequence_parallel_size instead",
-            )
-
-
-def megatron_cuts_matrices_by_its_own_size(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The degree of tensor parallelism under Megatron is a field of `megatron_config`."""
-    for model in models_of(run) if run.trainer.strategy == "megatron" else ():
-        path, size = f"trainer.{model}.tensor_parallel_size", getattr(run.trainer, model).tensor_parallel_size
-        if size > 1:
-            its_own = f"trainer.{model}.megatron_config.tensor_model_parallel_size = {size}"
-            message = f"{size}: strategy = megatron does not read it"
-            yield Problem(path=path, message=message, hint=f"set it to 1, and {its_own}")
-
-
-def experts_are_spread_under_fsdp(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Experts are spread over all ranks of a model under FSDP, with all other matrices whole; Megatron has its own size
-    for this.
-    """
-    for model in models_of(run):
-        path, section = f"trainer.{model}.expert_parallel_size", getattr(run.trainer, model)
-        size, ranks = section.expert_parallel_size, grid_of(run, model).ranks
-        if size == 1:
-            continue
-        if run.trainer.strategy not in ("fsdp", "fsdp2"):
-            its_own = f"trainer.{model}.megatron_config.expert_model_parallel_size = {size}"
-            by_megatron = run.trainer.strategy == "megatron"
-            yield Problem(
-                path=path,
-                message=f"{size}: strategy = {run.trainer.strategy} does not read it",
-                hint=f"set it to 1, and {its_own}" if by_megatron else "set it to 1, or trainer.strategy = fsdp2",
-            )
-        elif section.tensor_parallel_size > 1:
-            message = f"{size} ranks cannot spread experts where tensor_parallel_size = {section.tensor_parallel_size}"
-            yield Problem(path=path, message=message, hint="set one of them to 1")
-        elif section.fsdp_config.fsdp_size not in (-1, ranks):
-            message = f"{size} ranks cannot spread experts of copies that are sharded over a part of the ranks"
-            yield Problem(path=path, message=message, hint=f"set trainer.{model}.fsdp_config.fsdp_size = -1")
-        elif ranks % size:
-            fitting = " and ".join(map(str, nearest(size, divisors(ranks))))
-            message = f"{size} does not divide the {ranks} ranks of the model"
-            yield Problem(path=path, message=message, hint=f"nearest divisors: {fitting}")
-
-
 SEQUENCE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     shared_sequences_are_packed,
     shared_sequences_are_attended_to_by_torch,
     attention_has_kernels_for_the_device,
-    gathered_keys_are_not_dropped,
-    megatron_cuts_matrices_by_its_own_size,
-    experts_are_spread_under_fsdp,
 )
 
 
 def _sharing(run: SkyRLTrainConfig) -> Iterator[tuple[str, int]]:
-    """Path and size of each model whose ranks share sequences; Megatron does not read the size."""
-    if run.trainer.strategy == "megatron":
-        return
-    for model in models_of(run):
-        for name in ("sequence", "context"):
-            size = getattr(getattr(run.trainer, model), f"{name}_parallel_size")
-            if size > 1:
-                yield f"trainer.{model}.{name}_parallel_size", size
+    """Path and size of each model whose ranks share sequences."""
+    own = facts_of(run.trainer).degrees
+    for model, dimension in product(models_of(run), ("sequence", "context")):
+        size = getattr(degrees_of(run, model), dimension)
+        if size > 1:
+            yield f"trainer.{model}.{own[dimension]}", size

@@ -17,12 +17,13 @@ from skyrl.config.checks.every_kind import (
 from skyrl.config.checks.models import model_checks
 from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.checks.supervised_layouts import LAYOUT_CHECKS
-from skyrl.config.derive.supervised_model import MODEL, sharing_rows
+from skyrl.config.derive.model_tables import grids_of
+from skyrl.config.derive.supervised_model import MODEL
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.generator import CHAT_TEMPLATES
 from skyrl.config.settings.supervised_root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
-from skyrl.planning.topology import Grid, Sizes
+from skyrl.planning.topology import Sizes
 from skyrl.tree.rules import Check
 
 
@@ -77,7 +78,7 @@ def evaluation_sets_have_different_names(run: SupervisedConfig) -> Iterator[Prob
 
 def batches_deal_out_evenly(run: SupervisedConfig) -> Iterator[Problem]:
     """Every rank, or group of ranks that share rows, gets the same number of rows of each batch."""
-    ranks, together = run.placement.num_nodes * run.placement.num_gpus_per_node, sharing_rows(run)
+    ranks, together = MODEL.ranks(run), MODEL.degrees(run).inner
     replicas = max(ranks // together, 1)
     if run.batch_size % replicas:
         below, above = run.batch_size // replicas * replicas, -(-run.batch_size // replicas) * replicas
@@ -89,7 +90,7 @@ def batches_deal_out_evenly(run: SupervisedConfig) -> Iterator[Problem]:
 
 def one_process_holds_one_rank(run: SupervisedConfig) -> Iterator[Problem]:
     """Several ranks need several processes, and therefore Ray."""
-    ranks = run.placement.num_nodes * run.placement.num_gpus_per_node
+    ranks = MODEL.ranks(run)
     if run.placement.executor == "in_process" and ranks > 1:
         message = f"in_process has room for one rank, and this run has {ranks}"
         yield Problem(path="placement.executor", message=message, hint="set it to ray, or leave it out")
@@ -97,8 +98,7 @@ def one_process_holds_one_rank(run: SupervisedConfig) -> Iterator[Problem]:
 
 def a_run_fits_a_cluster(run: SupervisedConfig) -> Iterator[Problem]:
     """A run has no more processes than the largest clusters have GPUs."""
-    grid = Grid(nodes=run.placement.num_nodes, gpus_per_node=run.placement.num_gpus_per_node)
-    yield from a_cluster_may_hold_it(Sizes(policy=grid), "placement")
+    yield from a_cluster_may_hold_it(Sizes(models=grids_of(run, [MODEL])), "placement")
 
 
 def attention_has_kernels_for_the_device(run: SupervisedConfig) -> Iterator[Problem]:

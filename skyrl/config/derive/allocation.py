@@ -11,6 +11,7 @@ from typing import Any
 
 from skyrl.config.derive.sizes import GPUS_OF_A_MACHINE, Model
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import STRATEGIES, StrategyFacts
 from skyrl.planning.allocation import Allocation, Part, read_allocation
 from skyrl.tree import get_at
 from skyrl.tree.rules import Rule, rule
@@ -25,6 +26,11 @@ ROLES: Mapping[Model, tuple[str, ...]] = {
 
 _ENGINE = "generator.inference_engine."
 _STRATEGIES = {"fsdp": "fsdp2", "archon": "fsdp2", "megatron": "megatron"}
+
+
+def strategy_of(part: Part) -> StrategyFacts:
+    """Facts about the strategy that stands for the backend of learners; those of FSDP for the name of an engine."""
+    return STRATEGIES[_STRATEGIES.get(part.learner, "fsdp2")]
 
 
 def allocation_of(run: SkyRLTrainConfig) -> Allocation | None:
@@ -81,21 +87,12 @@ def learner_fields(part: Part, model: Model, gpus_of_a_machine: int = GPUS_OF_A_
     if model == "policy":
         fields["trainer.strategy"] = _STRATEGIES[part.learner]
     degrees = part.degrees
-    if part.learner != "megatron":
-        return fields | {
-            f"trainer.{model}.sequence_parallel_size": degrees.context,
-            f"trainer.{model}.tensor_parallel_size": degrees.tensor,
-            f"trainer.{model}.expert_parallel_size": degrees.expert,
-        }
-    table, experts = f"trainer.{model}.megatron_config.", part.experts or degrees
-    own_tensor = {table + "expert_tensor_parallel_size": experts.tensor} if part.experts else {}
-    return fields | {
-        table + "tensor_model_parallel_size": degrees.tensor,
-        table + "pipeline_model_parallel_size": degrees.pipeline,
-        table + "context_parallel_size": degrees.context,
-        table + "expert_model_parallel_size": experts.expert,
-        **own_tensor,
-    }
+    own, experts = strategy_of(part).degrees, part.experts or degrees
+    sizes = {"tensor": degrees.tensor, "pipeline": degrees.pipeline, "expert": experts.expert}
+    sizes["sequence" if "sequence" in own else "context"] = degrees.context
+    if part.experts:
+        sizes["expert_tensor"] = experts.tensor
+    return fields | {f"trainer.{model}.{own[name]}": size for name, size in sizes.items() if name in own}
 
 
 def contradictions(run: SkyRLTrainConfig) -> dict[str, tuple[Any, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from skyrl.config.foundation.intervals import read_interval
+from skyrl.config.settings.strategies import facts_of
 from skyrl.tree.rules import Effect, Rule, rule
 
 if TYPE_CHECKING:
@@ -178,13 +179,13 @@ EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
     Effect(
         "use_liger_kernel",
         "the device is cuda and the strategy is not megatron, which has fused kernels of its own",
-        lambda trainer: _on_cuda(trainer) and trainer.strategy != "megatron",
+        lambda trainer: _on_cuda(trainer) and not facts_of(trainer).own_modules,
     ),
     Effect(
         "gradient_checkpointing",
         "the device is cuda (a CPU has the memory) and the strategy is not megatron, whose recomputation is in "
         "megatron_config.transformer_config_kwargs",
-        lambda trainer: _on_cuda(trainer) and trainer.strategy != "megatron",
+        lambda trainer: _on_cuda(trainer) and facts_of(trainer).recomputation is None,
     ),
     Effect("offload_activations", "activations are recomputed", _recomputes),
     *(

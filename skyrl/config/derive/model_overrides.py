@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trainer import TrainerConfig
+from skyrl.tree import get_at
 
 LONGEST_ROW = "longest_row"
 """Entry beside the values by name: tokens of the run's longest row, which choose one set of rotary embeddings. Left
@@ -25,12 +27,8 @@ def engine_overrides(run: SkyRLTrainConfig) -> Mapping[str, Any]:
 
 
 def _own(trainer: TrainerConfig, model: str) -> Mapping[str, Any]:
-    """Values from the model's own table, or under Megatron from its `megatron_config`."""
-    section = getattr(trainer, model)
-    is_megatrons = trainer.strategy == "megatron"
-    own: Mapping[str, Any] = (
-        section.megatron_config.model_config_kwargs if is_megatrons else section.model_config_kwargs
-    )
+    """Values from the table of the model, where the strategy reads them."""
+    own: Mapping[str, Any] = get_at(getattr(trainer, model), facts_of(trainer).overrides)
     return own
 
 

@@ -1,39 +1,51 @@
-"""The tables of the three models of a reinforcement-learning run."""
+"""The roles of a reinforcement-learning run: policy, critic and reference."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from skyrl.config.derive.model_tables import ModelTable
-from skyrl.config.derive.sizes import Model, grid_of, has_critic, has_reference, models_of
+from skyrl.config.derive.model_tables import Role
 from skyrl.config.settings.root import SkyRLTrainConfig
 
 
-def _table(model: Model, **facts: Any) -> ModelTable:
-    return ModelTable(
-        path=f"trainer.{model}",
+def has_critic(run: SkyRLTrainConfig) -> bool:
+    """Whether the run has a critic, a model that predicts returns."""
+    return bool(run.trainer.critic.model.path)
+
+
+def has_reference(run: SkyRLTrainConfig) -> bool:
+    """Whether the run has a KL term, and therefore a frozen reference model."""
+    return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
+
+
+def _role(name: str, title: str, **facts: Any) -> Role:
+    return Role(
+        name=name,
+        title=title,
+        path=f"trainer.{name}",
         trainer="trainer",
-        ranks=lambda run: grid_of(run, model).ranks,
-        updates=lambda run: _updates(run, model),
+        placement=f"trainer.placement.{name}_",
+        stored_as=name,
+        updates=lambda run: _updates(run, name),
         **facts,
     )
 
 
-def _updates(run: SkyRLTrainConfig, model: Model) -> int:
+def _updates(run: SkyRLTrainConfig, model: str) -> int:
     trainer = run.trainer
     in_an_epoch = max(1, trainer.train_batch_size // getattr(trainer, f"{model}_mini_batch_size"))
     return int(trainer.update_epochs_per_batch * in_an_epoch)
 
 
-POLICY = _table("policy", title="policy")
-CRITIC = _table("critic", title="critic", exists=has_critic, exists_where="there is a critic")
-REFERENCE = _table("ref", title="reference", learns=False, exists=has_reference, exists_where="a KL term is on")
+POLICY = _role("policy", "policy", sent=True, exported_as="policy")
+CRITIC = _role("critic", "critic", scores=True, exists=has_critic, exists_where="there is a critic")
+REFERENCE = _role("ref", "reference", learns=False, exists=has_reference, exists_where="a KL term is on")
 
-RL_MODELS = (POLICY, CRITIC, REFERENCE)
-"""Models of a reinforcement-learning run, in the order in which messages name them."""
+RL_ROLES = {role.name: role for role in (POLICY, CRITIC, REFERENCE)}
+"""Name -> role, in the order in which messages name them."""
 
 
 def shares_gpus(run: SkyRLTrainConfig) -> bool:
     """Whether several models, or models and engines, take turns on the same GPUs."""
-    placement = run.trainer.placement
-    return placement.colocate_all or (placement.colocate_policy_ref and len(models_of(run)) > 1)
+    placement, models = run.trainer.placement, sum(role.exists(run) for role in RL_ROLES.values())
+    return placement.colocate_all or (placement.colocate_policy_ref and models > 1)

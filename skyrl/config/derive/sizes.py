@@ -5,12 +5,14 @@ Only this module knows which fields hold these sizes; the arithmetic is in `skyr
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TypeAlias
 
 import attrs
 
 from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of
+from skyrl.config.derive.model_tables import grids_of
+from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.losses import asks_for_correction
@@ -18,23 +20,13 @@ from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.trainer import TrainerConfig
 from skyrl.planning.batches import Work, data_parallel, work
 from skyrl.planning.replicas import Replicas, replicas
-from skyrl.planning.topology import Engines, Grid, Sizes
+from skyrl.planning.topology import Degrees, Engines, Grid, Sizes
 
-Model = Literal["policy", "critic", "ref"]
-"""A model with ranks of its own."""
+Model: TypeAlias = str
+"""Name of a role of the run, such as `policy`."""
 
 GPUS_OF_A_MACHINE = 8
 """GPUs that a machine of a GPU cluster usually has; more where a model asks for more on one node."""
-
-
-def has_critic(run: SkyRLTrainConfig) -> bool:
-    """Whether the run has a critic, a model that predicts returns."""
-    return bool(run.trainer.critic.model.path)
-
-
-def has_reference(run: SkyRLTrainConfig) -> bool:
-    """Whether the run has a KL term, and therefore a frozen reference model."""
-    return bool(run.trainer.algorithm.use_kl_loss or run.trainer.algorithm.use_kl_in_reward)
 
 
 def scores_old_logprobs(algorithm: AlgorithmConfig, updates: int) -> bool:
@@ -61,13 +53,12 @@ def scorings(trainer: TrainerConfig, updates: int) -> int:
 
 def models_of(run: SkyRLTrainConfig) -> tuple[Model, ...]:
     """The models of the run that have ranks."""
-    wanted: dict[Model, bool] = {"policy": True, "critic": has_critic(run), "ref": has_reference(run)}
-    return tuple(model for model, there in wanted.items() if there)
+    return tuple(name for name, role in RL_ROLES.items() if role.exists(run))
 
 
 def trained_models(run: SkyRLTrainConfig) -> tuple[Model, ...]:
     """Models that learn, and so have mini-batches: the policy, and the critic if there is one."""
-    return ("policy", "critic") if has_critic(run) else ("policy",)
+    return tuple(model for model in models_of(run) if RL_ROLES[model].learns)
 
 
 def on_ray(run: SkyRLTrainConfig) -> bool:
@@ -152,83 +143,23 @@ def sends_adapter_files(run: SkyRLTrainConfig) -> bool:
 
 def grid_of(run: SkyRLTrainConfig, model: Model) -> Grid:
     """Nodes and GPUs of a model."""
-    placement = run.trainer.placement
-    return Grid(
-        nodes=getattr(placement, f"{model}_num_nodes"), gpus_per_node=getattr(placement, f"{model}_num_gpus_per_node")
-    )
+    return RL_ROLES[model].grid(run)
 
 
-def model_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that compute on the same rows: under Megatron tensor x pipeline x context, else those that
-    share sequences, keys or matrices.
-    """
-    if run.trainer.strategy == "megatron":
-        megatron = getattr(run.trainer, model).megatron_config
-        tensor, pipeline = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
-        return int(tensor * pipeline * megatron.context_parallel_size)
-    return sequence_parallel(run, model) * context_parallel(run, model) * tensor_parallel(run, model)
-
-
-def sequence_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that share sequences; 1 under Megatron, which has a context size instead."""
-    if run.trainer.strategy == "megatron":
-        return 1
-    return int(getattr(run.trainer, model).sequence_parallel_size)
-
-
-def context_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that gather keys and values for their tokens; 1 under Megatron, which has its own context
-    size.
-    """
-    if run.trainer.strategy == "megatron":
-        return 1
-    return int(getattr(run.trainer, model).context_parallel_size)
-
-
-def tensor_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that split matrices among them; 1 under Megatron, which has a tensor size of its own."""
-    if run.trainer.strategy == "megatron":
-        return 1
-    return int(getattr(run.trainer, model).tensor_parallel_size)
-
-
-def parallel_sizes(run: SkyRLTrainConfig, model: Model) -> dict[str, int]:
-    """Ranks of one replica by the dimension along which they share it, whatever the strategy."""
-    if run.trainer.strategy == "megatron":
-        megatron = getattr(run.trainer, model).megatron_config
-        return {
-            "pipeline": megatron.pipeline_model_parallel_size,
-            "context": megatron.context_parallel_size,
-            "sequence": 1,
-            "tensor": megatron.tensor_model_parallel_size,
-        }
-    return {
-        "pipeline": 1,
-        "context": context_parallel(run, model),
-        "sequence": sequence_parallel(run, model),
-        "tensor": tensor_parallel(run, model),
-    }
-
-
-def expert_parallel(run: SkyRLTrainConfig, model: Model) -> int:
-    """Ranks of the model that hold different experts, whatever the strategy."""
-    if run.trainer.strategy == "megatron":
-        return int(getattr(run.trainer, model).megatron_config.expert_model_parallel_size)
-    return int(getattr(run.trainer, model).expert_parallel_size)
+def degrees_of(run: SkyRLTrainConfig, model: Model) -> Degrees:
+    """Ranks of one replica of the model, by the dimension along which they share it, whatever the strategy."""
+    return RL_ROLES[model].degrees(run)
 
 
 def replicas_of(run: SkyRLTrainConfig, model: Model) -> Replicas:
     """Which ranks of the model compute on the same rows. The tree must have passed `check`."""
-    together = model_parallel(run, model)
-    stages = 1
-    if run.trainer.strategy == "megatron":
-        stages = getattr(run.trainer, model).megatron_config.pipeline_model_parallel_size
-    return replicas(grid_of(run, model).ranks, inner=together // stages, stages=stages)
+    degrees = degrees_of(run, model)
+    return replicas(grid_of(run, model).ranks, inner=degrees.inner, stages=degrees.pipeline)
 
 
 def data_parallel_of(run: SkyRLTrainConfig, model: Model) -> int | None:
     """Groups of ranks of the model that get rows of their own; None where its ranks do not form whole groups."""
-    return data_parallel(grid_of(run, model).ranks, model_parallel(run, model))
+    return data_parallel(grid_of(run, model).ranks, degrees_of(run, model).replica)
 
 
 def engines_of(run: SkyRLTrainConfig) -> Engines | None:
@@ -273,13 +204,11 @@ def sizes_of(run: SkyRLTrainConfig, gpus_per_node: int | None = None) -> Sizes:
 
     `gpus_per_node` are the GPUs of one machine. None: 8, or more where a model asks for more on one node.
     """
-    models = {model: grid_of(run, model) for model in models_of(run)}
+    models = grids_of(run, RL_ROLES.values())
     largest = max(grid.gpus_per_node for grid in models.values())
     placement, together = run.trainer.placement, not on_ray(run)  # in one process everything is in one place
     return Sizes(
-        policy=models["policy"],
-        critic=models.get("critic"),
-        ref=models.get("ref"),
+        models=models,
         engines=engines_of(run),
         colocate_all=placement.colocate_all or together,
         colocate_policy_ref=placement.colocate_policy_ref or together,

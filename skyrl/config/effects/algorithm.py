@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
-from skyrl.config.derive.rl_models import POLICY
-from skyrl.config.derive.sizes import has_critic, has_reference, scores_old_logprobs
+from skyrl.config.derive.rl_models import POLICY, has_critic, has_reference
+from skyrl.config.derive.sizes import scores_old_logprobs
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
 from skyrl.config.settings.losses import POLICY_LOSSES

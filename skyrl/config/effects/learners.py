@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.derive.model_tables import ModelTable
-from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE, shares_gpus
-from skyrl.config.derive.sizes import has_critic, has_reference, models_of, on_ray
-from skyrl.config.effects.models import Condition, effect_where, model_effects
+from skyrl.config.derive.model_tables import GRID, Role
+from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE, RL_ROLES, has_critic, has_reference, shares_gpus
+from skyrl.config.derive.sizes import models_of, on_ray
+from skyrl.config.effects.models import Condition, effect_where, exists, model_effects
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import facts_of
 from skyrl.tree.rules import Effect
 
 _KL = Condition(REFERENCE.exists_where, has_reference)
@@ -28,7 +29,7 @@ def _profiles(run: SkyRLTrainConfig) -> bool:
     return bool(run.trainer.profile_steps)
 
 
-def _offload_after_step(model: ModelTable) -> Effect:
+def _offload_after_step(model: Role) -> Effect:
     """The condition of offloading the optimizer's state: other models or engines share the GPU that holds it."""
 
     def makes_room(run: SkyRLTrainConfig) -> bool:
@@ -41,7 +42,7 @@ def _offload_after_step(model: ModelTable) -> Effect:
     return Effect(model.at("optimizer_config.offload_after_step"), words, makes_room)
 
 
-def _optimizer(model: ModelTable) -> Iterator[Effect]:
+def _optimizer(model: Role) -> Iterator[Effect]:
     yield _offload_after_step(model)
     yield effect_where(model.at("optimizer_config.max_skipped_updates"), _NOT_ABORT)
 
@@ -60,19 +61,18 @@ LEARNER_EFFECTS: tuple[Effect, ...] = (
             "model.init_from_scratch",
         )
     ),
-    *(effect for model in (POLICY, CRITIC, REFERENCE) for effect in model_effects(model)),
-    *(effect for model in (POLICY, CRITIC) for effect in _optimizer(model)),
+    *(effect for role in RL_ROLES.values() for effect in model_effects(role)),
+    *(effect for role in RL_ROLES.values() if role.learns for effect in _optimizer(role)),
     effect_where(
         "trainer.policy.use_torch_compile",
         Condition("trainer.policy.tensor_parallel_size is 1", lambda run: run.trainer.policy.tensor_parallel_size == 1),
         Condition(
             "the device is a CPU or the strategy is fsdp2",
-            lambda run: run.trainer.device != "cuda" or run.trainer.strategy in ("fsdp", "fsdp2"),
+            lambda run: run.trainer.device != "cuda" or facts_of(run.trainer).compiles,
         ),
     ),
     effect_where("trainer.policy.record_memory", Condition("trainer.profile_steps has a step", _profiles)),
-    *(effect_where(f"trainer.placement.ref_{name}", _KL) for name in ("num_nodes", "num_gpus_per_node")),
-    *(effect_where(f"trainer.placement.critic_{name}", _CRITIC) for name in ("num_nodes", "num_gpus_per_node")),
+    *(effect_where(f"{role.placement}{name}", *exists(role)) for role in (REFERENCE, CRITIC) for name in GRID),
     effect_where("trainer.placement.colocate_all", _DEVICES),
     effect_where("trainer.placement.colocate_policy_ref", _DEVICES, _NOT_ALL_TOGETHER),
 )

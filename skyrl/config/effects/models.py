@@ -1,6 +1,6 @@
 """Conditions under which the settings of a model have an effect: adapter, optimizer, and sharding by strategy.
 
-They are the same for every model of every kind of run, so each function here takes a `ModelTable`.
+They are the same for every model of every kind of run, so each function here takes a `Role`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.config.derive.model_tables import ModelTable
+from skyrl.config.derive.model_tables import Role
 from skyrl.config.settings.deepspeed import OffloadConfig
 from skyrl.config.settings.learners import DECAYING, OURS, OptimizerConfig
-from skyrl.config.settings.megatron import ranks_of_experts
 from skyrl.config.settings.models import SkyRLLoraConfig
+from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.tree.classes import fields_of
 from skyrl.tree.rules import Effect
 
@@ -38,13 +38,13 @@ def never(words: str) -> Condition:
     return Condition(words, lambda run: False)
 
 
-def model_effects(model: ModelTable) -> tuple[Effect, ...]:
+def model_effects(model: Role) -> tuple[Effect, ...]:
     """Conditions under which the fields of a model's table act."""
     learning = tuple(_optimizer(model)) if model.learns else ()
     return (*_adapter(model), *learning, *_fsdp(model), *_deepspeed(model), *_megatron(model))
 
 
-def exists(model: ModelTable) -> list[Condition]:
+def exists(model: Role) -> list[Condition]:
     """The condition under which a run has the model; empty if every run has it."""
     return [Condition(model.exists_where, model.exists)] if model.exists_where else []
 
@@ -53,20 +53,20 @@ def _listed(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 2 else words)
 
 
-def _several_ranks(model: ModelTable) -> Condition:
+def _several_ranks(model: Role) -> Condition:
     return Condition(f"the {model.title} has several ranks", lambda run: model.ranks(run) > 1)
 
 
-def _on_cuda(model: ModelTable) -> Condition:
+def _on_cuda(model: Role) -> Condition:
     return Condition("the device is cuda", model.on_cuda)
 
 
-def _where_it_exists(model: ModelTable, table: str) -> Iterator[Effect]:
+def _where_it_exists(model: Role, table: str) -> Iterator[Effect]:
     if model.exists_where:
         yield effect_where(model.at(table), *exists(model))
 
 
-def _gradients(model: ModelTable) -> list[Condition]:
+def _gradients(model: Role) -> list[Condition]:
     """Conditions of a field about gradients or the optimizer; none for a model that learns."""
     return [] if model.learns else [never("the model learns, which a reference does not")]
 
@@ -74,7 +74,7 @@ def _gradients(model: ModelTable) -> list[Condition]:
 # Adapters and optimizers.
 
 
-def _adapter(model: ModelTable) -> Iterator[Effect]:
+def _adapter(model: Role) -> Iterator[Effect]:
     adapts = _adapts(model)
     is_new = Condition("lora.path is none", lambda run: model.section(run).model.lora.path is None)
     more = {"init_method": [is_new], "dropout": []}
@@ -87,11 +87,11 @@ def _adapter(model: ModelTable) -> Iterator[Effect]:
         yield effect_where(model.at("model.lora.lora_sync_path"), never("engines sample from the adapted model"))
 
 
-def _adapts(model: ModelTable) -> Condition:
+def _adapts(model: Role) -> Condition:
     return Condition("lora.rank is above 0", lambda run: model.section(run).model.lora.rank > 0)
 
 
-def _optimizer(model: ModelTable) -> Iterator[Effect]:
+def _optimizer(model: Role) -> Iterator[Effect]:
     path = model.at("optimizer_config")
 
     def rule(run: Any) -> str:
@@ -110,20 +110,26 @@ def _optimizer(model: ModelTable) -> Iterator[Effect]:
     yield from _schedule_reads(path, lambda run: model.section(run).optimizer_config, model.updates)
 
 
-def _is_in_half(model: ModelTable, run: Any) -> bool:
+def _is_in_half(model: Role, run: Any) -> bool:
     """Whether gradients are in float16 at some point."""
     precision = model.section(run).fsdp_config.mixed_precision
-    if precision is None or not model.by_fsdp(run):
+    if precision is None or not model.reads(run, "fsdp_config"):
         return False
     read = (precision.param_dtype, precision.reduce_dtype) if model.ranks(run) > 1 else (precision.param_dtype,)
     return any(each in ("fp16", "float16") for each in read)
 
 
+def _strategy_is(model: Role, name: str) -> Condition:
+    """The condition of a table that one strategy reads."""
+    table = STRATEGIES[name].table
+    return Condition(f"the strategy is {name}", lambda run: model.reads(run, table))
+
+
 # FSDP.
 
 
-def _fsdp(model: ModelTable) -> Iterator[Effect]:
-    fsdp, several = Condition("the strategy is fsdp2", model.by_fsdp), _several_ranks(model)
+def _fsdp(model: Role) -> Iterator[Effect]:
+    fsdp, several = _strategy_is(model, "fsdp2"), _several_ranks(model)
     path = model.at("fsdp_config")
     yield effect_where(path, *exists(model), fsdp)
     yield effect_where(f"{path}.cpu_offload", several, _on_cuda(model))
@@ -165,10 +171,10 @@ _ZERO: dict[str, _ZeroField] = {
 """Fields of `zero_optimization` whose conditions have the same form. The conditions of the others are below."""
 
 
-def _deepspeed(model: ModelTable) -> Iterator[Effect]:
+def _deepspeed(model: Role) -> Iterator[Effect]:
     path = model.at("deepspeed_config")
     zero = f"{path}.zero_optimization"
-    yield effect_where(path, *exists(model), Condition("the strategy is deepspeed", model.by_deepspeed))
+    yield effect_where(path, *exists(model), _strategy_is(model, "deepspeed"))
     gradients = _gradients(model)
     if gradients:
         yield effect_where(f"{path}.communication_data_type", *gradients)
@@ -187,12 +193,12 @@ def _deepspeed(model: ModelTable) -> Iterator[Effect]:
     yield from _offload(model, f"{zero}.offload_optimizer", (1, 2, 3), *gradients)
 
 
-def _megatron(model: ModelTable) -> Iterator[Effect]:
+def _megatron(model: Role) -> Iterator[Effect]:
     """Effects of Megatron's settings; empty for supervised runs, which have no such table."""
     if not model.trainer:
         return
     path = model.at("megatron_config")
-    yield effect_where(path, *exists(model), Condition("the strategy is megatron", model.by_megatron))
+    yield effect_where(path, *exists(model), _strategy_is(model, "megatron"))
     yield effect_where(
         f"{path}.dist_ckpt_optim_fully_reshardable",
         never("a checkpoint is kept from other numbers of ranks (any number of ranks can load every checkpoint)"),
@@ -203,23 +209,23 @@ def _megatron(model: ModelTable) -> Iterator[Effect]:
     yield from (effect_where(f"{path}.{name}", *gradients) for name in of_learning)
     yield effect_where(f"{path}.empty_cuda_cache", *gradients, _on_cuda(model))
     yield effect_where(f"{path}.lora_config", *gradients, _adapts(model))
-    others = Condition("the strategy is not megatron", lambda run: not model.by_megatron(run))
+    others = Condition("the strategy is not megatron", lambda run: model.facts(run).overrides == "model_config_kwargs")
     yield effect_where(model.at("model_config_kwargs"), *exists(model), others)
 
 
-def _has_other_experts_elsewhere(model: ModelTable) -> Condition:
+def _has_other_experts_elsewhere(model: Role) -> Condition:
     """The condition for tokens to travel between ranks: experts are on other ranks, or split among ranks."""
     words = "expert_model_parallel_size or the ranks that cut experts are above 1"
-    return Condition(words, lambda run: ranks_of_experts(model.section(run).megatron_config) > 1)
+    return Condition(words, lambda run: model.degrees(run).experts > 1)
 
 
-def _stage_is(model: ModelTable, *stages: int) -> Condition:
+def _stage_is(model: Role, *stages: int) -> Condition:
     *most, last = map(str, stages)
     words = f"zero_optimization.stage is {', '.join(most)} or {last}" if most else f"zero_optimization.stage is {last}"
     return Condition(words, lambda run: model.zero(run).stage in stages)
 
 
-def _overlaps(model: ModelTable) -> Condition:
+def _overlaps(model: Role) -> Condition:
     """Communication overlaps: stages 1 and 2 reduce gradients during backward, and stage 3 also gathers weights on
     another CUDA stream.
     """
@@ -232,7 +238,7 @@ def _overlaps(model: ModelTable) -> Condition:
     return Condition(f"{early}3 on a cuda device", overlaps)
 
 
-def _gradients_may_be_scattered(model: ModelTable) -> Condition:
+def _gradients_may_be_scattered(model: Role) -> Condition:
     """The condition of `contiguous_gradients`: with stages 1 and 2 and an offloaded optimizer, DeepSpeed always copies
     gradients into one buffer.
     """
@@ -247,7 +253,7 @@ def _gradients_may_be_scattered(model: ModelTable) -> Condition:
     )
 
 
-def _offload(model: ModelTable, path: str, stages: tuple[int, ...], *more: Condition) -> Iterator[Effect]:
+def _offload(model: Role, path: str, stages: tuple[int, ...], *more: Condition) -> Iterator[Effect]:
     def settings(run: Any) -> OffloadConfig:
         zero = model.zero(run)
         return zero.offload_param if path.endswith("offload_param") else zero.offload_optimizer

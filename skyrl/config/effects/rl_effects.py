@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 from skyrl.config.derive.engine_backends import backend_of, engine_dtype, kind_of_engine
 from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, saves
-from skyrl.config.derive.sizes import evaluates, has_critic, has_reference, on_ray
+from skyrl.config.derive.rl_models import has_critic, has_reference
+from skyrl.config.derive.sizes import evaluates, on_ray
 from skyrl.config.effects.algorithm import ALGORITHM_EFFECTS
 from skyrl.config.effects.learners import LEARNER_EFFECTS
 from skyrl.config.effects.rollouts import ROLLOUT_EFFECTS
 from skyrl.config.settings.fully_async import FullyAsyncConfig
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import facts_of
 from skyrl.tree.classes import fields_of
 from skyrl.tree.rules import Effect
 
@@ -53,12 +55,12 @@ def _waits_for_others(run: SkyRLTrainConfig) -> bool:
     return on_ray(run) or kind_of_engine(run.generator.inference_engine) in ("http", "sglang")
 
 
-def _is_megatron(run: SkyRLTrainConfig) -> bool:
-    return run.trainer.strategy == "megatron"
+def _has_own_modules(run: SkyRLTrainConfig) -> bool:
+    return facts_of(run.trainer).own_modules
 
 
 def _packs_by_itself(run: SkyRLTrainConfig) -> bool:
-    return _is_megatron(run) or run.trainer.attention in (None, "sdpa")
+    return _has_own_modules(run) or run.trainer.attention in (None, "sdpa")
 
 
 def _saves(run: SkyRLTrainConfig) -> bool:
@@ -115,17 +117,17 @@ EFFECTS: tuple[Effect, ...] = (
     Effect(
         "trainer.attention",
         "the strategy is not megatron, which has an attention of its own, or the engine is torch",
-        lambda run: not _is_megatron(run) or backend_of(run.generator.inference_engine).is_embedded,
+        lambda run: not _has_own_modules(run) or backend_of(run.generator.inference_engine).is_embedded,
     ),
     Effect(
         "trainer.recompute_activations",
         "the strategy is not megatron, whose recomputation is in megatron_config.transformer_config_kwargs",
-        lambda run: not _is_megatron(run),
+        lambda run: not _has_own_modules(run),
     ),
     Effect(
         "trainer.gradient_checkpointing_use_reentrant",
         "activations are recomputed, and not by Megatron",
-        lambda run: bool(run.trainer.recompute_activations) and not _is_megatron(run),
+        lambda run: bool(run.trainer.recompute_activations) and not _has_own_modules(run),
     ),
     Effect("trainer.eval_batch_size", "evaluation is on", evaluates),
     Effect("trainer.faults.max_skipped_steps", "on_non_finite is skip", _non_finite("skip")),

@@ -6,6 +6,7 @@ from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, saves
 from skyrl.config.derive.supervised_model import MODEL
 from skyrl.config.effects.models import model_effects
 from skyrl.config.foundation.intervals import read_interval
+from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.supervised_root import SupervisedConfig
 from skyrl.tree.rules import Effect
 
@@ -30,7 +31,7 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     Effect(
         "use_torch_compile",
         "tensor_parallel_size is 1, and the device is a CPU or the strategy is fsdp2",
-        lambda run: run.tensor_parallel_size == 1 and (run.device != "cuda" or run.strategy != "deepspeed"),
+        lambda run: run.tensor_parallel_size == 1 and (run.device != "cuda" or facts_of(run).compiles),
     ),
     Effect("optimizer_config.offload_after_step", "engines share the device, and there are none", lambda run: False),
     Effect(

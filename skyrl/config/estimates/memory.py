@@ -16,18 +16,18 @@ import attrs
 from skyrl.config.derive.engine_backends import backend_of, engine_dtype
 from skyrl.config.derive.sizes import (
     Model,
+    degrees_of,
     engines_of,
     grid_of,
     longest_row,
     models_of,
     on_ray,
-    parallel_sizes,
     trained_models,
     work_of,
 )
 from skyrl.config.settings.deepspeed import ZeroOptimizationConfig
-from skyrl.config.settings.megatron import ranks_of_experts
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import StrategyFacts, facts_of, reads
 from skyrl.planning.activations import Computing, Pass, Precision
 from skyrl.planning.gpus import GPU_KINDS
 from skyrl.planning.known_models import known_shape
@@ -35,6 +35,7 @@ from skyrl.planning.megatron_memory import stage_memory, stage_resting
 from skyrl.planning.memory import Bytes, Learner, Megatron, Zero, added, learner_memory, on_host, resting, total
 from skyrl.planning.model_shape import ModelShape, shape_of
 from skyrl.planning.serving import Serving, serving_memory
+from skyrl.tree import get_at
 from skyrl.tree.text_files import stored_text
 
 ShapeOf = Callable[[str], ModelShape | None]
@@ -133,8 +134,7 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
     """One rank of a model, as the memory estimate describes it."""
     trainer, section = run.trainer, getattr(run.trainer, model)
     learns, zero = model in trained_models(run), section.deepspeed_config.zero_optimization
-    deepspeed, ranks = trainer.strategy == "deepspeed", grid_of(run, model).ranks
-    megatron = _megatron(run, model) if trainer.strategy == "megatron" else None
+    facts, ranks, degrees = facts_of(trainer), grid_of(run, model).ranks, degrees_of(run, model)
     rank = section.model.lora.rank if learns else 0
     work = work_of(run, model)
     return Learner(
@@ -142,25 +142,25 @@ def learner_of(run: SkyRLTrainConfig, model: Model, shape: ModelShape) -> Learne
         how=Computing(
             precision=_precision(run, model),
             trains_all=not rank,
-            tensor=parallel_sizes(run, model)["tensor"],
+            tensor=degrees.tensor,
             on_gpu=trainer.device == "cuda",
             gpu_memory=gpu_memory(run) or 0,
         ),
         scoring=_pass(run, model, shape, trainer.micro_forward_batch_size_per_gpu),
         update=_pass(run, model, shape, trainer.micro_train_batch_size_per_gpu) if learns else None,
-        shards=ranks if deepspeed or section.fsdp_config.fsdp_size == -1 else section.fsdp_config.fsdp_size,
-        expert_parallel=ranks_of_experts(section.megatron_config) if megatron else section.expert_parallel_size,
+        shards=_shards(section, facts, ranks),
+        expert_parallel=degrees.experts,
         micro_batches=work.micro_batches,
         states=0 if learns and section.optimizer_config.optimizer == "sgd" else 2,
         layer_states=1 if learns and section.optimizer_config.optimizer == "muon" else None,
         adapter_rank=rank,
         recomputes=_recomputes(run, model),
         offloads_activations=trainer.offload_activations,
-        rests_on_host=section.fsdp_config.cpu_offload and ranks > 1 and trainer.strategy in ("fsdp", "fsdp2"),
+        rests_on_host=facts.table == "fsdp_config" and section.fsdp_config.cpu_offload and ranks > 1,
         keeps_gathered=section.fsdp_config.reshard_after_forward is False,
         keeps_gradients=not _takes_turns(run),
-        zero=_zero(zero) if deepspeed else None,
-        megatron=megatron,
+        zero=_zero(zero) if facts.table == "deepspeed_config" else None,
+        megatron=_megatron(run, model) if facts.table == "megatron_config" else None,
     )
 
 
@@ -286,9 +286,8 @@ def _settings(run: SkyRLTrainConfig, model: Model, name: str, parts: Bytes) -> t
     if largest not in ("activations", "logits"):
         return (gpus, f"trainer.{model}.model.path")
     rows = "micro_train_batch_size_per_gpu" if name == "update" else "micro_forward_batch_size_per_gpu"
-    field = "trainer.recompute_activations"
-    if run.trainer.strategy == "megatron":
-        field = f"trainer.{model}.megatron_config.transformer_config_kwargs"
+    own = facts_of(run.trainer).recomputation
+    field = "trainer.recompute_activations" if own is None else f"trainer.{model}.{own}"
     recomputing = (field,) if name == "update" and largest == "activations" else ()
     return (_bound(run, rows), *recomputing, gpus)
 
@@ -307,9 +306,8 @@ def _takes_turns(run: SkyRLTrainConfig) -> bool:
 
 def _precision(run: SkyRLTrainConfig, model: Model) -> Precision:
     """The type that a model is computed in; float16 takes as many bytes as bfloat16."""
-    mixed = getattr(run.trainer, model).fsdp_config.mixed_precision
-    by_fsdp = run.trainer.strategy in ("fsdp", "fsdp2")
-    computed = mixed.param_dtype if mixed and by_fsdp else run.trainer.compute_dtype
+    mixed = getattr(run.trainer, model).fsdp_config.mixed_precision if reads(run.trainer, "fsdp_config") else None
+    computed = mixed.param_dtype if mixed else run.trainer.compute_dtype
     return "float32" if computed in (None, "float32", "fp32") else "bfloat16"
 
 
@@ -318,8 +316,8 @@ def _pass(run: SkyRLTrainConfig, model: Model, shape: ModelShape, rows: int) -> 
     trainer = run.trainer
     prompt, answer = longest_row(run)
     packs, shares = trainer.use_sample_packing and shape.packs, trainer.share_group_prompts and shape.shares_prompts
-    shares = shares and (trainer.attention == "sdpa" or trainer.strategy == "megatron")
-    sizes = parallel_sizes(run, model)
+    shares = shares and (trainer.attention == "sdpa" or facts_of(trainer).own_modules)
+    degrees = degrees_of(run, model)
     by_tokens = trainer.max_tokens_per_microbatch > 0
     if by_tokens:
         rows = max(1, trainer.max_tokens_per_microbatch // (prompt + answer))
@@ -330,31 +328,37 @@ def _pass(run: SkyRLTrainConfig, model: Model, shape: ModelShape, rows: int) -> 
         packed=packs,
         shares_prompts=shares and not by_tokens,
         samples=run.generator.n_samples_per_prompt,
-        sharing=sizes["sequence"] * sizes["context"] if packs else 1,
+        sharing=degrees.sequence * degrees.context if packs else 1,
     )
+
+
+def _shards(section: Any, facts: StrategyFacts, ranks: int) -> int:
+    """Number of ranks that share one copy of the weights."""
+    size = -1 if facts.shards_parts is None else int(get_at(section, facts.shards_parts))
+    return ranks if size == -1 else size
 
 
 def _recomputes(run: SkyRLTrainConfig, model: Model) -> bool:
     """Whether each layer is recomputed in backward. Megatron has its own settings for that."""
-    if run.trainer.strategy != "megatron":
+    own = facts_of(run.trainer).recomputation
+    if own is None:
         return bool(run.trainer.recompute_activations)
-    kwargs = getattr(run.trainer, model).megatron_config.transformer_config_kwargs
-    return bool(kwargs.get("recompute_granularity") == "full")
+    return bool(get_at(getattr(run.trainer, model), own).get("recompute_granularity") == "full")
 
 
 def _megatron(run: SkyRLTrainConfig, model: Model) -> Megatron:
-    section, sizes = getattr(run.trainer, model), parallel_sizes(run, model)
+    section, degrees = getattr(run.trainer, model), degrees_of(run, model)
     ranks = grid_of(run, model).ranks  # fewer than the degrees take: another check reports that
     config, learns = section.megatron_config, model in trained_models(run)
     distributes = learns and section.optimizer_config.optimizer == "adamw"
     in_float = config.ddp_config.grad_reduce_in_fp32 or run.trainer.compute_dtype == "float32"
-    of_a_stage = ranks // sizes["pipeline"]
+    of_a_stage = ranks // degrees.pipeline
     return Megatron(
-        stages=sizes["pipeline"],
-        sharing_states=max(1, of_a_stage // sizes["tensor"]) if distributes else 1,
-        sharing_expert_states=max(1, of_a_stage // ranks_of_experts(config)) if distributes else 1,
+        stages=degrees.pipeline,
+        sharing_states=max(1, of_a_stage // degrees.tensor) if distributes else 1,
+        sharing_expert_states=max(1, of_a_stage // degrees.experts) if distributes else 1,
         gradient_size=4 if in_float else 2,
-        cuts_tokens=bool(config.transformer_config_kwargs.get("sequence_parallel", sizes["tensor"] > 1)),
+        cuts_tokens=bool(config.transformer_config_kwargs.get("sequence_parallel", degrees.tensor > 1)),
     )
 
 

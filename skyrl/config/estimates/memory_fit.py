@@ -11,6 +11,7 @@ from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import engines_of, models_of
 from skyrl.config.estimates.memory import FITS_WITHIN, Phase, ShapeOf, gpu_memory, local_shape, phases_of, serving_of
 from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.config.settings.strategies import facts_of
 from skyrl.planning.gpus import GPU_KINDS
 from skyrl.tree import evolve_at
 from skyrl.tree.rules import itself
@@ -134,7 +135,7 @@ def _fits(run: SkyRLTrainConfig, changes: Changes, shape_of_model: ShapeOf) -> b
 def _changes(run: SkyRLTrainConfig) -> Iterator[Changes]:
     """Single changes, the cheapest first."""
     trainer, engine = run.trainer, run.generator.inference_engine
-    if trainer.recompute_activations is False and trainer.strategy != "megatron":
+    if trainer.recompute_activations is False and facts_of(trainer).recomputation is None:
         yield {"trainer.recompute_activations": True}
     if trainer.max_tokens_per_microbatch > 0:
         yield from ({"trainer.max_tokens_per_microbatch": each} for each in _halves(trainer.max_tokens_per_microbatch))
@@ -156,8 +157,8 @@ def _changes(run: SkyRLTrainConfig) -> Iterator[Changes]:
         yield from ({"generator.inference_engine.gpu_memory_utilization": step / 20} for step in steps)
         yield from ({"generator.inference_engine.gpu_memory_utilization": step / 20} for step in (17, 18))
         yield from _wider_engines(run)
-    if trainer.strategy in ("fsdp", "fsdp2"):
-        yield {f"trainer.{model}.fsdp_config.cpu_offload": True for model in models_of(run)}
+    if (facts := facts_of(trainer)).weights_on_host:
+        yield {f"trainer.{model}.{name}": value for model in models_of(run) for name, value in facts.on_host.items()}
     yield from _more_gpus(run)
     yield from _larger_gpus(run)
 

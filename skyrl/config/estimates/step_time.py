@@ -7,16 +7,13 @@ import attrs
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import (
     Model,
-    context_parallel,
     data_parallel_of,
+    degrees_of,
     engines_of,
     grid_of,
     models_of,
     on_ray,
-    parallel_sizes,
     scorings,
-    sequence_parallel,
-    tensor_parallel,
     work_of,
 )
 from skyrl.config.estimates.memory import ShapeOf, learner_of, path_of, rest_of, serving_of
@@ -27,9 +24,9 @@ from skyrl.planning.model_shape import ModelShape
 from skyrl.planning.pipeline_roofline import Stages, stage_scoring_seconds, stage_update_seconds
 from skyrl.planning.roofline import (
     Answers,
-    Degrees,
     Rates,
     Rows,
+    Sharding,
     generation_seconds,
     rates_of,
     scoring_seconds,
@@ -180,25 +177,23 @@ def _rows(run: SkyRLTrainConfig, model: Model, shape: ModelShape, mean: float, m
 
 
 def _stages(run: SkyRLTrainConfig, model: Model, learner: Learner) -> Stages:
-    sizes, ranks = parallel_sizes(run, model), grid_of(run, model).ranks
-    stages, tensor, context = sizes["pipeline"], sizes["tensor"], sizes["context"]
-    data = max(1, ranks // (stages * tensor * context))
-    each = Degrees(data=data, tensor=tensor, context=context, shards=tensor)
-    return Stages(each=each, number=stages, experts=learner.expert_parallel)
+    degrees = degrees_of(run, model)
+    data = max(1, grid_of(run, model).ranks // degrees.replica)
+    each = Sharding(data=data, tensor=degrees.tensor, context=degrees.context, shards=degrees.tensor)
+    return Stages(each=each, number=degrees.pipeline, experts=learner.expert_parallel)
 
 
-def _degrees(run: SkyRLTrainConfig, model: Model, learner: Learner) -> Degrees:
+def _degrees(run: SkyRLTrainConfig, model: Model, learner: Learner) -> Sharding:
     if learner.megatron is not None:  # as weights are sent: each whole on every rank
         stages = _stages(run, model, learner)
         inner = max(stages.each.tensor, stages.experts if learner.shape.experts else 1)
-        return Degrees(data=grid_of(run, model).ranks, shards=stages.number * inner)
-    tensor, sequence = tensor_parallel(run, model), sequence_parallel(run, model)
-    context = context_parallel(run, model)
-    return Degrees(
-        data=grid_of(run, model).ranks // (tensor * sequence * context),
-        tensor=tensor,
-        sequence=sequence,
-        context=context,
+        return Sharding(data=grid_of(run, model).ranks, shards=stages.number * inner)
+    degrees = degrees_of(run, model)
+    return Sharding(
+        data=grid_of(run, model).ranks // degrees.replica,
+        tensor=degrees.tensor,
+        sequence=degrees.sequence,
+        context=degrees.context,
         shards=learner.shards,
         on_host=learner.rests_on_host,
     )

@@ -1,8 +1,9 @@
-"""The kinds of run: reinforcement learning here, supervised ones in `supervised_kinds.py`."""
+"""The kinds of run: reinforcement learning here, others in modules of their own. A new kind is a line of `KINDS`."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from skyrl.config.checks.agents import AGENT_CHECKS
 from skyrl.config.checks.algorithm import ALGORITHM_CHECKS
@@ -21,14 +22,21 @@ from skyrl.config.checks.plausible import PLAUSIBLE_CHECKS
 from skyrl.config.checks.rollouts import ROLLOUT_CHECKS
 from skyrl.config.checks.sampling import SAMPLING_CHECKS
 from skyrl.config.checks.sequences import SEQUENCE_CHECKS
+from skyrl.config.derive.model_tables import Role
+from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.derive.rules import RULES
+from skyrl.config.derive.run_kind import RunKind, imported
 from skyrl.config.derive.sizes import sizes_of
 from skyrl.config.effects.rl_effects import EFFECTS
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.foundation.run_kind import RunKind
 from skyrl.config.foundation.unimplemented import UNIMPLEMENTED
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree.classes import fields_of
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig
 
 RL = RunKind(
     name="rl",
@@ -56,9 +64,8 @@ RL = RunKind(
     effects=EFFECTS,
     unimplemented=UNIMPLEMENTED,
     sizes=sizes_of,
-    trainer="trainer",
-    model="trainer.policy.model",
-    exported_as="policy",
+    roles=tuple(RL_ROLES.values()),
+    rows="prompts",
     data="data.train_data",
     length=("trainer.epochs", "trainer.max_training_steps"),
     experiment="skyrl.experiments.ppo:BasePPOExp",
@@ -66,26 +73,45 @@ RL = RunKind(
     doctor="skyrl.experiments.preflight:DOCTOR",
 )
 
-KINDS = ("rl", "sft", "reward_model")
-"""Values that a file's `kind` may take."""
+_SUPERVISED = "skyrl.config.loading.supervised_kinds"
+
+KINDS: Mapping[str, str] = {
+    "rl": f"{__name__}:RL",
+    "sft": f"{_SUPERVISED}:SFT",
+    "reward_model": f"{_SUPERVISED}:REWARD_MODEL",
+}
+"""Value of `kind` in a file -> import path of its `RunKind`, imported on request: checking an RL file stays quick."""
 
 
 def kind_named(name: str) -> RunKind:
-    """The kind of run with this name. Supervised kinds are imported only on request, which keeps checking an RL file
-    quick.
-
-    Raises `KeyError` for a kind that does not exist.
-    """
-    if name == RL.name:
-        return RL
-    from skyrl.config.loading.supervised_kinds import SUPERVISED_KINDS
-
-    return {kind.name: kind for kind in SUPERVISED_KINDS}[name]
+    """The kind of run with this name. Raises `KeyError` for a kind that does not exist."""
+    kind: RunKind = imported(KINDS[name])
+    return kind
 
 
 def kind_of(run: Any) -> RunKind:
     """The kind of a run's tree, or of the tree's class."""
     return kind_named(str(fields_of(run)["kind"].default) if isinstance(run, type) else run.kind)
+
+
+def roles_of(run: RunConfig) -> tuple[Role, ...]:
+    """The models that a resolved run has."""
+    return tuple(role for role in kind_of(run).roles if role.exists(run))
+
+
+def samples_rollouts(run: RunConfig) -> TypeIs[SkyRLTrainConfig]:
+    """Whether the run trains on what engines sample from one of its models."""
+    return any(role.sent for role in kind_of(run).roles)
+
+
+def reads_chats(run: RunConfig) -> TypeIs[SFTConfig]:
+    """Whether a row of the run's data is one chat, text or list of tokens to learn."""
+    return kind_of(run).rows == "chats"
+
+
+def reads_pairs(run: RunConfig) -> TypeIs[RewardModelConfig]:
+    """Whether a row of the run's data is a pair of a better and a worse chat."""
+    return kind_of(run).rows == "pairs"
 
 
 def header_of(root: type[RunConfig]) -> dict[str, str]:

@@ -15,8 +15,8 @@ from typing import Any, Generic
 from attrs import evolve, frozen
 from typing_extensions import TypeVar
 
+from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.foundation.entry import RunConfig, reads_overrides
-from skyrl.config.foundation.run_kind import RunKind
 from skyrl.config.loading.check import check
 from skyrl.config.loading.kinds import KINDS, kind_of, root_of
 from skyrl.config.loading.loaded import Loaded
@@ -254,7 +254,7 @@ def _root_meant(kind: str | None, layers: Sequence[_Layer]) -> type[RunConfig]:
     A wrong `kind` is reported as an error, and the rest is read as the kind that was probably meant.
     """
     if kind is not None:
-        return root_of(kind if kind in KINDS else nearest(kind, KINDS) or "rl")
+        return root_of(kind if kind in KINDS else nearest(kind, tuple(KINDS)) or "rl")
     names = _top_names(layers)
     if len(names) < 2 or any(name in fields_of(SkyRLTrainConfig) for name in names):  # one name may be a slip
         return SkyRLTrainConfig

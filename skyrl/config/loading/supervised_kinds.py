@@ -5,25 +5,20 @@ from __future__ import annotations
 from functools import partial
 
 from skyrl.config.checks.supervised_checks import SUPERVISED_CHECKS
+from skyrl.config.derive.model_tables import grids_of
+from skyrl.config.derive.run_kind import RunKind
+from skyrl.config.derive.supervised_model import MODEL, REWARD
 from skyrl.config.derive.supervised_rules import SUPERVISED_RULES
 from skyrl.config.effects.supervised import SUPERVISED_EFFECTS
-from skyrl.config.foundation.run_kind import RunKind
 from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
-from skyrl.planning.topology import Grid, Sizes
+from skyrl.planning.topology import Sizes
 
 
 def _sizes(run: SupervisedConfig) -> Sizes:
     """Sizes of a supervised run: one model and no engines."""
-    grid = Grid(nodes=run.placement.num_nodes, gpus_per_node=run.placement.num_gpus_per_node)
-    return Sizes(
-        policy=grid,
-        critic=None,
-        ref=None,
-        engines=None,
-        colocate_all=False,
-        colocate_policy_ref=False,
-        gpus_per_node=grid.gpus_per_node,
-    )
+    models = grids_of(run, [MODEL])
+    each = run.placement.num_gpus_per_node
+    return Sizes(models=models, colocate_all=False, colocate_policy_ref=False, gpus_per_node=each)
 
 
 _supervised = partial(
@@ -33,20 +28,18 @@ _supervised = partial(
     effects=SUPERVISED_EFFECTS,
     unimplemented=(),
     sizes=_sizes,
-    trainer="",
-    model="model",
     data="train_datasets",
     length=("num_epochs",),
     preflight="skyrl.experiments.preflight:SUPERVISED_PREFLIGHT",
     doctor="skyrl.experiments.preflight:SUPERVISED_DOCTOR",
 )
 
-SUPERVISED_KINDS = (
-    _supervised(name="sft", root=SFTConfig, experiment="skyrl.experiments.sft:SFTExp"),
-    _supervised(
-        name="reward_model",
-        root=RewardModelConfig,
-        role="critic",
-        experiment="skyrl.experiments.reward_model:RewardModelExp",
-    ),
+SFT = _supervised(name="sft", root=SFTConfig, roles=(MODEL,), rows="chats", experiment="skyrl.experiments.sft:SFTExp")
+
+REWARD_MODEL = _supervised(
+    name="reward_model",
+    root=RewardModelConfig,
+    roles=(REWARD,),
+    rows="pairs",
+    experiment="skyrl.experiments.reward_model:RewardModelExp",
 )

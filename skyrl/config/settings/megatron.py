@@ -152,13 +152,3 @@ class MegatronConfig(BaseConfig):
 
     dist_ckpt_optim_fully_reshardable: bool = field(default=False, metadata=FREE)
     """Store optimizer state so that any other number of ranks and any parallelism can load it; slower to write."""
-
-
-def expert_tensor_of(config: MegatronConfig) -> int:
-    """Number of ranks that split the matrices of each expert."""
-    return config.expert_tensor_parallel_size or config.tensor_model_parallel_size
-
-
-def ranks_of_experts(config: MegatronConfig) -> int:
-    """Number of ranks that together hold all experts of a layer."""
-    return config.expert_model_parallel_size * expert_tensor_of(config)

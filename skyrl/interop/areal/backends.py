@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.config.derive.allocation import ROLES, engine_fields, fields_of, learner_fields
+from skyrl.config.derive.allocation import ROLES, engine_fields, fields_of, learner_fields, strategy_of
 from skyrl.config.derive.sizes import Model
+from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.interop.conversions import Becomes, number
 from skyrl.planning.allocation import LEARNERS, AllocationError, Part, read_allocation, read_part
 
@@ -42,6 +43,12 @@ def learner_of(owner: str, values: Mapping[str, Any]) -> str:
     return part.learner if part else ""
 
 
+def trains_in_halves(owner: str, values: Mapping[str, Any]) -> bool:
+    """Whether a learner can train in float16, as far as its backend decides."""
+    part = _part_of(owner, values)
+    return part is None or not strategy_of(part).own_modules
+
+
 def _part_of(owner: str, values: Mapping[str, Any]) -> Part | None:
     try:
         if text := values.get("allocation_mode"):
@@ -57,7 +64,7 @@ def autotp(owner: str, size: object, values: Mapping[str, Any]) -> Becomes:
     if size in (None, 1):
         return Becomes(needless="no effect at this value")
     part = _part_of(owner, values)
-    if part is not None and part.learner == "megatron":
+    if part is not None and strategy_of(part).own_modules:
         return Becomes(needless="no effect: the backend is megatron, whose degree t sets the tensor-parallel size")
     if part is not None and part.degrees.tensor not in (1, size):
         return Becomes(refused=f"contradicts the backend, whose tensor-parallel size is {part.degrees.tensor}")
@@ -68,7 +75,8 @@ def by_deepspeed(fields: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
     """The fields, with DeepSpeed in place of FSDP2 if the file splits a model with DeepSpeed's AutoTP."""
     sizes = {key: value for key, value in values.items() if key.endswith(AUTOTP)}
     is_cut = any(size not in (None, 1) for size in sizes.values())
-    changes = {path: "deepspeed" for path, value in fields.items() if path.endswith("strategy") and value == "fsdp2"}
+    strategies = {path: value for path, value in fields.items() if path.endswith("strategy")}
+    changes = {path: "deepspeed" for path, value in strategies.items() if not STRATEGIES[value].own_modules}
     return {**fields, **(changes if is_cut else {})}
 
 

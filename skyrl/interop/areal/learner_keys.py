@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from skyrl.interop.areal.backends import learner_of
+from skyrl.interop.areal.backends import trains_in_halves
 from skyrl.interop.areal.defaults import has_reference
 from skyrl.interop.conversions import LOSS_SCALING, Becomes, Entry, goes_to, later, not_there, only, switches_on
 
@@ -31,7 +31,7 @@ MODELS: Mapping[str, str] = {"actor": "policy", "ref": "ref", "critic": "critic"
 
 def precision(value: object, values: Mapping[str, Any]) -> Becomes:
     """Convert the compute dtype: `actor.dtype`, of which the other models have copies."""
-    if value in HALF and learner_of("actor", values) == "megatron":
+    if value in HALF and not trains_in_halves("actor", values):
         return Becomes(not_yet=_HALF_IN_MEGATRON)
     there = ["actor", *(["ref"] if has_reference(values) else []), *(["critic"] if "critic.path" in values else [])]
     return computed_in(value, "trainer.bf16", [f"trainer.{MODELS[model]}.fsdp_config." for model in there])
@@ -52,7 +52,7 @@ def loss_scaling(key: str, value: object, values: Mapping[str, Any]) -> Becomes 
     name = rest.removeprefix("optimizer.")
     if owner not in (*MODELS, "model") or name not in LOSS_SCALING or values.get(f"{owner}.dtype") not in HALF:
         return None
-    if learner_of("actor", values) == "megatron":
+    if not trains_in_halves("actor", values):
         return Becomes(not_yet=_HALF_IN_MEGATRON)
     table = "" if owner == "model" else f"trainer.{MODELS[owner]}."
     return Becomes(writes={f"{table}optimizer_config.{name}": value})

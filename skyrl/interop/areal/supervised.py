@@ -10,6 +10,7 @@ from typing import Any
 from attrs import evolve
 
 from skyrl.config import RewardModelConfig, SFTConfig
+from skyrl.config.derive.allocation import strategy_of
 from skyrl.interop.areal.backends import AUTOTP, autotp, by_deepspeed, read_by
 from skyrl.interop.areal.learner_keys import ONE_LIMIT, loss_scaling
 from skyrl.interop.areal.machines import machines
@@ -92,7 +93,7 @@ def _allocation(text: str, values: Mapping[str, Any]) -> Becomes:
         return Becomes(not_yet=f"unsupported allocation_mode: {error}")
     if part.is_engine or not part.gpus:
         return Becomes(refused=f"{part.backend} is not a training backend, but this kind of run only trains")
-    if part.learner == "megatron":
+    if strategy_of(part).own_modules:
         return Becomes(not_yet=f"supervised runs with Megatron; FSDP2 can use all {part.gpus} GPUs: see placement")
     per_node = values.get("cluster.n_gpus_per_node", 8)
     per_node = per_node if isinstance(per_node, int) and per_node > 0 else 8

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from skyrl.config import SFTConfig
+from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.conversions import Becomes, Entry, goes_to, later, not_there, only
 from skyrl.interop.environment import read_environment
 from skyrl.interop.report import Conversion, Line, OtherDefault
@@ -34,7 +35,7 @@ def _folder(path: str) -> Callable[[Any], Becomes]:
 
 
 def _strategy(value: object) -> Becomes:
-    return Becomes(not_yet=_MEGATRON) if value == "megatron" else Becomes(writes={"strategy": value})
+    return Becomes(not_yet=_MEGATRON) if has_own_modules(value) else Becomes(writes={"strategy": value})
 
 
 _KEYS: dict[str, Entry] = {
@@ -173,7 +174,7 @@ def _split(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
 
 def _megatron(key: str, value: Any, values: Mapping[str, Any]) -> Becomes:
     """Convert a setting that only Megatron reads, which is SkyRL's default if no strategy is given."""
-    if values.get("strategy", "megatron") != "megatron":
+    if not has_own_modules(values.get("strategy", "megatron")):
         return Becomes(needless=f"no effect: the strategy is {values['strategy']}")
     if key.endswith("_parallel_size") and value == 1:
         return Becomes(needless="no effect at this value")

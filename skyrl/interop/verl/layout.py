@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from skyrl.config.settings.strategies import has_own_modules
 from skyrl.interop.conversions import ENGINE, Becomes
 from skyrl.interop.foreign import Together, Values, needless, off, whole
 from skyrl.interop.verl.objective import ACTOR, has_critic
@@ -16,6 +17,7 @@ _VLLM = ENGINE + "engine_init_kwargs."
 _LEAST = "one setting for all models; it does not affect results"
 _TOKENS = "one setting for all models: trainer.max_tokens_per_microbatch; it does not affect results"
 _TRACKERS = ("console", "wandb", "tensorboard", "mlflow", "swanlab")
+_STRATEGIES = ("fsdp", "fsdp2", "megatron")
 _MEGATRON_SIZES = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
     "expert_model_parallel_size", "expert_tensor_parallel_size",
@@ -89,7 +91,7 @@ def _engine_option(key: str, value: object, values: Values) -> Becomes:
 def _strategy(key: str, value: object, values: Values) -> Becomes:
     if key != ACTOR + "strategy":
         return needless("one setting for all models: trainer.strategy")
-    if value not in ("fsdp", "fsdp2", "megatron"):
+    if value not in _STRATEGIES:
         return Becomes(not_yet=f"strategy {value!r}")
     return Becomes(writes={"trainer.strategy": value})
 
@@ -124,7 +126,7 @@ def _rows(key: str, value: object, values: Values) -> Becomes:
 
 
 def _megatron(key: str, value: object, values: Values) -> Becomes:
-    if values.get(ACTOR + "strategy") != "megatron":
+    if not has_own_modules(values.get(ACTOR + "strategy")):
         return needless("no effect: the strategy is not megatron")
     owner, _, name = key.partition(".megatron.")
     table = {"critic": "critic"}.get(owner, "ref" if key.startswith(_REF) else "policy")
@@ -141,7 +143,7 @@ def _megatron(key: str, value: object, values: Values) -> Becomes:
 def _of_fsdp(name: str) -> Together:
     return lambda key, value, values: (
         needless("no effect: the strategy is megatron")
-        if values.get(ACTOR + "strategy") == "megatron"
+        if has_own_modules(values.get(ACTOR + "strategy"))
         else Becomes(writes={_ours(key) + name: value})
     )
 

@@ -8,11 +8,9 @@ import math
 import warnings
 from types import ModuleType
 
-from attrs import frozen
-
-from skyrl.config import MegatronConfig
 from skyrl.errors import ModelError, UserError
 from skyrl.installation import install_command
+from skyrl.planning.topology import Degrees
 
 
 def import_megatron(module: str, field: str = "trainer.strategy") -> ModuleType:
@@ -30,32 +28,6 @@ def import_megatron(module: str, field: str = "trainer.strategy") -> ModuleType:
             f'{field} = "megatron" needs Megatron-core, which is not installed: {install_command("megatron")}, or set '
             f'{field} = "fsdp2"'
         ) from error
-
-
-@frozen(kw_only=True)
-class Degrees:
-    """Ranks along each dimension of a model; the remaining factor is data parallel."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-
-    expert: int = 1
-    """Ranks that hold different experts; they are also counted in the other dimensions."""
-
-    expert_tensor: int = 1
-    """Ranks that cut the matrices of experts."""
-
-    @classmethod
-    def of(cls, config: MegatronConfig) -> Degrees:
-        """The configured degrees."""
-        return cls(
-            tensor=config.tensor_model_parallel_size,
-            pipeline=config.pipeline_model_parallel_size,
-            context=config.context_parallel_size,
-            expert=config.expert_model_parallel_size,
-            expert_tensor=config.expert_tensor_parallel_size or config.tensor_model_parallel_size,
-        )
 
 
 _users: list[Degrees] = []

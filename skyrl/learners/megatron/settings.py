@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 
 from skyrl.config import MegatronConfig, OptimizerConfig
-from skyrl.learners.megatron.package import Degrees
+from skyrl.planning.topology import Degrees
 
 
 @frozen(kw_only=True)
@@ -37,9 +37,10 @@ class MegatronSettings:
     """Whether cached GPU memory is released after every step."""
 
     @classmethod
-    def of(cls, config: MegatronConfig, optimizer: OptimizerConfig | None, dtype: torch.dtype) -> MegatronSettings:
+    def of(
+        cls, config: MegatronConfig, degrees: Degrees, optimizer: OptimizerConfig | None, dtype: torch.dtype
+    ) -> MegatronSettings:
         """Settings from a model's table of the configuration, for computing in `dtype`."""
-        degrees = Degrees.of(config)
         transformer, experts = _transformer(config, degrees), _experts(config, degrees)
         if optimizer is None:
             return cls(degrees=degrees, transformer=transformer, experts=experts)

@@ -50,7 +50,7 @@ class Megatron:
 
     def __init__(self, source: ModelSource, config: MegatronConfig, context: StrategyContext) -> None:
         """Raises `ModelError` for a model without a converter, and for degrees or settings that do not fit it."""
-        self._settings = MegatronSettings.of(config, context.optimizer, context.compute_dtype)
+        self._settings = MegatronSettings.of(config, context.degrees, context.optimizer, context.compute_dtype)
         self._degrees = self._settings.degrees
         self._refuse_uneven(source, context)
         join_groups(self._degrees, context.ranks.timeout)

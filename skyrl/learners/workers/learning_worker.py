@@ -17,6 +17,7 @@ from skyrl.algorithms.reductions import token_mean
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorSource
 from skyrl.config import CriticConfig, PolicyConfig, TrainerConfig
+from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import micro_batches
 from skyrl.learners.forward import PARITY, ForwardFn, Outputs
@@ -36,7 +37,6 @@ from skyrl.learners.schedule import (
 )
 from skyrl.learners.strategy import ModelSource
 from skyrl.learners.workers.model_worker import ModelWorker
-from skyrl.learners.workers.strategies import strategy_named
 from skyrl.models.dropout import dropping, dropping_modules
 from skyrl.models.lora import adapter_alone, merged, merged_shapes
 from skyrl.models.routers import RowLoads
@@ -92,7 +92,7 @@ def weighed(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
 
 def trace_folder(trainer: TrainerConfig, section: PolicyConfig | CriticConfig, rank: int) -> Path | None:
     """The folder that this rank's updates are traced into from the start, under Megatron. None: no traces."""
-    if trainer.strategy != "megatron":
+    if not reads(trainer, "megatron_config"):
         return None
     traces = section.megatron_config.torch_profiler_config
     return Path(traces.save_path) if traces.enable and traces.save_path and rank in traces.ranks else None
@@ -133,8 +133,9 @@ class LearningWorker(ModelWorker):
             optimizer=optimizer,
             mover=mover,
         )
-        kind = strategy_named(trainer.strategy)
-        self._lora, self._seed, self._tensor_parallel = section.model.lora, trainer.seed, kind.sizes(section).tensor
+        facts = facts_of(trainer)
+        self._lora, self._seed = section.model.lora, trainer.seed
+        self._tensor_parallel = facts.degrees_of(section).tensor
         self._optimizer_name = optimizer.optimizer
         self._train_rows = trainer.micro_train_batch_size_per_gpu
         self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
@@ -147,7 +148,7 @@ class LearningWorker(ModelWorker):
         self._profiler.write_to(trace_folder(trainer, section, ranks.rank))
         field = joined(config_path, "use_dropout")
         self._dropping = dropping_modules(self.model, self._lora, own=section.use_dropout, field=field)
-        if trainer.recompute_activations and not kind.recomputes:
+        if trainer.recompute_activations and facts.recomputation is None:
             reentrant = trainer.gradient_checkpointing_use_reentrant
             recompute_activations(self.model, use_reentrant=reentrant, draws=bool(self._dropping))
             if trainer.offload_activations:

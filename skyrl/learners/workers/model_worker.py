@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import attrs
 import torch
-from attrs import asdict
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
@@ -20,6 +19,7 @@ from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorShard, TensorSource, write_shards
 from skyrl.checkpoint.store import could_not_write, file_of_rank
 from skyrl.config import CriticConfig, OptimizerConfig, RefConfig, TrainerConfig
+from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trainer_fields import table_above, trainer_field
 from skyrl.errors import ModelError, NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
@@ -66,8 +66,9 @@ class ModelWorker:
         self.ranks, self._role, self._config_path, self._read = ranks, role, config_path, read
         self._staged: list[TensorShard] = []
         table = table_above(config_path)
-        kind = strategy_named(trainer.strategy, trainer_field(table, "strategy"))
-        sizes = kind.sizes(section)
+        start, facts = strategy_named(trainer.strategy, trainer_field(table, "strategy")), facts_of(trainer)
+        degrees = facts.degrees_of(section)
+        sharing = {"sequence": degrees.sequence, "context": degrees.context, "tensor": degrees.tensor}
         self.device = torch.device(required_device(trainer))
         self._forward_rows = trainer.micro_forward_batch_size_per_gpu
         self._budget = token_budget(trainer)
@@ -78,14 +79,14 @@ class ModelWorker:
         context = _context(trainer, section, ranks, config_path, optimizer, mover)
         self._loss_scale = context.loss_scale
         with ExitStack() as failed:
-            self._joined = ranks.size > 1 or kind.joins_alone
+            self._joined = ranks.size > 1 or facts.joins_alone
             if self._joined:
                 ranks.join(self.device)
                 failed.callback(ranks.leave)
-            self.strategy = kind.start(source, section, context)
+            self.strategy = start(source, section, context)
             failed.callback(self.strategy.close)
-            if sizes.sequence * sizes.context > 1:
-                refuse_unshareable(self.model, ranks.size, config_path, **asdict(sizes))
+            if degrees.sequence * degrees.context > 1:
+                refuse_unshareable(self.model, ranks.size, config_path, **sharing)
             if source.rows.reason and ranks.rank == 0:
                 _log.warning("%s: %s", self._title, source.rows.reason)
             probe = partial(
@@ -94,13 +95,12 @@ class ModelWorker:
                 share_prompts=source.rows.share_prompts,
                 device=self.device,
                 packing_field=trainer_field(table, "use_sample_packing"),
-                row_sharing=ranks.row_sharing(**asdict(sizes)),
+                row_sharing=ranks.row_sharing(**sharing),
             )
             options = self.strategy.probe(probe)
             routed = self._asks_routers(section)
-            routers = (
-                Routers(self.model, learned=bool(context.router_costs)) if routed and not kind.own_modules else None
-            )
+            replaced = routed and not facts.own_modules
+            routers = Routers(self.model, learned=bool(context.router_costs)) if replaced else None
             self._options = attrs.evolve(options, routers=routers, routed=routed, replays=_replays(section))
             failed.pop_all()
 
@@ -234,7 +234,6 @@ def _context(
 ) -> StrategyContext:
     """The arguments of a strategy on these ranks; messages name fields at and above `config_path`."""
     table = table_above(config_path)
-    sizes = strategy_named(trainer.strategy, trainer_field(table, "strategy")).sizes(section)
     return StrategyContext(
         ranks=ranks,
         device=torch.device(required_device(trainer)),
@@ -243,11 +242,8 @@ def _context(
         micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
         loss_scale=loss_scale_of(trainer, section, ranks.size) if optimizer else None,
         mover=mover or DeviceMover(),
-        tensor_parallel=sizes.tensor,
-        tensor_parallel_field=joined(config_path, "tensor_parallel_size"),
+        degrees=facts_of(trainer).degrees_of(section),
         section_field=config_path,
-        expert_parallel=section.expert_parallel_size,
-        expert_parallel_field=joined(config_path, "expert_parallel_size"),
         strategy_field=trainer_field(table, "strategy"),
         router_costs=RouterCosts.of(section),
     )

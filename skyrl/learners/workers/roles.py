@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from skyrl.config import ModelConfig, TrainerConfig
 from skyrl.config.derive.model_overrides import learner_overrides
+from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trainer_fields import table_above, trainer_field
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
 from skyrl.learners.moving import DeviceMover
@@ -117,7 +118,7 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
 
     def on_device(loaded: nn.Module) -> nn.Module:
         """The model with the kernels that its device has for its layers."""
-        whole = getattr(trainer, role).tensor_parallel_size == 1 and trainer.strategy != "megatron"
+        whole = getattr(trainer, role).tensor_parallel_size == 1 and not facts_of(trainer).own_modules
         if trainer.use_liger_kernel and trainer.device == "cuda" and whole and not compiles_layers(trainer, role):
             dtype = getattr(torch, required(trainer.compute_dtype, trainer_field(table, "compute_dtype")))
             fuse_layers(loaded, torch.device("cuda"), dtype, field=trainer_field(table, "use_liger_kernel"))
@@ -170,7 +171,7 @@ def _under(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource
 def compiles_layers(trainer: TrainerConfig, role: str = "policy") -> bool:
     """Whether a model's decoder layers are compiled."""
     asked = trainer.policy.use_torch_compile and role == "policy" and trainer.policy.tensor_parallel_size == 1
-    return asked and trainer.device == "cuda" and trainer.strategy in ("fsdp", "fsdp2")
+    return asked and trainer.device == "cuda" and facts_of(trainer).compiles
 
 
 def _compiles_logits(trainer: TrainerConfig) -> bool:

@@ -35,6 +35,7 @@ from skyrl.learners.zero.groups import Cut, ParallelUnit
 from skyrl.learners.zero.state import ZeroState
 from skyrl.models.parallel.auto_tp import cut_by_deepspeed
 from skyrl.models.parallel.tensor_parallel import refuse_uncuttable
+from skyrl.tree import joined
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class Zero(DataParallel):
         """
         deepspeed = import_deepspeed(context.device, context.strategy_field)
         self._ranks, self._device = context.ranks, context.device
-        self._replicas = context.ranks.size // context.tensor_parallel
+        self._replicas = context.ranks.size // context.degrees.tensor
         zero = config.zero_optimization
         self._stage = zero.stage
         offloads_weights = zero.offload_param.device != "none" and self._stage == 3
@@ -57,7 +58,7 @@ class Zero(DataParallel):
         self._copies_dtype = None if has_engine and self._stage else context.compute_dtype
         self._unit: ParallelUnit | None = None
         cuts: dict[str, Cut] = {}
-        if context.tensor_parallel > 1:
+        if context.degrees.tensor > 1:
             model, cuts = self._cut(source, context)
         else:
             model = source.load(context.device)
@@ -95,12 +96,12 @@ class Zero(DataParallel):
             ranks=context.ranks,
             device=context.device,
             cuts=cuts,
-            tensor_parallel=context.tensor_parallel,
+            tensor_parallel=context.degrees.tensor,
         )
 
     def _cut(self, source: ModelSource, context: StrategyContext) -> tuple[nn.Module, dict[str, Cut]]:
         """The model with this rank's parts of its matrices, and how each is cut."""
-        size, field = context.tensor_parallel, context.tensor_parallel_field
+        size, field = context.degrees.tensor, joined(context.section_field, "tensor_parallel_size")
         refuse_uncuttable(source.meta_model(), size, context.ranks.size, field)
         self._unit = ParallelUnit(context.ranks.mesh(context.device, tensor=size))
         model: nn.Module = source.load(HOST)

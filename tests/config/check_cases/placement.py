@@ -8,14 +8,11 @@ from tests.config.check_cases.settings import (
     APART,
     CRITIC,
     ENGINE,
-    MEGATRON,
-    NO_KL,
     PLACEMENT,
     RAY,
     SERVER,
     VLLM,
     gpus,
-    split,
 )
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -110,22 +107,6 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ENGINE + "distributed_executor_backend",
         ),
     ],
-    "megatron_splits_sequences_by_context": [
-        ({**MEGATRON, f"trainer.{role}.{name}_parallel_size": 2}, f"trainer.{role}.{name}_parallel_size")
-        for name in ("sequence", "context")
-        for role in ("policy", "ref")
-    ],
-    "context_parallel_samples_are_packed": [
-        (
-            {
-                **MEGATRON,
-                "trainer.use_sample_packing": False,
-                f"trainer.{role}.megatron_config.context_parallel_size": 2,
-            },
-            f"trainer.{role}.megatron_config.context_parallel_size",
-        )
-        for role in ("policy", "ref")
-    ],
     "a_run_fits_a_cluster": [
         ({**VLLM, ENGINE + "num_engines": 2**17}, "trainer.placement"),
         ({**VLLM, ENGINE + "tensor_parallel_size": 2**62}, "trainer.placement"),
@@ -186,8 +167,6 @@ SILENT: dict[str, dict[str, Any]] = {
         ENGINE + "tensor_parallel_size": 4,
         ENGINE + "num_engines": 4,
     },
-    "megatron_splits_sequences_by_context": {**MEGATRON, **NO_KL, "trainer.ref.sequence_parallel_size": 2},
-    "context_parallel_samples_are_packed": {**MEGATRON, **split(1, 1, 2)},
     "a_run_fits_a_cluster": {**VLLM, ENGINE + "num_engines": 2**17 - 2},  # and a rank of the policy and the reference
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
 }

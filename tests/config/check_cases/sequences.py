@@ -14,7 +14,11 @@ EAGER = {"trainer.attention": "eager"}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
     "shared_sequences_are_packed": [({**PADDED, **CRITIC, path: 2}, path) for path in SHARED.values()]
-    + [({**PADDED, "trainer.ref.context_parallel_size": 2}, "trainer.ref.context_parallel_size")],
+    + [({**PADDED, "trainer.ref.context_parallel_size": 2}, "trainer.ref.context_parallel_size")]
+    + [
+        ({**MEGATRON, **PADDED, path: 2}, path)
+        for path in (f"trainer.{role}.megatron_config.context_parallel_size" for role in ("policy", "ref"))
+    ],
     "shared_sequences_are_attended_to_by_torch": [
         ({**EAGER, SHARED["policy"]: 2}, SHARED["policy"]),
         ({"trainer.attention": "flash_attention_2", SHARED["ref"]: 2}, SHARED["ref"]),
@@ -27,11 +31,12 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         )
         for model in ("policy", "critic")
     ],
-    "megatron_cuts_matrices_by_its_own_size": [({**MEGATRON, **CRITIC, path: 2}, path) for path in CUT.values()],
-    "experts_are_spread_under_fsdp": [
-        ({"trainer.strategy": "deepspeed", **CRITIC, path: 2}, path) for path in SPREAD.values()
+    "strategies_read_the_degrees": [
+        ({**MEGATRON, **CRITIC, path: 2}, path) for path in (*SHARED.values(), *CUT.values(), *SPREAD.values())
     ]
-    + [
+    + [({**MEGATRON, "trainer.ref.context_parallel_size": 2}, "trainer.ref.context_parallel_size")]
+    + [({"trainer.strategy": "deepspeed", **CRITIC, path: 2}, path) for path in SPREAD.values()],
+    "experts_are_spread_under_fsdp": [
         ({**gpus(4, "policy"), CUT["policy"]: 2, SPREAD["policy"]: 2}, SPREAD["policy"]),
         ({**gpus(4, "ref"), "trainer.ref.fsdp_config.fsdp_size": 2, SPREAD["ref"]: 2}, SPREAD["ref"]),
         ({**gpus(6, "policy"), SPREAD["policy"]: 4}, SPREAD["policy"]),
@@ -52,7 +57,7 @@ SILENT: dict[str, dict[str, Any]] = {
         "trainer.critic.use_dropout": True,
         "trainer.critic.context_parallel_size": 2,  # there is none
     },
-    "megatron_cuts_matrices_by_its_own_size": {**MEGATRON, **NO_KL, CUT["ref"]: 2, CUT["critic"]: 2},
+    "strategies_read_the_degrees": {**MEGATRON, **NO_KL, CUT["ref"]: 2, CUT["critic"]: 2},
     "experts_are_spread_under_fsdp": {
         **gpus(4, "policy"),
         "trainer.policy.fsdp_config.fsdp_size": 4,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from attrs import frozen
 
+from skyrl.config.derive.model_tables import Role
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.foundation.unimplemented import Unimplemented
 from skyrl.planning.topology import Sizes
@@ -41,17 +42,11 @@ class RunKind:
     sizes: Callable[[Any], Sizes]
     """Function that counts the ranks and engines that a resolved tree asks for."""
 
-    trainer: str
-    """Path of the table with fields such as `device` and `run_path`; empty for the root itself."""
+    roles: tuple[Role, ...]
+    """Its models. The first one learns, and is what the run produces."""
 
-    model: str
-    """Path of the table of the model that learns."""
-
-    role: str = "policy"
-    """Name of the model that learns in checkpoints."""
-
-    exported_as: str = "model"
-    """Name of the folder that the model is exported into."""
+    rows: Literal["prompts", "chats", "pairs"]
+    """Content of a row of its data: a prompt for the policy, a chat to learn, or a better and a worse chat."""
 
     data: str
     """Path of the list of sources to train on."""
@@ -68,6 +63,21 @@ class RunKind:
 
     doctor: str
     """Import path of the checks of `skyrl doctor`: those of `preflight`, and others that run the user's own code."""
+
+    @property
+    def trained(self) -> Role:
+        """The model that the run produces."""
+        return self.roles[0]
+
+    @property
+    def trainer(self) -> str:
+        """Path of the table with fields such as `device` and `run_path`; empty for the root itself."""
+        return self.trained.trainer
+
+    @property
+    def model(self) -> str:
+        """Path of the table that names the model that the run produces."""
+        return self.trained.at("model")
 
     @property
     def all_checks(self) -> tuple[Check[Any], ...]:
@@ -88,17 +98,17 @@ class RunKind:
 
     def experiment_class(self) -> type[object]:
         """The experiment class, imported by this call."""
-        found: type[object] = _imported(self.experiment)
+        found: type[object] = imported(self.experiment)
         return found
 
     def preflight_checks(self) -> tuple[Check[Any], ...]:
         """The checks of the machine, imported by this call."""
-        found: tuple[Check[Any], ...] = _imported(self.preflight)
+        found: tuple[Check[Any], ...] = imported(self.preflight)
         return found
 
     def doctor_checks(self) -> tuple[Check[Any], ...]:
         """The checks of `skyrl doctor`, imported by this call."""
-        found: tuple[Check[Any], ...] = _imported(self.doctor)
+        found: tuple[Check[Any], ...] = imported(self.doctor)
         return found
 
 
@@ -107,6 +117,7 @@ def _refusal(entry: Unimplemented, root: Any) -> Check[Any]:
     return partial(entry.check, leaves=entry.leaves(root))
 
 
-def _imported(path: str) -> Any:
+def imported(path: str) -> Any:
+    """The object of an import path, as `package.module:name`."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)

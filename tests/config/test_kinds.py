@@ -1,0 +1,89 @@
+"""A kind of run is one module with a `RunKind`, and one line of `KINDS`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from attrs import evolve
+
+from skyrl.config.derive.model_tables import Role, grids_of
+from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.loading.kinds import KINDS, RL, kind_of, reads_chats, reads_pairs, roles_of, samples_rollouts
+from skyrl.config.loading.load import compose
+from skyrl.config.loading.supervised_kinds import REWARD_MODEL, SFT
+from skyrl.config.settings.supervised_root import SupervisedConfig
+from skyrl.planning.layout import Pool
+from skyrl.planning.sizes import layout
+from skyrl.planning.topology import Sizes
+from skyrl.runs.shrinking import shrunk
+from skyrl.tree import IDENTITY, field, frozen
+
+TEACHER = Role(
+    name="teacher",
+    path="",
+    trainer="",
+    placement="placement.",
+    title="teacher",
+    stored_as="teacher",
+    learns=False,
+    exists=lambda run: run.too_long == "truncate",
+)
+ROLES = (MODEL, TEACHER)
+
+
+@frozen
+class DistillationConfig(SupervisedConfig):
+    """The tree of a kind that this module adds."""
+
+    kind: Literal["distillation"] = field(default="distillation", metadata=IDENTITY)
+
+
+DISTILLATION = evolve(
+    SFT,
+    name="distillation",
+    root=DistillationConfig,
+    roles=ROLES,
+    sizes=lambda run: Sizes(models=grids_of(run, ROLES), colocate_all=False),
+)
+
+
+def distillation(folder: Path, monkeypatch: pytest.MonkeyPatch, **values: Any) -> Any:
+    """A resolved run of the kind that `KINDS` has a line for."""
+    monkeypatch.setitem(KINDS, "distillation", f"{__name__}:DISTILLATION")
+    files = {"model.path": str(folder), "train_datasets": ["rows.jsonl"], "batch_size": 4}
+    gpus = {"placement.executor": "ray", "placement.num_gpus_per_node": 4}
+    return compose([], {"kind": "distillation", **files, **gpus, **values}).config
+
+
+def test_a_line_of_the_table_makes_a_kind_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = distillation(tmp_path, monkeypatch)
+    assert type(run) is DistillationConfig
+    assert kind_of(run) is DISTILLATION
+    assert [role.name for role in roles_of(run)] == ["policy"]
+
+
+def test_every_role_of_a_run_is_placed_and_shrinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = distillation(tmp_path, monkeypatch, too_long="truncate")
+    assert [role.name for role in roles_of(run)] == ["policy", "teacher"]
+    assert layout(kind_of(run).sizes(run)).pools == (Pool(name="policy+teacher", nodes=1, gpus_per_node=4),)
+    smaller = shrunk(run, "teacher")
+    assert smaller is not None
+    assert smaller[1] == {
+        "placement.num_nodes": 1,
+        "placement.num_gpus_per_node": 2,
+    }  # 3 do not divide 4 rows
+
+
+def test_the_facts_of_a_kind_say_what_it_does() -> None:
+    facts = [
+        (samples_rollouts(root), reads_chats(root), reads_pairs(root), kind.trained.scores, kind.trained.stored_as)
+        for kind in (RL, SFT, REWARD_MODEL)
+        for root in [kind.root()]
+    ]
+    assert facts == [
+        (True, False, False, False, "policy"),
+        (False, True, False, False, "policy"),
+        (False, False, True, True, "critic"),
+    ]
