@@ -163,7 +163,7 @@ class TreeBuilder(Generic[T]):
             self._set_item(table, attribute, assignment)
         else:
             owner = dotted(path[: depth + 1])
-            raise refusal(f"no such field: {owner} is {describe(attribute.type)}")
+            raise refusal(f"no such field: {owner} is {describe(attribute.type)}", code="no table")
 
     def _merge(self, table: Table, assignment: Assignment) -> None:
         """Merge a mapping into a table key by key, each with its own origin; `class` comes first."""
@@ -326,12 +326,12 @@ class TreeBuilder(Generic[T]):
     def _refuse_unknown(self, table: Table, depth: int, path: Path) -> None:
         self._unknown += 1
         if self._unknown > MOST_SUGGESTIONS:  # probably another program's file: searching for every name is wasteful
-            raise refusal(f"no such field of {table.cls.__name__}")
+            raise refusal(f"no such field of {table.cls.__name__}", code="unknown field")
         sentence, meant = suggestion(self._root.cls, table.cls, path, depth, self._reach.elsewhere)
         self.broken.update(meant)
         if len(meant) == 1:
-            raise refusal(f"no such field; {sentence}")
-        raise refusal(f"no such field of {table.cls.__name__}", hint=sentence)
+            raise refusal(f"no such field; {sentence}", code="misspelled field")
+        raise refusal(f"no such field of {table.cls.__name__}", hint=sentence, code="unknown field")
 
     def _build(self, table: Table, path: Path) -> Any:
         changes = {
