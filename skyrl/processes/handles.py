@@ -1,7 +1,7 @@
 """Handles of objects that may live in another process, and groups of handles for the ranks of one role.
 
     policies = processes.start("policy", [partial(PolicyWorker, trainer, objective, ranks=ranks) for ranks in ...])
-    await policies.call(PolicyWorker.metadata)
+    await policies.call(PolicyWorker.shapes)
 
 A method is called by passing the method itself, so that type checkers check its arguments and result like those of any
 call. It has to be importable, since only its name is sent.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
 from attrs import frozen
 
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.foundation.unimplemented import Unimplemented
 from skyrl.planning.topology import Sizes
-from skyrl.tree.classes import leaf_paths
 from skyrl.tree.rules import Check, Effect, Rule
 
 
@@ -34,9 +31,6 @@ class RunKind:
 
     effects: tuple[Effect, ...]
     """Conditions under which fields have an effect."""
-
-    unimplemented: tuple[Unimplemented, ...]
-    """Paths that no component of this version reads."""
 
     sizes: Callable[[Any], Sizes]
     """Function that counts the ranks and engines that a resolved tree asks for."""
@@ -69,19 +63,6 @@ class RunKind:
     doctor: str
     """Import path of the checks of `skyrl doctor`: those of `preflight`, and others that run the user's own code."""
 
-    @property
-    def all_checks(self) -> tuple[Check[Any], ...]:
-        """All checks, including those that refuse what is not implemented."""
-        root: Any = self.root
-        return (*self.checks, *(_refusal(entry, root) for entry in self.unimplemented))
-
-    @property
-    def unimplemented_paths(self) -> tuple[str, ...]:
-        """Every leaf of the tree that no component of this version reads."""
-        entries = [entry.path for entry in self.unimplemented]
-        leaves = (path for path, _ in leaf_paths(self.root))
-        return tuple(leaf for leaf in leaves if any(leaf == path or leaf.startswith(path + ".") for path in entries))
-
     def path(self, field: str) -> str:
         """The path of a field that every kind of run has, such as `run_path`."""
         return f"{self.trainer}.{field}" if self.trainer else field
@@ -100,11 +81,6 @@ class RunKind:
         """The checks of `skyrl doctor`, imported by this call."""
         found: tuple[Check[Any], ...] = _imported(self.doctor)
         return found
-
-
-@cache
-def _refusal(entry: Unimplemented, root: Any) -> Check[Any]:
-    return partial(entry.check, leaves=entry.leaves(root))
 
 
 def _imported(path: str) -> Any:

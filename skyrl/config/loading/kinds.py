@@ -26,7 +26,6 @@ from skyrl.config.derive.sizes import sizes_of
 from skyrl.config.effects.rl_effects import EFFECTS
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.foundation.run_kind import RunKind
-from skyrl.config.foundation.unimplemented import UNIMPLEMENTED
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree.classes import fields_of
 
@@ -54,7 +53,6 @@ RL = RunKind(
         *PLAUSIBLE_CHECKS,
     ),
     effects=EFFECTS,
-    unimplemented=UNIMPLEMENTED,
     sizes=sizes_of,
     trainer="trainer",
     model="trainer.policy.model",

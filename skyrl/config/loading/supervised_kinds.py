@@ -31,7 +31,6 @@ _supervised = partial(
     rules=SUPERVISED_RULES,
     checks=SUPERVISED_CHECKS,
     effects=SUPERVISED_EFFECTS,
-    unimplemented=(),
     sizes=_sizes,
     trainer="",
     model="model",

@@ -2,7 +2,7 @@
 
 with RayProcesses(layout, deadlines=Deadlines(), address=None, logs=run / "logs", device="cpu") as processes:
     policies = processes.start("policy", [partial(PolicyWorker, trainer, ranks=ranks) for ranks in ...])
-    await policies.call(PolicyWorker.metadata)
+    await policies.call(PolicyWorker.shapes)
 """
 
 from __future__ import annotations
