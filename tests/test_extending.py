@@ -46,7 +46,7 @@ class Recipe:
 
 
 LOSS = Recipe(
-    5,
+    4,
     (
         Edit(
             "skyrl/algorithms/clipped_losses.py",
@@ -80,7 +80,7 @@ class FadedConfig:
         Edit(
             "skyrl/config/settings/losses.py",
             '    "importance_sampling": LossFacts(',
-            '    "faded": LossFacts(table="faded"),\n',
+            '    "faded": LossFacts(made_by="clipped_losses:FadedLoss", table="faded"),\n',
         ),
         Edit("skyrl/config/settings/algorithm.py", "    GMPOConfig,", "    FadedConfig,\n"),
         Edit(
@@ -90,16 +90,6 @@ class FadedConfig:
         ),
         Edit("skyrl/config/__init__.py", "    GMPOConfig,", "    FadedConfig,\n"),
         Edit("skyrl/config/__init__.py", '    "FullyAsyncConfig",', '    "FadedConfig",\n'),
-        Edit(
-            "skyrl/training/policy_losses.py",
-            "from skyrl.algorithms.covariance",
-            "from skyrl.algorithms.clipped_losses import FadedLoss\n",
-        ),
-        Edit(
-            "skyrl/training/policy_losses.py",
-            '        case "sapo":',
-            '        case "faded":\n            return FadedLoss(width=algorithm.faded.width)\n',
-        ),
     ),
     """
 from skyrl.algorithms.clipped_losses import FadedLoss
