@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from skyrl.algorithms.losses import PolicyLoss
 from skyrl.config import AlgorithmConfig
 from skyrl.config.derive.chosen_facts import loss_facts
+from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.settings.losses import POLICY_LOSSES
 from skyrl.config.settings.registry import PolicyLossRegistry
 from skyrl.tree.classes import fields_of
@@ -24,6 +23,5 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     if facts.table:
         table = getattr(algorithm, facts.table)
         settings |= {name: getattr(table, name) for name in fields_of(type(table))}
-    module, _, name = facts.made_by.partition(":")
-    made: PolicyLoss = getattr(import_module(f"skyrl.algorithms.{module}"), name)(**settings)
+    made: PolicyLoss = built_in(f"skyrl.algorithms.{facts.made_by}")(**settings)
     return made

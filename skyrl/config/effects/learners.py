@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from skyrl.config.derive.model_tables import ModelTable
 from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE, shares_gpus
 from skyrl.config.derive.sizes import has_critic, has_reference, models_of, on_ray
-from skyrl.config.effects.models import Condition, effect_where, model_effects
+from skyrl.config.effects.models import effect_where, model_effects
 from skyrl.config.settings.root import SkyRLTrainConfig
-from skyrl.tree.rules import Effect
+from skyrl.tree.rules import Condition, Effect
 
 _KL = Condition(REFERENCE.exists_where, has_reference)
 _CRITIC = Condition(CRITIC.exists_where, has_critic)
@@ -38,7 +38,7 @@ def _offload_after_step(model: ModelTable) -> Effect:
         f"the device is cuda, others share the {model.title}'s (trainer.placement.colocate_all or "
         "colocate_policy_ref), and the optimizer is not offloaded all the time"
     )
-    return Effect(model.at("optimizer_config.offload_after_step"), words, makes_room)
+    return Effect(model.at("optimizer_config.offload_after_step"), Condition(words, makes_room))
 
 
 def _optimizer(model: ModelTable) -> Iterator[Effect]:

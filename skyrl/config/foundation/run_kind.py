@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from attrs import frozen
 
 from skyrl.config.foundation.entry import RunConfig
+from skyrl.config.foundation.import_paths import built_in
 from skyrl.planning.topology import Sizes
 from skyrl.tree.rules import Check, Effect, Rule
 
@@ -69,20 +69,15 @@ class RunKind:
 
     def experiment_class(self) -> type[object]:
         """The experiment class, imported by this call."""
-        found: type[object] = _imported(self.experiment)
+        found: type[object] = built_in(self.experiment)
         return found
 
     def preflight_checks(self) -> tuple[Check[Any], ...]:
         """The checks of the machine, imported by this call."""
-        found: tuple[Check[Any], ...] = _imported(self.preflight)
+        found: tuple[Check[Any], ...] = built_in(self.preflight)
         return found
 
     def doctor_checks(self) -> tuple[Check[Any], ...]:
         """The checks of `skyrl doctor`, imported by this call."""
-        found: tuple[Check[Any], ...] = _imported(self.doctor)
+        found: tuple[Check[Any], ...] = built_in(self.doctor)
         return found
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
