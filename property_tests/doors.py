@@ -26,7 +26,7 @@ from click.testing import CliRunner
 from property_tests.trees import LEAVES, RUNNABLE, SIMPLE, as_arguments, as_tables, takes
 from skyrl.cli.main import cli
 from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
-from skyrl.config.foundation.run_kind import RunKind
+from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.loading.kinds import KINDS, root_of
 from skyrl.errors import SkyRLError
 from skyrl.tree import evolve_at, get_at, thaw

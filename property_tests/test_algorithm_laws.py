@@ -51,7 +51,9 @@ def batches(draw: st.DrawFn) -> tuple[TrainingBatch, Tensor]:
     return batch, new
 
 
-OBJECTIVE = PolicyObjective(policy_loss=RegularLoss(clip_low=0.2, clip_high=0.28), kl_loss_coef=0.1, kl_estimator="k3")
+OBJECTIVE = PolicyObjective(
+    policy_loss=RegularLoss(eps_clip_low=0.2, eps_clip_high=0.28), kl_loss_coef=0.1, kl_estimator="k3"
+)
 
 
 def loss_and_gradient(batch: TrainingBatch, logprobs: Tensor, rows_at_once: int) -> tuple[float, Tensor]:

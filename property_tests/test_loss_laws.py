@@ -28,15 +28,15 @@ a_quarter = settings(max_examples=settings.default.max_examples // 4)  # type: i
 """Each law is asked of every loss: 25 examples for each, and 750 in the long profile."""
 
 LOSSES: dict[str, PolicyLoss] = {
-    "regular": RegularLoss(clip_low=0.2, clip_high=0.28),
-    "dual_clip": DualClipLoss(clip_low=0.2, clip_high=0.2, bound=3.0),
-    "gspo": GSPOLoss(clip_low=0.1, clip_high=0.1),
-    "gmpo": GMPOLoss(log_low=0.4, log_high=0.4),
-    "cispo": CISPOLoss(clip_low=1.0, clip_high=4.0),
+    "regular": RegularLoss(eps_clip_low=0.2, eps_clip_high=0.28),
+    "dual_clip": DualClipLoss(eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio_c=3.0),
+    "gspo": GSPOLoss(eps_clip_low=0.1, eps_clip_high=0.1),
+    "gmpo": GMPOLoss(log_clip_low=0.4, log_clip_high=0.4),
+    "cispo": CISPOLoss(cispo_eps_clip_low=1.0, cispo_eps_clip_high=4.0),
     "sapo": SAPOLoss(tau_pos=1.0, tau_neg=1.05),
-    "rollout_is": RolloutISLoss(clip_low=0.5, clip_high=0.5),
-    "dppo": DPPOLoss(divergence="binary_kl", low=0.05, high=0.05),
-    "decoupled": DecoupledLoss(clip_low=0.2, clip_high=0.2, cap=2.0),
+    "rollout_is": RolloutISLoss(eps_clip_low=0.5, eps_clip_high=0.5),
+    "dppo": DPPOLoss(dppo_type="binary_kl", delta_low=0.05, delta_high=0.05),
+    "decoupled": DecoupledLoss(eps_clip_low=0.2, eps_clip_high=0.2, behav_imp_weight_cap=2.0),
     "importance_sampling": ImportanceSamplingLoss(),
 }
 REDUCTIONS: tuple[LossReduction, ...] = (
@@ -159,19 +159,19 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss: str, batch: Trai
 @a_quarter
 @given(batches(), st.floats(0.05, 0.5), st.floats(0.05, 0.5))
 def test_losses_reduce_to_their_parents(batch: TrainingBatch, low: float, high: float) -> None:
-    regular = RegularLoss(clip_low=low, clip_high=high)(inputs(batch))
-    assert torch.equal(DualClipLoss(clip_low=low, clip_high=high, bound=1e30)(inputs(batch)), regular)
+    regular = RegularLoss(eps_clip_low=low, eps_clip_high=high)(inputs(batch))
+    assert torch.equal(DualClipLoss(eps_clip_low=low, eps_clip_high=high, clip_ratio_c=1e30)(inputs(batch)), regular)
     on_policy = inputs(batch, rollout_logprobs=inputs(batch).old_logprobs)
-    torch.testing.assert_close(DecoupledLoss(clip_low=low, clip_high=high)(on_policy), regular)
+    torch.testing.assert_close(DecoupledLoss(eps_clip_low=low, eps_clip_high=high)(on_policy), regular)
     unclipped = ImportanceSamplingLoss()(inputs(batch))
-    torch.testing.assert_close(RegularLoss(clip_low=1.0, clip_high=1e9)(inputs(batch)), unclipped)
+    torch.testing.assert_close(RegularLoss(eps_clip_low=1.0, eps_clip_high=1e9)(inputs(batch)), unclipped)
 
 
 @a_quarter
 @given(batches())
 def test_cispo_without_bounds_has_the_gradient_of_the_unclipped_ratio(batch: TrainingBatch) -> None:
     gradients = []
-    for loss in (CISPOLoss(clip_low=1.0, clip_high=1e9), ImportanceSamplingLoss()):
+    for loss in (CISPOLoss(cispo_eps_clip_low=1.0, cispo_eps_clip_high=1e9), ImportanceSamplingLoss()):
         assert batch.values is not None
         leaf = batch.values.clone().requires_grad_()
         losses = torch.where(batch.loss_mask, loss(inputs(batch, logprobs=leaf)), 0.0)

@@ -5,6 +5,7 @@
     |   +-- ConfigError         the configuration: every problem at once, each with its place
     |   |   +-- UnknownFieldError   a field that a class does not have, given in Python: a TypeError, too
     |   +-- DataError           a dataset: the file, the row number, what was expected
+    |   |   +-- DroppedPartsError   ... or a conversation of which the chat template drops parts
     |   |   +-- TextError       ... or a text that no tokenizer accepts: half of a UTF-16 pair (a lone surrogate)
     |   +-- ModelError          a model or tokenizer that cannot be loaded
     |   +-- TemplateTimeoutError    a chat template that does not finish
@@ -37,6 +38,21 @@ from typing import Literal
 
 import attrs
 
+ProblemCode = Literal[
+    "", "unknown field", "misspelled field", "removed field", "no table", "not implemented", "not a choice"
+]
+"""Kind of a problem, for code that acts on it. No behaviour depends on the text of a message.
+
+unknown field: no field of the class has a similar name. misspelled field: one has. removed field: an older version had
+it. no table: the field exists, and no name leads on from it. not implemented: another system has the field. not a
+choice: `value` is none of the values that the field allows.
+"""
+
+NO_SUCH_FIELD: frozenset[ProblemCode] = frozenset(
+    ("unknown field", "misspelled field", "removed field", "no table", "not implemented")
+)
+"""Codes of the problems of a path that leads to no field, whatever value it would have."""
+
 
 @attrs.frozen(kw_only=True)
 class Problem:
@@ -59,6 +75,12 @@ class Problem:
 
     severity: Literal["error", "warning"] = "error"
     """A warning does not stop a run, except under `--strict`."""
+
+    code: ProblemCode = ""
+    """Kind of the problem, where other code acts on it."""
+
+    value: object = attrs.field(default=None, repr=False)
+    """Value that was refused, for the code `not a choice`."""
 
 
 class SkyRLError(Exception):
@@ -94,6 +116,15 @@ class UnknownFieldError(ConfigError, TypeError):
 
 class DataError(UserError):
     """A dataset cannot be read as prompts."""
+
+
+class DroppedPartsError(DataError):
+    """A chat template drops parts of a conversation."""
+
+    def __init__(self, message: str, tools: Iterable[str] = ()) -> None:
+        """`tools` are the names of the tools that it drops."""
+        self.tools = tuple(tools)
+        super().__init__(message)
 
 
 class TextError(DataError):

@@ -46,7 +46,7 @@ class Recipe:
 
 
 LOSS = Recipe(
-    5,
+    4,
     (
         Edit(
             "skyrl/algorithms/clipped_losses.py",
@@ -80,7 +80,7 @@ class FadedConfig:
         Edit(
             "skyrl/config/settings/losses.py",
             '    "importance_sampling": LossFacts(',
-            '    "faded": LossFacts(table="faded"),\n',
+            '    "faded": LossFacts(made_by="clipped_losses:FadedLoss", table="faded"),\n',
         ),
         Edit("skyrl/config/settings/algorithm.py", "    GMPOConfig,", "    FadedConfig,\n"),
         Edit(
@@ -90,16 +90,6 @@ class FadedConfig:
         ),
         Edit("skyrl/config/__init__.py", "    GMPOConfig,", "    FadedConfig,\n"),
         Edit("skyrl/config/__init__.py", '    "FullyAsyncConfig",', '    "FadedConfig",\n'),
-        Edit(
-            "skyrl/training/policy_losses.py",
-            "from skyrl.algorithms.covariance",
-            "from skyrl.algorithms.clipped_losses import FadedLoss\n",
-        ),
-        Edit(
-            "skyrl/training/policy_losses.py",
-            '        case "sapo":',
-            '        case "faded":\n            return FadedLoss(width=algorithm.faded.width)\n',
-        ),
     ),
     """
 from skyrl.algorithms.clipped_losses import FadedLoss
@@ -231,6 +221,124 @@ assert caller != os.getpid()
 """,
 )
 
+ENVIRONMENT = Recipe(
+    3,
+    (
+        Edit(
+            "skyrl/envs/echo.py",
+            "",
+            '''"""Rewards an answer that repeats the ground truth."""
+
+from skyrl.envs.env import Env, EnvStep
+
+
+class EchoEnv(Env):
+    def __init__(self, extras, settings):
+        super().__init__(extras)
+        self.wanted = extras["reward_spec"]["ground_truth"] * settings.times
+
+    def step(self, action):
+        return EnvStep(reward=float(action == self.wanted), done=True)
+''',
+        ),
+        Edit("skyrl/envs/registry.py", "from skyrl.envs.env import Env\n", "from skyrl.envs.echo import EchoEnv\n"),
+        Edit(
+            "skyrl/envs/registry.py",
+            '    "multiply": lambda',
+            '    "echo": lambda extras, gym: EchoEnv(extras, gym.echo),\n',
+        ),
+        Edit(
+            "skyrl/config/settings/environment.py",
+            "_PROGRAMS = EnvironmentFacts(",
+            '''@frozen
+class EchoEnvConfig(BaseConfig):
+    """Answers that repeat the ground truth (`env_class = "echo"`)."""
+
+    times: int = field(default=1, validator=positive)
+    """Number of repetitions."""
+
+
+''',
+        ),
+        Edit(
+            "skyrl/config/settings/environment.py",
+            '    "multiply": EnvironmentFacts(',
+            '    "echo": EnvironmentFacts(table="echo", single_turn=True),\n',
+        ),
+        Edit(
+            "skyrl/config/settings/environment.py",
+            "    text2sql: Text2SQLEnvConfig",
+            '    echo: EchoEnvConfig = EchoEnvConfig()\n    """Settings of the environment `echo`."""\n\n',
+        ),
+    ),
+    """
+from skyrl.config import check, load
+from skyrl.envs import EnvStep, find_env
+
+GYM = "environment.skyrl_gym."
+chosen = load([], {"environment.env_class": "echo", GYM + "echo.times": 2, "generator.max_turns": 3})
+reported = {each.path: each.message for each in check(chosen.config, chosen.origins)}
+assert "environment.env_class" not in reported and GYM + "echo" not in reported, reported
+assert "takes more than one turn" in reported["generator.max_turns"]
+env = find_env("echo", chosen.config.environment.skyrl_gym)({"reward_spec": {"ground_truth": "ab"}})
+assert env.step("abab") == EnvStep(reward=1.0, done=True)
+idle = load([], {GYM + "echo.times": 2})
+messages = [each.message for each in check(idle.config, idle.origins) if each.path == GYM + "echo"]
+assert messages == ["has no effect in this run: it acts only when environment.env_class is echo"], messages
+""",
+)
+
+ENGINE = Recipe(
+    4,
+    (
+        Edit(
+            "skyrl/inference/other_server.py",
+            "",
+            '''"""A server with routes of its own."""
+
+
+class OtherServer:
+    def __init__(self, url, deadlines):
+        self.url, self.deadlines = url, deadlines
+
+    @classmethod
+    def of_engine(cls, config, samples, control, deadlines, workers):
+        return cls(control.url, deadlines)
+''',
+        ),
+        Edit("skyrl/config/settings/engines.py", ', "sglang"] = "vllm"', ', "other"'),
+        Edit(
+            "skyrl/config/derive/engine_backends.py",
+            '    "sglang": attrs.evolve(',
+            """    "other": EngineBackend(
+        dialect="skyrl.inference.other_server:OtherServer", is_started_by_the_run=False, transports=("disk",)
+    ),
+""",
+        ),
+    ),
+    """
+from types import SimpleNamespace
+from skyrl.config import check, load, resolve
+from skyrl.config.derive.engine_backends import backend_of
+from skyrl.config.foundation.import_paths import built_in
+
+ENGINE = "generator.inference_engine."
+loaded = load([], {
+    "trainer.placement.executor": "ray", "trainer.placement.colocate_all": False, ENGINE + "backend": "other",
+    ENGINE + "external_server_urls": ["http://127.0.0.1:7"], ENGINE + "weight_sync_backend": "disk",
+    ENGINE + "enforce_eager": True, "trainer.placement.call_timeout_seconds": 7.0,
+})
+run = resolve(loaded.config)
+reported = {each.path for each in check(run, loaded.origins)}
+written = {path for path in loaded.origins if path in reported}
+assert written == {ENGINE + "enforce_eager"}, (written, check(run, loaded.origins))
+engine = run.generator.inference_engine
+control = SimpleNamespace(url=engine.external_server_urls[0])
+server = built_in(backend_of(engine).dialect).of_engine(engine, control, control, "deadlines", None)
+assert (type(server).__name__, server.url) == ("OtherServer", "http://127.0.0.1:7")
+""",
+)
+
 CHECK = Recipe(
     1,
     (
@@ -289,6 +397,8 @@ RECIPES = {
     "A policy loss": LOSS,
     "An advantage estimator": ESTIMATOR,
     "A tracker": TRACKER,
+    "An environment": ENVIRONMENT,
+    "An engine over HTTP": ENGINE,
     "A check": CHECK,
     "A rule": RULE,
 }
@@ -328,7 +438,7 @@ def test_what_the_page_lists_is_all_that_it_takes(name: str, tmp_path: Path) -> 
 
 
 def test_every_file_that_the_page_names_exists() -> None:
-    added = {edit.file for edit in TRACKER.edits}
+    added = {edit.file for recipe in RECIPES.values() for edit in recipe.edits}
     named = set(re.findall(r"`((?:skyrl|tests|property_tests|docs)/[\w/.]+)`", PAGE))
     assert len(named) > 40
     assert [file for file in sorted(named - added) if not (ROOT / file).exists()] == []

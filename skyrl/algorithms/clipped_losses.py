@@ -16,19 +16,23 @@ from skyrl.algorithms.masked import masked_mean
 class RegularLoss:
     """`policy_loss_type = "regular"`: PPO's clipped surrogate, arXiv:1707.06347, eq. 7."""
 
-    clip_low: float
-    clip_high: float
+    eps_clip_low: float
+    eps_clip_high: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
         return ppo_clip(
-            inputs.logprobs, inputs.old_logprobs, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high
+            inputs.logprobs,
+            inputs.old_logprobs,
+            inputs.advantages,
+            clip_low=self.eps_clip_low,
+            clip_high=self.eps_clip_high,
         )
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
         """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
-        clipped = is_clipped(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        clipped = is_clipped(ratio, inputs.advantages, clip_low=self.eps_clip_low, clip_high=self.eps_clip_high)
         return {"clip_ratio": clipped}
 
 
@@ -36,13 +40,13 @@ class RegularLoss:
 class DualClipLoss(RegularLoss):
     """`"dual_clip"`: the loss of `regular`, but at most -c A if the advantage A is negative. arXiv:1912.09729."""
 
-    bound: float
+    clip_ratio_c: float
     """c, at least 1: bound on the loss of a token with a negative advantage, in multiples of |A|."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
         loss = super().__call__(inputs)
-        bounded = torch.minimum(loss, -self.bound * inputs.advantages)
+        bounded = torch.minimum(loss, -self.clip_ratio_c * inputs.advantages)
         return torch.where(inputs.advantages < 0, bounded, loss)
 
 
@@ -54,17 +58,19 @@ class GSPOLoss:
     flows through each token's own log-probability. Intended for `sequence_mean`.
     """
 
-    clip_low: float
-    clip_high: float
+    eps_clip_low: float
+    eps_clip_high: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
         ratio = self._ratio(inputs)
-        return clipped_surrogate(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        return clipped_surrogate(ratio, inputs.advantages, clip_low=self.eps_clip_low, clip_high=self.eps_clip_high)
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
         """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
-        clipped = is_clipped(self._ratio(inputs), inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        clipped = is_clipped(
+            self._ratio(inputs), inputs.advantages, clip_low=self.eps_clip_low, clip_high=self.eps_clip_high
+        )
         return {"clip_ratio": clipped}
 
     def _ratio(self, inputs: LossInputs) -> Tensor:
@@ -81,14 +87,14 @@ class GMPOLoss:
     so that `sequence_mean` is the paper's objective. All tokens of an answer are expected to have one advantage.
     """
 
-    log_low: float
-    log_high: float
+    log_clip_low: float
+    log_clip_high: float
     """Bounds of |log r| below and above; the paper has 0.4 for both."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
         log_ratio = inputs.logprobs - inputs.old_logprobs
-        held = torch.where(self._is_held(inputs), log_ratio.clamp(-self.log_low, self.log_high), log_ratio)
+        held = torch.where(self._is_held(inputs), log_ratio.clamp(-self.log_clip_low, self.log_clip_high), log_ratio)
         answer = torch.exp(masked_mean(held, inputs.mask, dim=1).clamp(max=10.0)).unsqueeze(1)
         return -answer * inputs.advantages
 
@@ -98,34 +104,34 @@ class GMPOLoss:
 
     def _is_held(self, inputs: LossInputs) -> Tensor:
         log_ratio = inputs.logprobs - inputs.old_logprobs
-        too_high = (log_ratio > self.log_high) & (inputs.advantages > 0)
-        return too_high | ((log_ratio < -self.log_low) & (inputs.advantages < 0))
+        too_high = (log_ratio > self.log_clip_high) & (inputs.advantages > 0)
+        return too_high | ((log_ratio < -self.log_clip_low) & (inputs.advantages < 0))
 
 
 @attrs.frozen(kw_only=True)
 class CISPOLoss:
     """`"cispo"`: -A sg(clip(r, 1 - low, 1 + high)) log pi. The weight is clipped, every token keeps a gradient.
 
-    MiniMax-M1, arXiv:2506.13585. `anchor` is the denominator of r: the policy before this batch, or the engine.
+    MiniMax-M1, arXiv:2506.13585. `cispo_anchor` is the denominator of r: the policy before this batch, or the engine.
     """
 
-    clip_low: float
-    clip_high: float
-    anchor: Literal["old", "rollout"] = "old"
+    cispo_eps_clip_low: float
+    cispo_eps_clip_high: float
+    cispo_anchor: Literal["old", "rollout"] = "old"
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
-        weight = self._ratio(inputs).clamp(1 - self.clip_low, 1 + self.clip_high)
+        weight = self._ratio(inputs).clamp(1 - self.cispo_eps_clip_low, 1 + self.cispo_eps_clip_high)
         return -inputs.advantages * weight * inputs.logprobs
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
         """Metrics (B, L) of each token, keyed by the names under which their means are logged."""
         ratio = self._ratio(inputs)
-        held = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        held = ratio.clamp(1 - self.cispo_eps_clip_low, 1 + self.cispo_eps_clip_high)
         return {"clip_ratio": ratio != held, "cispo/ratio": ratio, "cispo/ratio_clamped_mean": held}
 
     def _ratio(self, inputs: LossInputs) -> Tensor:
-        other = inputs.old_logprobs if self.anchor == "old" else inputs.rollout_logprobs
+        other = inputs.old_logprobs if self.cispo_anchor == "old" else inputs.rollout_logprobs
         return importance_ratio(inputs.logprobs.detach(), other)
 
 

@@ -18,21 +18,21 @@ from skyrl.algorithms.masked import masked_mean
 class ClipCovLoss:
     """`"clip_cov"`: PPO's surrogate without a random sample of the tokens of high covariance.
 
-    arXiv:2505.22617. The sample is `share` of the selected tokens, at least one, from those that are not clipped
+    arXiv:2505.22617. The sample is `clip_ratio` of the selected tokens, at least one, from those that are not clipped
     already and whose covariance lies between the bounds. It is drawn by a hash of each token's own numbers, so that a
     resumed run draws the same tokens.
     """
 
-    clip_low: float
-    clip_high: float
-    share: float
-    covariance_low: float
-    covariance_high: float
+    eps_clip_low: float
+    eps_clip_high: float
+    clip_ratio: float
+    clip_cov_lb: float
+    clip_cov_ub: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
         ratio = importance_ratio(inputs.logprobs, inputs.old_logprobs)
-        loss = clipped_surrogate(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        loss = clipped_surrogate(ratio, inputs.advantages, clip_low=self.eps_clip_low, clip_high=self.eps_clip_high)
         return torch.where(self._drawn(inputs), 0.0, loss)
 
     def measure(self, inputs: LossInputs) -> dict[str, Tensor]:
@@ -42,28 +42,28 @@ class ClipCovLoss:
     def _drawn(self, inputs: LossInputs) -> Tensor:
         ratio = importance_ratio(inputs.logprobs.detach(), inputs.old_logprobs)
         covariance = covariances(inputs)
-        eligible = (covariance > self.covariance_low) & (covariance < self.covariance_high) & inputs.mask
-        eligible &= ~is_clipped(ratio, inputs.advantages, clip_low=self.clip_low, clip_high=self.clip_high)
-        count = max(int(self.share * int(inputs.mask.sum())), 1)
+        eligible = (covariance > self.clip_cov_lb) & (covariance < self.clip_cov_ub) & inputs.mask
+        eligible &= ~is_clipped(ratio, inputs.advantages, clip_low=self.eps_clip_low, clip_high=self.eps_clip_high)
+        count = max(int(self.clip_ratio * int(inputs.mask.sum())), 1)
         return _first(torch.where(eligible, _hashed(inputs.logprobs), torch.inf), count, largest=False) & eligible
 
 
 @attrs.frozen(kw_only=True)
 class KLCovLoss:
-    """`"kl_cov"`: -r A, plus coefficient |log pi - log pi_old| at the `share` of tokens with the highest covariance.
+    """`"kl_cov"`: -r A, plus `ppo_kl_coef` |log pi - log pi_old| at the `kl_cov_frac` of tokens of highest covariance.
 
     arXiv:2505.22617. At least one token is penalised.
     """
 
-    share: float
-    coefficient: float
+    kl_cov_frac: float
+    ppo_kl_coef: float
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         """(B, L): the loss of each token, unreduced."""
         loss = -importance_ratio(inputs.logprobs, inputs.old_logprobs) * inputs.advantages
-        count = max(int(self.share * int(inputs.mask.sum())), 1)
+        count = max(int(self.kl_cov_frac * int(inputs.mask.sum())), 1)
         highest = torch.where(inputs.mask, covariances(inputs), -torch.inf)
-        penalty = self.coefficient * (inputs.logprobs - inputs.old_logprobs).abs()
+        penalty = self.ppo_kl_coef * (inputs.logprobs - inputs.old_logprobs).abs()
         return torch.where(_first(highest, count, largest=True) & inputs.mask, loss + penalty, loss)
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from attrs import frozen
+
 from skyrl.chats.text import Message
-from skyrl.errors import DataError
+from skyrl.errors import DroppedPartsError
 
 ALLOW_DROPPED = "allow_dropped_content"
 """Column of a row that is used although the chat template drops some of its content."""
@@ -45,36 +47,56 @@ def calls_of(message: Message) -> Iterator[Mapping[str, Any]]:
         yield call["function"] if isinstance(call.get("function"), Mapping) else call
 
 
-def dropped(message: Message, text: str, *, thoughts: bool = True) -> list[str]:
-    """Descriptions of the parts of a message that are missing in `text`; `thoughts=False` ignores thoughts."""
+@frozen
+class DroppedPart:
+    """A part of a message, or a tool, that is missing in a text."""
+
+    description: str
+
+    of_role: bool = False
+    """Whether a template that drops it writes other roles: the content or the name of a message."""
+
+    tool: str = ""
+    """Name of the tool; empty for a part of a message."""
+
+
+def dropped(message: Message, text: str, *, thoughts: bool = True) -> list[DroppedPart]:
+    """The parts of a message that are missing in `text`; `thoughts=False` ignores thoughts."""
     thought, rest = split_thoughts(message)
-    parts = [("the thoughts", thought)] if thoughts else []
-    parts.append((f"the content of a message of {message.get('role')}", rest))
+    missing = []
+    if thoughts and not holds(text, thought):
+        missing.append(DroppedPart(f"the thoughts ({short(thought)})"))
+    of_role = [("content", rest)]
     if message.get("role") not in RESULTS and message.get("name"):  # a result belongs to its call, named or not
-        parts.append((f"the name of a message of {message.get('role')}", str(message["name"])))
-    missing = [f"{what} ({short(said)})" for what, said in parts if not holds(text, said)]
+        of_role.append(("name", str(message["name"])))
+    for what, part in of_role:
+        if not holds(text, part):
+            description = f"the {what} of a message of {message.get('role')} ({short(part)})"
+            missing.append(DroppedPart(description, of_role=True))
     for call in calls_of(message):
         name = str(call.get("name", ""))
         if not holds(text, name):
-            missing.append(f"the call of {name}")
+            missing.append(DroppedPart(f"the call of {name}"))
         elif not _holds_arguments(text, call.get("arguments")):
-            missing.append(f"the arguments of the call of {name} ({short(call.get('arguments'))})")
+            missing.append(DroppedPart(f"the arguments of the call of {name} ({short(call.get('arguments'))})"))
     return missing
 
 
-def leaves_out(missing: Sequence[str]) -> DataError:
+def leaves_out(missing: Sequence[DroppedPart]) -> DroppedPartsError:
     """The error for a conversation of which a chat template drops these parts."""
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    roles = "a role that it writes, or " if any(" of a message of " in part for part in missing) else ""
-    return DataError(
-        f"the chat template leaves out {', '.join(missing[:3])}{more}: use {roles}another template (chat_template), or "
-        f"set {ALLOW_DROPPED} in the row to train on what is left"
+    roles = "a role that it writes, or " if any(part.of_role for part in missing) else ""
+    parts = ", ".join(part.description for part in missing[:3])
+    return DroppedPartsError(
+        f"the chat template leaves out {parts}{more}: use {roles}another template (chat_template), or "
+        f"set {ALLOW_DROPPED} in the row to train on what is left",
+        tools=[part.tool for part in missing if part.tool],
     )
 
 
-def dropped_tools(tools: Sequence[Any], text: str) -> list[str]:
-    """Descriptions of the tools whose names are missing in `text`."""
-    return [f"the tool {name}" for name in map(tool_name, tools) if name and name not in text]
+def dropped_tools(tools: Sequence[Any], text: str) -> list[DroppedPart]:
+    """The tools whose names are missing in `text`."""
+    return [DroppedPart(f"the tool {name}", tool=name) for name in map(tool_name, tools) if name and name not in text]
 
 
 def tool_name(tool: object) -> str | None:

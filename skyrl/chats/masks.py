@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skyrl.chats.contents import dropped, dropped_tools
+from skyrl.chats.contents import DroppedPart, dropped, dropped_tools
 from skyrl.chats.ends import TurnEnds
 from skyrl.chats.spans import Layout, Layouts
 from skyrl.chats.spellings import FullestSpelling, Spelling
@@ -137,7 +137,7 @@ def _weight(message: Message, usual: bool) -> float:
     return float(weight)
 
 
-def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: Layout) -> Iterator[str]:
+def _missing(messages: Sequence[Message], tools: Sequence[Any] | None, layout: Layout) -> Iterator[DroppedPart]:
     """Parts of a chat that are missing in the text. Only learned messages need their thoughts, as usual for models."""
     learned = {span.place: layout.text[span.start : span.stop] for span in layout.spans}
     for place, message in enumerate(messages):

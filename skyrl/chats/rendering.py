@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from skyrl.chats.contents import dropped, dropped_tools, holds, short
+from skyrl.chats.contents import DroppedPart, dropped, dropped_tools, holds, short
 from skyrl.chats.spellings import FullestSpelling, Spelling
 from skyrl.chats.text import CONTEXT, chat_text, continued_tokens, placeholder, text_tokens
 from skyrl.chats.tokenizer import ChatTokenizer
@@ -119,7 +119,7 @@ class Template:
         def write(spelling: Spelling) -> str:
             return self._prompt_text(spelling.of(messages), continues=begun is not None)
 
-        def missing(text: str) -> Iterator[str]:
+        def missing(text: str) -> Iterator[DroppedPart]:
             parts = [dropped(message, text, thoughts=place == begun) for place, message in enumerate(messages)]
             tools = dropped_tools(self.tools, text)
             hidden, ignores_tools = ((), False) if tools or any(parts) else self._passed_over(messages)

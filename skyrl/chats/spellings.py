@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from attrs import frozen
 
-from skyrl.chats.contents import THOUGHT_FIELDS, holds, leaves_out, split_thoughts
+from skyrl.chats.contents import THOUGHT_FIELDS, DroppedPart, holds, leaves_out, split_thoughts
 from skyrl.chats.text import Message
 from skyrl.errors import DataError
 
@@ -103,11 +103,11 @@ class FullestSpelling(Generic[T]):
         chat: Sequence[Message],
         write: Callable[[Spelling], T],
         *,
-        missing: Callable[[T], Iterable[str]],
+        missing: Callable[[T], Iterable[DroppedPart]],
         text_of: Callable[[T], str],
         allow_dropped: bool,
     ) -> T:
-        """What `write` makes of the chat in its fullest spelling; `missing` describes the parts that its text lacks.
+        """What `write` makes of the chat in its fullest spelling; `missing` gives the parts that its text lacks.
 
         Thoughts of earlier messages may be missing, as usual for models; `allow_dropped` accepts that other parts are.
         Raises `DataError`, as `write` may for some spellings.

@@ -24,8 +24,6 @@ def as_text(explanation: Explanation) -> str:
     if explanation.acts_when:
         verdict = "it does here" if explanation.acts else "it does not here"
         lines += ["", f"It has an effect when {explanation.acts_when}: {verdict}."]
-    if explanation.unimplemented:
-        lines += ["", f"Not read in this version yet: {explanation.unimplemented}."]
     if explanation.checks and not is_table:
         lines += ["", "Checks that read it:"]
         for name, sentence in explanation.checks:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from skyrl.config import SkyRLGymConfig
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.settings.environment import COMPARED_ENVIRONMENTS, PROGRAM_ENVIRONMENTS, SANDBOXED_ENVIRONMENTS
+from skyrl.config.settings.environment import ENVIRONMENTS
 from skyrl.envs.builtin.aime import AIMEEnv
 from skyrl.envs.builtin.code import CodeEnv
 from skyrl.envs.builtin.gsm8k import GSM8kEnv
@@ -48,13 +48,6 @@ from skyrl.tree.imports import import_object
 MakeEnv = Callable[[Mapping[str, Any]], Env]
 """Factory: extras of a row -> a new environment."""
 
-_REGISTERED: dict[str, MakeEnv] = {
-    "aime": AIMEEnv,
-    "gsm8k": GSM8kEnv,
-    "gsm8k_multi_turn": GSM8kMultiTurnEnv,
-    "multiply": MultiplyEnv,
-}
-
 
 @cache
 def _sandbox(tier: Tier | Literal["auto"], readable: Path | None = None) -> Sandbox:
@@ -70,12 +63,21 @@ def _programs(gym: SkyRLGymConfig) -> RunsPrograms:
     )
 
 
-_WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
+def _equal(gym: SkyRLGymConfig) -> Callable[[str, str], bool] | None:
+    """Compares answers as mathematics; None to compare them as text."""
+    return math_equal(gym.sandbox_tier) if gym.math_equivalence else None
+
+
+_BUILT_IN: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = {
+    "aime": lambda extras, gym: AIMEEnv(extras, _equal(gym)),
     "code": lambda extras, gym: CodeEnv(extras, _programs(gym)),
+    "gsm8k": lambda extras, gym: GSM8kEnv(extras, _equal(gym)),
+    "gsm8k_multi_turn": lambda extras, gym: GSM8kMultiTurnEnv(extras),
     "lcb": lambda extras, gym: CodeEnv(extras, _programs(gym)),
     "llm_as_a_judge": lambda extras, gym: LLMJudgeEnv(
         extras, gym.llm_as_a_judge, api_key("OPENAI_API_KEY"), gym.service_patience_seconds
     ),
+    "multiply": lambda extras, gym: MultiplyEnv(extras),
     "reward_model": lambda extras, gym: RewardModelEnv(
         extras, gym.reward_model, api_key(REWARD_TOKEN), gym.service_patience_seconds
     ),
@@ -87,22 +89,18 @@ _WITH_SETTINGS: dict[str, Callable[[Mapping[str, Any], SkyRLGymConfig], Env]] = 
         extras, gym.text2sql, _sandbox(gym.sandbox_tier, Path(gym.text2sql.db_path).expanduser().resolve())
     ),
 }
-"""Environments that also receive `environment.skyrl_gym`."""
+"""Makers of the built-in environments, whose facts are in `ENVIRONMENTS`."""
 
-_COMPARED: dict[str, Callable[[Mapping[str, Any], Callable[[str, str], bool]], Env]] = {
-    "aime": AIMEEnv,
-    "gsm8k": GSM8kEnv,
-}
-"""Environments that also receive a function that compares answers as mathematics."""
+_REGISTERED: dict[str, MakeEnv] = {}
+"""Environments that `register` has added."""
 
 
 def uses_sandbox(name: str, gym: SkyRLGymConfig) -> bool:
     """Whether any part of this environment runs in a sandbox."""
-    return (
-        (name in SANDBOXED_ENVIRONMENTS and not (name in PROGRAM_ENVIRONMENTS and gym.code_url))
-        or (name in COMPARED_ENVIRONMENTS and gym.math_equivalence)
-        or (is_import_path(name) and gym.isolate_user_env)
-    )
+    if name not in ENVIRONMENTS:
+        return is_import_path(name) and gym.isolate_user_env
+    facts, is_elsewhere = ENVIRONMENTS[name], ENVIRONMENTS[name].service == "code_url" and bool(gym.code_url)
+    return (facts.sandboxed and not is_elsewhere) or (facts.compares and gym.math_equivalence)
 
 
 def register(name: str, make: MakeEnv) -> None:
@@ -111,14 +109,14 @@ def register(name: str, make: MakeEnv) -> None:
     """
     if ":" in name or not name:
         raise TaskError(f"{name!r} cannot be a registered name: a colon marks an import path")
-    if name in _WITH_SETTINGS or (name in _REGISTERED and _REGISTERED[name] is not make):
+    if name in _BUILT_IN or (name in _REGISTERED and _REGISTERED[name] is not make):
         raise TaskError(f"an environment named {name!r} is already registered")
     _REGISTERED[name] = make
 
 
 def registered_names() -> tuple[str, ...]:
     """Every name that `find_env` knows without importing anything."""
-    return tuple(sorted([*_REGISTERED, *_WITH_SETTINGS]))
+    return tuple(sorted([*_REGISTERED, *_BUILT_IN]))
 
 
 def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
@@ -127,17 +125,18 @@ def find_env(name: str, settings: SkyRLGymConfig | None = None) -> MakeEnv:
     An import path is followed: pass only names from the user's configuration. `settings` are the settings of the
     built-in environments; None: their defaults. Raises `TaskError`, which says what was looked for and where.
     """
-    if name in _WITH_SETTINGS:
-        gym = settings or SkyRLGymConfig()
-        return lambda extras: _WITH_SETTINGS[name](extras, gym)
-    if settings is not None and settings.math_equivalence and name in _COMPARED:
-        equal = math_equal(settings.sandbox_tier)
-        return lambda extras: _COMPARED[name](extras, equal)
+    if name in _BUILT_IN:
+        return _built_in(name, settings or SkyRLGymConfig())
     if settings is not None and settings.isolate_user_env and is_import_path(name):
         return isolated(name, settings)
     if name in _REGISTERED:
         return _REGISTERED[name]
     return _imported(name)
+
+
+@cache
+def _built_in(name: str, gym: SkyRLGymConfig) -> MakeEnv:
+    return lambda extras: _BUILT_IN[name](extras, gym)
 
 
 @cache

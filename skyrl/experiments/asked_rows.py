@@ -25,6 +25,12 @@ from skyrl.errors import DataError, Problem, TaskError
 from skyrl.tree.frames import defined_at
 
 
+class MissingColumn(str):
+    """Reason why a row cannot be rewarded: no column of it has a value that its reward function needs."""
+
+    __slots__ = ()
+
+
 def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
     """Function that gives the reason why a row cannot be rewarded; None if it can: its reward function has a value for
     each parameter, it has one ground truth, and a built-in environment can read that.
@@ -45,7 +51,7 @@ def what_rows_lack(run: SkyRLTrainConfig) -> Refuses:
         make, asked, name = task_of(task)
         missing = lacking(asked, extras)
         if missing:
-            return f"has no {' and no '.join(missing)}, which {name} needs"
+            return MissingColumn(f"has no {' and no '.join(missing)}, which {name} needs")
         if make is None:
             return None
         answer = answer_in(extras, column) if column else None
@@ -103,7 +109,7 @@ def lacking_rows(run: SkyRLTrainConfig, field: str, source: str, *, whole: bool)
         yield Problem(
             path=field,
             message=_counted(source, found, rows) if whole else f"{source}, row 0 {found[0]}",
-            hint="; ".join([*([_REMEDY] if "has no" in first else []), *([] if skips else [_SKIPS])]),
+            hint="; ".join([*([_REMEDY] if isinstance(first, MissingColumn) else []), *([] if skips else [_SKIPS])]),
             severity="warning" if skips and len(found) < rows else "error",
         )
 

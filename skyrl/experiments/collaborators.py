@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import evolve
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.engine_backends import backend_of, engine_dtype, weight_dtype
+from skyrl.config.derive.engine_backends import BACKENDS, backend_of, engine_dtype, weight_dtype
 from skyrl.config.derive.engine_options import given_length
 from skyrl.config.derive.model_overrides import engine_overrides
 from skyrl.config.derive.sizes import (
@@ -27,6 +27,7 @@ from skyrl.config.derive.sizes import (
     starts_engines,
     workers_of_an_engine,
 )
+from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.loading.kinds import kind_of, samples_rollouts
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ConfigError, Problem, ProcessError, UserError
@@ -128,58 +129,65 @@ def engine_makers(
     """One function for each engine, which makes the engine in the process that calls it. `adapters` are folders with
     adapters of other policies on the same base, by the name that requests use.
     """
-    trainer, engine = run.trainer, run.generator.inference_engine
-    path = required(trainer.policy.model.path, "trainer.policy.model.path")
-    drawn = trainer.policy.model.init_from_scratch
-    match engine.backend:
-        case "torch":
-            make: Callable[[], InferenceEngine] = partial(
-                load_torch_engine,
-                path,
-                dtype=engine_dtype(engine, required(trainer.compute_dtype, "trainer.compute_dtype")),
-                attention=required(trainer.attention, "trainer.attention"),
-                device=required_device(run.trainer),
-                float32_head=trainer.fp32_lm_head,
-                use_fast_tokenizer=not trainer.disable_fast_tokenizer,
-                max_num_seqs=engine.max_num_seqs,
-                max_model_len=longest_sequence(run),
-                deterministic=required(engine.deterministic, "generator.inference_engine.deterministic"),
-                prefix_caching=engine.enable_prefix_caching,
-                several_turns=run.generator.max_turns > 1 or run.environment.agent.plays,
-                overrides=engine_overrides(run),
-                init_seed=trainer.seed if drawn else None,
-                tokenizer_path=trainer.tokenizer_path,
-                returns_experts=engine.enable_return_routed_experts,
-                adapters=adapters,
-            )
-        case "vllm":
-            make = partial(
-                VLLMEngine,
-                _with_head(run),
-                model_path=path,
-                device=required_device(run.trainer),
-                seed=trainer.seed,
-                max_model_len=longest_sequence(run),
-                overrides=engine_overrides(run),
-                stored_weights=not drawn,
-                lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
-                tokenizer_path=trainer.tokenizer_path,
-                adapters=adapters,
-            )
-        case "sglang":
-            make = _sglang_maker(run, path)
-        case unknown:
-            path = "generator.inference_engine.backend"
-            raise ConfigError([Problem(path=path, message=f"no engine {unknown!r}")])
+    engine = run.generator.inference_engine
+    made_by = BACKENDS[engine.backend].made_by
+    if not made_by:
+        path = "generator.inference_engine.backend"
+        raise ConfigError([Problem(path=path, message=f"no engine {engine.backend!r}")])
+    make: Callable[[], InferenceEngine] = built_in(made_by)(run, adapters)
     return [make] * engine.num_engines
 
 
-def _sglang_maker(run: SkyRLTrainConfig, path: str) -> Callable[[], InferenceEngine]:
-    trainer = run.trainer
+def torch_maker(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> Callable[[], InferenceEngine]:
+    """Maker of the embedded engine."""
+    trainer, engine = run.trainer, run.generator.inference_engine
+    return partial(
+        load_torch_engine,
+        required(trainer.policy.model.path, "trainer.policy.model.path"),
+        dtype=engine_dtype(engine, required(trainer.compute_dtype, "trainer.compute_dtype")),
+        attention=required(trainer.attention, "trainer.attention"),
+        device=required_device(trainer),
+        float32_head=trainer.fp32_lm_head,
+        use_fast_tokenizer=not trainer.disable_fast_tokenizer,
+        max_num_seqs=engine.max_num_seqs,
+        max_model_len=longest_sequence(run),
+        deterministic=required(engine.deterministic, "generator.inference_engine.deterministic"),
+        prefix_caching=engine.enable_prefix_caching,
+        several_turns=run.generator.max_turns > 1 or run.environment.agent.plays,
+        overrides=engine_overrides(run),
+        init_seed=trainer.seed if trainer.policy.model.init_from_scratch else None,
+        tokenizer_path=trainer.tokenizer_path,
+        returns_experts=engine.enable_return_routed_experts,
+        adapters=adapters,
+    )
+
+
+def vllm_maker(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> Callable[[], InferenceEngine]:
+    """Maker of a vLLM engine."""
+    trainer, engine = run.trainer, run.generator.inference_engine
+    overrides = {**(engine.engine_init_kwargs.get("hf_overrides") or {}), "head_dtype": "float32"}
+    return partial(
+        VLLMEngine,
+        _with_options(engine, hf_overrides=overrides) if trainer.fp32_lm_head else engine,
+        model_path=required(trainer.policy.model.path, "trainer.policy.model.path"),
+        device=required_device(trainer),
+        seed=trainer.seed,
+        max_model_len=longest_sequence(run),
+        overrides=engine_overrides(run),
+        stored_weights=not trainer.policy.model.init_from_scratch,
+        lora_rank=trainer.policy.model.lora.rank if sends_adapters_alone(run) else 0,
+        tokenizer_path=trainer.tokenizer_path,
+        adapters=adapters,
+    )
+
+
+def sglang_maker(run: SkyRLTrainConfig, adapters: Mapping[str, str]) -> Callable[[], InferenceEngine]:
+    """Maker of an SGLang server, which takes no adapters of other policies."""
+    trainer, engine = run.trainer, run.generator.inference_engine
     return partial(
         SGLangEngine,
-        _with_head(run),
-        model_path=path,
+        _with_options(engine, enable_fp32_lm_head=True) if trainer.fp32_lm_head else engine,
+        model_path=required(trainer.policy.model.path, "trainer.policy.model.path"),
         device=required_device(trainer),
         log=Path(trainer.log_path).expanduser().absolute(),
         seed=trainer.seed,
@@ -191,17 +199,8 @@ def _sglang_maker(run: SkyRLTrainConfig, path: str) -> Callable[[], InferenceEng
     )
 
 
-def _with_head(run: SkyRLTrainConfig) -> InferenceEngineConfig:
-    """The engines' settings, with the type of the output head under the engine's own name."""
-    engine = run.generator.inference_engine
-    if not run.trainer.fp32_lm_head:
-        return engine
-    options = dict(engine.engine_init_kwargs)
-    if engine.backend == "vllm":
-        options["hf_overrides"] = {**(options.get("hf_overrides") or {}), "head_dtype": "float32"}
-    else:
-        options["enable_fp32_lm_head"] = True
-    return evolve(engine, engine_init_kwargs=options)
+def _with_options(engine: InferenceEngineConfig, **options: object) -> InferenceEngineConfig:
+    return evolve(engine, engine_init_kwargs={**engine.engine_init_kwargs, **options})
 
 
 def engine_restarts(
@@ -289,7 +288,7 @@ def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> 
     match engine.weight_sync_backend:
         case "disk" | "delta" as files:
             return _by_files(files, where, dtype)
-        case "nccl" | "gloo" as backend if engine.backend == "sglang":
+        case "nccl" | "gloo" as backend if BACKENDS[engine.backend].joins_update_groups:
             workers, place = workers_of_an_engine(run), _meeting_place(run, rendezvous, workers=1)
             return UpdateGroupTransport(place, backend=backend, workers=workers, dtype=dtype)
         case "nccl":

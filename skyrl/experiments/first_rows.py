@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
-from skyrl.chats.contents import ALLOW_DROPPED, dropped, dropped_tools
+from skyrl.chats.contents import ALLOW_DROPPED, DroppedPart, dropped, dropped_tools
 from skyrl.chats.masks import message_weights
 from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
@@ -226,7 +226,7 @@ def _prompt_text(template: str, row: FirstRow, variables: Mapping[str, Any], *, 
         except TemplateRefusal as error:
             raise DataError(f"the chat template refuses the prompt: {error}") from error
 
-    def missing(text: str | None) -> Iterator[str]:
+    def missing(text: str | None) -> Iterator[DroppedPart]:
         for message in row.messages if text is not None else ():
             yield from dropped(message, text or "", thoughts=False)
         yield from dropped_tools(tools if text is not None else (), text or "")

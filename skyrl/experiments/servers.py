@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.engine_backends import kind_of_engine, server_urls
+from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.model_overrides import engine_overrides
 from skyrl.config.derive.sizes import joins_servers, workers_of_an_engine
+from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import UserError
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.servers.dialects import Dialect, ServerDeadlines
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.servers.http_engine import HttpEngine
-from skyrl.inference.servers.sglang_server import SGLangServer
-from skyrl.inference.servers.vllm_server import VLLMServer
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.credentials import api_key
 from skyrl.processes.naming.stores import awaited
@@ -85,13 +84,5 @@ def _dialect(
     token = None if engine.external_token is None else api_key(engine.external_token.name)
     samples = Connection(router or url, token=token, most=engine.max_num_seqs)
     control = Connection(url, token=token, most=8)  # a separate one: a command does not wait behind samples
-    if kind_of_engine(engine) == "sglang":
-        return SGLangServer(samples, control, deadlines, workers=workers)
-    return VLLMServer(
-        samples,
-        control,
-        deadlines,
-        model=engine.served_model_name or "",
-        workers=workers,
-        overrides_group=engine.override_existing_update_group != "disable",
-    )
+    dialect: type[Dialect] = built_in(backend_of(engine).dialect)
+    return dialect.of_engine(engine, samples, control, deadlines, workers)

@@ -10,7 +10,7 @@ from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import header_of
 from skyrl.config.loading.migrations import MIGRATIONS
 from skyrl.config.loading.resolve import derived, resolve_with_origins
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import NO_SUCH_FIELD, ConfigError, Problem
 from skyrl.interop.cluster_file import NAME as CLUSTER_FILE
 from skyrl.interop.cluster_file import ClusterFile
 from skyrl.interop.conversions import Becomes
@@ -59,7 +59,7 @@ class Writing:
         self._written |= dict.fromkeys(paths, source)
         problems = self._draft.problems[count:]
         is_reference = isinstance(value, str) and REFERENCE.fullmatch(value) is not None
-        if is_reference and problems and not any(each.message.startswith("no such field") for each in problems):
+        if is_reference and problems and not any(each.code in NO_SUCH_FIELD for each in problems):
             self.undo_problems([each for each in problems if each.severity == "error"])
             self._references[path] = str(value)  # read when the run starts, whatever type the field has
             return (path,), []

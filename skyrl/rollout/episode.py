@@ -17,14 +17,14 @@ from typing import Any, Self, TypeVar
 import attrs
 from attrs import evolve, frozen
 
-from skyrl.chats.contents import ALLOW_DROPPED, dropped_tools, with_tools
+from skyrl.chats.contents import ALLOW_DROPPED, tool_name, with_tools
 from skyrl.chats.rendering import Message, Template
 from skyrl.config import GeneratorConfig, SamplingParams
 from skyrl.envs import Env, EnvStep
 from skyrl.envs.coroutines import settled
 from skyrl.envs.registry import MakeEnv
 from skyrl.envs.rows import fewest_turns
-from skyrl.errors import DataError, TextError
+from skyrl.errors import DataError, DroppedPartsError, TextError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.agent_runner import AgentRunner
@@ -258,9 +258,8 @@ def _naming_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     """Add to a `DataError` what an environment may do about tools that the template does not show."""
     try:
         yield
-    except DataError as error:
-        missing = [part for part in dropped_tools(tools, "") if part in str(error)]
-        if not missing:
+    except DroppedPartsError as error:
+        if not {*error.tools} & {*map(tool_name, tools)}:
             raise
         remedy = "describe the environment's tools in the prompt and let tool_schemas() return ()"
         raise DataError(f"{error}; or {remedy}") from error

@@ -31,7 +31,7 @@ TOGETHER_SECONDS = 1.0
 
 
 class SamplingSession:
-    """Groups that share a stage and a tally of failures; `SkyRLGymGenerator.session` makes one."""
+    """Groups that share the context of their episodes and a tally of failures, from `SkyRLGymGenerator.session`."""
 
     def __init__(
         self,

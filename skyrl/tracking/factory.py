@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import attrs
 
 from skyrl.config import TrackersConfig, TrainerConfig
+from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.settings.trackers import TRACKERS
 from skyrl.errors import ConfigError, Problem
 from skyrl.processes.redaction import redacted
@@ -81,8 +81,7 @@ def _redacted(text: str | None) -> str | None:
 
 
 def _made(name: str, run: TrackedRun) -> Tracker:
-    module, _, attribute = TRACKERS[name].made_by.partition(":")
-    made: Tracker = getattr(import_module(module), attribute).of_run(run)
+    made: Tracker = built_in(TRACKERS[name].made_by).of_run(run)
     return made
 
 

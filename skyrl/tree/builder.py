@@ -61,7 +61,7 @@ class TreeBuilder(Generic[T]):
 
     def __init__(self, base: T, context: ReadContext = NOTHING) -> None:
         self._root = Table(type(base), base)
-        self._reach = context
+        self._context = context
         self._kept: dict[Path, list[Assignment]] = {}
         """Assignments to tables of `ClassOf`, whose class is known only at the end."""
         self._history = History()
@@ -138,7 +138,7 @@ class TreeBuilder(Generic[T]):
         name, last = path[depth], depth + 1 == len(path)
         attribute = fields_of(table.cls).get(name)
         if attribute is None and name == "class" and last and assignment.operation == "set":
-            table.become(assignment.value, may_import=self._reach.follows(assignment.origin))
+            table.become(assignment.value, may_import=self._context.follows(assignment.origin))
             if table.unread:
                 message = f"not checked: {shown(table.unread)} is not imported, so its fields are unknown"
                 place = assignment.origin.place
@@ -163,7 +163,7 @@ class TreeBuilder(Generic[T]):
             self._set_item(table, attribute, assignment)
         else:
             owner = dotted(path[: depth + 1])
-            raise refusal(f"no such field: {owner} is {describe(attribute.type)}")
+            raise refusal(f"no such field: {owner} is {describe(attribute.type)}", code="no table")
 
     def _merge(self, table: Table, assignment: Assignment) -> None:
         """Merge a mapping into a table key by key, each with its own origin; `class` comes first."""
@@ -195,7 +195,7 @@ class TreeBuilder(Generic[T]):
             value = table.changes[attribute.name] = None
         elif isinstance(value, nested):
             given = coerce_exact(value, nested)
-            is_whole = self._reach.remembers and is_optional(attribute.type)
+            is_whole = self._context.remembers and is_optional(attribute.type)
             table.changes[attribute.name] = with_written(given, fields_of(type(given))) if is_whole else given
         else:
             return False
@@ -212,7 +212,7 @@ class TreeBuilder(Generic[T]):
             assignment.is_text
             and is_table
             and assignment.value.startswith("@")
-            and self._reach.follows(assignment.origin)
+            and self._context.follows(assignment.origin)
         )
 
     def _graft(self, assignment: Assignment) -> None:
@@ -220,7 +220,7 @@ class TreeBuilder(Generic[T]):
         from skyrl.tree.files import read_file  # few command lines have one
 
         try:
-            found = read_file(assignment.value[1:], self._reach)
+            found = read_file(assignment.value[1:], self._context)
         except ConfigError as error:
             self.broken.add(dotted(assignment.path))
             self.problems += [
@@ -239,7 +239,7 @@ class TreeBuilder(Generic[T]):
         self._history.begin(assignment.path, back, getattr(table.base, attribute.name))
 
     def _set(self, table: Table, attribute: attrs.Attribute[Any], assignment: Assignment) -> None:
-        asked, assignment = assignment, self._reach.filled(assignment, attribute.type)
+        asked, assignment = assignment, self._context.filled(assignment, attribute.type)
         if assignment.operation == "append":  # a variable gives a part of the list
             value: Any = appended(attribute, table.current(attribute.name), assignment)
             assignment = attrs.evolve(assignment, origin=asked.origin)
@@ -287,7 +287,7 @@ class TreeBuilder(Generic[T]):
             return
         asked = assignment
         if not class_of(attribute.type):  # a class that is known only at the end reads its own references
-            assignment = self._reach.filled(assignment, value_kind(attribute.type))
+            assignment = self._context.filled(assignment, value_kind(attribute.type))
         value = read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
         if isinstance(value, Mapping) and value:
             freeform.make_way(mapping, inner)
@@ -315,7 +315,7 @@ class TreeBuilder(Generic[T]):
 
     def _other_name(self, table: Table, depth: int, assignment: Assignment) -> None:
         """An old name is followed with a warning; any other unknown one is refused."""
-        followed = follow(self._reach.migrations, assignment)
+        followed = follow(self._context.migrations, assignment)
         if followed is None:
             self._refuse_unknown(table, depth, assignment.path)
         else:
@@ -326,12 +326,12 @@ class TreeBuilder(Generic[T]):
     def _refuse_unknown(self, table: Table, depth: int, path: Path) -> None:
         self._unknown += 1
         if self._unknown > MOST_SUGGESTIONS:  # probably another program's file: searching for every name is wasteful
-            raise refusal(f"no such field of {table.cls.__name__}")
-        sentence, meant = suggestion(self._root.cls, table.cls, path, depth, self._reach.elsewhere)
+            raise refusal(f"no such field of {table.cls.__name__}", code="unknown field")
+        sentence, meant = suggestion(self._root.cls, table.cls, path, depth, self._context.elsewhere)
         self.broken.update(meant)
         if len(meant) == 1:
-            raise refusal(f"no such field; {sentence}")
-        raise refusal(f"no such field of {table.cls.__name__}", hint=sentence)
+            raise refusal(f"no such field; {sentence}", code="misspelled field")
+        raise refusal(f"no such field of {table.cls.__name__}", hint=sentence, code="unknown field")
 
     def _build(self, table: Table, path: Path) -> Any:
         changes = {
@@ -340,7 +340,7 @@ class TreeBuilder(Generic[T]):
         }
         try:
             built = with_changes(table.base, changes) if changes else table.base
-            if self._reach.remembers and (changes or table.was_absent or not path):
+            if self._context.remembers and (changes or table.was_absent or not path):
                 leaves = (name for name, change in table.changes.items() if not isinstance(change, Table))
                 built = with_written(built, leaves)
             return self._with_named_classes(built, table.base, path) if changes else built
@@ -357,7 +357,7 @@ class TreeBuilder(Generic[T]):
             if not isinstance(getattr(built, name), Mapping):
                 continue
             named_by = self._history.winner((*path, naming.field))
-            cls = naming.find(getattr(built, naming.field), self._reach.follows(named_by))
+            cls = naming.find(getattr(built, naming.field), self._context.follows(named_by))
             if cls is not None:
                 made = self._instance(cls, (*path, name), getattr(base, name))
                 built = with_changes(built, {name: made})
@@ -365,7 +365,7 @@ class TreeBuilder(Generic[T]):
 
     def _instance(self, cls: type[Any], place: Path, default: object) -> Any:
         """An instance of `cls` from the table's default and what was written into it."""
-        inner = TreeBuilder(cls(), self._reach)
+        inner = TreeBuilder(cls(), self._context)
         if isinstance(default, Mapping) and default:
             inner.assign(Assignment(path=(), value=default, origin=DEFAULT))
         inner.assign_all(self._kept.get(place, ()))

@@ -267,7 +267,7 @@ def unknown_field(name: str, fields: Mapping[str, Any]) -> Problem:
     """The problem of a name that is not among `fields`, with the most similar name as a suggestion."""
     meant = nearest(name, tuple(fields))
     hint = f"did you mean {meant}?" if meant else f"fields: {', '.join(fields) or 'none'}"
-    return Problem(path=name, message="no such field", hint=hint)
+    return Problem(path=name, message="no such field", hint=hint, code="misspelled field" if meant else "unknown field")
 
 
 def assembled(config: C, changes: Mapping[str, Any]) -> C:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError, Problem, ProblemCode
 from skyrl.tree.frozen import thaw
 from skyrl.tree.origins import Path
 
@@ -103,6 +103,6 @@ def _is_index(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) < 20
 
 
-def refusal(message: str, hint: str = "") -> ConfigError:
+def refusal(message: str, hint: str = "", code: ProblemCode = "") -> ConfigError:
     """An error with one problem, whose path and place the caller fills in."""
-    return ConfigError([Problem(path="", message=message, hint=hint)])
+    return ConfigError([Problem(path="", message=message, hint=hint, code=code)])

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from skyrl.errors import ConfigError, Problem
+from skyrl.errors import ConfigError, Problem, ProblemCode
 from skyrl.tree.origins import Assignment, Path, dotted
 from skyrl.tree.plain import shown
 from skyrl.tree.types import parse
@@ -35,6 +35,9 @@ class Migration:
 
     harmless: tuple[Any, ...] = ()
     """Old values that match today's fixed behaviour: they are dropped with a warning instead of refused."""
+
+    is_later: bool = False
+    """Whether another system has the field, and this version does not implement it."""
 
     needless: bool = False
     """Whether every value may be dropped with a warning, for the reason in `why`."""
@@ -71,7 +74,8 @@ def follow(migrations: Sequence[Migration], assignment: Assignment) -> Followed 
             moved = evolve(moved, value=migration.convert(value), is_text=False)
         warning = _warning(assignment, f"is called {dotted(target)} in skyrl{since}", migration.why)
         return (moved,), (warning,)
-    raise ConfigError([Problem(path="", message=f"no such field{since}", hint=migration.why)])
+    code: ProblemCode = "not implemented" if migration.is_later else "removed field"
+    raise ConfigError([Problem(path="", message=f"no such field{since}", hint=migration.why, code=code)])
 
 
 def _innermost(migrations: Iterable[Migration], path: Path) -> Migration | None:

@@ -12,6 +12,7 @@ from skyrl.tree.classes import assembled, fields_of, is_config, table_class, val
 from skyrl.tree.freeform import refusal
 from skyrl.tree.literals import is_bracketed
 from skyrl.tree.origins import Assignment, Path
+from skyrl.tree.plain import TypeMismatch
 from skyrl.tree.table import Table
 from skyrl.tree.types import coerce_exact, describe, item_kind, list_arm, parse
 
@@ -59,6 +60,8 @@ def problems_of(error: Exception) -> tuple[Problem, ...]:
     if isinstance(error, ConfigError):
         return error.problems
     message = str(error.args[0]) if error.args else type(error).__name__
+    if isinstance(error, TypeMismatch):
+        return (Problem(path="", message=message, hint=error.hint, code=error.code, value=error.value),)
     return (Problem(path="", message=message, hint=getattr(error, "hint", "")),)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from skyrl.errors import ProblemCode
 from skyrl.tree.frozen import FrozenDict, thaw
 from skyrl.tree.masking import masked
 
@@ -22,9 +23,9 @@ NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "
 class TypeMismatch(ValueError):
     """A value that its type does not allow. The message is a sentence about the value: `'fast' is not a number`."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", code: ProblemCode = "", value: object = None) -> None:
         super().__init__(message)
-        self.hint = hint
+        self.hint, self.code, self.value = hint, code, value
 
 
 def plain(value: object, depth: int = 0) -> Any:

@@ -78,19 +78,95 @@ class Rule(Generic[T]):
 
 
 @attrs.frozen
+class Condition:
+    """A predicate of a resolved tree that carries its sentence, from which warnings and documentation follow.
+
+    Example: `is_one("trainer.strategy", "fsdp2") & Condition("there are several ranks", lambda run: ranks(run) > 1)`
+    """
+
+    words: str
+    """The condition in words, after "acts only when"."""
+
+    holds: Callable[[Any], bool]
+
+    def __and__(self, other: Condition) -> Condition:
+        return all_of(self, other)
+
+    def __or__(self, other: Condition) -> Condition:
+        return Condition(f"{self.words}, or {other.words}", lambda config: self.holds(config) or other.holds(config))
+
+    def below(self, table: str) -> Condition:
+        """The same condition of a larger tree, for the table at `table`."""
+        return Condition(self.words, _of_table(table, self.holds))
+
+
+def all_of(*conditions: Condition) -> Condition:
+    """The condition that all conditions hold: "a, b and c"."""
+    words = listed([each.words for each in conditions], "and")
+    return Condition(words, lambda config: all(each.holds(config) for each in conditions))
+
+
+def condition(words: str) -> Callable[[Callable[[Any], bool]], Condition]:
+    """Turn a function from tree to truth into a condition with this sentence."""
+    return lambda holds: Condition(words, holds)
+
+
+def is_on(path: str) -> Condition:
+    """The field is true: "use_tis is on"."""
+    return Condition(f"{_last(path)} is on", lambda config: bool(get_at(config, path)))
+
+
+def is_given(path: str, name: str = "") -> Condition:
+    """The field is not None: "buffer_len is given". `name` is how the sentence calls the field."""
+    return Condition(f"{name or _last(path)} is given", lambda config: get_at(config, path) is not None)
+
+
+def is_one(path: str, *values: object, name: str = "") -> Condition:
+    """The field has one of the values: "scheduler is cosine or linear"."""
+    words = listed(values, "or")
+    return Condition(f"{name or _last(path)} is {words}", lambda config: get_at(config, path) in values)
+
+
+def listed(items: Sequence[object], join: str) -> str:
+    """`a, b or c`."""
+    *most, last = map(str, items)
+    return f"{', '.join(most)} {join} {last}" if most else last
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+@attrs.frozen
 class Effect:
     """A field, or every field of a table, that has an effect only under a condition."""
 
     path: str
-    when: str
-    """The condition in words, after "acts only when"."""
+    condition: Condition
 
-    acts: Callable[[Any], bool]
-    """The condition for a resolved tree."""
+    @property
+    def when(self) -> str:
+        """The condition in words, after "acts only when"."""
+        return self.condition.words
+
+    @property
+    def acts(self) -> Callable[[Any], bool]:
+        """The condition for a resolved tree."""
+        return self.condition.holds
 
     def below(self, table: str) -> Effect:
         """The same effect for a larger tree, with the field inside the table at `table`."""
-        return Effect(f"{table}.{self.path}", self.when, _of_table(table, self.acts))
+        return Effect(f"{table}.{self.path}", self.condition.below(table))
+
+
+def effects(condition: Condition, *paths: str) -> tuple[Effect, ...]:
+    """Effects of fields that act under one condition."""
+    return tuple(Effect(path, condition) for path in paths)
+
+
+def fields_in(table: str, names: str) -> tuple[str, ...]:
+    """Paths of fields of one table: `fields_in("generator", "batched chat_template")`."""
+    return tuple(f"{table}.{name}" for name in names.split())
 
 
 def rule(

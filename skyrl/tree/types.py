@@ -257,7 +257,8 @@ def _member(value: object, kind: object) -> object:
         if type(member) is type(value) and member == value:
             return member
     meant = nearest(value, [str(member) for member in get_args(kind)]) if isinstance(value, str) else None
-    raise TypeMismatch(f"{shown(value)} is not {describe(kind)}", hint=f"did you mean {meant}?" if meant else "")
+    hint = f"did you mean {meant}?" if meant else ""
+    raise TypeMismatch(f"{shown(value)} is not {describe(kind)}", hint, code="not a choice", value=value)
 
 
 def _instance(value: object, kind: type[Any]) -> Any:

@@ -97,14 +97,17 @@ def clamped(new: float, old: float, rollout: float, advantage: float) -> float:
 
 
 PER_TOKEN: dict[str, tuple[PolicyLoss, Callable[[float, float, float, float], float]]] = {
-    "regular": (RegularLoss(clip_low=0.2, clip_high=0.3), ppo),
-    "dual_clip": (DualClipLoss(clip_low=0.2, clip_high=0.3, bound=1.5), dual),
+    "regular": (RegularLoss(eps_clip_low=0.2, eps_clip_high=0.3), ppo),
+    "dual_clip": (DualClipLoss(eps_clip_low=0.2, eps_clip_high=0.3, clip_ratio_c=1.5), dual),
     "sapo": (SAPOLoss(tau_pos=1.0, tau_neg=1.05), sapo),
-    "cispo": (CISPOLoss(clip_low=0.5, clip_high=1.0, anchor="rollout"), cispo),
-    "rollout_is": (RolloutISLoss(clip_low=0.5, clip_high=0.5), rollout_is),
-    "dppo": (DPPOLoss(divergence="binary_tv", low=0.1, high=0.15), dppo),
-    "decoupled": (DecoupledLoss(clip_low=0.2, clip_high=0.3, cap=1.2), decoupled),
-    "decoupled, clamped": (DecoupledLoss(clip_low=0.2, clip_high=0.3, cap=1.2, cap_mode="clamp"), clamped),
+    "cispo": (CISPOLoss(cispo_eps_clip_low=0.5, cispo_eps_clip_high=1.0, cispo_anchor="rollout"), cispo),
+    "rollout_is": (RolloutISLoss(eps_clip_low=0.5, eps_clip_high=0.5), rollout_is),
+    "dppo": (DPPOLoss(dppo_type="binary_tv", delta_low=0.1, delta_high=0.15), dppo),
+    "decoupled": (DecoupledLoss(eps_clip_low=0.2, eps_clip_high=0.3, behav_imp_weight_cap=1.2), decoupled),
+    "decoupled, clamped": (
+        DecoupledLoss(eps_clip_low=0.2, eps_clip_high=0.3, behav_imp_weight_cap=1.2, cap_mode="clamp"),
+        clamped,
+    ),
     "importance_sampling": (ImportanceSamplingLoss(), lambda new, old, _, advantage: -math.exp(new - old) * advantage),
     "cross_entropy": (CrossEntropyLoss(), lambda new, *_: -new),
 }
@@ -123,7 +126,7 @@ def test_a_loss_is_its_formula_at_every_token(name: str) -> None:
 
 def test_gspo_is_the_clipped_geometric_mean_of_an_answers_ratios() -> None:
     seen = inputs()
-    found = GSPOLoss(clip_low=0.05, clip_high=0.1)(seen)
+    found = GSPOLoss(eps_clip_low=0.05, eps_clip_high=0.1)(seen)
     (gradient,) = torch.autograd.grad(torch.where(seen.mask, found, 0.0).sum(), seen.logprobs)
     for row in range(ROWS):
         columns = seen.mask[row].nonzero().flatten().tolist()
@@ -138,7 +141,7 @@ def test_gspo_is_the_clipped_geometric_mean_of_an_answers_ratios() -> None:
 
 def test_gmpo_is_the_geometric_mean_of_clipped_ratios() -> None:
     seen = inputs()
-    found = GMPOLoss(log_low=0.3, log_high=0.2)(seen)
+    found = GMPOLoss(log_clip_low=0.3, log_clip_high=0.2)(seen)
     for row in range(ROWS):
         columns = seen.mask[row].nonzero().flatten().tolist()
         advantage = seen.advantages[row, columns[0]].item()
@@ -150,7 +153,7 @@ def test_gmpo_is_the_geometric_mean_of_clipped_ratios() -> None:
 SMOOTH: dict[str, PolicyLoss] = {
     name: PER_TOKEN[name][0]
     for name in ("regular", "dual_clip", "sapo", "dppo", "decoupled", "importance_sampling", "cross_entropy")
-} | {"gmpo": GMPOLoss(log_low=0.3, log_high=0.2), "kl_cov": KLCovLoss(share=0.2, coefficient=0.5)}
+} | {"gmpo": GMPOLoss(log_clip_low=0.3, log_clip_high=0.2), "kl_cov": KLCovLoss(kl_cov_frac=0.2, ppo_kl_coef=0.5)}
 """Losses whose gradient is the derivative of their value; cispo, rollout_is and gspo hold a part of it still."""
 
 

@@ -64,7 +64,7 @@ def test_tokens_that_are_clipped_are_told() -> None:
         advantages=torch.ones(1, 3),
         mask=torch.tensor([[True, True, False]]),
     )
-    clipped = RegularLoss(clip_low=0.2, clip_high=0.2).measure(inputs)["clip_ratio"]
+    clipped = RegularLoss(eps_clip_low=0.2, eps_clip_high=0.2).measure(inputs)["clip_ratio"]
     assert clipped.tolist() == [[True, False, True]]
 
 
@@ -125,7 +125,7 @@ def dppo_cuts(now: float, then: float, advantage: float, *, low: float, high: fl
         advantages=torch.tensor([[advantage]]),
         mask=torch.ones(1, 1, dtype=torch.bool),
     )
-    return bool(DPPOLoss(divergence="binary_kl", low=low, high=high).measure(inputs)["clip_ratio"])
+    return bool(DPPOLoss(dppo_type="binary_kl", delta_low=low, delta_high=high).measure(inputs)["clip_ratio"])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,9 @@ def test_dppo_knows_the_divergence_of_tokens_that_were_or_are_certain() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [GSPOLoss(clip_low=0.2, clip_high=0.2), GMPOLoss(log_low=0.4, log_high=0.4)], ids=["gspo", "gmpo"]
+    "loss",
+    [GSPOLoss(eps_clip_low=0.2, eps_clip_high=0.2), GMPOLoss(log_clip_low=0.4, log_clip_high=0.4)],
+    ids=["gspo", "gmpo"],
 )
 @pytest.mark.parametrize(("mean", "held"), [(9.0, 9.0), (12.0, 10.0)])
 def test_the_ratio_of_a_bad_answer_is_held_to_e_to_the_ten(loss: PolicyLoss, mean: float, held: float) -> None:
@@ -197,7 +199,7 @@ def test_clip_cov_draws_its_share_of_the_selected_tokens_and_at_least_one(share:
         advantages=torch.tensor([[1.0], [-1.0]]).expand(2, 4),
         mask=torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0]]).bool(),
     )
-    loss = ClipCovLoss(clip_low=0.2, clip_high=0.2, share=share, covariance_low=-9.0, covariance_high=9.0)
+    loss = ClipCovLoss(eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio=share, clip_cov_lb=-9.0, clip_cov_ub=9.0)
     found = loss.measure(inputs)["clip_ratio"]
     assert found.sum() == drawn
     assert not (found & ~inputs.mask).any()
@@ -215,7 +217,7 @@ def test_clip_cov_draws_only_tokens_between_its_bounds() -> None:
     )
 
     def drawn(low: float, high: float) -> list[bool]:
-        loss = ClipCovLoss(clip_low=0.2, clip_high=0.2, share=1.0, covariance_low=low, covariance_high=high)
+        loss = ClipCovLoss(eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio=1.0, clip_cov_lb=low, clip_cov_ub=high)
         found: list[list[bool]] = loss.measure(inputs)["clip_ratio"].tolist()
         return found[0]
 
@@ -280,7 +282,7 @@ def test_gmpo_holds_a_token_beyond_its_bounds_in_the_direction_of_its_advantage_
         [-1.5, -1.5, -1.5, -1.5, -1.5, -1.5, -1.5, -1.5],  # log-ratios 1/2, then 3/4; -1/2, then -3/4
         [1.0, 0.25, 0.0, -1.0, -1.0, -0.25, 0.0, 1.0],
     )
-    found = GMPOLoss(log_low=0.5, log_high=0.5).measure(inputs)["clip_ratio"]
+    found = GMPOLoss(log_clip_low=0.5, log_clip_high=0.5).measure(inputs)["clip_ratio"]
     assert found.tolist() == [[False, True, False, False, False, True, False, False]]
 
 
@@ -293,7 +295,7 @@ def test_sapo_gates_any_good_token_with_its_own_temperature() -> None:
 @pytest.mark.parametrize(("share", "penalised"), [(0.0, {0}), (0.25, {0}), (0.5, {0, 3})])
 def test_kl_cov_penalises_its_share_of_the_tokens_and_at_least_one(share: float, penalised: set[int]) -> None:
     inputs = of_tokens([-1.0, -2.0, -3.0, -4.0], [-2.0, -3.0, -4.0, -5.0], [3.0, 1.0, 0.0, 0.0])
-    loss = KLCovLoss(share=share, coefficient=7.0)(inputs)  # covariances 3, 0, 0.5, 1.5
+    loss = KLCovLoss(kl_cov_frac=share, ppo_kl_coef=7.0)(inputs)  # covariances 3, 0, 0.5, 1.5
     expected = [-math.e * gain + 7.0 * (place in penalised) for place, gain in enumerate([3.0, 1.0, 0.0, 0.0])]
     torch.testing.assert_close(loss, torch.tensor([expected]))
 
@@ -308,7 +310,7 @@ def lowbias32(value: float) -> int:
 
 def test_clip_cov_draws_the_tokens_whose_log_probabilities_have_the_smallest_hashes() -> None:
     logprobs = [-0.01 * place for place in range(1, 201)]
-    loss = ClipCovLoss(clip_low=0.2, clip_high=0.2, share=0.25, covariance_low=-9.0, covariance_high=9.0)
+    loss = ClipCovLoss(eps_clip_low=0.2, eps_clip_high=0.2, clip_ratio=0.25, clip_cov_lb=-9.0, clip_cov_ub=9.0)
     drawn = loss.measure(of_tokens(logprobs, logprobs, [1.0, -1.0] * 100))["clip_ratio"][0]
     smallest = sorted(range(200), key=lambda place: lowbias32(logprobs[place]))[:50]
     assert drawn.nonzero().flatten().tolist() == sorted(smallest)
@@ -325,10 +327,12 @@ def test_a_single_token_has_the_whole_share_and_lengths_divide_rows_as_well() ->
 
 def test_decoupled_ppo_bounds_a_bad_token_by_the_dual_clip_and_counts_weights_above_the_cap() -> None:
     inputs = of_tokens([-1.0, -1.0], [-1.0 - math.log(8.0)] * 2, [-0.5, 0.5])  # ratio 8, clipped to 1.2 where A > 0
-    assert DecoupledLoss(clip_low=0.2, clip_high=0.2, bound=3.0)(inputs).tolist()[0] == pytest.approx([1.5, -0.6])
+    assert DecoupledLoss(eps_clip_low=0.2, eps_clip_high=0.2, dual_clip=True, clip_ratio_c=3.0)(inputs).tolist()[
+        0
+    ] == pytest.approx([1.5, -0.6])
     off = evolve(inputs, rollout_logprobs=inputs.old_logprobs - torch.tensor([[math.log(2.0), 0.0]]))  # weights 2 and 1
     for cap, over in ((None, [False, False]), (1.5, [True, False]), (2.5, [False, False])):
-        measured = DecoupledLoss(clip_low=0.2, clip_high=0.2, cap=cap).measure(off)
+        measured = DecoupledLoss(eps_clip_low=0.2, eps_clip_high=0.2, behav_imp_weight_cap=cap).measure(off)
         assert measured["behave_capped_ratio"].tolist() == [over]
         assert measured["behave_weight"].tolist()[0] == pytest.approx([2.0, 1.0])
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from skyrl.config import compose, load
-from skyrl.config.effects.models import _listed
 from skyrl.config.loading.check import without_effect
 from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.errors import ConfigError
+from skyrl.tree.rules import listed
 from tests.config.leaves import RUNNABLE
 
 PLACEMENT = "trainer.placement."
@@ -199,7 +199,7 @@ def test_the_last_kind_counts_whatever_a_file_says(tmp_path: Path) -> None:
     ("words", "text"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c", "d"], "a, b, c and d")]
 )
 def test_conditions_are_listed_as_in_a_sentence(words: list[str], text: str) -> None:
-    assert _listed(words) == text
+    assert listed(words, "and") == text
 
 
 @pytest.mark.parametrize(("scheduler", "told"), [("cosine_with_min_lr", False), ("constant", True)])

@@ -5,6 +5,7 @@ That a value that acts is not told either is seen in `tests/effects/`, of every 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from skyrl.config.loading.kinds import KINDS, kind_named, root_of
 from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.errors import Problem
 from skyrl.tree.classes import leaf_paths, table_paths
-from skyrl.tree.rules import Effect
+from skyrl.tree.rules import Condition, Effect, paths_read
 from tests.config.leaves import FIXED, LEAVES, OTHERS, RUNNABLE, each
 
 NO_KL = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_kl_in_reward": False}
@@ -110,6 +111,54 @@ def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
 def test_a_value_that_was_not_written_is_not_told(effect: Effect) -> None:
     off = OFF.get(effect.path, {})
     assert told(effect.path, {path: value for path, value in off.items() if path != effect.path}) == []
+
+
+NAMED = re.compile(r"[a-z]\w*(?:\.\w+)+|[a-z]+(?:_[a-z]+)+")
+RUNS: tuple[dict[str, Any], ...] = (
+    {},
+    {"trainer.device": "cuda", "trainer.placement.executor": "ray", "trainer.placement.colocate_all": False},
+    {"trainer.strategy": "megatron", "trainer.device": "cuda"},
+    {"trainer.max_tokens_per_microbatch": 4096, "trainer.fully_async.enabled": True},
+    {"trainer.algorithm.policy_loss_type": "decoupled", "trainer.max_ckpts_to_keep": 3, "trainer.ckpt_keep_best": 1},
+    {"environment.env_class": "reward_model", "generator.max_turns": 2, "environment.agent.command": ["python"]},
+    {"environment.env_class": "code", "generator.sampling_params.max_tokens": 9, EVALUATION + "max_tokens": 9},
+    {"trainer.rollouts_from": "runs/other", "environment.env_class": "multiply"},
+    {"environment.env_class": "task.py:mine", "generator.max_turns": 2, "trainer.recover_mode": "auto"},
+    {"trainer.policy.model.lora.rank": 2, ENGINE + "backend": "vllm", "trainer.placement.executor": "ray"},
+    {ENGINE + "backend": "vllm", "trainer.device": "cuda", ENGINE + "max_engine_restarts": 1},
+    SERVERS | {ENGINE + "run_engines_locally": False},
+)
+"""Runs in which conditions read what decides."""
+
+
+NOT_READ = {"transformer_config_kwargs"}
+"""Fields that a sentence names as the place where something is set instead."""
+
+PROPERTIES = {"plays": {"command", "function"}}
+"""Properties of tables that conditions read, with the fields behind them."""
+
+
+def names_in(words: str) -> set[str]:
+    """Last names of the fields that a sentence names."""
+    return {name.rpartition(".")[2] for name in NAMED.findall(words)} & {leaf.rpartition(".")[2] for leaf in LEAVES}
+
+
+def test_a_condition_reads_the_fields_that_its_sentence_names() -> None:
+    trees = [resolve_with_origins((loaded := load([], RUNNABLE | run)).config, loaded.origins)[0] for run in RUNS]
+    unread: dict[str, set[str]] = {}
+    for effect in TESTED:
+        read = {path.rpartition(".")[2] for tree in trees for path in paths_read(effect.acts, tree)}
+        read |= {field for name in read for field in PROPERTIES.get(name, ())}
+        if missing := names_in(effect.when) - read - NOT_READ:
+            unread[effect.path] = missing
+    assert unread == {}
+
+
+def test_a_sentence_that_names_another_field_than_its_predicate_reads_is_found() -> None:
+    run = load([], RUNNABLE).config
+    wrong = Effect("trainer.epochs", Condition("trainer.use_sample_packing is on", lambda run: run.trainer.epochs > 1))
+    assert names_in(wrong.when) == {"use_sample_packing"}
+    assert paths_read(wrong.acts, run) == {"trainer.epochs"}
 
 
 UNLIKE = {

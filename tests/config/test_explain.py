@@ -83,7 +83,7 @@ def test_no_check_reads_the_whole_tree(kind: str) -> None:
     loaded = load([], {"kind": kind})
     run, _, _ = resolve_with_origins(loaded.config, loaded.origins)
     tables = {"", *(path for path in table_paths(root_of(kind)) if get_at(run, path) is not None)}
-    whole = {check.__name__: sorted(paths_read(check, run) & tables) for check in kind_named(kind).all_checks}
+    whole = {check.__name__: sorted(paths_read(check, run) & tables) for check in kind_named(kind).checks}
     assert {name: tables for name, tables in whole.items() if tables} == {}
 
 

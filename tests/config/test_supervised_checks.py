@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import compose
-from skyrl.config.loading.kinds import kind_named
 from skyrl.errors import ConfigError
-from skyrl.tree.classes import leaf_paths
 
 SFT: dict[str, Any] = {"kind": "sft", "model.path": "m", "train_datasets": ["rows"], "device": "cpu"}
 
@@ -130,14 +128,6 @@ def test_names_that_no_kind_of_run_has_say_nothing_about_the_kind() -> None:
     with pytest.raises(ConfigError) as refused:
         compose([], {"no_such_field": 1, "train_datasets": ["rows"]})
     assert "kind" not in {problem.path for problem in refused.value.problems}
-
-
-@pytest.mark.parametrize("kind", ["rl", "sft"])
-def test_a_table_that_is_not_implemented_is_listed_by_its_leaves_and_its_neighbours_are_not(kind: str) -> None:
-    paths, leaves = kind_named(kind).unimplemented_paths, {path for path, _ in leaf_paths(kind_named(kind).root)}
-    assert set(paths) < leaves
-    for entry in kind_named(kind).unimplemented:
-        assert {path for path in leaves if path == entry.path or path.startswith(f"{entry.path}.")} <= set(paths)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from skyrl.config.loading.kinds import KINDS, kind_named, root_of
+from skyrl.config.loading.kinds import KINDS, root_of
 from skyrl.tree.classes import leaf_paths
 from skyrl.tree.frozen import thaw
 from tests.effects import (
@@ -61,27 +61,20 @@ def _head() -> Iterator[str]:
     yield ""
     yield "Each row is a test: the field alone is set to the value, in the smallest run with the settings under"
     yield '"where", and what stands under "what changes" has to become another. `skyrl config check` reports a field'
-    yield "that has no effect in a run; the second table of each kind lists what this version does not implement."
-    yield "`make pages` writes this page from `tests/effects/`."
+    yield "that has no effect in a run. `make pages` writes this page from `tests/effects/`."
     yield ""
     yield "| kind | " + " | ".join(counts("rl")) + " |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|"
     for kind in KINDS:
         yield f"| `{kind}` | " + " | ".join(map(str, counts(kind).values())) + " |"
 
 
 def counts(kind: str) -> dict[str, int]:
-    """Leaves of a kind of run: all, and those that are probed, refused or warned about in this version, never
-    act, or are constant.
-    """
-    known, leaves = kind_named(kind), [path for path, _ in leaf_paths(root_of(kind))]
-    later = {path: entry.severity for entry in known.unimplemented for path in entry.leaves(known.root)}
-    severities = [later.get(path) for path in leaves if path not in WITHOUT_EFFECT]
+    """Leaves of a kind of run: all, and those that are probed, never act, or are constant."""
+    leaves = [path for path, _ in leaf_paths(root_of(kind))]
     return {
         "fields": len(leaves),
         "probed": len({probe.path for probe in PROBES if probe.kind == kind}),
-        "refused": severities.count("error"),
-        "warned about": severities.count("warning"),
         "never act": sum(of == kind for of, _ in NEVER),
         "constant": sum(path in WITHOUT_EFFECT for path in leaves),
     }
@@ -98,18 +91,12 @@ def _section(kind: str) -> Iterator[str]:
         yield from map(_row, probes)
     yield ""
     yield from _never(kind)
-    yield "| field | not implemented yet | other values are |"
-    yield "|---|---|---|"
-    known = kind_named(kind)
-    for entry in known.unimplemented:
-        yield f"| `{entry.path}` | {entry.what} | {'refused' if entry.severity == 'error' else 'warned about'} |"
 
 
 def _never(kind: str) -> Iterator[str]:
     yield "| field | never acts, and is reported |"
     yield "|---|---|"
     yield from (f"| `{path}` | {why} |" for (of, path), why in NEVER.items() if of == kind)
-    yield ""
 
 
 def _row(probe: Probe) -> str:

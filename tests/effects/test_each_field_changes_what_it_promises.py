@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.config.loading.kinds import KINDS, kind_named, root_of
+from skyrl.config.loading.kinds import KINDS, root_of
 from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.tree.classes import leaf_paths
 from tests.config.leaves import each, other_values
@@ -22,10 +22,6 @@ pytestmark = pytest.mark.xdist_group("effects")
 
 LEAVES = [(kind, path) for kind in KINDS for path, _ in leaf_paths(root_of(kind))]
 PROBED = {(probe.kind, probe.path) for probe in PROBES}
-UNIMPLEMENTED = {(kind, path) for kind in KINDS for path in kind_named(kind).unimplemented_paths}
-
-NOT_IMPLEMENTED = {"rl": 0, "sft": 0, "reward_model": 0}
-"""Leaves in the tables of what is not implemented. The numbers may only fall."""
 
 
 @pytest.fixture(scope="session")
@@ -70,20 +66,15 @@ def test_a_field_that_is_seen_to_act_is_not_reported_as_one_that_does_not(probe:
     assert not [message for message in found if "no effect" in message]
 
 
-def test_every_leaf_is_probed_or_refused_or_warned_about() -> None:
-    known = PROBED | UNIMPLEMENTED | set(NEVER)
+def test_every_leaf_is_probed_or_never_acts() -> None:
+    known = PROBED | set(NEVER)
     missing = [leaf for leaf in LEAVES if leaf not in known and leaf[1] not in WITHOUT_EFFECT]
     assert missing == []
 
 
 def test_no_leaf_is_both_probed_and_listed_as_one_without_effect() -> None:
-    assert not PROBED & (UNIMPLEMENTED | {(kind, path) for kind in KINDS for path in WITHOUT_EFFECT})
+    assert not PROBED & {(kind, path) for kind in KINDS for path in WITHOUT_EFFECT}
     assert PROBED <= set(LEAVES)
-
-
-@each(KINDS)
-def test_what_is_not_implemented_only_becomes_less(kind: str) -> None:
-    assert len(kind_named(kind).unimplemented_paths) == NOT_IMPLEMENTED[kind]
 
 
 @each(NEVER)
@@ -92,16 +83,6 @@ def test_a_leaf_that_never_acts_is_reported_wherever_it_is_written(leaf: tuple[s
     assert leaf in LEAVES and leaf not in PROBED
     for value in list(other_values(root_of(kind), path)) or [0.5]:  # the latter for a field that stays empty
         assert any(covers(each.path, path) for each in problems_of(kind, {path: value}, nano)), value
-
-
-@each(KINDS)
-def test_other_values_of_what_is_not_implemented_are_reported(kind: str, nano: Path) -> None:
-    for entry in kind_named(kind).unimplemented:
-        for path, runs in entry.leaves(root_of(kind)).items():
-            values = [value for value in other_values(root_of(kind), path) if value not in runs]
-            assert values or path in WITHOUT_EFFECT or path.endswith(".logprobs"), path
-            for value in values:
-                assert any(covers(each.path, path) for each in problems_of(kind, {path: value}, nano)), (path, value)
 
 
 @pytest.mark.parametrize("probe", marked(probe for probe in PROBES if probe.context))

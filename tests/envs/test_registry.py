@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.config.settings.environment import ENVIRONMENTS, SINGLE_TURN_ENVIRONMENTS
+from skyrl.config.settings.environment import ENVIRONMENTS
 from skyrl.envs import Env, EnvStep, find_env, register, registered_names
 from skyrl.envs.registry import find_task
 from skyrl.errors import TaskError
@@ -33,7 +33,7 @@ def test_the_environments_of_a_single_turn_are_done_after_it(name: str) -> None:
     tests = [{"input": "", "output": "4", "testtype": "stdin"}]
     truth = {"reward_spec": {"ground_truth": tests if name in ("code", "lcb") else "4"}}
     env = find_env(name)({**truth, "max_turns": 2})
-    assert env.step("five").done is (name in SINGLE_TURN_ENVIRONMENTS)
+    assert env.step("five").done is ENVIRONMENTS[name].single_turn
 
 
 def test_gsm8k_says_which_column_it_misses() -> None:
@@ -114,4 +114,4 @@ def test_the_configuration_knows_the_name_of_every_built_in_environment() -> Non
         for name in registered_names()
         if find_env(name).__module__.startswith("skyrl.envs") and not name.startswith("tests-")
     ]
-    assert ours == sorted(ENVIRONMENTS)
+    assert ours == list(ENVIRONMENTS)

@@ -58,7 +58,7 @@ def test_the_divergence_pulls_each_answer_alike_towards_the_reference(estimator:
     batch = evolve(batch_of(), loss_mask=torch.tensor([[0, 1, 1], [0, 0, 1]]).bool(), advantages=torch.zeros(2, 3))
     batch = (steps_of(batch) if one_answer else batch).given(old_logprobs=NEW - 0.7, ref_logprobs=NEW.cos() - 2.0)
     objective = PolicyObjective(
-        policy_loss=RegularLoss(clip_low=0.2, clip_high=0.2), kl_loss_coef=0.3, kl_estimator=estimator
+        policy_loss=RegularLoss(eps_clip_low=0.2, eps_clip_high=0.2), kl_loss_coef=0.3, kl_estimator=estimator
     )
     logprobs = NEW.clone().requires_grad_()
     loss, parts, _ = objective(logprobs, objective.weigh(batch))

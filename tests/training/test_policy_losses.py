@@ -44,19 +44,26 @@ SETTINGS = {
 """Fields of `trainer.algorithm`."""
 
 LOSSES: dict[str, PolicyLoss] = {
-    "regular": RegularLoss(clip_low=0.11, clip_high=0.12),
-    "dual_clip": DualClipLoss(clip_low=0.11, clip_high=0.12, bound=3.5),
-    "gspo": GSPOLoss(clip_low=0.11, clip_high=0.12),
-    "rollout_is": RolloutISLoss(clip_low=0.11, clip_high=0.12),
+    "regular": RegularLoss(eps_clip_low=0.11, eps_clip_high=0.12),
+    "dual_clip": DualClipLoss(eps_clip_low=0.11, eps_clip_high=0.12, clip_ratio_c=3.5),
+    "gspo": GSPOLoss(eps_clip_low=0.11, eps_clip_high=0.12),
+    "rollout_is": RolloutISLoss(eps_clip_low=0.11, eps_clip_high=0.12),
     "importance_sampling": ImportanceSamplingLoss(),
     "cross_entropy": CrossEntropyLoss(),
-    "gmpo": GMPOLoss(log_low=0.21, log_high=0.22),
-    "cispo": CISPOLoss(clip_low=0.31, clip_high=5.1, anchor="rollout"),
+    "gmpo": GMPOLoss(log_clip_low=0.21, log_clip_high=0.22),
+    "cispo": CISPOLoss(cispo_eps_clip_low=0.31, cispo_eps_clip_high=5.1, cispo_anchor="rollout"),
     "sapo": SAPOLoss(tau_pos=1.1, tau_neg=1.2),
-    "dppo": DPPOLoss(divergence="binary_kl", low=0.41, high=0.42),
-    "decoupled": DecoupledLoss(clip_low=0.11, clip_high=0.12, cap=6.5, cap_mode="clamp", bound=3.5),
-    "clip_cov": ClipCovLoss(clip_low=0.11, clip_high=0.12, share=0.51, covariance_low=0.6, covariance_high=0.7),
-    "kl_cov": KLCovLoss(share=0.81, coefficient=0.91),
+    "dppo": DPPOLoss(dppo_type="binary_kl", delta_low=0.41, delta_high=0.42),
+    "decoupled": DecoupledLoss(
+        eps_clip_low=0.11,
+        eps_clip_high=0.12,
+        behav_imp_weight_cap=6.5,
+        cap_mode="clamp",
+        dual_clip=True,
+        clip_ratio_c=3.5,
+    ),
+    "clip_cov": ClipCovLoss(eps_clip_low=0.11, eps_clip_high=0.12, clip_ratio=0.51, clip_cov_lb=0.6, clip_cov_ub=0.7),
+    "kl_cov": KLCovLoss(kl_cov_frac=0.81, ppo_kl_coef=0.91),
 }
 """What each loss is made with."""
 
@@ -74,5 +81,8 @@ def test_a_loss_has_the_settings_that_the_run_has(name: str) -> None:
 
 def test_the_decoupled_loss_is_clipped_twice_only_where_it_is_asked_to_be() -> None:
     assert made("decoupled", **{"decoupled.dual_clip": False}) == DecoupledLoss(
-        clip_low=0.11, clip_high=0.12, cap=6.5, cap_mode="clamp", bound=None
+        eps_clip_low=0.11,
+        eps_clip_high=0.12,
+        behav_imp_weight_cap=6.5,
+        cap_mode="clamp",
     )

@@ -47,7 +47,7 @@ def the_environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A plain name is that of a built-in environment, or of one that the user's own program registers."""
     name = run.environment.env_class
     if name is not None and not is_import_path(name) and name not in ENVIRONMENTS:
-        near = nearest(name, ENVIRONMENTS)
+        near = nearest(name, tuple(ENVIRONMENTS))
         hint = f"did you mean {near}? " if near else ""
         yield Problem(
             path="environment.env_class",

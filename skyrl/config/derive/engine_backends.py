@@ -11,6 +11,7 @@ from typing import Literal
 import attrs
 
 from skyrl.config.settings.engines import InferenceEngineConfig
+from skyrl.tree.rules import listed
 
 
 @attrs.frozen(kw_only=True)
@@ -71,6 +72,16 @@ class EngineBackend:
     elsewhere: EngineBackend | None = None
     """Facts about servers of this backend that run already, if they are of the same kind."""
 
+    made_by: str = ""
+    """Function from the run, and adapters of other policies, to the maker of an engine that the run starts, as
+    "module:function"; empty if such engines only run already."""
+
+    dialect: str = ""
+    """Class of the `Dialect` of such servers, as "module:Class"; empty for engines that are no servers."""
+
+    joins_update_groups: bool = False
+    """Whether the server joins a process group through routes of its own to receive weights."""
+
     package: str = ""
     """Package that the engine imports and the `train` extra does not install; `extra` names the extra that does."""
 
@@ -96,6 +107,8 @@ _VLLM_SAMPLING = (
 
 _SGLANG_SERVER = EngineBackend(
     fields=("model_dtype", "tensor_parallel_size"),
+    dialect="skyrl.inference.servers.sglang_server:SGLangServer",
+    joins_update_groups=True,
     adapters="files",
     samples_keep_adapters=True,
     is_started_by_the_run=False,
@@ -126,6 +139,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
             "language_model_only",
             "engine_init_kwargs",
         ),
+        made_by="skyrl.experiments.collaborators:vllm_maker",
         adapters="files",
         serves_adapters=True,
         sleeps=True,
@@ -139,6 +153,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
     ),
     "torch": EngineBackend(
         fields=("enable_prefix_caching", "enable_return_routed_experts", "rollout_dtype"),
+        made_by="skyrl.experiments.collaborators:torch_maker",
         is_embedded=True,
         adapters="tensors",
         serves_adapters=True,
@@ -147,6 +162,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
     ),
     "http": EngineBackend(
         fields=("model_dtype", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+        dialect="skyrl.inference.servers.vllm_server:VLLMServer",
         adapters="files",
         samples_keep_adapters=True,
         is_started_by_the_run=False,
@@ -166,6 +182,7 @@ BACKENDS: Mapping[str, EngineBackend] = {
             "gpu_memory_utilization",
             "engine_init_kwargs",
         ),
+        made_by="skyrl.experiments.collaborators:sglang_maker",
         is_started_by_the_run=True,
         takes_turns=False,
         package="sglang",
@@ -223,5 +240,4 @@ def reads_remote_urls(engine: InferenceEngineConfig) -> bool:
 
 def backends_that(suit: Callable[[EngineBackend], bool], join: str = "and") -> str:
     """Names of the kinds of engine that suit, for a message: `vllm, http and sglang`."""
-    *others, last = (name for name, backend in BACKENDS.items() if suit(backend))
-    return f"{', '.join(others)} {join} {last}" if others else last
+    return listed([name for name, backend in BACKENDS.items() if suit(backend)], join)

@@ -6,13 +6,12 @@ one. `below("trainer")` lifts them into the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.strategies import facts_of
-from skyrl.tree.rules import Effect, Rule, rule
+from skyrl.tree.rules import Condition, Effect, Rule, effects, fields_in, is_one, listed, rule
 
 if TYPE_CHECKING:
     from skyrl.config.settings.supervised_root import SupervisedConfig
@@ -109,31 +108,6 @@ EVERY_KIND_RULES: tuple[Rule[Any], ...] = (
 """Derivation rules in order: a rule comes after those that write what it reads."""
 
 
-def _on_cuda(trainer: Trainer) -> bool:
-    return trainer.device == "cuda"
-
-
-def _recomputes(trainer: Trainer) -> bool:
-    return bool(trainer.recompute_activations)
-
-
-def _on_ray(trainer: Trainer) -> bool:
-    return trainer.placement.executor != "in_process"
-
-
-def _is_retried(trainer: Trainer) -> bool:
-    return trainer.recover_mode in ("auto", "fault")
-
-
-def _looks_for_stalls(trainer: Trainer) -> bool:
-    return trainer.faults.stall_timeout_seconds is not None
-
-
-def _loses(*policies: str) -> Callable[[Trainer], bool]:
-    """Whether the run is on Ray and handles a lost rank by one of `policies`."""
-    return lambda trainer: _on_ray(trainer) and trainer.faults.on_lost_rank in policies
-
-
 def _named(trainer: Trainer) -> frozenset[str]:
     """Names of the trackers besides the console."""
     names = (trainer.logger,) if isinstance(trainer.logger, str) else trainer.logger
@@ -145,65 +119,64 @@ def names_a_service(trainer: Trainer) -> bool:
     return bool(_named(trainer))
 
 
-def _names(*services: str) -> Callable[[Trainer], bool]:
-    """Whether `logger` names one of `services`."""
-    return lambda trainer: not _named(trainer).isdisjoint(services)
-
-
 def saves(trainer: Trainer) -> bool:
     """Whether checkpoints are saved while the run trains."""
     return read_interval(trainer.ckpt_interval).ever
 
 
-def _names_what_is_seen(trainer: Trainer) -> bool:
-    """Whether the run's folder or a service is named after the run."""
-    return trainer.run_path == f"runs/{trainer.run_name}" or names_a_service(trainer)
+def _names(*services: str) -> Condition:
+    words = f"logger names {listed(services, 'or')}"
+    return Condition(words, lambda trainer: not _named(trainer).isdisjoint(services))
 
+
+def _handles_a_lost_rank(*policies: str) -> Condition:
+    words = f"the run is on Ray, and on_lost_rank is {' or '.join(policies)}"
+    return Condition(words, lambda trainer: _ON_RAY.holds(trainer) and trainer.faults.on_lost_rank in policies)
+
+
+def _on_cuda(words: str) -> Condition:
+    return Condition(f"the device is cuda{words}", lambda trainer: trainer.device == "cuda")
+
+
+_ON_RAY = Condition("the run is on Ray", lambda trainer: trainer.placement.executor != "in_process")
+_SERVICE = Condition("logger names a tracker besides the console", names_a_service)
+_RUN_IS_NAMED = Condition(
+    "run_path is left out, or logger names a tracker besides the console (`skyrl launch` names its job after it)",
+    lambda trainer: trainer.run_path == f"runs/{trainer.run_name}" or names_a_service(trainer),
+)
+_OWN_KERNELS = Condition(
+    "the strategy is not megatron, which has fused kernels of its own",
+    lambda trainer: not facts_of(trainer).own_modules,
+)
+_OWN_RECOMPUTATION = Condition(
+    "the strategy is not megatron, whose recomputation is in megatron_config.transformer_config_kwargs",
+    lambda trainer: facts_of(trainer).recomputation is None,
+)
+_RECOMPUTES = Condition("activations are recomputed", lambda trainer: bool(trainer.recompute_activations))
+_STALL_LIMIT = Condition(
+    "stall_timeout_seconds is a time", lambda trainer: trainer.faults.stall_timeout_seconds is not None
+)
 
 EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
-    Effect("project_name", "logger names a tracker besides the console", names_a_service),
-    Effect(
-        "run_name",
-        "run_path is left out, or logger names a tracker besides the console (`skyrl launch` names its job after it)",
-        _names_what_is_seen,
+    Effect("project_name", _SERVICE),
+    Effect("run_name", _RUN_IS_NAMED),
+    Effect("max_ckpts_to_keep", Condition("checkpoints are saved (ckpt_interval)", saves)),
+    Effect("log_path", _ON_RAY),
+    Effect("recover_retries", is_one("recover_mode", "auto", "fault")),
+    *effects(
+        _ON_RAY,
+        *fields_in("placement", "ray_address start_timeout_seconds call_timeout_seconds heartbeat_timeout_seconds"),
     ),
-    Effect("max_ckpts_to_keep", "checkpoints are saved (ckpt_interval)", saves),
-    Effect("log_path", "the run is on Ray", _on_ray),
-    Effect("recover_retries", "recover_mode is auto or fault", _is_retried),
-    *(
-        Effect(f"placement.{name}", "the run is on Ray", _on_ray)
-        for name in ("ray_address", "start_timeout_seconds", "call_timeout_seconds", "heartbeat_timeout_seconds")
-    ),
-    Effect("bf16", "the device is cuda (a CPU computes in float32)", _on_cuda),
-    Effect("flash_attn", "the device is cuda (a CPU uses sdpa)", _on_cuda),
-    Effect(
-        "use_liger_kernel",
-        "the device is cuda and the strategy is not megatron, which has fused kernels of its own",
-        lambda trainer: _on_cuda(trainer) and not facts_of(trainer).own_modules,
-    ),
-    Effect(
-        "gradient_checkpointing",
-        "the device is cuda (a CPU has the memory) and the strategy is not megatron, whose recomputation is in "
-        "megatron_config.transformer_config_kwargs",
-        lambda trainer: _on_cuda(trainer) and facts_of(trainer).recomputation is None,
-    ),
-    Effect("offload_activations", "activations are recomputed", _recomputes),
-    *(
-        Effect(f"trackers.{name}", f"logger names {name}", _names(name))
-        for name in ("wandb", "swanlab", "mlflow", "tensorboard")
-    ),
-    *(
-        Effect(f"trackers.{name}", "logger names a tracker besides the console", names_a_service)
-        for name in ("tags", "notes", "group", "sample_rows", "finish_seconds", "python")
-    ),
-    Effect("trackers.job_type", "logger names wandb, swanlab or mlflow", _names("wandb", "swanlab", "mlflow")),
-    *(
-        Effect(f"faults.{name}", condition, acts)
-        for name, condition, acts in (
-            ("on_lost_rank", "the run is on Ray", _on_ray),
-            ("max_lost_ranks", "the run is on Ray, and on_lost_rank is wait or shrink", _loses("wait", "shrink")),
-            ("lost_rank_timeout_seconds", "the run is on Ray, and on_lost_rank is wait", _loses("wait")),
-        )
-    ),
-    Effect("faults.on_stall", "stall_timeout_seconds is a time", _looks_for_stalls),
+    Effect("bf16", _on_cuda(" (a CPU computes in float32)")),
+    Effect("flash_attn", _on_cuda(" (a CPU uses sdpa)")),
+    Effect("use_liger_kernel", _on_cuda("") & _OWN_KERNELS),
+    Effect("gradient_checkpointing", _on_cuda(" (a CPU has the memory)") & _OWN_RECOMPUTATION),
+    Effect("offload_activations", _RECOMPUTES),
+    *(Effect(f"trackers.{name}", _names(name)) for name in ("wandb", "swanlab", "mlflow", "tensorboard")),
+    *effects(_SERVICE, *fields_in("trackers", "tags notes group sample_rows finish_seconds python")),
+    Effect("trackers.job_type", _names("wandb", "swanlab", "mlflow")),
+    Effect("faults.on_lost_rank", _ON_RAY),
+    Effect("faults.max_lost_ranks", _handles_a_lost_rank("wait", "shrink")),
+    Effect("faults.lost_rank_timeout_seconds", _handles_a_lost_rank("wait")),
+    Effect("faults.on_stall", _STALL_LIMIT),
 )

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
-from importlib import import_module
 from typing import Any, Literal
 
 from attrs import frozen
 
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.foundation.unimplemented import Unimplemented
+from skyrl.config.foundation.import_paths import built_in
 from skyrl.planning.topology import Sizes
-from skyrl.tree.classes import leaf_paths
 from skyrl.tree.rules import Check, Effect, Rule
 
 
@@ -35,9 +32,6 @@ class RunKind:
 
     effects: tuple[Effect, ...]
     """Conditions under which fields have an effect."""
-
-    unimplemented: tuple[Unimplemented, ...]
-    """Paths that no component of this version reads."""
 
     sizes: Callable[[Any], Sizes]
     """Function that counts the ranks and engines that a resolved tree asks for."""
@@ -79,45 +73,21 @@ class RunKind:
         """Path of the table that names the model that the run produces."""
         return self.trained.at("model")
 
-    @property
-    def all_checks(self) -> tuple[Check[Any], ...]:
-        """All checks, including those that refuse what is not implemented."""
-        root: Any = self.root
-        return (*self.checks, *(_refusal(entry, root) for entry in self.unimplemented))
-
-    @property
-    def unimplemented_paths(self) -> tuple[str, ...]:
-        """Every leaf of the tree that no component of this version reads."""
-        entries = [entry.path for entry in self.unimplemented]
-        leaves = (path for path, _ in leaf_paths(self.root))
-        return tuple(leaf for leaf in leaves if any(leaf == path or leaf.startswith(path + ".") for path in entries))
-
     def path(self, field: str) -> str:
         """The path of a field that every kind of run has, such as `run_path`."""
         return f"{self.trainer}.{field}" if self.trainer else field
 
     def experiment_class(self) -> type[object]:
         """The experiment class, imported by this call."""
-        found: type[object] = imported(self.experiment)
+        found: type[object] = built_in(self.experiment)
         return found
 
     def preflight_checks(self) -> tuple[Check[Any], ...]:
         """The checks of the machine, imported by this call."""
-        found: tuple[Check[Any], ...] = imported(self.preflight)
+        found: tuple[Check[Any], ...] = built_in(self.preflight)
         return found
 
     def doctor_checks(self) -> tuple[Check[Any], ...]:
         """The checks of `skyrl doctor`, imported by this call."""
-        found: tuple[Check[Any], ...] = imported(self.doctor)
+        found: tuple[Check[Any], ...] = built_in(self.doctor)
         return found
-
-
-@cache
-def _refusal(entry: Unimplemented, root: Any) -> Check[Any]:
-    return partial(entry.check, leaves=entry.leaves(root))
-
-
-def imported(path: str) -> Any:
-    """The object of an import path, as `package.module:name`."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)

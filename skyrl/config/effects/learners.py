@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from skyrl.config.derive.model_tables import GRID, Role
 from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE, RL_ROLES, has_critic, has_reference, shares_gpus
 from skyrl.config.derive.sizes import models_of, on_ray
-from skyrl.config.effects.models import Condition, effect_where, exists, model_effects
+from skyrl.config.effects.models import effect_where, exists, model_effects
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import facts_of
-from skyrl.tree.rules import Effect
+from skyrl.tree.rules import Condition, Effect
 
 _KL = Condition(REFERENCE.exists_where, has_reference)
 _CRITIC = Condition(CRITIC.exists_where, has_critic)
@@ -39,7 +39,7 @@ def _offload_after_step(model: Role) -> Effect:
         f"the device is cuda, others share the {model.title}'s (trainer.placement.colocate_all or "
         "colocate_policy_ref), and the optimizer is not offloaded all the time"
     )
-    return Effect(model.at("optimizer_config.offload_after_step"), words, makes_room)
+    return Effect(model.at("optimizer_config.offload_after_step"), Condition(words, makes_room))
 
 
 def _optimizer(model: Role) -> Iterator[Effect]:

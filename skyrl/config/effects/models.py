@@ -16,21 +16,12 @@ from skyrl.config.settings.learners import DECAYING, OURS, OptimizerConfig
 from skyrl.config.settings.models import SkyRLLoraConfig
 from skyrl.config.settings.strategies import STRATEGIES
 from skyrl.tree.classes import fields_of
-from skyrl.tree.rules import Effect
-
-
-@frozen
-class Condition:
-    """One condition, in words and as a function of a resolved tree."""
-
-    words: str
-    holds: Callable[[Any], bool]
+from skyrl.tree.rules import Condition, Effect, all_of, effects, fields_in
 
 
 def effect_where(path: str, *conditions: Condition) -> Effect:
     """The field has an effect if all conditions hold."""
-    words = [each.words for each in conditions]
-    return Effect(path, _listed(words), lambda run: all(each.holds(run) for each in conditions))
+    return Effect(path, all_of(*conditions))
 
 
 def never(words: str) -> Condition:
@@ -47,10 +38,6 @@ def model_effects(model: Role) -> tuple[Effect, ...]:
 def exists(model: Role) -> list[Condition]:
     """The condition under which a run has the model; empty if every run has it."""
     return [Condition(model.exists_where, model.exists)] if model.exists_where else []
-
-
-def _listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 2 else words)
 
 
 def _several_ranks(model: Role) -> Condition:
@@ -276,26 +263,23 @@ def _schedule_reads(
 ) -> tuple[Effect, ...]:
     """Conditions under which the fields of a schedule act; `updates` are optimizer steps in one training step."""
 
-    def follows(*names: str) -> Callable[[Any], bool]:
-        return lambda run: optimizer(run).scheduler in names
+    def when(words: str, holds: Callable[[OptimizerConfig], bool]) -> Condition:
+        return Condition(words, lambda run: holds(optimizer(run)))
 
+    decays = when(f"scheduler is one of {', '.join(DECAYING)}", lambda config: config.scheduler in DECAYING)
+    is_stable = when("scheduler is warmup_stable_decay", lambda config: config.scheduler == "warmup_stable_decay")
+    warms_up = when(
+        "there is a warm-up, of a schedule that is not transformers' own",
+        lambda config: config.scheduler in OURS and _warms_up(config),
+    )
+    follows_one = when("scheduler is not constant", lambda config: config.scheduler != "constant")
+    several = Condition("a training step has several optimizer steps", lambda run: updates(run) > 1)
     return (
-        Effect(f"{path}.min_lr_ratio", f"scheduler is one of {', '.join(DECAYING)}", follows(*DECAYING)),
-        Effect(f"{path}.num_decay_steps", "scheduler is warmup_stable_decay", follows("warmup_stable_decay")),
-        Effect(
-            f"{path}.warmup_start_ratio",
-            "there is a warm-up, of a schedule that is not transformers' own",
-            lambda run: follows(*OURS)(run) and _warms_up(optimizer(run)),
-        ),
-        *(
-            Effect(f"{path}.{name}", "scheduler is not constant", lambda run: not follows("constant")(run))
-            for name in ("num_warmup_steps", "warmup_steps_proportion")
-        ),
-        Effect(
-            f"{path}.schedule_unit",
-            "the learning rate changes and a training step has several optimizer steps",
-            lambda run: updates(run) > 1 and _changes(optimizer(run)),
-        ),
+        Effect(f"{path}.min_lr_ratio", decays),
+        Effect(f"{path}.num_decay_steps", is_stable),
+        Effect(f"{path}.warmup_start_ratio", warms_up),
+        *effects(follows_one, *fields_in(path, "num_warmup_steps warmup_steps_proportion")),
+        Effect(f"{path}.schedule_unit", when("the learning rate changes", _changes) & several),
     )
 
 

@@ -8,7 +8,7 @@ from skyrl.config.effects.models import model_effects
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.supervised_root import SupervisedConfig
-from skyrl.tree.rules import Effect
+from skyrl.tree.rules import Condition, Effect, condition, effects, is_given, is_one
 
 
 def evaluates(run: SupervisedConfig) -> bool:
@@ -16,49 +16,51 @@ def evaluates(run: SupervisedConfig) -> bool:
     return run.eval_before_train or read_interval(run.eval_interval).ever
 
 
+_EVALUATES = Condition("evaluation is on (eval_before_train or eval_interval)", evaluates)
+_ENGINES = Condition("engines share the device, and there are none", lambda run: False)
+_SKIPS_STEPS = Condition("a reinforcement-learning run leaves steps out", lambda run: False)
+_ROLLS_BACK = Condition("a reinforcement-learning run goes back", lambda run: False)
+
+
+@condition("tensor_parallel_size is 1, and the device is a CPU or the strategy is fsdp2")
+def _compiles(run: SupervisedConfig) -> bool:
+    return run.tensor_parallel_size == 1 and (run.device != "cuda" or facts_of(run).compiles)
+
+
+@condition("the run may resume (resume_from is not empty)")
 def _resumes(run: SupervisedConfig) -> bool:
     return run.recover_mode != "disabled" and (run.resume_from != "" or run.recover_mode is not None)
 
 
-def _is_named(run: SupervisedConfig) -> bool:
-    return bool(run.chat_template.name_or_path)
+@condition("checkpoints are saved or resumed from")
+def _has_checkpoints(run: SupervisedConfig) -> bool:
+    return saves(run) or _resumes.holds(run)
+
+
+@condition("there are several epochs (num_epochs)")
+def _has_epochs(run: SupervisedConfig) -> bool:
+    return run.num_epochs > 1 or run.epoch_tail == "short"
+
+
+@condition("the model is exported while it trains (hf_save_interval)")
+def _exports(run: SupervisedConfig) -> bool:
+    return read_interval(run.hf_save_interval).ever
 
 
 SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     *EVERY_KIND_EFFECTS,
     *model_effects(MODEL),
-    Effect("record_memory", "profile_steps has a step", lambda run: bool(run.profile_steps)),
-    Effect(
-        "use_torch_compile",
-        "tensor_parallel_size is 1, and the device is a CPU or the strategy is fsdp2",
-        lambda run: run.tensor_parallel_size == 1 and (run.device != "cuda" or facts_of(run).compiles),
-    ),
-    Effect("optimizer_config.offload_after_step", "engines share the device, and there are none", lambda run: False),
-    Effect(
-        "optimizer_config.max_skipped_updates",
-        "faults.on_non_finite is skip",
-        lambda run: run.faults.on_non_finite == "skip",
-    ),
-    Effect("faults.max_skipped_steps", "a reinforcement-learning run leaves steps out", lambda run: False),
-    Effect("faults.max_roll_backs", "a reinforcement-learning run goes back", lambda run: False),
-    Effect(
-        "micro_train_batch_size_per_gpu",
-        "max_tokens_per_microbatch is -1",
-        lambda run: run.max_tokens_per_microbatch == -1,
-    ),
-    Effect(
-        "epoch_tail",
-        "there are several epochs (num_epochs)",
-        lambda run: run.num_epochs > 1 or run.epoch_tail == "short",
-    ),
-    Effect("eval_datasets", "evaluation is on (eval_before_train or eval_interval)", evaluates),
-    Effect("eval_dataset_names", "evaluation is on (eval_before_train or eval_interval)", evaluates),
-    Effect("chat_template.source", "chat_template.name_or_path is given", _is_named),
-    Effect("ckpt_path", "checkpoints are saved or resumed from", lambda run: saves(run) or _resumes(run)),
-    Effect("resume_with_changes", "the run may resume (resume_from is not empty)", _resumes),
-    Effect(
-        "export_path",
-        "the model is exported while it trains (hf_save_interval)",
-        lambda run: read_interval(run.hf_save_interval).ever,
-    ),
+    Effect("record_memory", Condition("profile_steps has a step", lambda run: bool(run.profile_steps))),
+    Effect("use_torch_compile", _compiles),
+    Effect("optimizer_config.offload_after_step", _ENGINES),
+    Effect("optimizer_config.max_skipped_updates", is_one("faults.on_non_finite", "skip", name="faults.on_non_finite")),
+    Effect("faults.max_skipped_steps", _SKIPS_STEPS),
+    Effect("faults.max_roll_backs", _ROLLS_BACK),
+    Effect("micro_train_batch_size_per_gpu", is_one("max_tokens_per_microbatch", -1)),
+    Effect("epoch_tail", _has_epochs),
+    *effects(_EVALUATES, "eval_datasets", "eval_dataset_names"),
+    Effect("chat_template.source", is_given("chat_template.name_or_path", "chat_template.name_or_path")),
+    Effect("ckpt_path", _has_checkpoints),
+    Effect("resume_with_changes", _resumes),
+    Effect("export_path", _exports),
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import attrs
@@ -111,21 +112,12 @@ class RunConfig(BaseConfig):
         return cls.from_dict(values)
 
     @classmethod
-    def _loaded(cls, overrides: object) -> Self:
-        [read] = _READ
-        run: Self = read(overrides, cls)
+    def _loaded(cls, overrides: Sequence[str] | Mapping[str, Any]) -> Self:
+        loading: Any = import_module(
+            "skyrl.config.loading.load"
+        )  # by name, because it imports the trees, and they this module
+        run: Self = loading.load_resolved(overrides, cls)
         return run
-
-
-_READ: list[Callable[[Any, Any], Any]] = []
-"""Function that reads overrides into the resolved tree of a class, set by `loading/load.py`, which
-imports this module."""
-
-
-def reads_overrides(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Decorator that registers the function that reads overrides into the resolved tree of a class."""
-    _READ[:] = [function]
-    return function
 
 
 def get_config_as_dict(config: object) -> dict[str, Any]:

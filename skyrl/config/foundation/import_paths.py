@@ -7,10 +7,17 @@ What an import path is, and what it imports, is in `skyrl.tree.imports`.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from skyrl.tree.imports import import_object
+
+
+def built_in(path: str) -> Any:
+    """The object of this package that a table of facts names as "module:name": the tables import nothing above them."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 def is_import_path(name: str) -> bool:

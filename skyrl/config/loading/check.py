@@ -24,7 +24,7 @@ def check(config: RunConfig, origins: Origins | None = None, broken: Collection[
 
     `origins` tell what was written; without them, values that differ from the default count as written.
     """
-    found = find_problems(config, kind_of(config).all_checks, origins or {}, broken)
+    found = find_problems(config, kind_of(config).checks, origins or {}, broken)
     of_any_kind = (_what_was_hidden, text_problems, _folders_of_another_run)
     more = (problem for check_all in of_any_kind for problem in check_all(config, origins or {}, broken))
     return [*found, *more, *without_effect(config, origins, broken)]

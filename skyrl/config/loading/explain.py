@@ -64,9 +64,6 @@ class Explanation:
     checks: tuple[tuple[str, str], ...]
     """Checks that read it: the name, and what must hold."""
 
-    unimplemented: str
-    """The capability that this version lacks for the field to be read; empty where it is read."""
-
 
 def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
     """The explanation of `path` in the resolved tree `run`, whose origins include those of the rules.
@@ -77,7 +74,6 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
     attribute, depth, doc = _field(names, run)
     kind = kind_of(run)
     effect = next((each for each in kind.effects if _covers(each.path, path)), None)
-    later = next((each for each in kind.unimplemented if _covers(each.path, path)), None)
     return Explanation(
         path=path,
         value=_printable(_value(run, names), names[depth:]),
@@ -89,7 +85,6 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
         acts_when=effect.when if effect else "",
         acts=effect.acts(run) if effect else True,
         checks=tuple(_checks_of(path, run)),
-        unimplemented=later.what if later else "",
     )
 
 

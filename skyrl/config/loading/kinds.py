@@ -25,11 +25,11 @@ from skyrl.config.checks.sequences import SEQUENCE_CHECKS
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.derive.rules import RULES
-from skyrl.config.derive.run_kind import RunKind, imported
+from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.derive.sizes import sizes_of
 from skyrl.config.effects.rl_effects import EFFECTS
 from skyrl.config.foundation.entry import RunConfig
-from skyrl.config.foundation.unimplemented import UNIMPLEMENTED
+from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.tree.classes import fields_of
 
@@ -62,7 +62,6 @@ RL = RunKind(
         *PLAUSIBLE_CHECKS,
     ),
     effects=EFFECTS,
-    unimplemented=UNIMPLEMENTED,
     sizes=sizes_of,
     roles=tuple(RL_ROLES.values()),
     rows="prompts",
@@ -85,7 +84,7 @@ KINDS: Mapping[str, str] = {
 
 def kind_named(name: str) -> RunKind:
     """The kind of run with this name. Raises `KeyError` for a kind that does not exist."""
-    kind: RunKind = imported(KINDS[name])
+    kind: RunKind = built_in(KINDS[name])
     return kind
 
 

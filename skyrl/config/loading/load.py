@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from typing_extensions import TypeVar
 
 from skyrl.config.derive.run_kind import RunKind
-from skyrl.config.foundation.entry import RunConfig, reads_overrides
+from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.check import check
 from skyrl.config.loading.kinds import KINDS, kind_of, root_of
 from skyrl.config.loading.loaded import Loaded
@@ -32,6 +32,7 @@ from skyrl.tree.classes import fields_of
 from skyrl.tree.files import EXTENDS, is_stored_form, read_file
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origins
+from skyrl.tree.plain import shown
 from skyrl.tree.read_context import ReadContext
 from skyrl.tree.rules import Check, find_problems
 
@@ -116,8 +117,7 @@ def compose(
     return Composed(written=written, config=config, origins=origins, warnings=warnings)
 
 
-@reads_overrides
-def _resolved(overrides: Overrides, root: type[C]) -> C:
+def load_resolved(overrides: Overrides, root: type[C]) -> C:
     """The resolved tree that constructors such as `SkyRLTrainConfig.from_dict` return."""
     return resolve(load([], overrides, root))
 
@@ -140,9 +140,7 @@ def _builder(
     for layer in _with_words_joined(layers, chosen):
         _take(builder, layer, chosen)
     if root is None and said in KINDS:  # the last one counts, whichever kind the files before it are of
-        builder.problems = [
-            each for each in builder.problems if each.path != "kind" or _refused_kind(each) not in KINDS
-        ]
+        builder.problems = [each for each in builder.problems if each.path != "kind" or each.value not in KINDS]
     builder.problems = [_in_terms_of_kinds(each, chosen) for each in builder.problems]
     if root is None and said is None and chosen is not SkyRLTrainConfig:
         names = ", ".join(name for name in _top_names(layers) if name not in fields_of(SkyRLTrainConfig))
@@ -174,10 +172,10 @@ def _layers(files: Files, overrides: Overrides, context: ReadContext) -> list[_L
 
 def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
     """The problem, reworded if one kind of run was mistaken for another."""
-    if problem.path == "kind" and (found := _refused_kind(problem)) not in KINDS:
-        return evolve(problem, message=f"{found!r} is not one of: {', '.join(KINDS)}", hint="")
+    if problem.path == "kind" and problem.code == "not a choice" and problem.value not in KINDS:
+        return evolve(problem, message=f"{shown(problem.value)} is not one of: {', '.join(KINDS)}", hint="")
     name = problem.path.partition(".")[0]
-    if name in fields_of(root) or not problem.message.startswith("no such field of"):
+    if name in fields_of(root) or problem.code != "unknown field":
         return problem
     if name == EXTENDS:
         hint = "it belongs in a file; here, name the file or the preset itself, as in preset:cuda"
@@ -187,11 +185,6 @@ def _in_terms_of_kinds(problem: Problem, root: type[Any]) -> Problem:
         hint = f"{name} belongs to kind = {' and '.join(others)}, and this is kind = {root().kind}"
         return evolve(problem, hint="; ".join(filter(None, (problem.hint, hint))))
     return problem
-
-
-def _refused_kind(problem: Problem) -> str:
-    """The `kind` that a root of another kind refused."""
-    return problem.message.partition(" is not ")[0].strip("'")
 
 
 @frozen(kw_only=True)

@@ -109,7 +109,7 @@ def _why(capability: str) -> str:
 
 
 NEWER_UPSTREAM_FIELDS: tuple[Migration, ...] = tuple(
-    Migration(old=path, why=_why(capability), harmless=harmless)
+    Migration(old=path, why=_why(capability), harmless=harmless, is_later=True)
     for capability, (harmless, paths) in _CAPABILITIES.items()
     for path in paths
 )

@@ -79,14 +79,10 @@ def _field(table: object, defaults: object, attribute: attrs.Attribute[Any], pat
 
 
 def _sentences(path: str, doc: str, root: type[Any]) -> list[str]:
-    """Meaning of the field, condition under which it has an effect, rule that derives it, and whether this version
-    reads it.
-    """
+    """Meaning of the field, condition under which it has an effect, and rule that derives it."""
     kind, found = kind_of(root), [" ".join(doc.split())]
     found += [f"Has an effect when {each.when}." for each in kind.effects if _covers(each.path, path)]
     found += [f"Derived by `{each.name}` where it is not written." for each in kind.rules if each.writes == path]
-    missing = [each.what for each in kind.unimplemented if _covers(each.path, path)]
-    found += [f"Not read in this version yet: {what}." for what in missing[:1]]
     return [f"  {sentence}" for sentence in found if sentence]
 
 

@@ -26,7 +26,6 @@ _supervised = partial(
     rules=SUPERVISED_RULES,
     checks=SUPERVISED_CHECKS,
     effects=SUPERVISED_EFFECTS,
-    unimplemented=(),
     sizes=_sizes,
     data="train_datasets",
     length=("num_epochs",),

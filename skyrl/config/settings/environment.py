@@ -1,7 +1,9 @@
 """Environments, which answer the policy and score it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
+
+import attrs
 
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
@@ -12,23 +14,47 @@ FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_larg
 """Way in which an environment fails."""
 
 
-ENVIRONMENTS = (
-    *("aime", "code", "gsm8k", "gsm8k_multi_turn", "lcb", "llm_as_a_judge", "multiply", "reward_model", "search"),
-    *("searchcode", "text2sql"),
-)
-"""Names of the built-in environments."""
+@attrs.frozen(kw_only=True)
+class EnvironmentFacts:
+    """Facts about a built-in environment."""
 
-SINGLE_TURN_ENVIRONMENTS = ("aime", "code", "gsm8k", "lcb", "llm_as_a_judge", "reward_model")
-"""Environments that end after judging the first answer."""
+    table: str = ""
+    """Table of `environment.skyrl_gym` with its settings; empty for none."""
 
-SANDBOXED_ENVIRONMENTS = ("code", "lcb", "searchcode", "text2sql")
-"""Environments that always run something in a sandbox."""
+    single_turn: bool = False
+    """Whether it ends after judging the first answer."""
 
-PROGRAM_ENVIRONMENTS = ("code", "lcb")
-"""Environments whose programs may run at a service, see `code_url`."""
+    sandboxed: bool = False
+    """Whether it always runs something in a sandbox."""
 
-COMPARED_ENVIRONMENTS = ("aime", "gsm8k")
-"""Environments that can compare answers as mathematics, see `math_equivalence`."""
+    compares: bool = False
+    """Whether it can compare answers as mathematics, see `math_equivalence`."""
+
+    service: Literal["", "always", "code_url", "reward_model.url"] = ""
+    """Whether it asks a service: always, or if this field of `environment.skyrl_gym` has an address."""
+
+
+_PROGRAMS = EnvironmentFacts(single_turn=True, sandboxed=True, service="code_url")
+
+ENVIRONMENTS: Mapping[str, EnvironmentFacts] = {
+    "aime": EnvironmentFacts(single_turn=True, compares=True),
+    "code": _PROGRAMS,
+    "gsm8k": EnvironmentFacts(single_turn=True, compares=True),
+    "gsm8k_multi_turn": EnvironmentFacts(),
+    "lcb": _PROGRAMS,
+    "llm_as_a_judge": EnvironmentFacts(table="llm_as_a_judge", single_turn=True, service="always"),
+    "multiply": EnvironmentFacts(),
+    "reward_model": EnvironmentFacts(table="reward_model", single_turn=True, service="reward_model.url"),
+    "search": EnvironmentFacts(table="search", service="always"),
+    "searchcode": EnvironmentFacts(table="search", sandboxed=True, service="always"),
+    "text2sql": EnvironmentFacts(table="text2sql", sandboxed=True),
+}
+"""Facts about each built-in environment, keyed by the value of `env_class`. `skyrl.envs.registry` makes them."""
+
+
+def environments_that(suit: Callable[[EnvironmentFacts], bool]) -> tuple[str, ...]:
+    """Names of the built-in environments that suit."""
+    return tuple(name for name, facts in ENVIRONMENTS.items() if suit(facts))
 
 
 @frozen

@@ -1,7 +1,7 @@
 """Policy losses: their settings, facts about each of them, and off-policy corrections.
 
 `POLICY_LOSSES` registers the built-in losses: checks, effects, sizes and learners read it. Formulas and papers are with
-the classes in `skyrl.algorithms`, which `skyrl.training.policy_losses` makes from the settings.
+the classes in `skyrl.algorithms`, whose fields have the names of the settings.
 """
 
 from __future__ import annotations
@@ -180,6 +180,10 @@ class LossFacts:
     A user's loss declares what differs from `OWN_LOSS` as attributes of its class, under the same names.
     """
 
+    made_by: str = ""
+    """Class of the loss, as "module:Class" of `skyrl.algorithms`. Its fields have the names of the settings that it
+    reads. Empty for a loss of the user's."""
+
     table: str = ""
     """Table of `trainer.algorithm` with its settings; empty for none."""
 
@@ -221,29 +225,50 @@ def _decoupled_clips(decoupled: DecoupledConfig) -> Mapping[str, Any]:
 
 
 POLICY_LOSSES: Mapping[str, LossFacts] = {
-    "regular": LossFacts(fields=_CLIP, vanishes_without_advantage=True),
-    "dual_clip": LossFacts(fields=(*_CLIP, "clip_ratio_c"), vanishes_without_advantage=True),
-    "gspo": LossFacts(fields=_CLIP, of_whole_answers=True, vanishes_without_advantage=True),
-    "gmpo": LossFacts(table="gmpo", of_whole_answers=True, vanishes_without_advantage=True),
-    "cispo": LossFacts(table="cispo", vanishes_without_advantage=True, by_settings=_cispo_compares),
-    "sapo": LossFacts(table="sapo", of_whole_answers=True, vanishes_without_advantage=True),
-    "clip_cov": LossFacts(table="clip_cov", fields=_CLIP, takes_corrections=False),
-    "kl_cov": LossFacts(table="kl_cov", takes_corrections=False),
+    "regular": LossFacts(made_by="clipped_losses:RegularLoss", fields=_CLIP, vanishes_without_advantage=True),
+    "dual_clip": LossFacts(
+        made_by="clipped_losses:DualClipLoss", fields=(*_CLIP, "clip_ratio_c"), vanishes_without_advantage=True
+    ),
+    "gspo": LossFacts(
+        made_by="clipped_losses:GSPOLoss", fields=_CLIP, of_whole_answers=True, vanishes_without_advantage=True
+    ),
+    "gmpo": LossFacts(
+        made_by="clipped_losses:GMPOLoss", table="gmpo", of_whole_answers=True, vanishes_without_advantage=True
+    ),
+    "cispo": LossFacts(
+        made_by="clipped_losses:CISPOLoss", table="cispo", vanishes_without_advantage=True, by_settings=_cispo_compares
+    ),
+    "sapo": LossFacts(
+        made_by="clipped_losses:SAPOLoss", table="sapo", of_whole_answers=True, vanishes_without_advantage=True
+    ),
+    "clip_cov": LossFacts(
+        made_by="covariance_losses:ClipCovLoss", table="clip_cov", fields=_CLIP, takes_corrections=False
+    ),
+    "kl_cov": LossFacts(made_by="covariance_losses:KLCovLoss", table="kl_cov", takes_corrections=False),
     "rollout_is": LossFacts(
-        fields=_CLIP, reads_old_logprobs=False, reads_rollout_logprobs=True, vanishes_without_advantage=True
+        made_by="rollout_losses:RolloutISLoss",
+        fields=_CLIP,
+        reads_old_logprobs=False,
+        reads_rollout_logprobs=True,
+        vanishes_without_advantage=True,
     ),
     "dppo": LossFacts(
-        table="dppo", reads_old_logprobs=False, reads_rollout_logprobs=True, vanishes_without_advantage=True
+        made_by="rollout_losses:DPPOLoss",
+        table="dppo",
+        reads_old_logprobs=False,
+        reads_rollout_logprobs=True,
+        vanishes_without_advantage=True,
     ),
     "decoupled": LossFacts(
+        made_by="rollout_losses:DecoupledLoss",
         table="decoupled",
         fields=_CLIP,
         reads_rollout_logprobs=True,
         vanishes_without_advantage=True,
         by_settings=_decoupled_clips,
     ),
-    "importance_sampling": LossFacts(vanishes_without_advantage=True),
-    "cross_entropy": LossFacts(reads_old_logprobs=False),
+    "importance_sampling": LossFacts(made_by="rollout_losses:ImportanceSamplingLoss", vanishes_without_advantage=True),
+    "cross_entropy": LossFacts(made_by="rollout_losses:CrossEntropyLoss", reads_old_logprobs=False),
 }
 """Facts about each built-in loss, keyed by the value of `policy_loss_type`."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, Self
 
 from attrs import frozen
 
+from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.servers.answers import Asked, Drawn
+from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.weight_receiver.incoming_weights import IncomingWeights
 
@@ -50,6 +52,19 @@ class Dialect(Protocol):
     deadlines: ServerDeadlines
     has_answered: bool
     """Whether the latest `connect` has had an answer; before that the server may still be starting."""
+
+    @classmethod
+    def of_engine(
+        cls,
+        config: InferenceEngineConfig,
+        samples: Connection,
+        control: Connection,
+        deadlines: ServerDeadlines,
+        workers: int | None,
+    ) -> Self:
+        """The server of a run's engine. `samples` may lead to a router in front of it, `control` leads to the server;
+        `workers` is the number of its workers that join a group to receive weights, None if weights come as files.
+        """
 
     @property
     def route(self) -> str:

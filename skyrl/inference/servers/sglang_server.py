@@ -10,11 +10,12 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from attrs import frozen
 
 from skyrl.config.derive.engine_backends import BACKENDS
+from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.draws import sample_seed
@@ -103,6 +104,17 @@ class SGLangServer:
         self._mode = _PAUSE_MODES["finish"]
         self._run, self._adapter = secrets.token_hex(4), ""
         """Part of the names of this run's adapters, and the name of the adapter that draws samples."""
+
+    @classmethod
+    def of_engine(
+        cls,
+        config: InferenceEngineConfig,
+        samples: Connection,
+        control: Connection,
+        deadlines: ServerDeadlines,
+        workers: int | None,
+    ) -> Self:
+        return cls(samples, control, deadlines, workers=workers)
 
     @property
     def reads_back(self) -> bool:

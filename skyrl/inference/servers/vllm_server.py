@@ -16,10 +16,11 @@ import asyncio
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from attrs import frozen
 
+from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
@@ -165,6 +166,24 @@ class VLLMServer:
         self._run, self._adapter = secrets.token_hex(4), ""
         """Part of the names of this run's adapters, and the name of the adapter that draws samples. Each has a new
         name, because vLLM would read an adapter that is loaded in place of another again with every step."""
+
+    @classmethod
+    def of_engine(
+        cls,
+        config: InferenceEngineConfig,
+        samples: Connection,
+        control: Connection,
+        deadlines: ServerDeadlines,
+        workers: int | None,
+    ) -> Self:
+        return cls(
+            samples,
+            control,
+            deadlines,
+            model=config.served_model_name or "",
+            workers=workers,
+            overrides_group=config.override_existing_update_group != "disable",
+        )
 
     @property
     def reads_back(self) -> bool:

@@ -87,8 +87,8 @@ def refusal(key: str, value: object, errors: list[Problem], text: str | None = N
     if value is None and text == "":
         return Line(outcome="refused", source=key, value="", why=_EMPTY)
     reason = "; ".join("; ".join(filter(None, (each.message, each.hint))) for each in errors)
-    is_unknown = any(each.message.startswith("no such field of") for each in errors)
-    is_later = any("not implemented yet" in each.hint for each in errors)
+    is_unknown = any(each.code == "unknown field" for each in errors)
+    is_later = any(each.code == "not implemented" for each in errors)
     why = f"{reason}; {_OWN_FIELD}" if is_unknown and (added or not errors[0].hint) else reason
     return Line(outcome="not yet" if is_later else "refused", source=key, value=value, why=why)
 

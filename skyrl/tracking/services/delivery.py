@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from importlib import import_module
 
 import attrs
 
+from skyrl.config.foundation.import_paths import built_in
 from skyrl.config.settings.trackers import TRACKERS
 from skyrl.tracking.services.run_files import GrowingLines, SampleTables, evaluation_tables, stored_configuration
 from skyrl.tracking.services.service import Known, Service, ServiceRun
@@ -40,8 +40,7 @@ class Delivery:
 
     def _open(self) -> Service:
         run, known = self._run, Known.read(self._run.state_file)
-        module, _, name = TRACKERS[run.service].made_by.partition(":")
-        service: Service = getattr(import_module(module), name).of_run(run, known)
+        service: Service = built_in(TRACKERS[run.service].made_by).of_run(run, known)
         first, last = run.first_step, service.known.step
         if first is not None and first < last and not service.rewind(first):
             service.known = attrs.evolve(service.known, lost=(*service.known.lost, f"{first + 1}-{last}"))

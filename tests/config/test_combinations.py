@@ -1,46 +1,15 @@
-"""Settings that are not implemented yet: what asks for them is refused, and what runs is not."""
+"""Combinations of strategy, engines, executor and weight transfer that run are not refused, and others are, once."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from attrs import evolve
 
-from skyrl.config import SkyRLTrainConfig, check, load
-from skyrl.config.foundation.unimplemented import UNIMPLEMENTED, Unimplemented
-from skyrl.config.loading.kinds import RL
+from skyrl.config import check, load
 from skyrl.config.loading.resolve import resolve_with_origins
-from skyrl.tree import evolve_at
 from tests.config.check_cases.settings import APART, ENGINE, PLACEMENT, RAY, VLLM, gpus
 from tests.config.leaves import RUNNABLE
-
-
-def test_everything_in_the_tree_is_implemented() -> None:
-    assert UNIMPLEMENTED == ()
-
-
-def test_what_would_not_be_is_refused_with_the_values_that_run() -> None:
-    entry = Unimplemented("trainer.strategy", "the others", (None, True, "fsdp2"))
-    [problem] = entry.check(evolve_at(SkyRLTrainConfig(), entry.path, "deepspeed"))
-    assert problem.message == "'deepspeed' does not run in this version; not implemented yet: the others"
-    assert (problem.severity, problem.hint) == ("error", "supported: none or true or fsdp2")
-    assert list(entry.check(evolve_at(SkyRLTrainConfig(), entry.path, "fsdp2"))) == []
-
-
-def test_a_table_that_is_not_read_is_told_for_each_of_its_fields() -> None:
-    entry = Unimplemented("trainer.policy.megatron_config.lora_config", "adapters")
-    run = evolve_at(SkyRLTrainConfig(), f"{entry.path}.lora_type", "canonical_lora")
-    [problem] = entry.check(run)
-    assert (problem.path, problem.severity) == (f"{entry.path}.lora_type", "warning")
-    assert list(entry.check(SkyRLTrainConfig())) == []
-
-
-def test_what_is_not_implemented_is_listed_field_by_field() -> None:
-    table = "trainer.policy.megatron_config.torch_profiler_config"
-    entries = (Unimplemented("trainer.strategy", "the others"), Unimplemented(table, "traces"))
-    listed = evolve(RL, unimplemented=entries).unimplemented_paths
-    assert set(listed) == {"trainer.strategy", f"{table}.enable", f"{table}.ranks", f"{table}.save_path"}
 
 
 @pytest.mark.parametrize(
