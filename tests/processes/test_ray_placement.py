@@ -186,7 +186,7 @@ async def test_a_run_on_a_running_cluster_leaves_the_cluster_and_takes_its_own(
 
 
 def test_an_address_where_no_cluster_is_ends_in_a_message() -> None:
-    code = "from skyrl.processes import ray_cluster; ray_cluster.attach('127.0.0.1:1', 2)"
+    code = "from skyrl.processes.ray import cluster; cluster.attach('127.0.0.1:1', 2)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert (
