@@ -19,13 +19,13 @@ class Counted:
     """Numbers of weights, counted in a model's modules. A tied weight counts once."""
 
     layers: tuple[tuple[int, ...], ...]
-    """Of each tensor of each layer."""
+    """Numbers of weights of each tensor, layer by layer."""
 
     experts: tuple[int, ...]
-    """Of the experts of each layer."""
+    """Number of weights of the experts, layer by layer."""
 
     outer: tuple[int, ...]
-    """Of each tensor outside the layers."""
+    """Number of weights of each tensor outside the layers."""
 
     sides: int
     """Sum of the inputs and outputs of all linear modules of the layers."""

@@ -174,7 +174,8 @@ def test_a_bound_that_a_small_copy_keeps_hides_a_fault(monkeypatch: pytest.Monke
     config: Any = asked("MiniMax-M3")
     config.index_block_size = 128  # as released
     assert not row_support(config, "sdpa", pack=True, share_prompts=True).pack
-    rows._copy.cache_clear(), rows._difference.cache_clear()
+    rows._copy.cache_clear()
+    rows._difference.cache_clear()
     bounds = {name: size for name, size in small_copy_module._MOST.items() if name != "index_block_size"}
     monkeypatch.setattr(small_copy_module, "_MOST", bounds)
     assert row_support(config, "sdpa", pack=True, share_prompts=True).pack

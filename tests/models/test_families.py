@@ -77,6 +77,7 @@ _LONG = {
     "original_max_position_embeddings": 4096,
     "short_factor": [1.0] * 4,
     "long_factor": [4.0] * 4,
+    "partial_rotary_factor": 1.0,
 }
 
 
