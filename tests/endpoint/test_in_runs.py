@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from skyrl.experiments.ppo import BasePPOExp
 from skyrl.experiments.preflight import keys_are_there, packages_are_installed
 from skyrl.inference.adapters import shared, write_adapter
 from skyrl.installation import install_command
+from tests.experiments.forked import RunSession, tiny
 from tests.nano_run import all_metrics, config, train
 
 ENGINE = "generator__inference_engine__"
@@ -65,6 +68,37 @@ def test_a_run_serves_its_policy_while_it_trains(nano: Path, tmp_path: Path) -> 
         pytest.raises(openai.APIConnectionError),
     ):
         client.models.list()
+
+
+@pytest.mark.long
+def test_idle_connections_cannot_end_a_run_by_its_limit_of_open_files(nano: Path, tmp_path: Path) -> None:
+    """The run may open 256 files; somebody holds as many connections to its endpoint as it gets, from start to end."""
+    port = free_port()
+    changes = {
+        f"{ENGINE}enable_http_endpoint": True,
+        f"{ENGINE}http_endpoint_port": port,
+        "trainer__max_training_steps": 4,
+    }
+    session = RunSession(tiny(nano, tmp_path, **changes), tmp_path)
+    assert session.process.pid is not None
+    resource.prlimit(session.process.pid, resource.RLIMIT_NOFILE, (256, 256))
+    held: list[socket.socket] = []
+    opened = 0
+    while session.process.exitcode is None:
+        try:
+            held.append(socket.create_connection(("127.0.0.1", port), 1))
+            opened += 1
+        except OSError:
+            time.sleep(0.05)  # it does not listen yet, or has enough
+        if len(held) == 400:
+            held.pop(0).close()
+            time.sleep(0.01)
+    for connection in held:
+        connection.close()
+    assert session.ends() == 0, session.said
+    assert opened > 256
+    assert "Traceback" not in session.said and "Too many open files" not in session.said
+    assert all_metrics(tmp_path)[-1]["step"] == 4
 
 
 def test_an_endpoint_that_others_reach_needs_a_token(nano: Path, tmp_path: Path) -> None:
