@@ -330,7 +330,7 @@ import asyncio, sys, torch
 from skyrl.batch import TrainingBatch
 from skyrl.config import AlgorithmConfig, ModelConfig, PolicyConfig, TrainerConfig
 from skyrl.learners.schedule import StepSettings
-from skyrl.learners.workers import PolicyWorker
+from skyrl.learners.workers.roles import PolicyWorker
 from skyrl.training.objective import policy_objective
 
 trainer = TrainerConfig(

@@ -120,8 +120,8 @@ async def test_a_step_goes_from_samples_to_new_weights_in_the_engines() -> None:
     metrics = await world.trainer.step()
     assert world.calls == [
         *("sample by 5", "policy scores 4", "reference scores 4", "critic scores 4"),
-        *("critic learns 4", "critic learns 4"),
-        *("policy learns 2",) * 4,
+        *("critic learns 4", "critic steps") * 2,
+        *("policy learns 2", "policy steps") * 4,
         "publish 6",
     ]
     batch = world.critic.seen[0]
@@ -136,7 +136,7 @@ async def test_a_step_goes_from_samples_to_new_weights_in_the_engines() -> None:
 async def test_a_single_update_needs_no_old_probabilities_and_no_other_model() -> None:
     world = World(others=False, epochs=1, mini=4)
     metrics = await world.trainer.step()
-    assert world.calls == ["sample by 5", "policy learns 4", "publish 6"]
+    assert world.calls == ["sample by 5", "policy learns 4", "policy steps", "publish 6"]
     assert world.policy.seen[0].old_logprobs is None
     assert not any(name.startswith("critic/") for name in metrics)
     assert await world.trainer.begin() == {"weight_sync/parity_mean": 0.5}
