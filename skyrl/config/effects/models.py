@@ -5,7 +5,7 @@ They are the same for every model of every kind of run, so each function here ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from attrs import frozen
@@ -16,7 +16,7 @@ from skyrl.config.settings.learners import DECAYING, OURS, OptimizerConfig
 from skyrl.config.settings.megatron import ranks_of_experts
 from skyrl.config.settings.models import SkyRLLoraConfig
 from skyrl.tree.classes import fields_of
-from skyrl.tree.rules import Condition, Effect, all_of
+from skyrl.tree.rules import Condition, Effect, all_of, effects, fields_in
 
 
 def effect_where(path: str, *conditions: Condition) -> Effect:
