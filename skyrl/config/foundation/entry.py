@@ -113,9 +113,8 @@ class RunConfig(BaseConfig):
 
     @classmethod
     def _loaded(cls, overrides: Sequence[str] | Mapping[str, Any]) -> Self:
-        loading: Any = import_module(
-            "skyrl.config.loading.load"
-        )  # by name, because it imports the trees, and they this module
+        # By name, because it imports the trees, which are built on this module.
+        loading: Any = import_module("skyrl.config.loading.load")
         run: Self = loading.load_resolved(overrides, cls)
         return run
 
