@@ -70,17 +70,20 @@ def size_of(batch: pa.RecordBatch) -> int:
 
 
 def _elements(column: pa.Array) -> int:
-    """Number of values of a column, in lists and structs at any depth, each list and struct included."""
+    """Number of values of a column, in lists and structs at any depth, each list and struct included; also those below
+    a null, if the file has any.
+    """
     import pyarrow as pa
 
     kind = column.type
     if pa.types.is_struct(kind):
-        inside = column.flatten()
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        inside = [column.flatten()]
-    elif pa.types.is_map(kind):
+        inside = [column.field(place) for place in range(kind.num_fields)]
+    elif pa.types.is_fixed_size_list(kind):
+        inside = [column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size)]
+    elif pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
-        inside = [each.slice(first, last - first) for each in (column.keys, column.items)]
+        parts = (column.keys, column.items) if pa.types.is_map(kind) else (column.values,)
+        inside = [each.slice(first, last - first) for each in parts]
     else:
         inside = []
     return len(column) + sum(map(_elements, inside))

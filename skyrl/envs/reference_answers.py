@@ -29,9 +29,9 @@ def misread(task: str, make: Callable[[Mapping[str, Any]], Env], extras: Mapping
     """Reason why no answer to this row can be right in the environment `task`; None if its ground truth can be read, or
     if the environment does not read answers.
     """
-    form, truth = ANSWERS.get(task), next(iter(ground_truths(extras).values()), None)
-    if form is None:
+    if (form := ANSWERS.get(task)) is None:
         return None
+    truth = next(iter(ground_truths(extras).values()), None)
     try:
         env = make(deepcopy(dict(extras)))
         stated = next(iter(targets(truth)), "") if task == "search" and truth is not None else truth

@@ -167,8 +167,11 @@ def asked_of_rows(function: Callable[..., Any]) -> tuple[str, ...]:
 
 def lacking(asked: Sequence[str], extras: Mapping[str, Any]) -> tuple[str, ...]:
     """The names in `asked`, from `asked_of_rows`, for which the row has no value."""
-    values = {**extras, "ground_truth": ground_truth(extras)}
-    return tuple(name for name in asked if values.get(name) is None)
+
+    def value(name: str) -> object:
+        return ground_truth(extras) if name == "ground_truth" else extras.get(name)
+
+    return tuple(name for name in asked if value(name) is None)
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:

@@ -22,11 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, best_match
 
 from skyrl.chats.tool_calls import Call, CallParser, hermes
 from skyrl.envs.coroutines import settled
@@ -35,6 +33,9 @@ from skyrl.envs.http_json import ServiceError
 from skyrl.envs.texts import tokenizable
 from skyrl.errors import SkyRLError, TaskError
 from skyrl.tree.frames import raised_at
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator  # a run without tools starts without it
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,9 @@ class Tool:
 
     @_validator.default
     def _of_parameters(self) -> Draft202012Validator:
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import SchemaError
+
         try:
             Draft202012Validator.check_schema(dict(self.parameters))
         except SchemaError as error:
@@ -101,6 +105,8 @@ class Tool:
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Reason why the tool refuses these arguments, or None."""
+        from jsonschema.exceptions import best_match
+
         error = best_match(self._validator.iter_errors(dict(arguments)))
         return None if error is None else f"the arguments of {self.name} do not fit: {error.message:.300}"
 

@@ -27,6 +27,9 @@ KEPT_FROM = 16_384
 """Tokens of a sequence from which recomputation keeps the outputs of attention. Selecting what is kept takes a call in
 Python for each operator, which shorter sequences do not repay: 0.25 s for 8,192 tokens in a model of 28 layers."""
 
+SCALE_WITHOUT_WARMUP = 10_000
+"""Steps after which inverse_sqrt has fallen to the root of a half, where there is no warm-up; transformers' value."""
+
 MATRIX = 2
 """Least number of dimensions of a weight that decays under `weight_decay_on = "matrices"`."""
 
@@ -115,8 +118,9 @@ class Shape:
     """A learning rate schedule, as a fraction of the peak rate over steps counted from 0.
 
     Warm-up is linear from `start` to 1 over `warmup` steps; decaying schedules fall from 1 to `least` at `total`, over
-    the last `decay` steps. These are AReaL's and Megatron's schedules; cosine: arXiv:1608.03983, eq. 5, without
-    restarts.
+    the last `decay` steps; inverse_sqrt falls with the root of the step from the end of the warm-up (as transformers
+    does: arXiv:1706.03762, section 5.3). The others are AReaL's and Megatron's schedules; cosine: arXiv:1608.03983,
+    eq. 5, without restarts.
     """
 
     name: str
@@ -130,6 +134,9 @@ class Shape:
         """The fraction of the peak rate at this step; constant after the last step."""
         if step < self.warmup:
             return self.start + (1 - self.start) * step / self.warmup
+        if self.name == "inverse_sqrt":
+            scale = self.warmup or SCALE_WITHOUT_WARMUP
+            return 1 / math.sqrt((step + (scale - self.warmup)) / scale)
         if self.name not in DECAYING:
             return 1.0
         assert self.total is not None
@@ -172,7 +179,7 @@ def learning_rate_schedule(
             decay=decay,
         )
         return LambdaLR(optimizer, partial(_by_unit, shape, per))
-    from transformers import get_scheduler
+    from transformers import get_scheduler  # imports peft and accelerate
 
     made: LambdaLR = get_scheduler(config.scheduler, optimizer, num_warmup_steps=warmup, num_training_steps=total)
     return made if per == 1 else LambdaLR(optimizer, partial(_by_unit, made.lr_lambdas[0], per))

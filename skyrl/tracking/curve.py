@@ -15,6 +15,7 @@ def draw_reward_curve(records: Iterable[Mapping[str, Any]], path: Path, title: s
 
     rows = list(records)
     figure = Figure(figsize=(7, 4), dpi=120)
+    figure.subplots_adjust(left=0.13, right=0.97, bottom=0.13, top=0.91)  # tight_layout would draw everything twice
     axes = figure.subplots()
     for name, label, style in (
         ("reward/avg_raw_reward", "reward of sampled answers", "-"),
@@ -28,6 +29,5 @@ def draw_reward_curve(records: Iterable[Mapping[str, Any]], path: Path, title: s
     axes.grid(alpha=0.3)
     if axes.has_data():
         axes.legend()
-    figure.tight_layout()
     with atomic_file(path, durable=False) as scratch:
         figure.savefig(scratch, format="png")

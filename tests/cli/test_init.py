@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from click.testing import CliRunner
 from skyrl.cli.main import cli
 from skyrl.config import compose
 from skyrl.starter.template_files import TEMPLATES
+from tests.experiments.phases import command
+from tests.forkserver import CONTEXT
 
 
 def init(folder: Path, *options: str) -> str:
@@ -75,9 +78,21 @@ def test_a_script_that_fails_is_reported_with_its_reason(tmp_path: Path, monkeyp
     assert result.exit_code != 0 and "python prepare.py failed there: OSError: no room left" in str(result.exception)
 
 
+def command_in(folder: Path, *words: str) -> None:
+    """A command in a forked process, whose output goes to the file `said` in the folder."""
+    os.chdir(folder)
+    command([*words], {}, folder, verbs=())
+
+
+@pytest.mark.xdist_group("forked")
 def test_a_new_task_trains_at_once(tmp_path: Path) -> None:
-    init(tmp_path / "mine", "--template", "sft")
-    said = skyrl(tmp_path / "mine", "run", "run.toml", "num_steps=2", "eval_interval=2")
+    folder = tmp_path / "mine"
+    init(folder, "--template", "sft")
+    process = CONTEXT.Process(target=command_in, args=(folder, "run", "run.toml", "num_steps=2", "eval_interval=2"))
+    process.start()
+    process.join()
+    said = (folder / "said").read_text(encoding="utf-8")
+    assert process.exitcode == 0, said
     assert "eval/all/loss" in said and "at step 1," in said and "at step 2\n" in said
 
 

@@ -65,6 +65,7 @@ def test_a_killed_run_ends_like_one_that_was_not(nano: Path, tmp_path: Path, ste
     assert_ends_alike(tmp_path / "killed", tmp_path / "whole")
 
 
+@pytest.mark.long  # tests/experiments/test_signals.py has it by default, in a fork
 def test_control_c_ends_a_run_at_once_with_one_line_and_130(nano: Path, tmp_path: Path) -> None:
     process = start(nano, tmp_path, trainer__epochs=1000)
     wait_for_step(process, 3)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from tests.endpoint.serving import Script, served, tiny_engine
+
+if TYPE_CHECKING:
+    import anthropic  # takes two seconds, which every process of pytest -n would spend
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 ADD: Any = {"name": "add", "description": "Add.", "input_schema": {"type": "object"}}
@@ -15,6 +17,8 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 
 
 def client(url: str) -> anthropic.AsyncAnthropic:
+    import anthropic
+
     return anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0, timeout=60)
 
 
@@ -76,6 +80,8 @@ async def test_a_stop_sequence_is_named() -> None:
     ],
 )
 async def test_what_has_no_effect_is_refused(changes: dict[str, Any]) -> None:
+    import anthropic
+
     script = Script([])
     async with served(script.generate, script.tokenizer) as there, client(there.url) as ask:
         with pytest.raises(anthropic.BadRequestError):

@@ -90,6 +90,7 @@ def test_a_run_that_is_terminated_while_a_save_fails_does_not_say_that_it_is_sav
 def test_control_c_ends_with_130(nano: Path, tmp_path: Path) -> None:
     status, said = run(nano, tmp_path, Fault(phase="generation", does="SIGINT", nth=2))
     assert (status, saved(tmp_path)) == (130, [1])
+    assert "Traceback" not in said
     assert said.splitlines()[-1] == "Stopped. Step 1 is saved: the same command continues after it."
 
 

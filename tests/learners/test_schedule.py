@@ -75,12 +75,13 @@ def test_a_trapezoid_warms_up_stays_and_falls_over_its_last_steps() -> None:
     assert found == pytest.approx([1 / 20, 10 / 20, 1.0, 1.0, 0.5, 0.01])
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup", "constant"])
-def test_without_settings_of_its_own_a_schedule_is_that_of_transformers(name: str) -> None:
+@pytest.mark.parametrize("warmup", [0, 7])
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant_with_warmup", "constant", "inverse_sqrt"])
+def test_without_settings_of_its_own_a_schedule_is_that_of_transformers(name: str, warmup: int) -> None:
     from transformers import get_scheduler
 
-    theirs: Any = get_scheduler(name, optimizer(), num_warmup_steps=7, num_training_steps=50)
-    found = rates(range(51), 50, scheduler=name, num_warmup_steps=7)
+    theirs: Any = get_scheduler(name, optimizer(), num_warmup_steps=warmup, num_training_steps=50)
+    found = rates(range(51), 50, scheduler=name, num_warmup_steps=warmup)
     assert found == pytest.approx([theirs.lr_lambdas[0](step) for step in range(51)])
 
 

@@ -41,7 +41,7 @@ Scheduler = Literal[
 DECAYING = ("linear", "cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay")
 """Schedules that end at `min_lr_ratio`."""
 
-OURS = (*DECAYING, "constant", "constant_with_warmup")
+OURS = (*DECAYING, "constant", "constant_with_warmup", "inverse_sqrt")
 """Schedules that `skyrl.learners.schedule` computes itself; the others are transformers' own."""
 
 

@@ -20,13 +20,14 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
-
-import httpx
 
 from skyrl.errors import ProcessError, ServerRefusal, UserError
 from skyrl.processes.answers import BadAnswer, asked_to_wait, collected, read, shown
+
+if TYPE_CHECKING:
+    import httpx  # a run without servers starts without it
 
 T = TypeVar("T")
 
@@ -238,6 +239,8 @@ class Connection:
         headers: Mapping[str, str],
     ) -> AsyncIterator[httpx.Response]:
         """The head of an answer. Transport errors are raised as `_Failure`."""
+        import httpx
+
         try:
             async with self._open().stream(
                 method, self.url + path, json=body, params=dict(query) or None, headers=dict(headers)
@@ -284,6 +287,8 @@ class Connection:
         return content
 
     def _read(self, response: httpx.Response, path: str, content: bytes) -> object:
+        import httpx
+
         status = response.status_code
         if status in _BUSY:
             raise _Failure(f"it answers {status}", asked_to_wait(response.headers.get("retry-after", "")))
@@ -307,6 +312,8 @@ class Connection:
 
     def _open(self) -> httpx.AsyncClient:
         if self._client is None:
+            import httpx
+
             self._client = httpx.AsyncClient(
                 headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
                 verify=ssl.create_default_context(),
@@ -353,6 +360,8 @@ async def _fitting(once: Callable[[], Awaitable[object]], kind: type[T]) -> T:
 
 def _refuse_unusable(url: str, token: str | None) -> None:
     """Raises `UserError` for an address or a token that no request can carry."""
+    import httpx
+
     try:
         usable = urlsplit(url).port != 0 and httpx.URL(url).host != ""
     except (ValueError, httpx.InvalidURL):
