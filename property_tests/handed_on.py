@@ -178,7 +178,7 @@ def _source(given: Given) -> str:
 
 def drawn(chance: random.Random, folder: Path) -> Given:
     """A file, arguments after it, and variables that they name."""
-    kind = chance.choice(KINDS)
+    kind = chance.choice(sorted(KINDS))
     values: dict[str, Any] = {"kind": kind}
     environ: dict[str, str] = {}
     for path in paths_drawn(kind, chance):

@@ -211,7 +211,7 @@ def test_the_order_of_rows_does_not_matter_to_an_estimator(batch: TrainingBatch,
 @a_quarter
 @given(batches())
 def test_padding_does_not_matter_to_an_estimator(batch: TrainingBatch) -> None:
-    wide = {
+    wide: dict[str, Any] = {
         each.name: torch.nn.functional.pad(value, (0, 3))
         for each in attrs.fields(TrainingBatch)
         if (value := getattr(batch, each.name)) is not None and value.dim() == 2

@@ -95,10 +95,10 @@ def worker_of(scene: Scene, model: Role, ranks: Ranks = Unmet()) -> ModelWorker:
     return worker
 
 
-def learner_of(scene: Scene, model: Role) -> PolicyWorker | CriticWorker:
+def learner_of(scene: Scene, model: Role) -> PolicyWorker | CriticWorker | SFTWorker:
     """The learner of a model that is trained, alone."""
     worker = worker_of(scene, model)
-    assert isinstance(worker, PolicyWorker | CriticWorker)
+    assert isinstance(worker, PolicyWorker | CriticWorker | SFTWorker)
     return worker
 
 
