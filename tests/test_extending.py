@@ -225,7 +225,7 @@ ENVIRONMENT = Recipe(
     3,
     (
         Edit(
-            "skyrl/envs/echo.py",
+            "skyrl/envs/builtin/echo.py",
             "",
             '''"""Rewards an answer that repeats the ground truth."""
 
@@ -241,7 +241,11 @@ class EchoEnv(Env):
         return EnvStep(reward=float(action == self.wanted), done=True)
 ''',
         ),
-        Edit("skyrl/envs/registry.py", "from skyrl.envs.env import Env\n", "from skyrl.envs.echo import EchoEnv\n"),
+        Edit(
+            "skyrl/envs/registry.py",
+            "from skyrl.envs.env import Env\n",
+            "from skyrl.envs.builtin.echo import EchoEnv\n",
+        ),
         Edit(
             "skyrl/envs/registry.py",
             '    "multiply": lambda',
@@ -292,7 +296,7 @@ ENGINE = Recipe(
     4,
     (
         Edit(
-            "skyrl/inference/other_server.py",
+            "skyrl/inference/servers/other_server.py",
             "",
             '''"""A server with routes of its own."""
 
@@ -311,7 +315,7 @@ class OtherServer:
             "skyrl/config/derive/engine_backends.py",
             '    "sglang": attrs.evolve(',
             """    "other": EngineBackend(
-        dialect="skyrl.inference.other_server:OtherServer", is_started_by_the_run=False, transports=("disk",)
+        dialect="skyrl.inference.servers.other_server:OtherServer", is_started_by_the_run=False, transports=("disk",)
     ),
 """,
         ),
