@@ -173,17 +173,22 @@ def grace(scene: Scene) -> object:
     shutdown = experiment_class(scene.run)(scene.run).shutdown
     seconds = 0.0
 
-    def wait(read: list[Any], write: list[Any], failed: list[Any], longest: float) -> Any:
-        nonlocal seconds
-        seconds += longest
-        return select.select(read, write, failed, 0)
+    class Poll:
+        def __init__(self) -> None:
+            self._poll = select.poll()
+            self.register = self._poll.register
+
+        def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+            nonlocal seconds
+            seconds += milliseconds / 1000
+            return self._poll.poll(0)
 
     def end(why: str) -> None:
         words.append(why)
         shutdown._ended.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skyrl.processes.shutdown.select", SimpleNamespace(select=wait))
+        patch.setattr("skyrl.processes.shutdown.select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
         patch.setattr(shutdown, "now", lambda: seconds)
         patch.setattr(shutdown, "_end_at_once", end)
         with shutdown:

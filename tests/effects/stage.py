@@ -120,12 +120,12 @@ def _works_on(stage: SimulatedRun) -> Callable[[Workers], None]:
             return
         run = call.run
         assert isinstance(run, partial)
-        outcome, coroutines, function, args = run.args
+        *before, function, args = run.args
         fails = any(isinstance(arg, str) and arg == FAILING for arg in args)
         stage.write("called", function.__name__)
 
         def finish() -> None:
-            run.func(outcome, coroutines, _raising if fails else function, args)
+            run.func(*before, _raising if fails else function, args)
             go_on(workers, turn, call)
 
         asyncio.get_running_loop().call_later(0.5 * (1 + next(numbers) % 5), finish)
