@@ -202,7 +202,8 @@ def warn(warnings: Sequence[Problem]) -> None:
 
 
 def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    """Problems in machine-readable form."""
+    """Problems in machine-readable form. The value that was refused is left out: it may be a secret."""
     import attrs
 
-    return [attrs.asdict(problem) for problem in problems]
+    left_out = attrs.fields(Problem).value
+    return [attrs.asdict(problem, filter=attrs.filters.exclude(left_out)) for problem in problems]

@@ -121,6 +121,7 @@ def test_check_answers_machines_in_json(run_toml: Path) -> None:
             "hint": "",
             "place": "argument 1",
             "severity": "error",
+            "code": "misspelled field",
         }
     ]
 
