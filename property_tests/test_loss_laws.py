@@ -215,7 +215,7 @@ def test_padding_does_not_matter_to_an_estimator(batch: TrainingBatch) -> None:
     wide: dict[str, Any] = {
         each.name: torch.nn.functional.pad(value, (0, 3))
         for each in attrs.fields(TrainingBatch)
-        if (value := getattr(batch, each.name)) is not None and value.dim() == 2
+        if isinstance(value := getattr(batch, each.name), torch.Tensor) and value.dim() == 2
     }
     for estimate in ESTIMATORS:
         found = estimate(attrs.evolve(batch, **wide))

@@ -47,7 +47,7 @@ def gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SkyRLGymConfig:
     for folder in (file.parents[1], file.parent):
         folder.chmod(0o755)
     found = ServiceReply(value=f"Doc 1: {table()['found']}", retries=0)
-    for module in ("search", "search_code"):
+    for module in ("search", "builtin.search_code"):
         monkeypatch.setattr(f"skyrl.envs.{module}.ask_retriever", lambda *_: found)
     return SkyRLGymConfig(text2sql=Text2SQLEnvConfig(db_path=str(file.parents[1])))
 
