@@ -57,7 +57,6 @@ def memory_of(run: SkyRLTrainConfig) -> dict[str, Any]:
     }
 
 
-@cache
 def known_shape_of(path: str) -> ModelShape | None:
     """Sizes of a model from its folder, from the table of known models, or from a copy in the hub's cache. Layers that
     are not those of a Llama or Mixtral are counted and tried, if transformers is installed.
@@ -70,10 +69,11 @@ def known_shape_of(path: str) -> ModelShape | None:
         cached = cached_folder(path)
         folder = None if cached is None else str(cached)
     found = local_shape(folder or path)
-    return found if folder is None or (found and not found.is_estimated) else _counted(folder) or found
+    return found if folder is None or (found and not found.is_estimated) else _counted(Path(folder).resolve()) or found
 
 
-def _counted(folder: str) -> ModelShape | None:
+@cache
+def _counted(folder: Path) -> ModelShape | None:
     """The model's weights as its modules have them, and what its rows can do; None if that cannot be found out."""
     try:
         from skyrl.learners.row_support import row_support
@@ -82,7 +82,7 @@ def _counted(folder: str) -> ModelShape | None:
     except ImportError:
         return None
     try:
-        config = load_config(folder, {})
+        config = load_config(str(folder), {})
         rows = row_support(config, "sdpa", pack=True, share_prompts=True)
         return attrs.evolve(counted_shape(config), packs=rows.pack, shares_prompts=rows.share_prompts)
     except Exception:  # noqa: BLE001 - whatever transformers raises: the sizes are estimated or unknown
