@@ -70,3 +70,14 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading() -> None:
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert links > 200
     assert broken == []
+
+
+def test_the_index_has_every_page_and_every_example() -> None:
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = {(ROOT / "docs" / target).resolve() for target in re.findall(r"\]\(([^)#]+)\)", text)}
+    pages = {
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").glob("*/README.md"),
+        *(ROOT / "examples").glob("*/README.md"),
+    }
+    assert pages - linked == {ROOT / "docs" / "README.md"}
