@@ -104,7 +104,7 @@ _NOTHING = "There is nothing to print"
 
 
 def section(table: Table, root: type[Any]) -> str:
-    """What a table is, the conditions that all of its own fields share, and its fields."""
+    """Section of a table: its meaning, the conditions that all of its own fields share, and each field."""
     lines, fields = [f"## {table.path or 'The root'}", "", table.meaning, ""], table.fields()
     conditions = [_conditions(path, root) for path in fields] or [_conditions(table.path, root)]
     shared = tuple(when for when in conditions[0] if all(when in others for others in conditions))
