@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.gpu_session import page as measurements
 from skyrl.config.settings.alarms import DEFAULT_ALARMS
 from skyrl.tracking import metric_table
-from tests import guarantees
+from tests import field_pages, guarantees
 from tests.effects.table import page as page_of_fields
 from tests.interop import figures
 from tests.interop.foreign_names import foreign_names
@@ -72,7 +72,16 @@ def _first_sentence(package: str) -> str:
 def main() -> None:
     for file, made in PAGES.items():
         path = ROOT / file
-        path.write_text(made(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(made(path.read_text(encoding="utf-8") if path.exists() else ""), encoding="utf-8")
+    for path in (ROOT / field_pages.FOLDER).rglob("*.md"):
+        if str(path.relative_to(ROOT)) not in PAGES:
+            path.unlink()
+
+
+def whole(file: str) -> Callable[[str], str]:
+    """A page of fields, of which nothing is written by hand."""
+    return lambda page: field_pages.pages()[file]
 
 
 PAGES: Mapping[str, Callable[[str], str]] = {
@@ -82,12 +91,13 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "docs/coming-from.md": lambda page: with_table(
         with_table(with_table(page, figures.settings_table()), figures.scripts_table()), figures.refusals_table()
     ),
-    "docs/fields.md": lambda page: page_of_fields(),
+    **{file: whole(file) for file in field_pages.pages()},
     "docs/gpu.md": lambda page: measurements.with_measurements(page, measurements.markdown(measurements.stored())),
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "skyrl/config/foundation/foreign_names.json": lambda text: foreign_names(),
     "docs/models.md": lambda page: with_table(page, family_cells.table()),
     "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),
+    "tests/effects/fields.md": lambda page: page_of_fields(),
 }
 """Each page, and how the code makes it from what is there."""
 

@@ -343,6 +343,73 @@ assert (type(server).__name__, server.url) == ("OtherServer", "http://127.0.0.1:
 """,
 )
 
+KIND = Recipe(
+    2,
+    (
+        Edit(
+            "skyrl/config/loading/distillation.py",
+            "",
+            '''"""Distillation: fine-tuning towards what a second model answers."""
+
+from typing import Literal
+
+from attrs import evolve
+
+from skyrl.config.derive.model_tables import Role, grids_of
+from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.loading.supervised_kinds import SFT
+from skyrl.config.settings.supervised_root import SFTConfig
+from skyrl.planning.topology import Sizes
+from skyrl.tree import IDENTITY, field, frozen
+
+TEACHER = Role(
+    name="teacher", path="", trainer="", placement="placement.", title="teacher", stored_as="teacher", learns=False
+)
+ROLES = (MODEL, TEACHER)
+
+
+@frozen
+class DistillationConfig(SFTConfig):
+    """One run of distillation."""
+
+    kind: Literal["distillation"] = field(default="distillation", metadata=IDENTITY)
+    """Kind of run."""
+
+
+DISTILLATION = evolve(
+    SFT,
+    name="distillation",
+    root=DistillationConfig,
+    roles=ROLES,
+    sizes=lambda run: Sizes(models=grids_of(run, ROLES), colocate_all=False),
+)
+''',
+        ),
+        Edit(
+            "skyrl/config/loading/kinds.py",
+            '    "sft": f"',
+            '    "distillation": "skyrl.config.loading.distillation:DISTILLATION",\n',
+        ),
+    ),
+    """
+from skyrl.config import compose
+from skyrl.config.loading.distillation import DISTILLATION, DistillationConfig
+from skyrl.config.loading.kinds import kind_of, roles_of
+from skyrl.config.loading.reference import reference_section
+from skyrl.planning.layout import Pool
+from skyrl.planning.sizes import layout
+
+values = {"model.path": ".", "train_datasets": ["rows.jsonl"], "batch_size": 4}
+gpus = {"placement.executor": "ray", "placement.num_gpus_per_node": 4}
+run = compose([], {"kind": "distillation", **values, **gpus}).config
+assert type(run) is DistillationConfig and kind_of(run) is DISTILLATION
+assert [role.name for role in roles_of(run)] == ["policy", "teacher"]
+pools = layout(kind_of(run).sizes(run)).pools
+assert pools == (Pool(name="policy+teacher", nodes=1, gpus_per_node=4),), pools
+assert "one of: distillation" in reference_section(run, "kind")
+""",
+)
+
 CHECK = Recipe(
     1,
     (
@@ -403,6 +470,7 @@ RECIPES = {
     "A tracker": TRACKER,
     "An environment": ENVIRONMENT,
     "An engine over HTTP": ENGINE,
+    "A kind of run": KIND,
     "A check": CHECK,
     "A rule": RULE,
 }

@@ -1,4 +1,4 @@
-"""Names that were replaced by the field's own do not come back: the table "Renamed" of CHANGELOG.md is the list."""
+"""Names that were replaced by the field's own do not come back: `replaced_names.md` is the list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDERS = ("benchmarks", "examples", "property_tests", "skyrl", "tests")
 
 def old_names() -> set[str]:
     """What stands in backticks in the first column, modules (`course.py`) included."""
-    table = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("### Renamed")[2].partition("###")[0]
+    table = (ROOT / "tests" / "replaced_names.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|") and "---" not in line]
     return {name for row in rows for name in re.findall(r"`([\w./]+)`", row)}
 

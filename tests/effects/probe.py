@@ -34,7 +34,7 @@ class Observable:
     """Something that a configuration decides and that a test can look at: equal configurations give equal results."""
 
     shows: str
-    """What it is, as the table in `docs/fields.md` prints it after "changes"."""
+    """What it is, as the table in `tests/effects/fields.md` prints it after "changes"."""
 
     see: Callable[[Scene], object]
     """Looks. The result is compared by `==`."""

@@ -1,4 +1,4 @@
-"""Every probe, and the page that prints them: `make pages` writes `docs/fields.md`."""
+"""Every probe, and the page that prints them: `make pages` writes `tests/effects/fields.md`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TITLES = {"rl": "Reinforcement learning", "sft": "Supervised fine-tuning", "rewa
 
 
 def page() -> str:
-    """The page `docs/fields.md`."""
+    """The page `tests/effects/fields.md`."""
     return "\n".join(line for kind in ("", *KINDS) for line in (_section(kind) if kind else _head())) + "\n"
 
 

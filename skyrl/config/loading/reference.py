@@ -1,9 +1,10 @@
-"""The reference of every field as one Markdown page, made from the classes: `skyrl config docs`."""
+"""The reference of every field in Markdown, made from the classes: `skyrl config docs` and the pages of docs/fields."""
 
 from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -20,16 +21,65 @@ from skyrl.tree.suggestions import suggestion
 from skyrl.tree.types import describe
 from skyrl.tree.validators import wanted_by
 
-_HEAD = """# Every field
+ROLES = """The role of a field: `identity` fields say which run it is, `numerics` fields change its numbers (both are in
+the fingerprint), `free` ones neither."""
 
-One section for each table. `identity` fields say which run it is, `numerics` fields change its numbers (both are in the
-fingerprint), `free` ones neither.
+_HEAD = f"""# Every field
+
+One section for each table, with a heading for each field.
+
+{ROLES}
 """
+
+
+@attrs.frozen
+class Table:
+    """A table of a run's tree."""
+
+    path: str
+    """Dotted path; empty for the root."""
+
+    values: object
+
+    defaults: object
+    """An instance of the same class, with the values that the tree has where nothing is written."""
+
+    @property
+    def meaning(self) -> str:
+        """The docstring of its class, in one line."""
+        return " ".join((inspect.getdoc(type(self.values)) or "").split())
+
+    def inner(self) -> Iterator[Table]:
+        """The tables in it, and those in them."""
+        for name, attribute in fields_of(type(self.values)).items():
+            value = getattr(self.values, name)
+            nested = table_class(attribute, value)
+            if nested is not None:
+                values = nested() if value is None else value
+                defaults = getattr(self.defaults, name) or nested()
+                table = Table(self.at(name), values, defaults if type(defaults) is type(values) else type(values)())
+                yield table
+                yield from table.inner()
+
+    def fields(self) -> dict[str, attrs.Attribute[Any]]:
+        """Dotted path of each of its own fields, tables apart, and the field."""
+        named = fields_of(type(self.values)).items()
+        return {self.at(name): field for name, field in named if not table_class(field, getattr(self.values, name))}
+
+    def at(self, name: str) -> str:
+        """The path of a field of the table."""
+        return f"{self.path}.{name}" if self.path else name
+
+
+def tables(run: RunConfig) -> list[Table]:
+    """All tables of the tree `run`, the root first; they may be instances of a user's own classes."""
+    root = Table("", run, type(run)())
+    return [root, *root.inner()]
 
 
 def reference_page(run: RunConfig) -> str:
     """The page for the tree `run`, whose tables may be instances of a user's own classes."""
-    return "\n".join([_HEAD, *_table(run, type(run)(), "", type(run))])
+    return "\n".join([_HEAD, *(section(table, type(run)) for table in tables(run))])
 
 
 def reference_section(run: RunConfig, path: str) -> str:
@@ -37,54 +87,60 @@ def reference_section(run: RunConfig, path: str) -> str:
 
     Raises `ConfigError` for a path that does not exist, and suggests a similar one.
     """
-    table, defaults, names = run, type(run)(), split_path(path)
+    table, names = tables(run)[0], split_path(path)
     for depth, name in enumerate(names):
-        attribute = fields_of(type(table)).get(name)
-        if attribute is None:
-            sentence, _ = suggestion(type(run), type(table), names, depth, names_elsewhere)
+        if name not in fields_of(type(table.values)):
+            cls = type(table.values)
+            sentence, _ = suggestion(type(run), cls, names, depth, names_elsewhere)
             raise ConfigError([Problem(path=path, message="no such field", hint=sentence)], title=_NOTHING)
-        value, nested = getattr(table, name), table_class(attribute, getattr(table, name))
-        if nested is None:
-            return "\n".join(_field(table, defaults, attribute, ".".join(names[: depth + 1]), type(run)))
-        table = nested() if value is None else value
-        defaults = getattr(defaults, name, None) or nested()
-    return "\n".join(_table(table, defaults, path, type(run)))
+        here = ".".join(names[: depth + 1])
+        if here in table.fields():
+            return "\n".join(_field(table, here, type(run), ()))
+        table = next(inner for inner in table.inner() if inner.path == here)
+    return "\n".join(section(each, type(run)) for each in (table, *table.inner()))
 
 
 _NOTHING = "There is nothing to print"
 
 
-def _table(table: object, defaults: object, path: str, root: type[Any]) -> list[str]:
-    cls = type(table)
-    defaults = defaults if type(defaults) is cls else cls()
-    lines, inner = [f"## {path or 'The root'}", ""], []
-    lines += [" ".join((inspect.getdoc(cls) or "").split()), ""]
-    for name, attribute in fields_of(cls).items():
-        here = f"{path}.{name}" if path else name
-        value = getattr(table, name)
-        nested = table_class(attribute, value)
-        if nested is not None:
-            inner += _table(nested() if value is None else value, getattr(defaults, name) or nested(), here, root)
-            continue
-        lines += _field(table, defaults, attribute, here, root)
-    return [*lines, "", *inner]
+def section(table: Table, root: type[Any]) -> str:
+    """Section of a table: its meaning, the conditions that all of its own fields share, and each field."""
+    lines, fields = [f"## {table.path or 'The root'}", "", table.meaning, ""], table.fields()
+    conditions = [_conditions(path, root) for path in fields] or [_conditions(table.path, root)]
+    shared = tuple(when for when in conditions[0] if all(when in others for others in conditions))
+    lines += _acting(shared, "These fields act")
+    for path in fields:
+        lines += _field(table, path, root, shared)
+    return "\n".join(lines)
 
 
-def _field(table: object, defaults: object, attribute: attrs.Attribute[Any], path: str, root: type[Any]) -> list[str]:
-    """One field of `table`: type, allowed values, default and role, then its meaning."""
-    default = json.dumps(stored_value(getattr(defaults, attribute.name)), ensure_ascii=False)
-    facts = [describe(attribute.type), wanted_by(attribute.validator), f"default `{default}`", role_of(attribute)]
-    doc = docs_of(type(table)).get(attribute.name, "")
-    return [f"- **`{attribute.name}`** ({'; '.join(filter(None, facts))})", *_sentences(path, doc, root)]
+def _field(table: Table, path: str, root: type[Any], shared: tuple[str, ...]) -> list[str]:
+    """One field: its facts in a line, its meaning, conditions other than the shared ones, and its rule."""
+    attribute = table.fields()[path]
+    default = json.dumps(stored_value(getattr(table.defaults, attribute.name)), ensure_ascii=False)
+    facts = {
+        "Type": describe(attribute.type),
+        "Allowed": wanted_by(attribute.validator),
+        "Default": f"`{default}`",
+        "Role": f"`{role_of(attribute)}`",
+    }
+    lines = [f"### {path}", "", " ".join(f"{name}: {fact}." for name, fact in facts.items() if fact), ""]
+    if doc := " ".join(docs_of(type(table.values)).get(attribute.name, "").split()):
+        lines += [doc, ""]
+    lines += _acting(tuple(when for when in _conditions(path, root) if when not in shared), "Acts")
+    for rule in kind_of(root).rules:
+        if rule.writes == path:
+            sources = ", ".join(f"`{read}`" for read in rule.reads)
+            reason = " ".join((inspect.getdoc(rule.compute) or "").split())
+            lines += [f"Derived where it is not written{sources and ' from '}{sources} (`{rule.name}`): {reason}", ""]
+    return lines
 
 
-def _sentences(path: str, doc: str, root: type[Any]) -> list[str]:
-    """Meaning of the field, condition under which it has an effect, and rule that derives it."""
-    kind, found = kind_of(root), [" ".join(doc.split())]
-    found += [f"Has an effect when {each.when}." for each in kind.effects if _covers(each.path, path)]
-    found += [f"Derived by `{each.name}` where it is not written." for each in kind.rules if each.writes == path]
-    return [f"  {sentence}" for sentence in found if sentence]
+def _conditions(path: str, root: type[Any]) -> tuple[str, ...]:
+    """The conditions under which a field has an effect, in words; one that another begins with is left out."""
+    covering = {each.when for each in kind_of(root).effects if f"{path}.".startswith(f"{each.path}.")}
+    return tuple(sorted(when for when in covering if not any(other.startswith(f"{when} and ") for other in covering)))
 
 
-def _covers(entry: str, path: str) -> bool:
-    return path == entry or path.startswith(entry + ".")
+def _acting(conditions: tuple[str, ...], subject: str) -> list[str]:
+    return [f"{subject} only when {', and when '.join(conditions)}.", ""] if conditions else []
