@@ -14,7 +14,7 @@ from skyrl.endpoint.doors import Address
 from skyrl.errors import Problem, Stopped
 from skyrl.experiments.collaborators import engine_makers, start_processes
 from skyrl.experiments.first_rows import first_rows_can_be_used
-from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_policy_can_chat
+from skyrl.experiments.model_checks import models_exist, policy_has_chat_template
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.preflight import (
     keys_are_there,
@@ -105,8 +105,8 @@ def packages_for_sampling(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 model_checks: tuple[Check[SkyRLTrainConfig], ...] = (
     packages_for_sampling,
-    models_are_where_they_are_said_to_be,
-    the_policy_can_chat,
+    models_exist,
+    policy_has_chat_template,
 )
 """Checks of the machine before a model is loaded into engines."""
 
