@@ -22,7 +22,7 @@ from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trackers import lacks_of
 from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
-from skyrl.endpoint.doors import TOKEN_VARIABLE
+from skyrl.endpoint.client_access import TOKEN_VARIABLE
 from skyrl.envs import find_env
 from skyrl.errors import DataError, Problem, TaskError, UserError
 from skyrl.experiments.alarm_checks import alarms_watch_logged_metrics

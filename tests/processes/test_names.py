@@ -77,7 +77,7 @@ def test_one_of_many_gets_a_name_whose_owner_is_dead(tmp_path: Path) -> None:
 def test_a_name_is_waited_for(store: NameStore) -> None:
     with Published(store, "judge", "here"):
         assert wait_for(store, "judge", 0) == "here"
-    with pytest.raises(ProcessError, match="Nobody has published the name judge"):
+    with pytest.raises(ProcessError, match="No server is published under the name judge"):
         wait_for(store, "judge", 0)
 
 

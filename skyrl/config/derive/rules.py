@@ -292,7 +292,7 @@ def colocated_engine_has_one_process(run: SkyRLTrainConfig) -> bool:
     placeholder=False,
 )
 def weight_transport_follows_engine_device(run: SkyRLTrainConfig) -> str:
-    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights travel over gloo; to
+    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights are sent over gloo; to
     servers that run already, as files.
     """
     able = backend_of(run.generator.inference_engine)

@@ -24,7 +24,7 @@ from skyrl.endpoint.reply import Event, Events, Json, Reply, now
 from skyrl.endpoint.sampling import Drawn, drawn
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
-from skyrl.processes.together import gather_or_cancel
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 
 MOST_PROMPTS = 128
 

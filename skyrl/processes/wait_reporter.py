@@ -22,7 +22,7 @@ _WHOLE = "step"
 """A wait that encloses others, which are more specific."""
 
 
-class Silence:
+class WaitReporter:
     """Reports each wait once, after `after` seconds, and after at least twice the longest earlier wait of its kind: a
     run whose steps take a minute each does not report every step.
     """
