@@ -36,7 +36,7 @@ def test_names_are_listed_by_their_beginning(store: NameStore) -> None:
         assert store.find("engines/") == {"engines/0": "a", "engines/1": "b"}
 
 
-def test_a_name_has_one_owner(store: NameStore) -> None:
+def test_published_name_refuses_second_owner(store: NameStore) -> None:
     with Published(store, "judge", "http://a:1"):
         with pytest.raises(ProcessError, match="taken by http://a:1"), Published(store, "judge", "http://b:1"):
             raise AssertionError("two owners")
