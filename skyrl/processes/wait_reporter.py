@@ -34,7 +34,7 @@ class WaitReporter:
         self._seen: dict[int, Wait] = {}  # open at the last look
         self._reported: set[int] = set()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="skyrl-silence", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="skyrl-waits", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -63,7 +63,7 @@ class _Answers:
     """Handlers of the routes, for requests that `access` admits."""
 
     def __init__(self, policy: Policy, trajectories: Trajectories, access: ClientAccess) -> None:
-        self._policy, self._trajectories, self._doors = policy, trajectories, access
+        self._policy, self._trajectories, self._access = policy, trajectories, access
 
     def to(self, answer: Respond) -> Callable[[Request, bytes], Awaitable[Response]]:
         """A handler of the bodies of POST requests."""
@@ -109,9 +109,9 @@ class _Answers:
     def admit(self, request: Request) -> None:
         """Raises `RequestError` for a request of neither a client that may be answered nor a running trajectory."""
         key = key_of(request)
-        if self._trajectories.of(key) is None and not self._doors.open_to_clients:
+        if self._trajectories.of(key) is None and not self._access.open_to_clients:
             raise RequestError("only the agents of this run are served", status=401, code="invalid_api_key")
-        if self._trajectories.of(key) is None and not is_key(self._doors.token, key):
+        if self._trajectories.of(key) is None and not is_key(self._access.token, key):
             raise RequestError("this endpoint requires its token as the API key", status=401, code="invalid_api_key")
 
     def _trajectory_of(self, request: Request) -> PlayedTrajectory | None:
