@@ -281,7 +281,7 @@ def _of_type(kind: Any) -> Iterator[Any]:
         }.get(kind, (None,))  # fmt: skip
 
 
-# Doors: what was there before, and what is read again.
+# ClientAccess: what was there before, and what is read again.
 
 Pair = tuple[Any, Any]
 Door = Callable[[Given, Any, Any, Path], Pair]
@@ -401,4 +401,4 @@ DOORS: tuple[dict[str, Door], ...] = (
 """Each tree is given to one door of each group."""
 
 WITH_TORCH: tuple[dict[str, Door], ...] = ({"rehearse": by_rehearsal},)
-"""Doors whose import takes seconds."""
+"""ClientAccess whose import takes seconds."""

@@ -198,7 +198,7 @@ def compose_rl(arguments: Sequence[str], refusal: str) -> SkyRLTrainConfig:
 def warn(warnings: Sequence[Problem]) -> None:
     """Print warnings."""
     if warnings:
-        click.echo(render(warnings, "Worth a look"), err=True)
+        click.echo(render(warnings, "Warnings"), err=True)
 
 
 def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-_GOES_ON = {
+_CONTINUES = {
     "bash": (
         "COMPREPLY+=($value)",
         "COMPREPLY+=($value)\n            [[ $value == *[.=] ]] && compopt -o nospace",
@@ -23,4 +23,4 @@ def script(command: click.Command, shell: str) -> str:
     kind = get_completion_class(shell)
     assert kind is not None  # click knows each of the shells that may be chosen
     source = kind(command, {}, "skyrl", "_SKYRL_COMPLETE").source()
-    return source.replace(*_GOES_ON[shell]) if shell in _GOES_ON else source
+    return source.replace(*_CONTINUES[shell]) if shell in _CONTINUES else source

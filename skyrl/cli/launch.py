@@ -77,13 +77,13 @@ def _start(
     import os
 
     from skyrl.errors import SkyRLError
-    from skyrl.experiments.folder_checks import folders_are_those_of_this_run
+    from skyrl.experiments.folder_checks import folders_belong_to_run
     from skyrl.launchers.job import absent, new_folder, withdraw
     from skyrl.launchers.prepared import Prepared
 
     files, overrides = split_words(arguments)
     cluster = read_cluster(cluster_file, settings)
-    checks = (folders_are_those_of_this_run,)
+    checks = (folders_belong_to_run,)
     prepared = Prepared(target, files, overrides, cluster, environ=os.environ, strict=strict, also=checks)
     for line in prepared.remarks:
         click.echo(line, err=True)

@@ -22,7 +22,7 @@ from skyrl.cli.options import Commands
 from skyrl.errors import EXIT_INTERRUPTED, SkyRLError, Stopped
 from skyrl.installation import conflict
 from skyrl.processes.redaction import RedactedStream
-from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, handled_signals, stop_command
+from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT, handled_signals, stop_command
 
 IMPORTED = {
     "bisect": "skyrl.cli.replay:bisect",
@@ -81,7 +81,7 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
 
     composed = compose_arguments(arguments, strict=strict, also=RunKind.preflight_checks)
     set_torch_environment()
-    with _said_if_long("the import of torch and transformers"):
+    with _log_slow_command("the import of torch and transformers"):
         from skyrl.experiments.experiment import experiment_class
     from skyrl.runs.recovery import attempts
     from skyrl.runs.session import RunSession
@@ -93,7 +93,7 @@ def run(arguments: tuple[str, ...], strict: bool) -> None:
     if any(origin.kind == "rule" for origin in composed.origins.get(kind.path("logger"), ())):
         why = next(lack for lack, _ in lacks_of("wandb", mode=composed.config.trainer.trackers.wandb.mode))
         click.echo(f"Metrics go to the console: {why} (the default of {kind.path('logger')} is wandb).", err=True)
-    with _said_if_long("the import of the modules that the run uses"):
+    with _log_slow_command("the import of the modules that the run uses"):
         make = experiment_class(composed.config)
     for attempt in attempts(composed.config):
         experiment = make(attempt.run)
@@ -156,13 +156,13 @@ def completion(shell: str) -> None:
 
 
 @contextlib.contextmanager
-def _said_if_long(what: str) -> Iterator[None]:
+def _log_slow_command(what: str) -> Iterator[None]:
     """Context for a wait before the run starts: progress is shown if it takes long."""
     from skyrl.processes.progress import Progress
-    from skyrl.processes.silence import Silence
+    from skyrl.processes.wait_reporter import WaitReporter
 
     progress = Progress()
-    with Silence(progress, functools.partial(click.echo, err=True)), progress.waiting_for(what):
+    with WaitReporter(progress, functools.partial(click.echo, err=True)), progress.waiting_for(what):
         yield
 
 
@@ -232,7 +232,7 @@ def _errors_as_exit_codes() -> Iterator[None]:
         _explain(str(ending))
         sys.exit(ending.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _explain(f"Stopped. {GOES_ON_FROM_THE_LAST}")
+        _explain(f"Stopped. {RESUMES_FROM_LAST_CHECKPOINT}")
         sys.exit(EXIT_INTERRUPTED)
     except ModuleNotFoundError as error:
         from skyrl.cli.extras import missing_package

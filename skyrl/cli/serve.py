@@ -49,13 +49,13 @@ def serve(
     adapters = _adapters(named)
     require_packages("serve", "serve", "starlette", "uvicorn", "torch")
     set_torch_environment()
-    from skyrl.endpoint.doors import TOKEN_VARIABLE, Address, Doors
+    from skyrl.endpoint.client_access import TOKEN_VARIABLE, Address, ClientAccess
     from skyrl.processes.credentials import api_key
     from skyrl.tools.sampling_target import find_target
     from skyrl.tools.serving import serve as run
 
     files, overrides = split_words(arguments)
-    address = Address(host=host, port=port, doors=Doors(token=api_key(TOKEN_VARIABLE)))
+    address = Address(host=host, port=port, access=ClientAccess(token=api_key(TOKEN_VARIABLE)))
     model = find_target(target, step)
     run(model, files, overrides, address, takes_weights=takes_weights, adapters=adapters, warn=warn, say=click.echo)
     click.echo("The endpoint has stopped.")

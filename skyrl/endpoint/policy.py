@@ -26,7 +26,7 @@ from skyrl.config import SamplingParams
 from skyrl.endpoint.bounded_tokenizer import bounded_tokenizer
 from skyrl.endpoint.conversations import History, Message, Turn
 from skyrl.endpoint.items import StoredResponses
-from skyrl.endpoint.sampling import Drawn
+from skyrl.endpoint.sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import DataError, RequestError, RunError, TemplateTimeoutError
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens, SampleKey, longest_completion
@@ -169,7 +169,7 @@ class Policy:
     async def sample(
         self,
         prompt: Prompt,
-        drawn: Drawn,
+        settings: RequestSampling,
         count: int,
         trajectory: PlayedTrajectory | None,
         on_tokens: Callable[[NewTokens], None] | None = None,
@@ -178,13 +178,13 @@ class Policy:
         `RequestError` for a prompt that is empty or fills the model's context.
         """
         with _cut_off(trajectory):
-            sampling = self._fitting(prompt.ids, drawn)
+            sampling = self._fitting(prompt.ids, settings)
         if trajectory is None:
-            keys = _keys(drawn.seed, count)
+            keys = _keys(settings.seed, count)
         else:
-            trajectory.overruled.update(drawn.overruled)
+            trajectory.overruled.update(settings.overruled)
             keys = trajectory.keys(prompt.ids, count)
-        adapter = drawn.model if drawn.model in self.served.adapters else None
+        adapter = settings.model if settings.model in self.served.adapters else None
         try:
             return await self._generate(
                 GenerationRequest(
@@ -237,13 +237,13 @@ class Policy:
         template = Template(tokenizer=self._tokenizer, arguments=arguments)
         return evolve(template, tools=[template.spelled.marked(tool) for tool in history.tools])
 
-    def _fitting(self, ids: tuple[int, ...], drawn: Drawn) -> SamplingParams:
+    def _fitting(self, ids: tuple[int, ...], settings: RequestSampling) -> SamplingParams:
         """Sampling settings with the longest answer limited to the room after the prompt. Raises `RequestError` if the
         prompt leaves no room, or less than `min_tokens`.
         """
         if not ids:
             raise RequestError("the prompt is empty")
-        sampling, most = drawn.sampling, self.served.max_model_len
+        sampling, most = settings.sampling, self.served.max_model_len
         room = longest_completion(sampling, len(ids), most)
         lengths = (
             f"the prompt has {len(ids)} tokens, and prompt and answer together may have "
@@ -251,10 +251,10 @@ class Policy:
         )
         if room == 0:
             raise RequestError(lengths, code="context_length_exceeded")
-        if drawn.min_tokens > room:
+        if settings.min_tokens > room:
             limit = f"max_tokens = {room}" if room == sampling.max_generate_length else lengths
             raise RequestError(
-                f"min_tokens = {drawn.min_tokens}, and the answer has room for {room}: {limit}",
+                f"min_tokens = {settings.min_tokens}, and the answer has room for {room}: {limit}",
                 param="min_tokens",
                 code="context_length_exceeded" if limit == lengths else None,
             )

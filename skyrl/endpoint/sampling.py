@@ -19,7 +19,7 @@ MOST_TOKENS = 2**31 - 1
 
 
 @frozen
-class Drawn:
+class RequestSampling:
     """Sampling settings of one request."""
 
     sampling: SamplingParams
@@ -46,9 +46,9 @@ _READERS: Mapping[str, Callable[[Fields], Any]] = {
 """Fields of `SamplingParams` that change the distribution, with the function that reads each from a request body."""
 
 
-def drawn(
+def read_sampling(
     body: Fields, ours: SamplingParams, model: str, *, fixed: bool, lengths: tuple[str, ...], stops: str = "stop"
-) -> Drawn:
+) -> RequestSampling:
     """Settings of a request to `model`, which override `ours`. `lengths` are the fields with the largest answer length
     in a wire format, `stops` is the field with the stop texts. With `fixed`, only length and stops are taken from the
     request. Raises `RequestError`.
@@ -70,4 +70,4 @@ def drawn(
     changes["max_generate_length"] = longest
     overruled = tuple(sorted(differing)) if fixed else ()
     least = 0 if fixed else wanted.get("min_new_tokens", 0)
-    return Drawn(evolve(ours, **changes), model, None if fixed else seed, overruled, least)
+    return RequestSampling(evolve(ours, **changes), model, None if fixed else seed, overruled, least)

@@ -10,7 +10,7 @@ from skyrl.tracking.metric_table import METRICS, unknown
 from skyrl.tree.names import nearest
 
 
-def alarms_watch_metrics_of_this_version(run: AnyRun) -> Iterator[Problem]:
+def alarms_watch_logged_metrics(run: AnyRun) -> Iterator[Problem]:
     """Each alarm watches a metric that skyrl logs. A custom loss may log others, so a violation is a warning."""
     names = [spec.name for _, specs in METRICS for spec in specs]
     for alarm in run.trainer.alarms:

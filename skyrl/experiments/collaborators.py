@@ -274,12 +274,12 @@ def stream_limits(run: SkyRLTrainConfig, steps: int) -> StreamLimits:
     )
 
 
-def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> WeightTransport:
+def weight_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> WeightTransport:
     """The weight transport: weights are shared within one process, otherwise `weight_sync_backend` selects it."""
     engine, dtype = run.generator.inference_engine, _weight_dtype(run)
     where = folder if engine.weight_sync_path is None else _place_of(engine.weight_sync_path)
     if sends_adapters_alone(run):
-        return _adapter_road(run, rendezvous)
+        return _adapter_transport(run, rendezvous)
     if not (starts_engines(run) or joins_servers(run)):
         return _by_files(engine.weight_sync_backend, where, dtype)
     if run.trainer.placement.executor == "in_process":
@@ -289,19 +289,19 @@ def weight_road(run: SkyRLTrainConfig, rendezvous: Rendezvous, folder: Path) -> 
         case "disk" | "delta" as files:
             return _by_files(files, where, dtype)
         case "nccl" | "gloo" as backend if BACKENDS[engine.backend].joins_update_groups:
-            workers, place = workers_of_an_engine(run), _meeting_place(run, rendezvous, workers=1)
+            workers, place = workers_of_an_engine(run), _transfer_rendezvous(run, rendezvous, workers=1)
             return UpdateGroupTransport(place, backend=backend, workers=workers, dtype=dtype)
         case "nccl":
             together = run.trainer.placement.colocate_all  # one GPU cannot be two members of an NCCL group
             return NativeTransport(
-                _meeting_place(run, rendezvous),
+                _transfer_rendezvous(run, rendezvous),
                 backend="ipc" if together else "nccl",
                 senders=grid_of(run, "policy").ranks if together else 1,
                 dtype=dtype,
                 bucket_bytes=int(engine.weight_transfer_threshold_cuda_ipc_GB * 1e9),
             )
         case _:
-            return BroadcastTransport(_meeting_place(run, rendezvous), dtype=dtype)
+            return BroadcastTransport(_transfer_rendezvous(run, rendezvous), dtype=dtype)
 
 
 def _by_files(backend: str, where: Path | str, dtype: str) -> WeightTransport:
@@ -315,18 +315,20 @@ def _place_of(path: str) -> Path | str:
     return path if is_address(path) else Path(path).expanduser().absolute()
 
 
-def _adapter_road(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransport:
+def _adapter_transport(run: SkyRLTrainConfig, rendezvous: Rendezvous) -> WeightTransport:
     lora = run.trainer.policy.model.lora
     if sends_adapter_files(run):
         return FolderAdapterTransport(Path(lora.lora_sync_path).expanduser().absolute(), lora)
     return (
-        BroadcastAdapterTransport(_meeting_place(run, rendezvous), lora)
+        BroadcastAdapterTransport(_transfer_rendezvous(run, rendezvous), lora)
         if on_ray(run)
         else SharedAdapterTransport(lora)
     )
 
 
-def _meeting_place(run: SkyRLTrainConfig, rendezvous: Rendezvous, *, workers: int | None = None) -> TransferRendezvous:
+def _transfer_rendezvous(
+    run: SkyRLTrainConfig, rendezvous: Rendezvous, *, workers: int | None = None
+) -> TransferRendezvous:
     """The rendezvous of a weight transfer. `workers` is the number of workers of each engine that join; None: all."""
     host, port = rendezvous.address
     timeout = run.trainer.placement.call_timeout_seconds

@@ -48,7 +48,7 @@ def folders_can_be_written(run: AnyRun) -> Iterator[Problem]:
             reported.append(folder)
 
 
-def folders_are_those_of_this_run(run: AnyRun) -> Iterator[Problem]:
+def folders_belong_to_run(run: AnyRun) -> Iterator[Problem]:
     """A folder that belongs to a run belongs to this one, and so does the checkpoint that is named: a setting that has
     changed since is reported at its place.
     """
@@ -81,7 +81,7 @@ def _differing(run: AnyRun, stored: object, folder: str, field: str) -> Iterator
     )
 
 
-def the_code_is_that_of_the_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def code_is_unchanged(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Code that the run names is unchanged since the run in this folder was last started. A change is a warning, or an
     error with `--strict`.
     """
@@ -97,7 +97,7 @@ def the_code_is_that_of_the_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def the_disk_holds_the_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def disk_holds_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The disk of the checkpoints has space for those that are kept. Sizes are estimated from `config.json`."""
     trainer = run.trainer
     size = _checkpoint_bytes(run)

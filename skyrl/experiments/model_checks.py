@@ -42,7 +42,7 @@ def missing_tokenizer(field: str, path: str | None) -> Iterator[Problem]:
         yield Problem(path=field, message=why)
 
 
-def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def models_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each model that this run loads exists."""
     tokenizer = run.trainer.tokenizer_path
     yield from missing_tokenizer("trainer.tokenizer_path", tokenizer)
@@ -54,7 +54,7 @@ def models_are_where_they_are_said_to_be(run: SkyRLTrainConfig) -> Iterator[Prob
             yield from missing_model(f"trainer.{role}.model.path", model, tokenizer)
 
 
-def ranks_that_share_sequences_share_their_heads(run: RunConfig) -> Iterator[Problem]:
+def sequence_ranks_divide_heads(run: RunConfig) -> Iterator[Problem]:
     """All ranks that share sequences have the same number of attention heads of a model."""
     for role in roles_of(run):
         path, degrees = role.section(run).model.path, role.degrees(run)
@@ -72,7 +72,7 @@ def ranks_that_share_sequences_share_their_heads(run: RunConfig) -> Iterator[Pro
             )
 
 
-def ranks_that_cut_matrices_get_equal_parts(run: RunConfig) -> Iterator[Problem]:
+def tensor_ranks_divide_matrices(run: RunConfig) -> Iterator[Problem]:
     """All ranks that cut matrices have the same number of heads and features of a model."""
     for role in roles_of(run):
         section = role.section(run)
@@ -92,7 +92,7 @@ def _unequal(run: RunConfig, role: Role, field: str, parts: Mapping[str, int], s
         )
 
 
-def degrees_of_megatron_divide_the_model(run: RunConfig) -> Iterator[Problem]:
+def megatron_degrees_divide_model(run: RunConfig) -> Iterator[Problem]:
     """Megatron's ranks have equal numbers of heads, features and experts, and its pipeline stages of layers."""
     for role in roles_of(run):
         section = role.section(run)
@@ -111,7 +111,7 @@ def degrees_of_megatron_divide_the_model(run: RunConfig) -> Iterator[Problem]:
             yield from _unequal(run, role, f"megatron_config.{name}_parallel_size", parts, size)
 
 
-def ranks_that_spread_experts_get_as_many(run: RunConfig) -> Iterator[Problem]:
+def expert_ranks_divide_experts(run: RunConfig) -> Iterator[Problem]:
     """All ranks that spread experts have the same number of a layer's experts."""
     for role in roles_of(run):
         name, where = "expert_parallel_size", role.section(run).model.path
@@ -133,7 +133,7 @@ _OF_ROUTERS = (
 )
 
 
-def settings_of_routers_are_for_mixtures(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def router_settings_need_experts(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A model without experts has no routers."""
     model = run.trainer.policy.model.path
     files = readable_files(model)
@@ -145,7 +145,7 @@ def settings_of_routers_are_for_mixtures(run: SkyRLTrainConfig) -> Iterator[Prob
             yield Problem(path=path, message=message, hint="leave it out")
 
 
-def the_policy_can_chat(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def policy_has_chat_template(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A chat template writes the prompts, and an answer fits into the positions of the model."""
     files = readable_files(run.trainer.policy.model.path, run.trainer.tokenizer_path)
     if files is None or not samples(run):
@@ -153,14 +153,14 @@ def the_policy_can_chat(run: SkyRLTrainConfig) -> Iterator[Problem]:
     try:
         template = configured_template(run.generator.chat_template)
         if template is None and files.chat_template is None:
-            yield no_template("trainer.policy.model.path", files, "generator.chat_template")
+            yield missing_template("trainer.policy.model.path", files, "generator.chat_template")
     except ConfigError as error:
         yield from error.problems
     replaced = run.trainer.policy.model_config_kwargs.get("max_position_embeddings")
     yield from _answers_that_do_not_fit(run, replaced if isinstance(replaced, int) else files.positions)
 
 
-def no_template(field: str, files: ModelFiles, setting: str) -> Problem:
+def missing_template(field: str, files: ModelFiles, setting: str) -> Problem:
     """The problem of a model without a chat template."""
     return Problem(
         path=field,
@@ -184,7 +184,7 @@ def _answers_that_do_not_fit(run: SkyRLTrainConfig, positions: int | None) -> It
         )
 
 
-def the_model_is_there(run: SupervisedConfig) -> Iterator[Problem]:
+def model_exists(run: SupervisedConfig) -> Iterator[Problem]:
     """The model exists, and has positions for the longest row."""
     yield from missing_tokenizer("tokenizer_path", run.tokenizer_path)
     yield from missing_model("model.path", run.model, run.tokenizer_path)

@@ -14,7 +14,7 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.sizes import evaluates, starts_engines
 from skyrl.data.prompts import PromptDataset
-from skyrl.endpoint.doors import Address, Doors
+from skyrl.endpoint.client_access import Address, ClientAccess
 from skyrl.errors import DataError
 from skyrl.experiments.collaborators import (
     engine_changes,
@@ -34,7 +34,7 @@ from skyrl.models.files.chat_templates import with_template
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.generator import SkyRLGymGenerator
 from skyrl.runs.engine_changes import EngineChanges
-from skyrl.runs.inputs import check_data, look_at_the_models, notice, report_unread_variables, sandbox_in_force
+from skyrl.runs.inputs import check_data, notice, read_model_configs, report_unread_variables, sandbox_in_force
 from skyrl.runs.read_again import files_below, judged_with, of_many
 from skyrl.runs.recorded import RecordedRun
 from skyrl.training.evaluation import Evaluation
@@ -199,7 +199,7 @@ class PolicySampling(BaseExp):
         check_data(self.cfg, train, evaluation)
         variables = self.cfg.generator.chat_template_kwargs
         report_unread_variables("generator.chat_template_kwargs", self.tokenizer, variables)
-        look_at_the_models(self.cfg, self.tokenizer, train, evaluation)
+        read_model_configs(self.cfg, self.tokenizer, train, evaluation)
         return sandbox
 
     def open_endpoint(self) -> None:
@@ -223,7 +223,7 @@ class PolicySampling(BaseExp):
     @property
     def address_of_agents(self) -> Address | None:
         """An address of this machine that serves only the run's agents; None if no agent plays."""
-        return Address(doors=Doors(open_to_clients=False)) if self.cfg.environment.agent.plays else None
+        return Address(access=ClientAccess(open_to_clients=False)) if self.cfg.environment.agent.plays else None
 
     async def close_endpoint(self) -> None:
         """Stop serving the policy; called before the engines are closed."""

@@ -18,7 +18,7 @@ from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.rl_models import has_critic, has_reference
 from skyrl.config.derive.sizes import Model, grid_of, on_ray, starts_engines
-from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_road
+from skyrl.experiments.collaborators import engine_makers, parity_canary, rollout_parity, weight_transport
 from skyrl.experiments.full_length import full_length_rollouts, verdict, without_traces
 from skyrl.experiments.policy_gradient_models import PolicyGradientModels
 from skyrl.experiments.policy_sampling import PolicySampling
@@ -60,7 +60,7 @@ from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
 from skyrl.tree import required
 from skyrl.weight_sync.publish import WeightSync
-from skyrl.weight_sync.revival import Revival
+from skyrl.weight_sync.replacement_sync import ReplacementSync
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -139,7 +139,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         if self.recorded:
             return NoEngines()
         prompts = [prompt.token_ids for prompt in self.train_dataset.prompts]
-        transport = weight_road(self.cfg, self.rendezvous, self.folder.path / "weights")
+        transport = weight_transport(self.cfg, self.rendezvous, self.folder.path / "weights")
         asynchronous = self.cfg.trainer.fully_async
         return WeightSync(
             self.policy,
@@ -247,7 +247,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
                     sync.publish,
                     trace.before_publishing,
                     in_context(partial(clock.measure, "sync_weights")),
-                    run_before(partial(turns.for_travel, "policy")),
+                    run_before(partial(turns.for_transfer, "policy")),
                 )
             ),
             shape=trace.shaping(numbers.shaping(shaping)),
@@ -286,7 +286,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         if self.engine_changes is not None:
             await self.engine_changes.handle_requests()
         if sync.is_behind if newest else sync.is_missing:
-            await self.time_sharing.for_travel("policy")
+            await self.time_sharing.for_transfer("policy")
             await sync.catch_up()
         await self.time_sharing.for_engines()
 
@@ -297,12 +297,12 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
         if not isinstance(sync, WeightSync):
             return method
 
-        async def bring() -> None:
-            await self.time_sharing.for_travel("policy")
+        async def transfer() -> None:
+            await self.time_sharing.for_transfer("policy")
             await sync.send_again()
             await self.time_sharing.for_engines()
 
-        return Revival(self.client, bring).around(method)
+        return ReplacementSync(self.client, transfer).around(method)
 
     async def _samples_written(self) -> None:
         """Wait until the samples of the last step are written, so that a slow disk costs time and no memory."""

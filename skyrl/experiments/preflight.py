@@ -22,29 +22,29 @@ from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trackers import lacks_of
 from skyrl.data.hugging_face import dataset_failure
 from skyrl.data.sources import FILES
-from skyrl.endpoint.doors import TOKEN_VARIABLE
+from skyrl.endpoint.client_access import TOKEN_VARIABLE
 from skyrl.envs import find_env
 from skyrl.errors import DataError, Problem, TaskError, UserError
-from skyrl.experiments.alarm_checks import alarms_watch_metrics_of_this_version
+from skyrl.experiments.alarm_checks import alarms_watch_logged_metrics
 from skyrl.experiments.first_rows import first_rows_can_be_used, supervised_rows_can_be_used
 from skyrl.experiments.folder_checks import (
-    folders_are_those_of_this_run,
+    code_is_unchanged,
+    disk_holds_checkpoints,
+    folders_belong_to_run,
     folders_can_be_written,
-    the_code_is_that_of_the_run,
-    the_disk_holds_the_checkpoints,
 )
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
-    degrees_of_megatron_divide_the_model,
-    models_are_where_they_are_said_to_be,
-    ranks_that_cut_matrices_get_equal_parts,
-    ranks_that_share_sequences_share_their_heads,
-    ranks_that_spread_experts_get_as_many,
-    settings_of_routers_are_for_mixtures,
-    the_model_is_there,
-    the_policy_can_chat,
+    expert_ranks_divide_experts,
+    megatron_degrees_divide_model,
+    model_exists,
+    models_exist,
+    policy_has_chat_template,
+    router_settings_need_experts,
+    sequence_ranks_divide_heads,
+    tensor_ranks_divide_matrices,
 )
-from skyrl.experiments.server_checks import tokens_of_servers_are_there, training_gives_servers_its_weights
+from skyrl.experiments.server_checks import servers_receive_trained_weights, tokens_of_servers_are_there
 from skyrl.hub import beside
 from skyrl.installation import install_command, package_command
 from skyrl.planning.layout import counted
@@ -274,23 +274,23 @@ _PREFLIGHT: tuple[Check[SkyRLTrainConfig], ...] = (
     keys_are_there(os.environ),
     a_compiler_is_there(os.environ),
     tokens_of_servers_are_there(os.environ),
-    training_gives_servers_its_weights,
+    servers_receive_trained_weights,
     folders_can_be_written,
-    folders_are_those_of_this_run,
-    models_are_where_they_are_said_to_be,
-    degrees_of_megatron_divide_the_model,
-    ranks_that_cut_matrices_get_equal_parts,
-    ranks_that_share_sequences_share_their_heads,
-    ranks_that_spread_experts_get_as_many,
-    settings_of_routers_are_for_mixtures,
-    the_policy_can_chat,
+    folders_belong_to_run,
+    models_exist,
+    megatron_degrees_divide_model,
+    tensor_ranks_divide_matrices,
+    sequence_ranks_divide_heads,
+    expert_ranks_divide_experts,
+    router_settings_need_experts,
+    policy_has_chat_template,
     data_files_exist,
     the_task_can_be_imported,
     the_checkpoint_exists,
     the_recording_exists,
-    alarms_watch_metrics_of_this_version,
-    the_disk_holds_the_checkpoints,
-    the_code_is_that_of_the_run,
+    alarms_watch_logged_metrics,
+    disk_holds_checkpoints,
+    code_is_unchanged,
 )
 
 PREFLIGHT = (*_PREFLIGHT, first_rows_can_be_used(judge=False))
@@ -338,16 +338,16 @@ _SUPERVISED_PREFLIGHT: tuple[Check[Any], ...] = (
     packages_are_there,
     flash_attention_is_installed,
     the_trackers_are_there,
-    the_model_is_there,
-    ranks_that_share_sequences_share_their_heads,
-    ranks_that_cut_matrices_get_equal_parts,
-    ranks_that_spread_experts_get_as_many,
+    model_exists,
+    sequence_ranks_divide_heads,
+    tensor_ranks_divide_matrices,
+    expert_ranks_divide_experts,
     the_rows_are_there,
     the_template_is_there,
     folders_can_be_written,
-    folders_are_those_of_this_run,
+    folders_belong_to_run,
     the_named_checkpoint_exists,
-    alarms_watch_metrics_of_this_version,
+    alarms_watch_logged_metrics,
 )
 
 SUPERVISED_PREFLIGHT = (*_SUPERVISED_PREFLIGHT, supervised_rows_can_be_used(whole=False))

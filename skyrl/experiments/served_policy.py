@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skyrl.config import SkyRLTrainConfig
-from skyrl.endpoint.doors import TOKEN_VARIABLE, Address, Doors
+from skyrl.endpoint.client_access import TOKEN_VARIABLE, Address, ClientAccess
 from skyrl.endpoint.policy import ServedPolicy
 from skyrl.experiments.collaborators import longest_sequence
 from skyrl.processes.credentials import api_key
@@ -35,5 +35,5 @@ def address_of_clients(run: SkyRLTrainConfig) -> Address | None:
     engine = run.generator.inference_engine
     if not engine.enable_http_endpoint:
         return None
-    doors = Doors(token=api_key(TOKEN_VARIABLE))
-    return Address(host=engine.http_endpoint_host, port=engine.http_endpoint_port, doors=doors)
+    access = ClientAccess(token=api_key(TOKEN_VARIABLE))
+    return Address(host=engine.http_endpoint_host, port=engine.http_endpoint_port, access=access)

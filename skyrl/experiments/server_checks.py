@@ -13,7 +13,7 @@ from skyrl.tree.rules import Check
 _ENGINE = "generator.inference_engine"
 
 
-def training_gives_servers_its_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def servers_receive_trained_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Servers get the trained weights: samples of a model that never changes are not those of the policy."""
     engine = run.generator.inference_engine
     if not samples(run) or starts_engines(run):

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from skyrl.config import SkyRLTrainConfig
 from skyrl.config.derive.sizes import on_ray, sizes_of, starts_engines
-from skyrl.endpoint.doors import Address
+from skyrl.endpoint.client_access import Address
 from skyrl.errors import Problem, Stopped
 from skyrl.experiments.collaborators import engine_makers, start_processes
 from skyrl.experiments.first_rows import first_rows_can_be_used
-from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_policy_can_chat
+from skyrl.experiments.model_checks import models_exist, policy_has_chat_template
 from skyrl.experiments.policy_sampling import PolicySampling
 from skyrl.experiments.preflight import (
     keys_are_there,
@@ -28,7 +28,7 @@ from skyrl.inference.engine import InferenceEngine
 from skyrl.planning.sizes import layout_of_engines
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.handles import Processes
-from skyrl.processes.silence import Silence
+from skyrl.processes.wait_reporter import WaitReporter
 from skyrl.runs.inputs import notice
 from skyrl.tree import FrozenDict
 from skyrl.tree.rules import Check
@@ -68,7 +68,7 @@ class StandaloneSampling(PolicySampling):
         deadline.
         """
         try:
-            with self.shutdown, Silence(self.progress, notice), self.held:
+            with self.shutdown, WaitReporter(self.progress, notice), self.held:
                 with self.shutdown.in_loop(), event_loop() as run:
                     found: R = run(self._with_engines(work))
                 return found
@@ -105,8 +105,8 @@ def packages_for_sampling(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 model_checks: tuple[Check[SkyRLTrainConfig], ...] = (
     packages_for_sampling,
-    models_are_where_they_are_said_to_be,
-    the_policy_can_chat,
+    models_exist,
+    policy_has_chat_template,
 )
 """Checks of the machine before a model is loaded into engines."""
 

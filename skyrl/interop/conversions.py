@@ -63,7 +63,7 @@ def only(*usual: object, does: str, otherwise: str) -> Callable[[Any], Becomes]:
     return become
 
 
-def turned_round(path: str, *, on: str) -> Callable[[Any], Becomes]:
+def inverted(path: str, *, on: str) -> Callable[[Any], Becomes]:
     """Conversion of an inverted switch: false there writes true here; otherwise it is needless, for the reason `on`."""
     return lambda value: Becomes(writes={path: True}) if value is False else Becomes(needless=on)
 

@@ -84,10 +84,10 @@ class Writing:
                 put(tables, split_path(path), _spelled(path, run))
         for path, reference in self._references.items():
             put(tables, split_path(path), reference)
-        unsayable = _drop_what_toml_cannot_say(tables, self.root)
+        inexpressible = _drop_inexpressible(tables, self.root)
         sources = {self._written[path] for path in needless if path in self._written}
         followed = (_as_derived(line, needless) if line.source in sources else line for line in self.lines)
-        lines = tuple(_as_unsayable(line) if {*line.targets} & unsayable else line for line in followed)
+        lines = tuple(_as_inexpressible(line) if {*line.targets} & inexpressible else line for line in followed)
         return Conversion(
             root=self.root,
             tables=tables,
@@ -114,7 +114,7 @@ def _as_derived(line: Line, needless: set[str]) -> Line:
     return Line(outcome="derived", source=line.source, value=line.value, targets=line.targets, why=line.why)
 
 
-def _drop_what_toml_cannot_say(tables: dict[str, Any], root: type[RunConfig]) -> set[str]:
+def _drop_inexpressible(tables: dict[str, Any], root: type[RunConfig]) -> set[str]:
     """Remove nulls inside free-form tables from `tables`. Returns their paths."""
     try:
         as_toml_has_it(tables, root)
@@ -131,7 +131,7 @@ def _drop_what_toml_cannot_say(tables: dict[str, Any], root: type[RunConfig]) ->
     return paths
 
 
-def _as_unsayable(line: Line) -> Line:
+def _as_inexpressible(line: Line) -> Line:
     why = "null, which TOML cannot express in this table"
     return Line(outcome="refused", source=line.source, value=line.value, targets=line.targets, why=why)
 

@@ -65,7 +65,7 @@ class Prepared:
     def remarks(self) -> Iterator[str]:
         """Lines to print before the start."""
         if self._warnings:
-            yield render(self._warnings, "Worth a look")
+            yield render(self._warnings, "Warnings")
         if self.is_taken_for_cuda:
             yield f"{self._path('device')} = auto: taken as cuda, since the run uses other machines than this one."
         if self._target == "slurm" and not self._resumes():

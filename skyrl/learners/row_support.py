@@ -108,9 +108,9 @@ def row_support(config: PretrainedConfig, attention: str, *, pack: bool, share_p
 
 def differences(config: PretrainedConfig, attention: str, *, pack: bool, share_prompts: bool) -> Iterator[Difference]:
     """All that may serve what is asked, the best first, with what it does to rows. Computed as far as it is read."""
-    asked = _Asked(key=config.to_json_string(use_diff=False), config=config)
+    case = _RowCase(key=config.to_json_string(use_diff=False), config=config)
     for name, packs, shares in _candidates(attention, pack, share_prompts):
-        yield _difference(asked, name, packs, shares)
+        yield _difference(case, name, packs, shares)
 
 
 def _reason(config: PretrainedConfig, found: Difference, faults: list[str]) -> str:
@@ -133,7 +133,7 @@ def _candidates(attention: str, pack: bool, share_prompts: bool) -> Iterator[tup
 
 
 @attrs.frozen(kw_only=True)
-class _Asked:
+class _RowCase:
     """A configuration that can be hashed."""
 
     key: str
@@ -142,9 +142,9 @@ class _Asked:
 
 @cache
 @torch.no_grad()
-def _copy(asked: _Asked) -> tuple[PreTrainedModel, TrainingBatch, Tensor]:
+def _copy(case: _RowCase) -> tuple[PreTrainedModel, TrainingBatch, Tensor]:
     """The small copy, rows, and log-probabilities (tokens, V) of the selected tokens of each row alone."""
-    batch, model = probe_rows(), small_copy(asked.config)
+    batch, model = probe_rows(), small_copy(case.config)
     rows = [ids[:length] for ids, length in zip(batch.input_ids, batch.lengths.tolist(), strict=True)]
     alone = [_alone(model, ids)[mask[1 : len(ids)]] for ids, mask in zip(rows, batch.loss_mask, strict=True)]
     longest = int(batch.lengths.argmax())
@@ -152,7 +152,7 @@ def _copy(asked: _Asked) -> tuple[PreTrainedModel, TrainingBatch, Tensor]:
     expected = alone[longest][: len(earlier)]
     if not is_rounding(float((expected - earlier).abs().max()), expected):
         raise ModelError(
-            f"the output of a {asked.config.model_type} model at a token depends on later tokens, as transformers "
+            f"the output of a {case.config.model_type} model at a token depends on later tokens, as transformers "
             "computes it: it is not a causal language model"
         )
     return model, batch, torch.cat(alone)
@@ -165,9 +165,9 @@ def _alone(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 @cache
 @torch.no_grad()
-def _difference(asked: _Asked, attention: str, pack: bool, share_prompts: bool) -> Difference:
+def _difference(case: _RowCase, attention: str, pack: bool, share_prompts: bool) -> Difference:
     this: dict[str, Any] = {"attention": attention, "pack": pack, "share_prompts": share_prompts}
-    model, batch, alone = _copy(asked)
+    model, batch, alone = _copy(case)
     register()
     with suppress(ValueError):  # a model that has one attention only; for others transformers only warns
         model.set_attn_implementation(attention)

@@ -22,8 +22,8 @@ from attrs import frozen
 
 from skyrl.planning.layout import Layout
 from skyrl.processes.exit_notice import ExitNotice
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.processes.progress import Progress
-from skyrl.processes.together import gather_or_cancel
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

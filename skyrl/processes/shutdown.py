@@ -26,7 +26,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from skyrl.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Stopped
-from skyrl.processes.signals import GOES_ON_FROM_THE_LAST, STOPPED_BY, handled_signals, stop_command
+from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT, STOPPED_BY, handled_signals, stop_command
 
 _LONG = 3600.0
 _WAKES_EVERY = 1.0
@@ -148,7 +148,7 @@ class ShutdownSignal:
         except asyncio.CancelledError:
             if not self.requested or task is None or task.uncancel() > 0:
                 raise
-            raise self.stopped(GOES_ON_FROM_THE_LAST) from None
+            raise self.stopped(RESUMES_FROM_LAST_CHECKPOINT) from None
         finally:
             self._task = None
         self.check()
@@ -173,7 +173,7 @@ class ShutdownSignal:
     def check(self) -> None:
         """Raises `Stopped` if the run is to stop."""
         if self.requested:
-            raise self.stopped(GOES_ON_FROM_THE_LAST)
+            raise self.stopped(RESUMES_FROM_LAST_CHECKPOINT)
 
     def _wake(self) -> None:
         """Wake the watching thread."""
@@ -230,7 +230,7 @@ class ShutdownSignal:
 
 def _last_words(why: str) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, f"{why} {GOES_ON_FROM_THE_LAST}\n".encode())
+        os.write(2, f"{why} {RESUMES_FROM_LAST_CHECKPOINT}\n".encode())
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
 

@@ -11,7 +11,9 @@ from skyrl.errors import EXIT_REQUEUE, Stopped
 STOPPED_BY = {signal.SIGTERM: "Stopped by SIGTERM", signal.SIGHUP: "Stopped by SIGHUP", signal.SIGINT: "Stopped"}
 """Beginning of the run's last message, by signal."""
 
-GOES_ON_FROM_THE_LAST = "The same command continues from the last checkpoint, or starts from scratch if there is none."
+RESUMES_FROM_LAST_CHECKPOINT = (
+    "The same command continues from the last checkpoint, or starts from scratch if there is none."
+)
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:

@@ -14,7 +14,7 @@ from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig, SkyRLL
 from skyrl.inference.engine import SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.models.files.chat_templates import with_template
-from skyrl.processes.together import gather_or_cancel
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.chats import Chat, chat_of
 from skyrl.rollout.env_calls import EnvCalls

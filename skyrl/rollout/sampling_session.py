@@ -14,7 +14,7 @@ from skyrl.envs.group_rewards import GroupReward
 from skyrl.envs.registry import MakeEnv, find_task
 from skyrl.errors import RunError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
-from skyrl.processes.together import ended, gather_or_cancel
+from skyrl.processes.gather_or_cancel import ended, gather_or_cancel
 from skyrl.rollout.agent_episode import AgentEpisode
 from skyrl.rollout.attempts import Attempts, FirstOutcome, outcome_of
 from skyrl.rollout.episode import Episode, EpisodeContext

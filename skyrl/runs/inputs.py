@@ -109,7 +109,7 @@ def sandbox_in_force(run: SkyRLTrainConfig, *datasets: PromptDataset | None) -> 
     return {**sandbox.record(), "environments": sandboxed}
 
 
-def look_at_the_models(
+def read_model_configs(
     run: SkyRLTrainConfig, tokenizer: ChatTokenizer, train: PromptDataset | None, evaluation: PromptDataset | None
 ) -> None:
     """Check that the models know every token, have positions for the longest prompt and answer, and suit the engine.

@@ -13,8 +13,8 @@ from skyrl.errors import RunError
 from skyrl.processes.event_loop import event_loop
 from skyrl.processes.garbage import lasting_objects
 from skyrl.processes.progress import Watchdog
-from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
-from skyrl.processes.silence import Silence
+from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
+from skyrl.processes.wait_reporter import WaitReporter
 from skyrl.runs.experiment import Experiment
 from skyrl.runs.inputs import notice
 from skyrl.runs.process_settings import ProcessSettings
@@ -45,7 +45,12 @@ class RunSession:
 
         Raises `Stopped` if a signal or the deadline ends it early.
         """
-        with self._shutdown, self._causes_named(), Silence(self._experiment.progress, notice), self._experiment.held:
+        with (
+            self._shutdown,
+            self._causes_named(),
+            WaitReporter(self._experiment.progress, notice),
+            self._experiment.held,
+        ):
             checkpoint = self._find_start()
             finished = checkpoint is not None and self._is_last(checkpoint)
             is_whole = all(product.exists() for product in self._experiment.products)
@@ -68,7 +73,7 @@ class RunSession:
             raise cause or error from error
         except RunError as error:
             if self._shutdown.requested:
-                raise self._shutdown.stopped(f"{GOES_ON_FROM_THE_LAST} Meanwhile: {error}") from error
+                raise self._shutdown.stopped(f"{RESUMES_FROM_LAST_CHECKPOINT} Meanwhile: {error}") from error
             raise
 
     def _find_start(self) -> Checkpoint | None:

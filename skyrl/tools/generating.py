@@ -8,7 +8,7 @@ from typing import Any
 from skyrl.experiments.sampling import read_prompts
 from skyrl.experiments.standalone import StandaloneSampling
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
-from skyrl.processes.together import gather_or_cancel
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tools.sampling_target import Target
 from skyrl.tracking.jsonlines import JsonLines
 from skyrl.trajectory import Prompt

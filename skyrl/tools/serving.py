@@ -16,7 +16,7 @@ from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import starts_engines, workers_of_an_engine
 from skyrl.config.loading.kinds import samples_rollouts
 from skyrl.config.loading.load import compose
-from skyrl.endpoint.doors import Address
+from skyrl.endpoint.client_access import Address
 from skyrl.errors import Problem, Stopped, UserError
 from skyrl.tools.sampling_target import WITHOUT_ENVIRONMENT, Target, stored_configuration
 from skyrl.tree import FrozenDict

@@ -6,7 +6,7 @@ devices:
     engines generate     the engines alone
     a model scores       its weights alone
     a model learns       its weights and its optimizer's state
-    weights travel       the policy's weights, and the engines, awake
+    weights are sent     the policy's weights, and the engines, awake
 
 So `gpu_memory_utilization` has to leave room for the policy's weights, spread over its ranks.
 """
@@ -106,7 +106,7 @@ class TimeSharing:
         await self._sleep()
         await self._only({name: self._parts.get(name, ())})
 
-    async def for_travel(self, name: str) -> None:
+    async def for_transfer(self, name: str) -> None:
         """Make room for the weights of this model and for the engines, which accept no requests until the weights have
         arrived.
         """

@@ -21,8 +21,8 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.errors import ProcessError, SkyRLError, WeightSyncError
 from skyrl.inference.pool.client import InferenceEngineClient
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.processes.own_folder import make_own_folder
-from skyrl.processes.together import gather_or_cancel
 from skyrl.storage.places import is_address, storage_at
 from skyrl.weight_receiver.incoming_weights import Broadcast, Delta, Folder, Native, Shared, UpdateGroup, WeightInfo
 from skyrl.weight_receiver.transfer_group import TransferGroup

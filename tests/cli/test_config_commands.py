@@ -69,7 +69,7 @@ def test_origins_stand_beside_the_values(run_toml: Path) -> None:
 
 def test_what_was_derived_is_shown_with_its_reason(run_toml: Path) -> None:
     text = said("show", "run.toml", "--derived")
-    assert "generator.max_input_length = 512\n    the_first_input_is_the_prompt: " in text
+    assert "generator.max_input_length = 512\n    input_length_follows_prompt_length: " in text
     assert "    from trainer.max_prompt_length = 512" in text
     assert "trainer.epochs" not in text
 

@@ -231,7 +231,7 @@ WRITERS = {
     "processes/ray/cluster.py": "the token of a private cluster, before it starts",
     "processes/logs.py": "a stream",
     "processes/progress.py": "stacks, which are added",
-    "processes/tied.py": "a log",
+    "processes/dies_with_parent.py": "a log",
     "launchers/node.py": "a log",
     "launchers/local.py": "a log",
     "tracking/services/follower.py": "a log",

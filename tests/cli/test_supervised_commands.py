@@ -55,7 +55,7 @@ def test_what_a_sparse_dump_says_is_the_same_run(folder: Path) -> None:
 
 def test_a_field_is_explained_with_its_place(folder: Path) -> None:
     said = invoked("config", "explain", "batch_size", "sft.toml").output
-    assert "batch_size = 8" in said and "sft.toml:3  8" in said and "batches_deal_out_evenly" in said
+    assert "batch_size = 8" in said and "sft.toml:3  8" in said and "batch_divides_over_ranks" in said
 
 
 def test_runs_of_two_kinds_differ_in_their_kind(folder: Path) -> None:

@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_pages_have_examples() -> None:
+def test_pages_hold_several_examples() -> None:
     assert len(EXAMPLES) >= 6
 
 

@@ -81,7 +81,7 @@ def test_a_check_is_silent_near_by(name: str, values: dict[str, Any]) -> None:
     ],
 )
 def test_the_setting_that_makes_several_samples_of_a_trajectory_is_named(values: dict[str, Any], which: str) -> None:
-    [problem] = NAMED["several_samples_have_no_time_in_common"](resolved(CRITIC | TURNS | values))
+    [problem] = NAMED["returns_need_single_sample_trajectories"](resolved(CRITIC | TURNS | values))
     assert f"with {which} a trajectory can be several" in problem.message
 
 

@@ -29,7 +29,7 @@ NAMED: dict[str, Any] = {each.__name__: each for each in RL.checks}
 )
 def test_the_nearest_divisors_are_told(batch: int, mini: int, hint: str) -> None:
     run = resolved({"trainer.train_batch_size": batch, "trainer.policy_mini_batch_size": mini})
-    [problem] = NAMED["mini_batches_divide_the_batch"](run)
+    [problem] = NAMED["mini_batch_divides_batch"](run)
     assert problem.hint == hint
 
 
@@ -50,7 +50,7 @@ def test_the_nearest_divisors_are_told(batch: int, mini: int, hint: str) -> None
     ],
 )
 def test_the_nearest_mini_batches_divide_the_batch_too(values: dict[str, Any], message: str, hint: str) -> None:
-    [problem] = NAMED["mini_batches_deal_out_evenly"](resolved(values))
+    [problem] = NAMED["mini_batch_divides_over_ranks"](resolved(values))
     assert (problem.message, problem.hint) == (message, hint)
 
 
@@ -63,13 +63,13 @@ def test_the_nearest_sizes_that_share_a_row_leave_room_for_the_other_size() -> N
 
 def test_the_nearest_micro_batches_suit_policy_and_critic() -> None:
     values = {"trainer.critic_mini_batch_size": 128, "trainer.micro_train_batch_size_per_gpu": 256}
-    [problem] = NAMED["micro_batches_divide_the_mini_batch"](resolved(CRITIC | values))
+    [problem] = NAMED["micro_batch_divides_mini_batch"](resolved(CRITIC | values))
     assert problem.message == "256 samples do not divide the critic's mini-batch of 640 (128 prompts x 5)"
     assert problem.hint == "nearest divisors: 160 and 320"
 
 
 def test_the_nearest_batches_suit_mini_batches_and_reference() -> None:
-    [problem] = NAMED["the_reference_scores_equal_shares"](resolved(gpus(3, "ref")))
+    [problem] = NAMED["reference_shares_are_equal"](resolved(gpus(3, "ref")))
     assert problem.message == (
         "5120 samples (1024 prompts x 5) cannot be split evenly across the reference's 3 data-parallel ranks"
     )
@@ -96,7 +96,7 @@ def test_a_mini_batch_that_does_not_divide_the_batch_is_told_once() -> None:
     ],
 )
 def test_an_unknown_estimator_is_told_what_there_is(name: str, message: str, hint: str) -> None:
-    [problem] = NAMED["the_advantage_estimator_exists"](resolved({"trainer.algorithm.advantage_estimator": name}))
+    [problem] = NAMED["advantage_estimator_exists"](resolved({"trainer.algorithm.advantage_estimator": name}))
     assert (problem.message, problem.hint) == (message, hint)
 
 

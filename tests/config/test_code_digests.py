@@ -15,7 +15,7 @@ from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.config.loading.code_digests import changed_code, code_digests, stored_digests
 from skyrl.config.loading.stored import stored_form
 from skyrl.errors import Problem
-from skyrl.experiments.folder_checks import the_code_is_that_of_the_run
+from skyrl.experiments.folder_checks import code_is_unchanged
 from tests.config.leaves import RUNNABLE
 
 REWARD = "import json\nfrom helper import parsed\ndef f(completion, **others): return parsed(completion)\n"
@@ -68,9 +68,9 @@ def test_a_changed_file_is_a_warning_at_the_next_start_and_the_same_one_is_none(
     folder = written(tmp_path / "code", reward=REWARD, helper="a = 1\n")
     run = run_with(f"{folder}/reward.py:f", tmp_path / "run")
     store(tmp_path / "run", run)
-    assert list(the_code_is_that_of_the_run(run)) == []
+    assert list(code_is_unchanged(run)) == []
     written(folder, helper="a = 2\n")
-    (problem,) = the_code_is_that_of_the_run(run)
+    (problem,) = code_is_unchanged(run)
     assert isinstance(problem, Problem)
     assert (problem.path, problem.severity) == ("environment.env_class", "warning")
     assert problem.message.startswith("helper.py has changed since the run in ")

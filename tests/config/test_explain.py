@@ -31,7 +31,7 @@ def test_a_derived_value_is_traced_to_what_was_written() -> None:
     assert (found.value, found.type) == (0.7, "a number or null")
     default, rule = found.chain
     assert (default.place, default.value) == ("default", None)
-    assert rule.place == "derived by policy_logits_use_the_rollout_temperature"
+    assert rule.place == "derived by learner_temperature_follows_sampling"
     assert rule.reads == (("generator.sampling_params.temperature", 0.7, "argument 1"),)
     assert rule.because == "Log-probabilities are only comparable at the temperature the tokens were drawn at."
 
@@ -48,12 +48,12 @@ def test_every_shadowed_value_is_in_the_chain(tmp_path: Path) -> None:
 
 def test_what_follows_from_a_value_is_named() -> None:
     found = explained("trainer.max_prompt_length")
-    assert ("generator.max_input_length", "the_first_input_is_the_prompt") in found.feeds
-    assert "a_single_turn_is_given_the_prompt" in {name for name, _ in found.checks}
+    assert ("generator.max_input_length", "input_length_follows_prompt_length") in found.feeds
+    assert "input_length_covers_prompt" in {name for name, _ in found.checks}
 
 
 GPUS = ("trainer.device=cuda", "trainer.placement.gpu_kind=H100-80", "trainer.logger=console")
-FITS = "a_run_fits_the_gpus_that_it_names"
+FITS = "run_fits_gpu_memory"
 
 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-72B"])  # which does not fit: changes are tried

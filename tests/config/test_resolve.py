@@ -482,7 +482,7 @@ def test_the_origin_of_a_derived_value_is_its_rule() -> None:
     loaded = load([], ["trainer.run_name=mine"])
     _, origins, _ = resolve_with_origins(loaded.config, loaded.origins)
     default, rule = origins["trainer.run_path"]
-    assert (default.kind, rule.kind, rule.where) == ("default", "rule", "a_run_has_a_folder_of_its_name")
+    assert (default.kind, rule.kind, rule.where) == ("default", "rule", "run_path_follows_run_name")
     assert rule.reads == ("trainer.run_name",)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl.config import load
-from skyrl.config.checks.asynchronous import older_samples_are_corrected, there_is_something_to_interpolate
+from skyrl.config.checks.asynchronous import interpolation_needs_stale_samples, stale_samples_are_corrected
 
 STALE: dict[str, Any] = {
     "trainer.fully_async.enabled": True,
@@ -20,7 +20,7 @@ CORRECTION = "trainer.algorithm.off_policy_correction"
 def problems(**changes: Any) -> list[tuple[str, str]]:
     written = {path.replace("__", "."): value for path, value in changes.items()}
     run = load([], STALE | written).config
-    return [(problem.path, problem.severity) for problem in older_samples_are_corrected(run)]
+    return [(problem.path, problem.severity) for problem in stale_samples_are_corrected(run)]
 
 
 def test_nothing_that_corrects_is_a_warning() -> None:
@@ -48,4 +48,4 @@ def test_what_corrects_or_what_needs_no_correction_is_no_problem(change: dict[st
 def test_an_interpolation_that_equals_the_engines_own_is_a_warning(staleness: int, found: list[str]) -> None:
     changes = {"trainer.algorithm.old_logprobs": "interpolated", "trainer.fully_async.max_staleness_steps": staleness}
     run = load([], STALE | changes).config
-    assert [problem.severity for problem in there_is_something_to_interpolate(run)] == found
+    assert [problem.severity for problem in interpolation_needs_stale_samples(run)] == found

@@ -20,14 +20,14 @@ from torch import Tensor
 from skyrl.batch import TrainingBatch
 from skyrl.config import SamplingParams
 from skyrl.config.derive.sizes import starts_engines
-from skyrl.endpoint.doors import TOKEN_VARIABLE
+from skyrl.endpoint.client_access import TOKEN_VARIABLE
 from skyrl.errors import ModelError, ProcessError, SkyRLError
 from skyrl.experiments.collaborators import (
     engine_changes,
     engine_makers,
     engine_restarts,
     parity_canary,
-    weight_road,
+    weight_transport,
 )
 from skyrl.experiments.served_policy import address_of_clients, served_policy
 from skyrl.experiments.servers import server_engines
@@ -202,11 +202,11 @@ def served(scene: Scene) -> object:
     return None if address is None else (address, served_policy(scene.run).names)
 
 
-@observable("how weights travel to the engines")
+@observable("how weights are sent to the engines")
 def road(scene: Scene) -> object:
     ends: Any = _Road()
     meeting: Any = SimpleNamespace(address=("127.0.0.1", 1))
-    asyncio.run(weight_road(scene.run, meeting, Path("weights")).send(ends, ends, 1))
+    asyncio.run(weight_transport(scene.run, meeting, Path("weights")).send(ends, ends, 1))
     return sorted(map(str, ends.seen))
 
 
@@ -274,7 +274,7 @@ def adapter_files(scene: Scene) -> object:
     made: list[Path] = []
     meeting: Any = SimpleNamespace(address=("127.0.0.1", 1))
     with mock.patch("skyrl.experiments.collaborators.FolderAdapterTransport", lambda path, lora: made.append(path)):
-        weight_road(scene.run, meeting, Path("weights"))
+        weight_transport(scene.run, meeting, Path("weights"))
     return made
 
 

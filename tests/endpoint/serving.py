@@ -10,8 +10,8 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.config import SamplingParams
+from skyrl.endpoint.client_access import Address, ClientAccess
 from skyrl.endpoint.control import EngineControl
-from skyrl.endpoint.doors import Address, Doors
 from skyrl.endpoint.http.server import Endpoint, serving
 from skyrl.endpoint.policy import Generate, ServedPolicy
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens
@@ -97,7 +97,7 @@ async def served(
     generate: Generate,
     tokenizer: Any,
     *,
-    doors: Doors | None = None,
+    access: ClientAccess | None = None,
     most_samples: int = 64,
     max_model_len: int = 512,
     control: EngineControl | None = None,
@@ -111,7 +111,7 @@ async def served(
         most_samples=most_samples,
         adapters=adapters,
     )
-    async with serving(policy, tokenizer, generate, Address(doors=doors or Doors()), control) as endpoint:
+    async with serving(policy, tokenizer, generate, Address(access=access or ClientAccess()), control) as endpoint:
         yield Served(endpoint, tokenizer)
 
 

@@ -16,8 +16,8 @@ import pytest
 from attrs import evolve, frozen
 
 from skyrl.config import InferenceEngineConfig, SamplingParams, SkyRLLoraConfig
+from skyrl.endpoint.client_access import ClientAccess
 from skyrl.endpoint.control import EngineControl
-from skyrl.endpoint.doors import Doors
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.inference.engine import SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
@@ -48,13 +48,13 @@ class Controlled:
 
 
 @asynccontextmanager
-async def controlled(*, engines: int = 1, doors: Doors | None = None) -> AsyncIterator[Controlled]:
+async def controlled(*, engines: int = 1, access: ClientAccess | None = None) -> AsyncIterator[Controlled]:
     tokenizer, config = chat_tokenizer(TOOLS_CHATML), InferenceEngineConfig(backend="torch", max_num_seqs=8)
     made = [TorchEngine(nano_model(), tokenizer, max_num_seqs=8) for _ in range(engines)]
     client = InferenceEngineClient(made, tokenizer, "a/model", SkyRLLoraConfig(), config)
     control = EngineControl(client, workers=1)
     async with (
-        served(control.generate, tokenizer, doors=doors, control=control) as there,
+        served(control.generate, tokenizer, access=access, control=control) as there,
         httpx.AsyncClient(base_url=there.url, timeout=60) as http,
     ):
         yield Controlled(http, made[0], there.endpoint)
@@ -81,7 +81,7 @@ async def test_engines_that_nobody_may_control_have_no_such_routes() -> None:
 
 
 async def test_only_a_client_with_the_token_controls_the_engines_and_no_agent() -> None:
-    async with controlled(doors=Doors(token="secret-of-this-test")) as there:
+    async with controlled(access=ClientAccess(token="secret-of-this-test")) as there:
         sample = SampleKey(run_seed=0, weight_version=0, prompt_id="a task", sample_index=0)
         played = PlayedTrajectory(sample, SamplingParams(), most_requests=1)
         with there.endpoint.trajectories.playing(played) as trajectory:

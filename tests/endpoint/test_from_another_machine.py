@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.endpoint.doors import TOKEN_VARIABLE
+from skyrl.endpoint.client_access import TOKEN_VARIABLE
 from tests.machines import Machine, Machines
 from tests.processes.clusters import soon
 

@@ -26,7 +26,7 @@ def test_the_agent_imports_nothing_of_skyrl() -> None:
         ([CALL.format("b")] * 3, 0.0, 3),
     ],
 )
-def test_the_agent_is_paid_for_what_lies_on_the_shelf(texts: list[str], reward: float, requests: int) -> None:
+def test_agent_is_rewarded_for_shelf_answer(texts: list[str], reward: float, requests: int) -> None:
     config = AgentConfig(function=f"{AGENT}/agent.py:solve", reward="returned")
     row = {"extra_info": {"shelf": "b"}, "reward_spec": {"ground_truth": "7"}}
     made, script = asyncio.run(scripted(texts, config, extras=row))

@@ -208,7 +208,7 @@ class WeightTransport:
     """Weights that are there at once, where an engine takes them."""
 
     async def send(self, source: Any, client: InferenceEngineClient, version: int) -> None:
-        await client.load_weights([None] * len(client.in_service), version)  # type: ignore[list-item]  # no weights travel
+        await client.load_weights([None] * len(client.in_service), version)  # type: ignore[list-item]  # no weights are sent
 
 
 class Asking:

@@ -12,8 +12,8 @@ from attrs import evolve
 
 from skyrl.cli.main import main
 from skyrl.planning.layout import Layout, Pool
-from skyrl.processes.links import Link
 from skyrl.processes.machine_facts import GpuFacts, MachineFacts
+from skyrl.processes.network_probe import Link
 from skyrl.processes.ray.survey import EACH_PAIR, Survey, Surveyed, pairs
 from skyrl.tools.cluster_findings import cluster_findings
 from tests.machines import RAY_PORTS, ROOT, Machines

@@ -61,7 +61,7 @@ def test_an_engine_that_nobody_publishes_and_one_of_two_names_are_named(
 ) -> None:
     monkeypatch.setenv("SKYRL_NAMES", f"nfs:{tmp_path / 'names'}")
     patience = {"trainer__placement__start_timeout_seconds": 0.2}
-    with pytest.raises(ProcessError, match="Nobody has published the name engines/0"):
+    with pytest.raises(ProcessError, match="No server is published under the name engines/0"):
         train(nano, tmp_path / "a", **over(server, **{URLS: ["name:engines/0"]}, **patience))
     store, two = NamesOnDisk(tmp_path / "names"), ["name:engines/0", "name:engines/1"]
     with (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl.experiments.model_checks import models_are_where_they_are_said_to_be, the_policy_can_chat
+from skyrl.experiments.model_checks import models_exist, policy_has_chat_template
 from skyrl.models.files.loading import load_tokenizer
 from tests.nano_run import config, train
 
@@ -49,7 +49,7 @@ def test_what_lies_in_its_folder_is_looked_at_before_the_start(
 
     def found(own: str | None) -> list[tuple[str, str]]:
         run = config(nano, tmp_path, trainer__policy__model__path=model, trainer__tokenizer_path=own)
-        checks = (models_are_where_they_are_said_to_be, the_policy_can_chat)
+        checks = (models_exist, policy_has_chat_template)
         return [(problem.path, problem.message) for check in checks for problem in check(run)]
 
     assert found(tokenizer) == []

@@ -23,11 +23,11 @@ from skyrl.errors import ConfigError
 from skyrl.experiments import gpu_checks
 from skyrl.experiments.gpu_checks import flash_attention_is_installed
 from skyrl.experiments.model_checks import (
-    degrees_of_megatron_divide_the_model,
-    ranks_that_cut_matrices_get_equal_parts,
-    ranks_that_share_sequences_share_their_heads,
-    ranks_that_spread_experts_get_as_many,
-    settings_of_routers_are_for_mixtures,
+    expert_ranks_divide_experts,
+    megatron_degrees_divide_model,
+    router_settings_need_experts,
+    sequence_ranks_divide_heads,
+    tensor_ranks_divide_matrices,
 )
 from skyrl.experiments.preflight import (
     a_compiler_is_there,
@@ -119,7 +119,7 @@ def test_ranks_that_share_sequences_divide_the_heads(
         trainer__policy__sequence_parallel_size=sharing,
         trainer__placement__policy_num_gpus_per_node=gpus,
     )
-    problems = list(ranks_that_share_sequences_share_their_heads(run))
+    problems = list(sequence_ranks_divide_heads(run))
     assert [problem.hint for problem in problems] == ([] if hint is None else [hint])
     assert [problem.path for problem in problems] == ["trainer.policy.sequence_parallel_size"] * len(problems)
 
@@ -144,7 +144,7 @@ def test_ranks_that_cut_matrices_divide_what_is_in_them(
         trainer__policy__sequence_parallel_size=sharing,
         trainer__placement__policy_num_gpus_per_node=8,
     )
-    found = [*ranks_that_cut_matrices_get_equal_parts(run), *ranks_that_share_sequences_share_their_heads(run)]
+    found = [*tensor_ranks_divide_matrices(run), *sequence_ranks_divide_heads(run)]
     assert [problem.hint for problem in found] == ([] if hint is None else [hint])
     assert all(message is not None and problem.message.startswith(message) for problem in found)
 
@@ -168,9 +168,9 @@ def test_ranks_of_a_supervised_run_divide_what_they_share(
     loaded: Any = load([], {**values, "placement.executor": "ray", "placement.num_gpus_per_node": 8})
     run: Any = resolve_with_origins(loaded.config, loaded.origins)[0]
     checks = [
-        ranks_that_share_sequences_share_their_heads,
-        ranks_that_cut_matrices_get_equal_parts,
-        ranks_that_spread_experts_get_as_many,
+        sequence_ranks_divide_heads,
+        tensor_ranks_divide_matrices,
+        expert_ranks_divide_experts,
     ]
     assert set(checks) <= set(kind_of(run).preflight_checks())
     found = [problem for check in checks for problem in check(run)]
@@ -198,7 +198,7 @@ def test_degrees_of_megatron_divide_heads_and_layers(
         trainer__placement__policy_num_gpus_per_node=8,
         **{f"trainer__policy__megatron_config__{name}_model_parallel_size": size},
     )
-    found = list(degrees_of_megatron_divide_the_model(run))
+    found = list(megatron_degrees_divide_model(run))
     path = f"trainer.policy.megatron_config.{name}_model_parallel_size"
     assert [(problem.path, problem.hint) for problem in found] == ([] if hint is None else [(path, hint)])
     assert all(message is not None and problem.message.startswith(message) for problem in found)
@@ -226,7 +226,7 @@ def test_degrees_of_experts_under_megatron_divide_them(
         trainer__placement__policy_num_gpus_per_node=8,
         **{f"{table}expert_model_parallel_size": experts, f"{table}expert_tensor_parallel_size": cutting},
     )
-    problems = list(degrees_of_megatron_divide_the_model(run))
+    problems = list(megatron_degrees_divide_model(run))
     assert len(problems) == len(found)
     for problem, (name, message, hint) in zip(problems, found, strict=True):
         assert problem.path == f"trainer.policy.megatron_config.{name}_parallel_size"
@@ -252,7 +252,7 @@ def test_ranks_that_spread_experts_divide_them(
         trainer__policy__expert_parallel_size=size,
         trainer__placement__policy_num_gpus_per_node=8,
     )
-    found = list(ranks_that_spread_experts_get_as_many(run))
+    found = list(expert_ranks_divide_experts(run))
     assert len(found) == (problem is not None)
     for each in found:
         assert problem is not None
@@ -272,9 +272,9 @@ def test_a_model_without_experts_has_no_routers(experts: dict[str, int], said: i
     }
     for path, value in settings.items():
         run = resolved(**{"trainer__policy__model__path": str(tmp_path), path.replace(".", "__"): value})
-        found = list(settings_of_routers_are_for_mixtures(run))
+        found = list(router_settings_need_experts(run))
         assert [problem.path for problem in found] == [path] * said
-        assert settings_of_routers_are_for_mixtures in kind_of(run).preflight_checks()
+        assert router_settings_need_experts in kind_of(run).preflight_checks()
 
 
 def test_without_flash_attn_a_cuda_run_starts_and_says_what_it_takes_instead(monkeypatch: pytest.MonkeyPatch) -> None:

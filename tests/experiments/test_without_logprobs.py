@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyrl.config.checks.algorithm import the_engine_returns_what_the_loss_reads
+from skyrl.config.checks.algorithm import loss_needs_engine_logprobs
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError
 from skyrl.inference.torch.engine import TorchEngine
@@ -46,7 +46,7 @@ def test_a_correction_has_them_returned(nano: Path, tmp_path: Path) -> None:
 
 def test_without_such_a_reader_they_may_be_left_out(nano: Path, tmp_path: Path) -> None:
     run: SkyRLTrainConfig = config(nano, tmp_path, **NONE)
-    assert list(the_engine_returns_what_the_loss_reads(run)) == []
+    assert list(loss_needs_engine_logprobs(run)) == []
 
 
 async def test_a_row_without_them_is_otherwise_the_same() -> None:

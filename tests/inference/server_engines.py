@@ -30,7 +30,7 @@ from tests.inference.sglang_stand_in import SGLangStandIn
 from tests.inference.steps import Steps, gate_of_model, gate_of_processes
 
 SERVERS = ("sglang server", "vllm server", "our server")
-"""Kinds of engine whose weights travel as files."""
+"""Kinds of engine whose weights are sent as files."""
 
 ROOT = Path(__file__).parents[2]
 DEADLINES = ServerDeadlines(start=240.0, call=120.0, heartbeat=120.0)

@@ -231,7 +231,7 @@ async def test_a_server_that_another_run_gave_weights_is_not_given_ours(folder: 
             await each.close()
 
 
-# Silence, and what follows it
+# WaitReporter, and what follows it
 
 
 WEIGHTS = Folder(

@@ -13,7 +13,7 @@ from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.engine import InferenceEngine
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.inference.pool.restarts import EngineRestarts
-from skyrl.weight_sync.revival import Revival
+from skyrl.weight_sync.replacement_sync import ReplacementSync
 from tests.inference.nano import request
 from tests.inference.test_client import SlowEngine, asked_of, weights
 
@@ -173,7 +173,7 @@ async def test_requests_wait_for_the_engine_that_takes_the_place_of_the_last() -
     (first,) = await asked_of(door, ("one", 1))
     a.fault = ProcessError("it died")
     a.go.set()
-    await asyncio.wait_for(door.bereft(), 10)
+    await asyncio.wait_for(door.without_engines(), 10)
     assert (door.in_service, first.done(), starts.pauses) == ((), False, [5.0, 10.0])
     await publish(door, version=1)
     again.go.set()
@@ -188,7 +188,7 @@ async def test_the_last_engine_that_does_not_start_again_raises_what_killed_it()
     a.fault = ProcessError("it died")
     a.go.set()
     with pytest.raises(ProcessError, match="it died"):
-        await asyncio.wait_for(door.bereft(), 10)
+        await asyncio.wait_for(door.without_engines(), 10)
     await door.pause()
     with pytest.raises(ProcessError, match="it died"):
         await asyncio.wait_for(door.admit_started(), 10)
@@ -215,12 +215,14 @@ async def test_what_samples_goes_on_when_the_last_engine_was_started_again() -> 
     door = client(Starts(again), a)
     brought = list[str]()
 
-    async def bring() -> None:
+    async def transfer() -> None:
         await publish(door, version=1)
         brought.append("weights")
         again.go.set()
 
-    asked = asyncio.ensure_future(Revival(door, bring).around(door.generate)(request((1,), count=1, name="one")))
+    asked = asyncio.ensure_future(
+        ReplacementSync(door, transfer).around(door.generate)(request((1,), count=1, name="one"))
+    )
     await asyncio.sleep(0)
     a.fault = ProcessError("it died")
     a.go.set()
@@ -232,10 +234,12 @@ async def test_a_transfer_that_fails_ends_what_waits_for_samples() -> None:
     a, again = SlowEngine("a"), SlowEngine("again")
     door = client(Starts(again), a)
 
-    async def bring() -> None:
+    async def transfer() -> None:
         raise ProcessError("policy-0 died")
 
-    asked = asyncio.ensure_future(Revival(door, bring).around(door.generate)(request((1,), count=1, name="one")))
+    asked = asyncio.ensure_future(
+        ReplacementSync(door, transfer).around(door.generate)(request((1,), count=1, name="one"))
+    )
     await asyncio.sleep(0)
     a.fault = ProcessError("it died")
     a.go.set()

@@ -19,7 +19,7 @@ from skyrl.errors import ConfigError, ProcessError
 from skyrl.experiments.preflight import packages_are_installed
 from skyrl.inference.servers.dialects import ServerDeadlines
 from skyrl.inference.servers.sglang_engine import SGLangEngine, launch_command
-from skyrl.processes.tied import start_tied
+from skyrl.processes.dies_with_parent import start_dependent
 from tests.inference.nano import nano_model
 from tests.inference.vllm_models import saved
 from tests.nano_run import config, metrics, train
@@ -148,8 +148,8 @@ def test_a_command_ends_with_the_process_that_started_it(tmp_path: Path) -> None
     """Also where that one is killed: the pipe between them closes."""
     sleeper = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     starter = (
-        "import os, pathlib, sys, time; from skyrl.processes.tied import start_tied; "
-        f"start_tied([sys.executable, '-c', {sleeper!r}], pathlib.Path({str(tmp_path / 'log')!r}), {{}}); "
+        "import os, pathlib, sys, time; from skyrl.processes.dies_with_parent import start_dependent; "
+        f"start_dependent([sys.executable, '-c', {sleeper!r}], pathlib.Path({str(tmp_path / 'log')!r}), {{}}); "
         f"path = pathlib.Path({str(tmp_path / 'pid')!r})\n"
         "while not (path.exists() and path.read_text()): time.sleep(0.01)\n"
         "os.kill(os.getpid(), 9)"
@@ -161,7 +161,9 @@ def test_a_command_ends_with_the_process_that_started_it(tmp_path: Path) -> None
 
 
 def test_the_exit_code_of_a_tied_command_is_its_own(tmp_path: Path) -> None:
-    process = start_tied([sys.executable, "-c", "print('said', flush=True); raise SystemExit(7)"], tmp_path / "log", {})
+    process = start_dependent(
+        [sys.executable, "-c", "print('said', flush=True); raise SystemExit(7)"], tmp_path / "log", {}
+    )
     assert process.wait(60) == 7
     assert (tmp_path / "log").read_text() == "said\n"
     assert process.stdin is not None

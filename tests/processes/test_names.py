@@ -36,7 +36,7 @@ def test_names_are_listed_by_their_beginning(store: NameStore) -> None:
         assert store.find("engines/") == {"engines/0": "a", "engines/1": "b"}
 
 
-def test_a_name_has_one_owner(store: NameStore) -> None:
+def test_published_name_refuses_second_owner(store: NameStore) -> None:
     with Published(store, "judge", "http://a:1"):
         with pytest.raises(ProcessError, match="taken by http://a:1"), Published(store, "judge", "http://b:1"):
             raise AssertionError("two owners")
@@ -77,7 +77,7 @@ def test_one_of_many_gets_a_name_whose_owner_is_dead(tmp_path: Path) -> None:
 def test_a_name_is_waited_for(store: NameStore) -> None:
     with Published(store, "judge", "here"):
         assert wait_for(store, "judge", 0) == "here"
-    with pytest.raises(ProcessError, match="Nobody has published the name judge"):
+    with pytest.raises(ProcessError, match="No server is published under the name judge"):
         wait_for(store, "judge", 0)
 
 

@@ -20,8 +20,8 @@ from starlette.testclient import TestClient
 
 import skyrl
 from skyrl.config import SamplingParams
+from skyrl.endpoint.client_access import ClientAccess
 from skyrl.endpoint.control import EngineControl
-from skyrl.endpoint.doors import Doors
 from skyrl.endpoint.http.app import endpoint_app
 from skyrl.endpoint.http.control_routes import ControlRoutes
 from skyrl.endpoint.policy import Policy, ServedPolicy
@@ -56,7 +56,9 @@ def endpoint(token: str | None, folder: Path) -> Starlette:
     script = Script([])
     served = ServedPolicy(names=("tiny",), sampling=SamplingParams(), max_model_len=64, most_samples=8)
     control = ControlRoutes(cast(EngineControl, None), lambda call: call())
-    return endpoint_app(Policy(served, script.tokenizer, script.generate), Trajectories(), Doors(token=token), control)
+    return endpoint_app(
+        Policy(served, script.tokenizer, script.generate), Trajectories(), ClientAccess(token=token), control
+    )
 
 
 def viewer(token: str | None, folder: Path) -> Starlette:

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from skyrl.config import GeneratorConfig, SamplingParams, SkyRLGymConfig, SkyRLLoraConfig
 from skyrl.config.settings.environment import AgentConfig
-from skyrl.endpoint.doors import Address, Doors
+from skyrl.endpoint.client_access import Address, ClientAccess
 from skyrl.endpoint.http.server import serving
 from skyrl.endpoint.policy import ServedPolicy
 from skyrl.envs import Env, EnvStep
@@ -48,7 +48,7 @@ async def playing(
     """A generator whose episodes this agent plays."""
     sampling = SamplingParams(max_generate_length=6)
     served = ServedPolicy(names=("tiny",), sampling=sampling, max_model_len=max_model_len, most_samples=8)
-    address = Address(doors=Doors(open_to_clients=False))
+    address = Address(access=ClientAccess(open_to_clients=False))
     async with serving(served, tokenizer, engine.generate, address) as endpoint:
         settings = SkyRLGymConfig(**{"max_failed_share": 1.0, "max_attempts": 1, **(gym or {})})
         runner = AgentRunner(config, lambda: endpoint, "tiny", settings.sandbox_tier)

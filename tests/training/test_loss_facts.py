@@ -12,8 +12,8 @@ from torch import Tensor
 
 from skyrl.algorithms.losses import LossInputs
 from skyrl.config import AlgorithmConfig, CISPOConfig, CriticConfig, DecoupledConfig, ModelConfig, SkyRLTrainConfig
-from skyrl.config.checks.algorithm import a_critic_is_asked, whole_answers_have_equal_shares
-from skyrl.config.checks.asynchronous import older_samples_are_corrected
+from skyrl.config.checks.algorithm import critic_values_are_read, sequence_loss_weighs_answers_equally
+from skyrl.config.checks.asynchronous import stale_samples_are_corrected
 from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS
 from skyrl.config.settings.losses import POLICY_LOSSES
@@ -118,7 +118,7 @@ def stale(loss: str) -> SkyRLTrainConfig:
     [("regular", False), ("importance_sampling", False), ("decoupled", True), ("rollout_is", True), ("dppo", True)],
 )
 def test_stale_samples_are_corrected_by_losses_that_read_the_engines_logprobs(loss: str, is_corrected: bool) -> None:
-    problems = list(older_samples_are_corrected(stale(loss)))
+    problems = list(stale_samples_are_corrected(stale(loss)))
     assert [problem.severity for problem in problems] == ([] if is_corrected else ["warning"])
 
 
@@ -160,8 +160,10 @@ def registered() -> Iterator[None]:
 @pytest.mark.usefixtures("registered")
 def test_what_a_loss_of_ones_own_declares_is_checked_like_ours() -> None:
     run = stale("own")
-    assert [problem.severity for problem in older_samples_are_corrected(run)] == ["warning"]
-    assert [problem.path for problem in whole_answers_have_equal_shares(run)] == ["trainer.algorithm.loss_reduction"]
+    assert [problem.severity for problem in stale_samples_are_corrected(run)] == ["warning"]
+    assert [problem.path for problem in sequence_loss_weighs_answers_equally(run)] == [
+        "trainer.algorithm.loss_reduction"
+    ]
     assert policy_objective(run.trainer.algorithm).vanishes_without_advantage
 
 
@@ -169,7 +171,7 @@ def test_what_a_loss_of_ones_own_declares_is_checked_like_ours() -> None:
 def test_what_an_estimator_of_ones_own_declares_is_checked_like_ours() -> None:
     run = evolve_at(SkyRLTrainConfig(), "trainer.critic", CriticConfig(model=ModelConfig(path="critic")))
     run = evolve_at(run, "trainer.algorithm.advantage_estimator", "own")
-    assert [problem.severity for problem in a_critic_is_asked(run)] == ["warning"]
+    assert [problem.severity for problem in critic_values_are_read(run)] == ["warning"]
 
 
 @pytest.mark.usefixtures("registered")

@@ -66,13 +66,13 @@ def sharing(device: Device, **options: Any) -> TimeSharing:
 async def test_a_step_moves_each_part_once_and_nobody_comes_before_the_others_have_left() -> None:
     device = Device()
     turns = sharing(device)
-    await turns.for_travel("policy")
+    await turns.for_transfer("policy")
     start, device.events[:] = [*device.events], []
     await turns.for_engines()
     await turns.for_scoring("ref")
     await turns.for_learning("policy")
     await turns.for_learning("policy")
-    await turns.for_travel("policy")
+    await turns.for_transfer("policy")
     assert start == ["-policy weights+optimizer", "-ref weights+optimizer", "engines start", "+policy weights"]
     assert device.events == [
         "-policy weights",
@@ -116,7 +116,7 @@ async def test_models_may_share_without_the_engines_and_others_are_left_alone() 
         turns.for_engines(),
         turns.for_scoring("ref"),
         turns.for_learning("critic"),
-        turns.for_travel("policy"),
+        turns.for_transfer("policy"),
     ):
         await turn
     assert device.events == ["-policy weights+optimizer", "-ref optimizer", "-ref weights", "+policy weights"]

@@ -1,4 +1,4 @@
-"""When weights travel, in which order, in which parts, and which failure is raised, without a model or an engine."""
+"""When weights are sent, in which order, in which parts, and which failure is raised, without a model or an engine."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class Refused(Future[None]):
         raise WeightSyncError("no room")
 
 
-def test_why_nobody_takes_a_broadcast_ends_the_waiting_for_it() -> None:
+def test_failed_receiver_ends_the_broadcast() -> None:
     taking: Future[None] = Future()
     taking.set_exception(WeightSyncError("no room"))
     for future in (taking, Refused()):

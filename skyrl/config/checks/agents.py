@@ -12,7 +12,7 @@ from skyrl.tree.rules import Check
 _AGENT = "environment.agent"
 
 
-def the_agent_is_one_program(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def agent_is_command_or_function(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The agent is a command or a function, not both, and a function has no exit code to take as the reward."""
     agent = run.environment.agent
     if agent.command and agent.function is not None:
@@ -23,7 +23,7 @@ def the_agent_is_one_program(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path=f"{_AGENT}.reward", message=message, hint="set it to returned, and return the reward")
 
 
-def isolation_needs_a_command_and_a_network_namespace(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def isolation_needs_command_and_namespace(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Isolation needs a command, and a sandbox tier with network namespaces."""
     agent, tier = run.environment.agent, "environment.skyrl_gym.sandbox_tier"
     if not (agent.plays and agent.isolate):
@@ -36,14 +36,14 @@ def isolation_needs_a_command_and_a_network_namespace(run: SkyRLTrainConfig) -> 
         yield Problem(path=tier, message=message, hint="set it to namespace, bwrap or auto")
 
 
-def an_agent_asks_when_it_wants(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def agents_exclude_batched_sampling(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """`batched` hands all prompts to the engine at once, but an agent sends requests at any time."""
     if run.environment.agent.plays and run.generator.batched:
         message = "the engine would be called once with all prompts, so an agent could not send requests of its own"
         yield Problem(path="generator.batched", message=message, hint="set it to false")
 
 
-def rows_of_agents_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def agent_rows_share_one_advantage(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A trajectory of several rows shares one advantage, which discounting would break."""
     if not run.environment.agent.plays:
         return
@@ -64,8 +64,8 @@ def rows_of_agents_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 AGENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    the_agent_is_one_program,
-    isolation_needs_a_command_and_a_network_namespace,
-    an_agent_asks_when_it_wants,
-    rows_of_agents_can_be_compared,
+    agent_is_command_or_function,
+    isolation_needs_command_and_namespace,
+    agents_exclude_batched_sampling,
+    agent_rows_share_one_advantage,
 )

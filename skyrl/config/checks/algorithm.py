@@ -19,19 +19,19 @@ _ALGORITHM = "trainer.algorithm."
 _CORRECTION = _ALGORITHM + "off_policy_correction."
 
 
-def the_advantage_estimator_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def advantage_estimator_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The estimator is a known name, or an import path with the settings that its class has."""
     algorithm = run.trainer.algorithm
     yield from _exists(algorithm.advantage_estimator, AdvantageEstimatorRegistry, algorithm.advantage)
 
 
-def the_policy_loss_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def policy_loss_exists(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The loss is a known name, or an import path with the settings that its class has."""
     algorithm = run.trainer.algorithm
     yield from _exists(algorithm.policy_loss_type, PolicyLossRegistry, algorithm.policy_loss)
 
 
-def gae_has_a_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def gae_needs_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An estimator that reads values, such as gae, needs a critic."""
     algorithm = run.trainer.algorithm
     if estimator_facts(algorithm).reads_values and not run.trainer.critic.model.path:
@@ -39,7 +39,7 @@ def gae_has_a_critic(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="trainer.critic.model.path", message=message, hint="give the critic a model")
 
 
-def a_critic_is_asked(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def critic_values_are_read(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A critic is only useful with an estimator that reads its values, such as gae."""
     name = run.trainer.algorithm.advantage_estimator
     if run.trainer.critic.model.path and estimator_facts(run.trainer.algorithm).reads_values is False:
@@ -56,7 +56,7 @@ def kl_is_counted_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
     yield from run.trainer.algorithm.problems_at("trainer.algorithm")
 
 
-def a_group_has_something_to_compare(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def group_advantages_need_several_samples(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Group-relative advantages of a single sample are its bare reward, or nothing."""
     name = run.trainer.algorithm.advantage_estimator
     if estimator_facts(run.trainer.algorithm).compares_answers and run.generator.n_samples_per_prompt == 1:
@@ -80,7 +80,7 @@ def advantages_are_normalized_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def corrections_suit_the_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def corrections_suit_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Losses that choose tokens by covariance take no correction, and losses weighted against the engine need none."""
     algorithm = run.trainer.algorithm
     loss, wanted = algorithm.policy_loss_type, algorithm.off_policy_correction
@@ -97,7 +97,7 @@ def corrections_suit_the_loss(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def the_engines_logprobs_are_compared_with_others(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def correction_needs_both_logprobs(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A correction for the gap between engine and learner needs log-probabilities of both."""
     algorithm = run.trainer.algorithm
     if algorithm.old_logprobs != "engine":
@@ -112,7 +112,7 @@ def the_engines_logprobs_are_compared_with_others(run: SkyRLTrainConfig) -> Iter
         )
 
 
-def the_engine_returns_what_the_loss_reads(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def loss_needs_engine_logprobs(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Losses that compare with the engine need its log-probabilities; for corrections a rule turns them on."""
     algorithm = run.trainer.algorithm
     by_engine = algorithm.old_logprobs != "learner"
@@ -127,12 +127,12 @@ def the_engine_returns_what_the_loss_reads(run: SkyRLTrainConfig) -> Iterator[Pr
         )
 
 
-def correction_bounds_leave_something(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def correction_bounds_are_ordered(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each lower bound of the corrections lies below its upper bound."""
     yield from run.trainer.algorithm.off_policy_correction.problems_at("trainer.algorithm.off_policy_correction")
 
 
-def whole_answers_have_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def sequence_loss_weighs_answers_equally(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A loss with one ratio for a whole answer should not count long answers more."""
     algorithm = run.trainer.algorithm
     if loss_facts(algorithm).of_whole_answers and algorithm.loss_reduction != "sequence_mean":
@@ -158,7 +158,7 @@ def remax_compares_raw_rewards(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path=f"{_ALGORITHM}reward_shaping.{name}", message=message, hint=hint)
 
 
-def the_overlong_buffer_fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def overlong_buffer_fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The overlong penalty begins after the first token."""
     overlong = run.trainer.algorithm.reward_shaping.overlong
     if overlong.buffer_len is not None and overlong.max_len is not None and overlong.buffer_len >= overlong.max_len:
@@ -170,20 +170,20 @@ def the_overlong_buffer_fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 ALGORITHM_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    the_advantage_estimator_exists,
-    the_policy_loss_exists,
-    gae_has_a_critic,
-    a_critic_is_asked,
+    advantage_estimator_exists,
+    policy_loss_exists,
+    gae_needs_critic,
+    critic_values_are_read,
     kl_is_counted_once,
-    a_group_has_something_to_compare,
+    group_advantages_need_several_samples,
     advantages_are_normalized_once,
-    corrections_suit_the_loss,
-    the_engines_logprobs_are_compared_with_others,
-    the_engine_returns_what_the_loss_reads,
-    correction_bounds_leave_something,
-    whole_answers_have_equal_shares,
+    corrections_suit_loss,
+    correction_needs_both_logprobs,
+    loss_needs_engine_logprobs,
+    correction_bounds_are_ordered,
+    sequence_loss_weighs_answers_equally,
     remax_compares_raw_rewards,
-    the_overlong_buffer_fits,
+    overlong_buffer_fits,
 )
 
 

@@ -11,7 +11,7 @@ from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
 
-def an_allocation_and_the_fields_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def allocation_matches_fields(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A field that is written as well as the allocation has the allocation's value."""
     for path, (written, wanted) in contradictions(run).items():
         yield Problem(
@@ -21,7 +21,7 @@ def an_allocation_and_the_fields_agree(run: SkyRLTrainConfig) -> Iterator[Proble
         )
 
 
-def an_allocation_has_engines_and_learners(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def allocation_has_engines_and_learners(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A run that samples and trains needs engines and learners in its allocation."""
     allocation = allocation_of(run)
     if allocation is None:
@@ -34,7 +34,7 @@ def an_allocation_has_engines_and_learners(run: SkyRLTrainConfig) -> Iterator[Pr
         yield Problem(path=PATH, message="names only learners, but this run starts engines", hint=hint)
 
 
-def an_allocation_places_every_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def allocation_places_every_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each model of the run is a part of its own, or shares the policy's."""
     allocation = allocation_of(run)
     if allocation is None or not allocation.learners:
@@ -54,7 +54,7 @@ def an_allocation_places_every_model(run: SkyRLTrainConfig) -> Iterator[Problem]
             )
 
 
-def degrees_of_an_allocation_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def allocation_degrees_are_supported(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """FSDP splits weights, sequences, matrices and experts; pipelines are Megatron's, and so are experts that are split
     otherwise than the attention. One strategy serves a run.
     """
@@ -76,8 +76,8 @@ def degrees_of_an_allocation_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 ALLOCATION_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    an_allocation_and_the_fields_agree,
-    an_allocation_has_engines_and_learners,
-    an_allocation_places_every_model,
-    degrees_of_an_allocation_run,
+    allocation_matches_fields,
+    allocation_has_engines_and_learners,
+    allocation_places_every_model,
+    allocation_degrees_are_supported,
 )

@@ -36,7 +36,7 @@ def is_corrected(run: SkyRLTrainConfig) -> bool:
     )
 
 
-def a_queue_holds_a_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def queue_holds_one_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A batch waits in the queue until it is complete, so the queue must hold at least one batch."""
     settings, batch = run.trainer.fully_async, run.trainer.train_batch_size
     if settings.enabled and settings.queue_size is not None and settings.queue_size < batch:
@@ -47,7 +47,7 @@ def a_queue_holds_a_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def weights_travel_before_samples_are_too_old(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def sync_interval_within_staleness_bound(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each step between two syncs makes samples one version older, and `max_staleness_steps` bounds their age."""
     settings = run.trainer.fully_async
     if settings.enabled and settings.steps_per_sync > settings.max_staleness_steps + 1:
@@ -59,7 +59,7 @@ def weights_travel_before_samples_are_too_old(run: SkyRLTrainConfig) -> Iterator
         )
 
 
-def a_stream_is_not_one_call(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def asynchronous_excludes_batched_sampling(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """`batched` samples a whole batch at once; asynchronous training samples a stream of groups."""
     if run.trainer.fully_async.enabled and run.generator.batched:
         yield Problem(
@@ -69,7 +69,7 @@ def a_stream_is_not_one_call(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def kept_keys_and_values_are_not_shared(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def kept_cache_excludes_prefix_caching(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A prefix cache would give new samples what the old weights computed."""
     settings, engine = run.trainer.fully_async, run.generator.inference_engine
     if _keeps_keys_and_values(settings) and backend_of(engine).shares_prefixes and engine.enable_prefix_caching:
@@ -80,7 +80,7 @@ def kept_keys_and_values_are_not_shared(run: SkyRLTrainConfig) -> Iterator[Probl
         )
 
 
-def kept_keys_and_values_outlive_the_engines_sleep(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def kept_cache_needs_awake_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """vLLM gives up its cache whenever learners need the GPU, so samples cannot continue from it afterwards."""
     settings, shares = run.trainer.fully_async, run.trainer.placement.colocate_all
     engine = run.generator.inference_engine
@@ -93,7 +93,7 @@ def kept_keys_and_values_outlive_the_engines_sleep(run: SkyRLTrainConfig) -> Ite
         )
 
 
-def older_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def stale_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Off-policy training without a correction degrades (AReaL, arXiv:2505.24298, table 2)."""
     if is_off_policy(run) and not is_corrected(run):
         yield Problem(
@@ -105,7 +105,7 @@ def older_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def there_is_something_to_interpolate(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def interpolation_needs_stale_samples(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Interpolation needs samples that are at least two versions old; for newer ones it equals the engine's values."""
     settings = run.trainer.fully_async
     staleness = settings.max_staleness_steps if settings.enabled else 0
@@ -118,7 +118,7 @@ def there_is_something_to_interpolate(run: SkyRLTrainConfig) -> Iterator[Problem
         )
 
 
-def a_stream_has_no_last_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def stream_has_no_last_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A stream forms batches from groups in the order in which they are ready, across epochs, so no epoch has a last
     batch.
     """
@@ -131,12 +131,12 @@ def a_stream_has_no_last_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 ASYNC_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    a_queue_holds_a_batch,
-    weights_travel_before_samples_are_too_old,
-    a_stream_is_not_one_call,
-    there_is_something_to_interpolate,
-    a_stream_has_no_last_batch,
-    kept_keys_and_values_are_not_shared,
-    kept_keys_and_values_outlive_the_engines_sleep,
-    older_samples_are_corrected,
+    queue_holds_one_batch,
+    sync_interval_within_staleness_bound,
+    asynchronous_excludes_batched_sampling,
+    interpolation_needs_stale_samples,
+    stream_has_no_last_batch,
+    kept_cache_excludes_prefix_caching,
+    kept_cache_needs_awake_engine,
+    stale_samples_are_corrected,
 )

@@ -26,7 +26,7 @@ from skyrl.planning.batches import (
 from skyrl.tree.rules import Check
 
 
-def mini_batches_in_samples_are_those_in_prompts(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def mini_batch_units_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A mini-batch size in samples, if written, equals the one derived from prompts."""
     for role in (name for name, role in RL_ROLES.items() if role.learns):
         prompts, samples = (
@@ -42,7 +42,7 @@ def mini_batches_in_samples_are_those_in_prompts(run: SkyRLTrainConfig) -> Itera
             )
 
 
-def made_up_batches_lack_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def synthetic_samples_stand_alone(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Synthetic samples replace sampled or recorded ones, and come without experts chosen by an engine."""
     trainer = run.trainer
     if not trainer.num_dummy_steps:
@@ -91,18 +91,18 @@ def _ranks_left_over(run: SkyRLTrainConfig, model: Model, verdict: Uneven) -> Pr
     )
 
 
-def mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def mini_batch_divides_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Every optimizer step sees the same number of prompts."""
     yield from _mini_batches_divide_the_batch(run, "policy")
 
 
-def critic_mini_batches_divide_the_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def critic_mini_batch_divides_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Every optimizer step of the critic sees the same number of prompts."""
     if has_critic(run):
         yield from _mini_batches_divide_the_batch(run, "critic")
 
 
-def mini_batches_deal_out_evenly(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def mini_batch_divides_over_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Every data-parallel rank of a model that learns gets the same number of samples in every optimizer step."""
     for model in trained_models(run):
         batch, mini, ranks = run.trainer.train_batch_size, _mini_batch(run, model), data_parallel_of(run, model)
@@ -122,7 +122,7 @@ def mini_batches_deal_out_evenly(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
 
 
-def micro_batches_divide_the_mini_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def micro_batch_divides_mini_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Every micro-batch of a rank has the same number of samples, where they are counted in samples."""
     if run.trainer.max_tokens_per_microbatch != -1:
         return
@@ -143,7 +143,7 @@ def micro_batches_divide_the_mini_batch(run: SkyRLTrainConfig) -> Iterator[Probl
             return  # one field, one problem: the sizes in its remedy suit every model
 
 
-def the_reference_scores_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def reference_shares_are_equal(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Every data-parallel rank of the reference gets the same number of the batch's samples.
 
     Models that learn need no such check: if every mini-batch divides evenly among the ranks, so does the batch.
@@ -162,14 +162,14 @@ def the_reference_scores_equal_shares(run: SkyRLTrainConfig) -> Iterator[Problem
 
 
 BATCH_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    mini_batches_in_samples_are_those_in_prompts,
-    made_up_batches_lack_nothing,
+    mini_batch_units_agree,
+    synthetic_samples_stand_alone,
     ranks_form_whole_groups,
-    mini_batches_divide_the_batch,
-    critic_mini_batches_divide_the_batch,
-    mini_batches_deal_out_evenly,
-    micro_batches_divide_the_mini_batch,
-    the_reference_scores_equal_shares,
+    mini_batch_divides_batch,
+    critic_mini_batch_divides_batch,
+    mini_batch_divides_over_ranks,
+    micro_batch_divides_mini_batch,
+    reference_shares_are_equal,
 )
 
 

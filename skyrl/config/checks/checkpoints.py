@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks.every_kind import alarms_name_a_metric, recovery_begins_where_resuming_does
+from skyrl.config.checks.every_kind import alarms_name_metrics, recovery_matches_resuming
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
 
-def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def resume_mode_matches_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """`resume_mode = "from_path"` needs `resume_path`, and no other mode reads it."""
     if run.trainer.resume_mode == "from_path" and not run.trainer.resume_path:
         hint = "give the folder of a checkpoint: .../global_step_N"
@@ -20,10 +20,10 @@ def a_resumed_run_has_a_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="trainer.resume_path", message=message, hint="set trainer.resume_mode = from_path")
 
 
-def recovery_and_resuming_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def recover_mode_matches_resuming(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """`recover_mode` and `resume_mode` must not contradict each other about where a run starts."""
     resume = run.trainer.resume_mode
-    yield from recovery_begins_where_resuming_does(
+    yield from recovery_matches_resuming(
         run.trainer.recover_mode,
         resume,
         path="trainer.recover_mode",
@@ -31,7 +31,7 @@ def recovery_and_resuming_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
     )
 
 
-def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def best_checkpoints_need_metric(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Keeping the best checkpoints needs a metric to compare them by."""
     if run.trainer.ckpt_keep_best > 0 and not run.trainer.ckpt_best_metric:
         yield Problem(
@@ -41,14 +41,14 @@ def the_best_checkpoints_have_a_measure(run: SkyRLTrainConfig) -> Iterator[Probl
         )
 
 
-def alarms_can_be_raised(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def alarms_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each alarm names the metric that it watches."""
-    yield from alarms_name_a_metric(run.trainer.alarms, "trainer.alarms")
+    yield from alarms_name_metrics(run.trainer.alarms, "trainer.alarms")
 
 
 CHECKPOINT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    a_resumed_run_has_a_path,
-    recovery_and_resuming_agree,
-    the_best_checkpoints_have_a_measure,
-    alarms_can_be_raised,
+    resume_mode_matches_path,
+    recover_mode_matches_resuming,
+    best_checkpoints_need_metric,
+    alarms_are_valid,
 )

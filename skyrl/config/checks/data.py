@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from skyrl.config.checks.every_kind import a_model_is_named
+from skyrl.config.checks.every_kind import model_is_named
 from skyrl.config.derive.sizes import evaluates, samples
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.environment import ENVIRONMENTS
@@ -15,12 +15,12 @@ from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
 
 
-def the_policy_has_a_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def policy_has_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The policy has a model to train."""
-    yield from a_model_is_named(run.trainer.policy.model, "trainer.policy.model")
+    yield from model_is_named(run.trainer.policy.model, "trainer.policy.model")
 
 
-def there_is_data_to_train_on(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def training_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Training has at least one source of prompts."""
     if not run.data.train_data and samples(run):
         yield Problem(path="data.train_data", message="the list is empty", hint="give at least one file of prompts")
@@ -33,7 +33,7 @@ def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
 
 
-def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def recorded_samples_exclude_evaluation(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Evaluation needs to sample, but a run that is fed from a recording has no engine."""
     if evaluates(run) and not samples(run):
         yield Problem(
@@ -43,7 +43,7 @@ def recorded_samples_evaluate_nothing(run: SkyRLTrainConfig) -> Iterator[Problem
         )
 
 
-def the_environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A plain name is that of a built-in environment, or of one that the user's own program registers."""
     name = run.environment.env_class
     if name is not None and not is_import_path(name) and name not in ENVIRONMENTS:
@@ -57,7 +57,7 @@ def the_environment_is_known(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def a_reward_model_is_somewhere(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def reward_model_has_one_location(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The environment reward_model has exactly one of `path` and `url` for its model."""
     settings, path = run.environment.skyrl_gym.reward_model, "environment.skyrl_gym.reward_model"
     if run.environment.env_class != "reward_model":
@@ -69,7 +69,7 @@ def a_reward_model_is_somewhere(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path=f"{path}.url", message="both path and url say where the model is", hint="leave one out")
 
 
-def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def data_sources_are_distinct(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A second copy of a source repeats its prompts in every epoch."""
     for name in ("train_data", "val_data"):
         sources = getattr(run.data, name)
@@ -79,18 +79,18 @@ def no_source_is_named_twice(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=f"data.{name}", message=message, severity="warning")
 
 
-def every_training_source_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def training_sources_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Every training source has a weight, or none has."""
     yield from run.data.problems_at("data")
 
 
 DATA_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    the_policy_has_a_model,
-    there_is_data_to_train_on,
+    policy_has_model,
+    training_has_data,
     evaluation_has_data,
-    recorded_samples_evaluate_nothing,
-    the_environment_is_known,
-    a_reward_model_is_somewhere,
-    no_source_is_named_twice,
-    every_training_source_has_a_weight,
+    recorded_samples_exclude_evaluation,
+    environment_is_known,
+    reward_model_has_one_location,
+    data_sources_are_distinct,
+    training_sources_have_weights,
 )

@@ -23,7 +23,7 @@ _THIS_MACHINE = re.compile(r"http://(127\.\d+\.\d+\.\d+|localhost|\[::1\])(:|/|$
 """Addresses that no other machine can listen to."""
 
 
-def nccl_has_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def nccl_needs_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """NCCL transfers GPU memory, so it needs CUDA. Within one process nothing travels, so any transport is accepted."""
     if on_ray(run) and run.trainer.device == "cpu" and run.generator.inference_engine.weight_sync_backend == "nccl":
         yield Problem(
@@ -34,7 +34,7 @@ def nccl_has_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def nccl_is_vllms(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def nccl_needs_engine_support(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """NCCL transfers need an engine that implements them."""
     engine = run.generator.inference_engine
     able, wanted = backend_of(engine), engine.weight_sync_backend
@@ -48,7 +48,7 @@ def nccl_is_vllms(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def weights_have_a_way_to_servers(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def servers_support_weight_transport(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Running servers take weights only through the routes they have. Transports with a process group also need a
     learner on Ray: one in the driver's process would block in the group before it can ask the servers to join.
     """
@@ -72,7 +72,7 @@ def _whom(run: SkyRLTrainConfig) -> str:
     return f"engines of the kind {engine.backend}" if starts_engines(run) else "engines that run already"
 
 
-def only_differences_travel_through_an_object_store(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def object_store_needs_delta_transport(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines can fetch the files of `delta` from an object store, but open those of `disk` in the learner's folder."""
     engine = run.generator.inference_engine
     if engine.weight_sync_path and "://" in engine.weight_sync_path and engine.weight_sync_backend == "disk":
@@ -81,14 +81,14 @@ def only_differences_travel_through_an_object_store(run: SkyRLTrainConfig) -> It
         yield Problem(path=f"{_ENGINE}.weight_sync_path", message=message, hint=hint)
 
 
-def engines_of_the_run_get_its_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def started_engines_get_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that the run starts need its weights; only servers can have their own."""
     if starts_engines(run) and run.generator.inference_engine.weight_sync_backend == "none":
         message = "none is for engines that run already, but this run starts its own"
         yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="leave it out: it is derived")
 
 
-def a_token_is_not_shown_to_the_network(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def external_token_needs_https(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """HTTP without TLS sends `external_token` unencrypted."""
     engine = run.generator.inference_engine
     urls = (*server_urls(engine), *filter(None, [engine.external_proxy_url]))
@@ -102,13 +102,13 @@ def a_token_is_not_shown_to_the_network(run: SkyRLTrainConfig) -> Iterator[Probl
         )
 
 
-def options_of_engines_are_no_settings_of_the_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def engine_options_have_no_field(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A setting that has a field is not set again in `engine_init_kwargs` under the engine's name for it."""
     if _reads(run, "engine_init_kwargs"):
         yield from refused_options(run.generator.inference_engine)
 
 
-def vllm_on_a_cpu_computes_eagerly(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def vllm_on_cpu_is_eager(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """CUDA graphs need CUDA, so vLLM on a CPU needs `enforce_eager`."""
     on_a_cpu = run.trainer.device == "cpu" and _reads(run, "enforce_eager")
     if on_a_cpu and not run.generator.inference_engine.enforce_eager:
@@ -116,7 +116,7 @@ def vllm_on_a_cpu_computes_eagerly(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path=f"{_ENGINE}.enforce_eager", message=message, hint="set it to true")
 
 
-def vllm_on_a_cpu_promises_no_repetition(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def vllm_cpu_is_not_deterministic(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """vLLM's batch-invariant kernels need CUDA, so it is not deterministic on a CPU."""
     engine = run.generator.inference_engine
     able = backend_of(engine)
@@ -131,7 +131,7 @@ def vllm_on_a_cpu_promises_no_repetition(run: SkyRLTrainConfig) -> Iterator[Prob
         )
 
 
-def parts_of_an_engine_on_a_cpu_are_child_processes(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def cpu_engine_uses_child_processes(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """On a CPU, vLLM can split an engine over child processes only."""
     engine = run.generator.inference_engine
     parts = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
@@ -144,7 +144,7 @@ def parts_of_an_engine_on_a_cpu_are_child_processes(run: SkyRLTrainConfig) -> It
         )
 
 
-def copies_inside_an_engine_are_asynchronous(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def engine_replicas_need_async_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """vLLM's offline engine holds one copy of the weights, so `data_parallel_size` above 1 needs `async_engine`."""
     engine = run.generator.inference_engine
     if _reads(run, "async_engine") and not engine.async_engine and engine.data_parallel_size > 1:
@@ -155,7 +155,7 @@ def copies_inside_an_engine_are_asynchronous(run: SkyRLTrainConfig) -> Iterator[
         )
 
 
-def statistics_come_from_the_asynchronous_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def statistics_need_async_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Statistics need `async_engine`: vLLM's offline engine exports none."""
     engine = run.generator.inference_engine
     if _reads(run, "async_engine") and not engine.async_engine and engine.enable_ray_prometheus_stats:
@@ -166,7 +166,7 @@ def statistics_come_from_the_asynchronous_engine(run: SkyRLTrainConfig) -> Itera
         )
 
 
-def every_sequence_of_a_step_has_a_token(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def token_budget_covers_sequences(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each sequence that runs takes at least one of the tokens that a step of vLLM computes."""
     engine = run.generator.inference_engine
     if _reads(run, "max_num_batched_tokens") and engine.max_num_batched_tokens < engine.max_num_seqs:
@@ -178,7 +178,7 @@ def every_sequence_of_a_step_has_a_token(run: SkyRLTrainConfig) -> Iterator[Prob
         )
 
 
-def samples_of_rounded_weights_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def quantized_samples_are_corrected(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Rounding of the engine's weights distorts importance ratios; truncated importance sampling bounds the effect."""
     learners, engine = run.trainer.compute_dtype, run.generator.inference_engine
     if learners is None or not _reads(run, "rollout_dtype") or is_corrected(run):
@@ -194,7 +194,7 @@ def samples_of_rounded_weights_are_corrected(run: SkyRLTrainConfig) -> Iterator[
         )
 
 
-def eight_bits_are_for_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def int8_needs_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """int8 computes with oneDNN's kernels, which are used on a CPU only."""
     engine = run.generator.inference_engine
     if _reads(run, "rollout_dtype") and engine.rollout_dtype == "int8" and run.trainer.device != "cpu":
@@ -205,7 +205,7 @@ def eight_bits_are_for_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def the_number_of_engines_is_within_its_bounds(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def num_engines_is_within_bounds(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """`num_engines` lies between `min_engines` and `max_engines`."""
     engine = run.generator.inference_engine
     if engine.min_engines > engine.num_engines:
@@ -217,22 +217,22 @@ def the_number_of_engines_is_within_its_bounds(run: SkyRLTrainConfig) -> Iterato
 
 
 ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    the_number_of_engines_is_within_its_bounds,
-    nccl_has_cuda,
-    nccl_is_vllms,
-    weights_have_a_way_to_servers,
-    only_differences_travel_through_an_object_store,
-    engines_of_the_run_get_its_weights,
-    a_token_is_not_shown_to_the_network,
-    options_of_engines_are_no_settings_of_the_run,
-    vllm_on_a_cpu_computes_eagerly,
-    vllm_on_a_cpu_promises_no_repetition,
-    parts_of_an_engine_on_a_cpu_are_child_processes,
-    copies_inside_an_engine_are_asynchronous,
-    statistics_come_from_the_asynchronous_engine,
-    every_sequence_of_a_step_has_a_token,
-    eight_bits_are_for_a_cpu,
-    samples_of_rounded_weights_are_corrected,
+    num_engines_is_within_bounds,
+    nccl_needs_cuda,
+    nccl_needs_engine_support,
+    servers_support_weight_transport,
+    object_store_needs_delta_transport,
+    started_engines_get_weights,
+    external_token_needs_https,
+    engine_options_have_no_field,
+    vllm_on_cpu_is_eager,
+    vllm_cpu_is_not_deterministic,
+    cpu_engine_uses_child_processes,
+    engine_replicas_need_async_engine,
+    statistics_need_async_engine,
+    token_budget_covers_sequences,
+    int8_needs_cpu,
+    quantized_samples_are_corrected,
 )
 
 

@@ -10,21 +10,21 @@ from skyrl.errors import Problem
 from skyrl.planning.topology import MOST_PROCESSES, Sizes
 
 
-def a_model_is_named(model: ModelConfig, path: str) -> Iterator[Problem]:
+def model_is_named(model: ModelConfig, path: str) -> Iterator[Problem]:
     """The run names a model to train; `path` is the path of the model's table."""
     if not model.path:
         hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
         yield Problem(path=f"{path}.path", message="no model to train", hint=hint)
 
 
-def flash_attention_computes_on_cuda(attention: str | None, device: str, path: str) -> Iterator[Problem]:
+def flash_attention_needs_cuda(attention: str | None, device: str, path: str) -> Iterator[Problem]:
     """FlashAttention has kernels for CUDA only; `path` is the path of `attention`."""
     if attention == "flash_attention_2" and device != "cuda":
         message = f"flash_attention_2 needs the device cuda, but the device is {device}"
         yield Problem(path=path, message=message, hint="set it to sdpa, or the device to cuda for a machine with GPUs")
 
 
-def a_cluster_may_hold_it(sizes: Sizes, path: str) -> Iterator[Problem]:
+def processes_fit_cluster(sizes: Sizes, path: str) -> Iterator[Problem]:
     """A run has no more processes than the largest clusters have GPUs. `path` is the path of the placement."""
     if sizes.processes > MOST_PROCESSES:
         message = f"the sizes of models and engines ask for {sizes.processes} GPUs, but at most {MOST_PROCESSES} are"
@@ -32,7 +32,7 @@ def a_cluster_may_hold_it(sizes: Sizes, path: str) -> Iterator[Problem]:
         yield Problem(path=path, message=f"{message} supported", hint=hint)
 
 
-def alarms_name_a_metric(alarms: Sequence[AlarmConfig], path: str) -> Iterator[Problem]:
+def alarms_name_metrics(alarms: Sequence[AlarmConfig], path: str) -> Iterator[Problem]:
     """Each alarm names a metric or changes a default alarm, and no two have the same name."""
     seen: set[str] = set()
     for number, alarm in enumerate(alarms):
@@ -45,9 +45,7 @@ def alarms_name_a_metric(alarms: Sequence[AlarmConfig], path: str) -> Iterator[P
         seen.add(name)
 
 
-def recovery_begins_where_resuming_does(
-    recover: str | None, resume: str | None, *, path: str, written: str
-) -> Iterator[Problem]:
+def recovery_matches_resuming(recover: str | None, resume: str | None, *, path: str, written: str) -> Iterator[Problem]:
     """`recover_mode` may not contradict `resume_mode`. `path` is the path of `recover_mode`; `written` is the text for
     the resume setting in messages, such as `resume_from = empty`.
     """

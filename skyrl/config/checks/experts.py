@@ -16,7 +16,7 @@ _ENGINE, _RETURNED = "generator.inference_engine", "enable_return_routed_experts
 _COSTS = ("router_aux_loss_coef", "router_z_loss_coef")
 
 
-def routers_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def routers_receive_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Reentrant checkpointing propagates gradients through the outputs of transformers' layers only, and router losses
     are not among those.
     """
@@ -30,7 +30,7 @@ def routers_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]
         )
 
 
-def replayed_experts_are_returned(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def replay_needs_returned_experts(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Routing replay needs an engine that returns the experts of each token."""
     engine = run.generator.inference_engine
     for model in models_of(run):
@@ -48,7 +48,7 @@ def replayed_experts_are_returned(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=path, message=message, hint=f"set {_ENGINE}.{_RETURNED} = true")
 
 
-def routers_of_megatron_take_what_is_replayed(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def megatron_routers_support_replay(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core cannot replay experts if its fused kernel or sinkhorn chooses them."""
     for model in models_of(run) if reads(run.trainer, "megatron_config") else ():
         section = getattr(run.trainer, model)
@@ -68,7 +68,7 @@ def routers_of_megatron_take_what_is_replayed(run: SkyRLTrainConfig) -> Iterator
 
 
 EXPERT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    routers_are_reached_by_gradients,
-    replayed_experts_are_returned,
-    routers_of_megatron_take_what_is_replayed,
+    routers_receive_gradients,
+    replay_needs_returned_experts,
+    megatron_routers_support_replay,
 )

@@ -18,7 +18,7 @@ from skyrl.tree.rules import Check
 _ENGINE = "generator.inference_engine"
 
 
-def adapters_have_a_road_to_the_engines(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def adapters_exclude_delta_transport(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An adapter is sent whole, so it cannot travel by delta, which compares whole weights."""
     engine = run.generator.inference_engine
     if run.trainer.policy.model.lora.rank == 0:
@@ -28,7 +28,7 @@ def adapters_have_a_road_to_the_engines(run: SkyRLTrainConfig) -> Iterator[Probl
         yield Problem(path=f"{_ENGINE}.weight_sync_backend", message=message, hint="set it to nccl or gloo")
 
 
-def adapters_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def adapters_receive_gradients(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Reentrant checkpointing drops gradients where the input of a layer has none, as with frozen embeddings."""
     adapted = any(getattr(run.trainer, model).model.lora.rank for model in trained_models(run))
     if adapted and run.trainer.recompute_activations and run.trainer.gradient_checkpointing_use_reentrant:
@@ -39,7 +39,7 @@ def adapters_are_reached_by_gradients(run: SkyRLTrainConfig) -> Iterator[Problem
         )
 
 
-def traces_have_ranks_and_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def profiler_has_ranks_and_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A profiler that is on names the ranks that it traces and a folder for the traces."""
     if not reads(run.trainer, "megatron_config"):
         return
@@ -60,7 +60,7 @@ def traces_have_ranks_and_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=f"{path}.save_path", message=message, hint="set it to a local folder")
 
 
-def gathering_overlaps_with_reducing(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def gather_overlap_needs_reduce_overlap(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron gathers weights during forward only where it sums gradients during backward."""
     if not reads(run.trainer, "megatron_config"):
         return
@@ -71,14 +71,14 @@ def gathering_overlaps_with_reducing(run: SkyRLTrainConfig) -> Iterator[Problem]
             yield Problem(path=path, message="needs overlap_grad_reduce", hint="set that to true, or this to false")
 
 
-def the_schedules_have_what_they_need(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def schedules_are_consistent(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The settings of a learning-rate schedule do not contradict each other."""
     yield from schedule_problems(run.trainer.policy.optimizer_config, "trainer.policy.optimizer_config")
     if has_critic(run):
         yield from schedule_problems(run.trainer.critic.optimizer_config, "trainer.critic.optimizer_config")
 
 
-def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def reference_matches_policy_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A reference loaded from the policy's path has the same configuration and initialization as the policy."""
     policy, ref = run.trainer.policy, run.trainer.ref
     if not has_reference(run) or ref.model.path not in (None, policy.model.path):
@@ -92,7 +92,7 @@ def the_reference_begins_as_the_policys_model(run: SkyRLTrainConfig) -> Iterator
             )
 
 
-def the_reference_has_the_adapter_that_the_policy_starts_from(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def reference_has_policys_initial_adapter(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """If the policy starts from a stored adapter, the reference needs the same adapter for the KL to start at 0."""
     policy, ref = run.trainer.policy.model, run.trainer.ref.model
     if not has_reference(run) or not policy.lora.rank or ref.path not in (None, policy.path):
@@ -106,7 +106,7 @@ def the_reference_has_the_adapter_that_the_policy_starts_from(run: SkyRLTrainCon
         )
 
 
-def dropout_leaves_what_is_compared_alone(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def dropout_makes_ratios_noisy(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Old log-probabilities and values are computed without dropout: a ratio to them would be noise."""
     algorithm, trainer = run.trainer.algorithm, run.trainer
     if trainer.policy.use_dropout and _compares_logprobs(run):
@@ -124,7 +124,7 @@ def dropout_leaves_what_is_compared_alone(run: SkyRLTrainConfig) -> Iterator[Pro
         )
 
 
-def dropout_of_adapters_is_noise_in_what_is_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def lora_dropout_makes_ratios_noisy(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Adapter dropout acts in updates only, like the model's; it is smaller, so it is only a warning."""
     algorithm, trainer = run.trainer.algorithm, run.trainer
     compared = {
@@ -149,7 +149,7 @@ def _compares_logprobs(run: SkyRLTrainConfig) -> bool:
     return compares is not False
 
 
-def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def determinism_is_tested_on_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Bit-for-bit repeatable kernels are tested on CPUs only; on CUDA they are not guaranteed yet."""
     if run.trainer.deterministic and run.trainer.device == "cuda":
         yield Problem(
@@ -160,15 +160,15 @@ def repeatable_runs_are_promised_on_a_cpu(run: SkyRLTrainConfig) -> Iterator[Pro
 
 
 LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    the_schedules_have_what_they_need,
-    the_reference_begins_as_the_policys_model,
-    the_reference_has_the_adapter_that_the_policy_starts_from,
-    dropout_leaves_what_is_compared_alone,
-    dropout_of_adapters_is_noise_in_what_is_compared,
-    repeatable_runs_are_promised_on_a_cpu,
-    adapters_have_a_road_to_the_engines,
-    adapters_are_reached_by_gradients,
-    traces_have_ranks_and_a_folder,
-    gathering_overlaps_with_reducing,
+    schedules_are_consistent,
+    reference_matches_policy_model,
+    reference_has_policys_initial_adapter,
+    dropout_makes_ratios_noisy,
+    lora_dropout_makes_ratios_noisy,
+    determinism_is_tested_on_cpu,
+    adapters_exclude_delta_transport,
+    adapters_receive_gradients,
+    profiler_has_ranks_and_path,
+    gather_overlap_needs_reduce_overlap,
     *model_checks(tuple(RL_ROLES.values())),
 )

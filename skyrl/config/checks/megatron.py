@@ -19,7 +19,7 @@ from skyrl.tree.rules import Check
 _OTHERS = "or trainer.strategy = fsdp2"
 
 
-def megatron_computes_on_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def megatron_needs_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core calls CUDA itself: it has no other device."""
     if _is_megatron(run) and run.trainer.device not in facts_of(run.trainer).devices:
         yield Problem(
@@ -29,7 +29,7 @@ def megatron_computes_on_cuda(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def megatron_steps_by_adam_or_sgd(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def megatron_needs_adam_or_sgd(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core has no Muon of its own: it imports one from a package that it does not require."""
     for model in trained_models(run) if _is_megatron(run) else ():
         if getattr(run.trainer, model).optimizer_config.optimizer == "muon":
@@ -40,7 +40,7 @@ def megatron_steps_by_adam_or_sgd(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
 
 
-def megatron_trains_without_dropout(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def megatron_has_no_dropout(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Attention over packed rows and adapters have no dropout under Megatron."""
     message = "strategy = megatron trains without dropout"
     for model in trained_models(run) if _is_megatron(run) else ():
@@ -51,7 +51,7 @@ def megatron_trains_without_dropout(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield Problem(path=f"{path}model.lora.dropout", message=message, hint=f"set it to 0, {_OTHERS}")
 
 
-def megatron_keeps_activations_on_the_gpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def megatron_offloads_no_activations(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Only activations of transformers' layers can be offloaded to the host; Megatron's are kept or recomputed."""
     if _is_megatron(run) and run.trainer.offload_activations:
         yield Problem(
@@ -61,7 +61,7 @@ def megatron_keeps_activations_on_the_gpu(run: SkyRLTrainConfig) -> Iterator[Pro
         )
 
 
-def models_on_the_same_gpus_have_the_same_degrees(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def colocated_models_share_megatron_degrees(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core has one set of process groups per process."""
     shares = run.trainer.placement.colocate_all or run.trainer.placement.colocate_policy_ref
     if not _is_megatron(run) or not shares:
@@ -79,7 +79,7 @@ def models_on_the_same_gpus_have_the_same_degrees(run: SkyRLTrainConfig) -> Iter
             )
 
 
-def experts_of_megatron_are_spread_over_all_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def expert_degrees_divide_stage_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Expert tensor x expert parallel ranks divide the ranks of a pipeline stage."""
     for path, _, ranks, degrees in _tables(run):
         stages, tensor = degrees.pipeline, degrees.expert_tensor
@@ -100,7 +100,7 @@ def experts_of_megatron_are_spread_over_all_ranks(run: SkyRLTrainConfig) -> Iter
             )
 
 
-def flex_dispatch_needs_experts_on_other_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def flex_dispatch_needs_expert_parallel(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The flex dispatcher needs experts on other ranks."""
     for path, config, _, degrees in _tables(run):
         if config.moe_token_dispatcher_type == "flex" and degrees.experts == 1:
@@ -111,7 +111,7 @@ def flex_dispatch_needs_experts_on_other_ranks(run: SkyRLTrainConfig) -> Iterato
             )
 
 
-def megatron_core_has_this_router(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def megatron_supports_router(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Megatron-core has softmax and sigmoid scores, and an expert bias only with sigmoid."""
     for path, config, *_ in _tables(run):
         score = config.moe_router_score_function
@@ -126,7 +126,7 @@ def megatron_core_has_this_router(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
 
 
-def engines_route_as_the_model_says(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def router_matches_model_config(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines use the router of the model's own configuration; a different one changes the log-probabilities."""
     for path, config, *_ in _tables(run):
         changed = {
@@ -143,15 +143,15 @@ def engines_route_as_the_model_says(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 
 MEGATRON_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    megatron_computes_on_cuda,
-    megatron_steps_by_adam_or_sgd,
-    megatron_trains_without_dropout,
-    megatron_keeps_activations_on_the_gpu,
-    models_on_the_same_gpus_have_the_same_degrees,
-    experts_of_megatron_are_spread_over_all_ranks,
-    flex_dispatch_needs_experts_on_other_ranks,
-    megatron_core_has_this_router,
-    engines_route_as_the_model_says,
+    megatron_needs_cuda,
+    megatron_needs_adam_or_sgd,
+    megatron_has_no_dropout,
+    megatron_offloads_no_activations,
+    colocated_models_share_megatron_degrees,
+    expert_degrees_divide_stage_ranks,
+    flex_dispatch_needs_expert_parallel,
+    megatron_supports_router,
+    router_matches_model_config,
 )
 
 

@@ -9,7 +9,7 @@ from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
 
-def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def run_fits_gpu_memory(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The run fits its kind of GPU by an estimate that counts tensors; allocators differ, so it is only a warning."""
     if (kind := run.trainer.placement.gpu_kind) is None:
         return
@@ -32,4 +32,4 @@ def a_run_fits_the_gpus_that_it_names(run: SkyRLTrainConfig) -> Iterator[Problem
     )
 
 
-MEMORY_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (a_run_fits_the_gpus_that_it_names,)
+MEMORY_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (run_fits_gpu_memory,)

@@ -51,7 +51,7 @@ def _for_each(check: ModelCheck, models: Sequence[Role]) -> Check[Any]:
 # Adapters.
 
 
-def adapters_start_in_a_way_that_runs(run: RunConfig, model: Role) -> Iterator[Problem]:
+def adapter_initialization_is_supported(run: RunConfig, model: Role) -> Iterator[Problem]:
     """Initializations that change the weights themselves or use data are not implemented, nor are Megatron's."""
     lora, path = model.section(run).model.lora, model.at("model.lora.init_method")
     if lora.rank == 0 or not model.learns:
@@ -67,7 +67,7 @@ def adapters_start_in_a_way_that_runs(run: RunConfig, model: Role) -> Iterator[P
         yield Problem(path=path, message=message, hint="use an even rank, or kaiming")
 
 
-def adapters_that_do_not_learn_are_stored(run: RunConfig, model: Role) -> Iterator[Problem]:
+def frozen_adapters_are_stored(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A model that does not learn needs a stored adapter: a new one has no effect before it is trained."""
     lora = model.section(run).model.lora
     if not model.learns and lora.rank and lora.path is None:
@@ -78,7 +78,7 @@ def adapters_that_do_not_learn_are_stored(run: RunConfig, model: Role) -> Iterat
         )
 
 
-def adapters_have_weights_below_them(run: RunConfig, model: Role) -> Iterator[Problem]:
+def adapters_need_base_weights(run: RunConfig, model: Role) -> Iterator[Problem]:
     """An adapter is stored without the weights that it is for."""
     if model.section(run).model.lora.rank and model.section(run).model.init_from_scratch:
         yield Problem(
@@ -88,7 +88,7 @@ def adapters_have_weights_below_them(run: RunConfig, model: Role) -> Iterator[Pr
         )
 
 
-def modules_are_named_in_a_list(run: RunConfig, model: Role) -> Iterator[Problem]:
+def lora_modules_are_listed(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A string is a regular expression for a module's full name, which a bare name such as `q_proj` never matches."""
     lora = model.section(run).model.lora
     if lora.rank == 0:
@@ -116,7 +116,7 @@ def _no_expression(text: str) -> str:
 # Optimizers.
 
 
-def learning_rates_are_those_of_fine_tuning(run: RunConfig, model: Role) -> Iterator[Problem]:
+def learning_rates_suit_fine_tuning(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A step of AdamW changes each weight by about the learning rate, and one of Muon by a fifth of it."""
     if not model.learns:
         return
@@ -128,7 +128,7 @@ def learning_rates_are_those_of_fine_tuning(run: RunConfig, model: Role) -> Iter
         yield _slip(model.at("optimizer_config.lr"), message, "1e-6 is usual")
 
 
-def the_optimizer_is_set_within_its_range(run: RunConfig, model: Role) -> Iterator[Problem]:
+def optimizer_settings_are_plausible(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A step takes lr x weight_decay of every weight away; AdamW's epsilon is far below a gradient, and its second
     moment lasts longer than its first.
     """
@@ -150,7 +150,7 @@ def the_optimizer_is_set_within_its_range(run: RunConfig, model: Role) -> Iterat
 # FSDP.
 
 
-def copies_of_the_weights_are_whole(run: RunConfig, model: Role) -> Iterator[Problem]:
+def fsdp_size_divides_ranks(run: RunConfig, model: Role) -> Iterator[Problem]:
     """Hybrid sharding splits the ranks into groups of `fsdp_size`, each of which holds all weights."""
     ranks, size = _sharing_weights(run, model), model.section(run).fsdp_config.fsdp_size
     if _is_sharded(run, model) and size != -1 and ranks % size:
@@ -163,7 +163,7 @@ def copies_of_the_weights_are_whole(run: RunConfig, model: Role) -> Iterator[Pro
         )
 
 
-def weights_stay_sharded_over_part_of_a_copy(run: RunConfig, model: Role) -> Iterator[Problem]:
+def reshard_degree_divides_ranks(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A number in `reshard_after_forward` splits the ranks that share one copy of the weights."""
     fsdp, ranks = model.section(run).fsdp_config, _sharing_weights(run, model)
     parts, copy = fsdp.reshard_after_forward, ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
@@ -178,7 +178,7 @@ def weights_stay_sharded_over_part_of_a_copy(run: RunConfig, model: Role) -> Ite
         )
 
 
-def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: Role) -> Iterator[Problem]:
+def wrap_policy_names_classes(run: RunConfig, model: Role) -> Iterator[Problem]:
     """`wrap_policy` has one entry: the names of classes."""
     policy, path = model.section(run).fsdp_config.wrap_policy, model.at("fsdp_config.wrap_policy")
     hint = f"{WRAPPED} names classes, such as [Qwen2DecoderLayer], and is the only entry that is read"
@@ -193,7 +193,7 @@ def units_of_sharding_are_named_as_fsdp_reads_them(run: RunConfig, model: Role) 
 # DeepSpeed.
 
 
-def state_on_a_drive_has_a_folder(run: RunConfig, model: Role) -> Iterator[Problem]:
+def nvme_offload_needs_folder(run: RunConfig, model: Role) -> Iterator[Problem]:
     """`device = "nvme"` needs a folder on the drive, and DeepSpeed supports it at stage 3 only."""
     if not model.reads(run, "deepspeed_config"):
         return
@@ -209,7 +209,7 @@ def state_on_a_drive_has_a_folder(run: RunConfig, model: Role) -> Iterator[Probl
             yield Problem(path=f"{path}.device", message=message, hint="set it to cpu, or the stage to 3")
 
 
-def gradients_are_divided_where_deepspeed_can(run: RunConfig, model: Role) -> Iterator[Problem]:
+def gradient_prescaling_fits_stage(run: RunConfig, model: Role) -> Iterator[Problem]:
     """Stages 2 and 3 scatter gradients while summing them, and can divide them only afterwards."""
     stage = model.zero(run).stage
     if _trains_by_deepspeed(run, model) and stage >= 2 and model.section(run).deepspeed_config.prescale_gradients:
@@ -218,7 +218,7 @@ def gradients_are_divided_where_deepspeed_can(run: RunConfig, model: Role) -> It
         yield Problem(path=model.at("deepspeed_config.prescale_gradients"), message=message, hint=hint)
 
 
-def buckets_of_weights_are_aligned(run: RunConfig, model: Role) -> Iterator[Problem]:
+def gather_buckets_are_aligned(run: RunConfig, model: Role) -> Iterator[Problem]:
     """DeepSpeed gathers an even number of elements at a time."""
     zero = model.zero(run)
     size = zero.allgather_bucket_size
@@ -227,7 +227,7 @@ def buckets_of_weights_are_aligned(run: RunConfig, model: Role) -> Iterator[Prob
         yield Problem(path=path, message=message, hint=f"such as {size + 1}")
 
 
-def second_copies_of_the_weights_are_whole(run: RunConfig, model: Role) -> Iterator[Problem]:
+def hpz_size_divides_ranks(run: RunConfig, model: Role) -> Iterator[Problem]:
     """`zero_hpz_partition_size` splits the ranks into groups, each of which holds all weights."""
     zero, ranks = model.zero(run), model.ranks(run)
     size = zero.zero_hpz_partition_size
@@ -239,7 +239,7 @@ def second_copies_of_the_weights_are_whole(run: RunConfig, model: Role) -> Itera
         )
 
 
-def groups_of_deepspeed_have_the_same_matrices(run: RunConfig, model: Role) -> Iterator[Problem]:
+def zero_groups_exclude_tensor_parallel(run: RunConfig, model: Role) -> Iterator[Problem]:
     """DeepSpeed forms the groups of hpZ and qgZ from consecutive ranks. With tensor parallelism, these hold different
     parts of a matrix, which it would silently mix up.
     """
@@ -259,7 +259,7 @@ def groups_of_deepspeed_have_the_same_matrices(run: RunConfig, model: Role) -> I
             )
 
 
-def integers_are_made_on_gpus(run: RunConfig, model: Role) -> Iterator[Problem]:
+def deepspeed_quantization_needs_cuda(run: RunConfig, model: Role) -> Iterator[Problem]:
     """DeepSpeed's quantization kernels need CUDA."""
     if not model.reads(run, "deepspeed_config") or model.zero(run).stage != 3 or model.on_cuda(run):
         return
@@ -268,7 +268,7 @@ def integers_are_made_on_gpus(run: RunConfig, model: Role) -> Iterator[Problem]:
             yield Problem(path=_zero(model, name), message="needs the device cuda", hint="set it to false")
 
 
-def matrices_are_whole_where_muon_steps(run: RunConfig, model: Role) -> Iterator[Problem]:
+def muon_needs_whole_matrices(run: RunConfig, model: Role) -> Iterator[Problem]:
     """Muon orthogonalizes whole matrices, but ZeRO updates flat pieces of several weights."""
     if _trains_by_deepspeed(run, model) and model.section(run).optimizer_config.optimizer == "muon":
         yield Problem(
@@ -278,7 +278,7 @@ def matrices_are_whole_where_muon_steps(run: RunConfig, model: Role) -> Iterator
         )
 
 
-def the_kernel_for_cpu_memory_finds_the_state_there(run: RunConfig, model: Role) -> Iterator[Problem]:
+def cpu_adam_needs_cpu_state(run: RunConfig, model: Role) -> Iterator[Problem]:
     """DeepSpeed's CPUAdam needs weights and state in CPU memory, where offloading at stages 1 to 3 puts them."""
     if not model.learns or model.section(run).optimizer_config.optimizer != "cpu_adamw":
         return
@@ -295,7 +295,7 @@ def the_kernel_for_cpu_memory_finds_the_state_there(run: RunConfig, model: Role)
 # Ranks that share sequences, matrices or experts.
 
 
-def gathered_keys_are_not_dropped(run: RunConfig, model: Role) -> Iterator[Problem]:
+def gathered_attention_has_no_dropout(run: RunConfig, model: Role) -> Iterator[Problem]:
     """Attention in blocks of gathered keys has no dropout."""
     size = model.section(run).context_parallel_size
     if model.learns and model.section(run).use_dropout and size > 1:
@@ -306,7 +306,7 @@ def gathered_keys_are_not_dropped(run: RunConfig, model: Role) -> Iterator[Probl
         )
 
 
-def strategies_read_the_degrees(run: RunConfig, model: Role) -> Iterator[Problem]:
+def strategy_reads_degrees(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A strategy has its own fields for ranks along a dimension: Megatron's are in `megatron_config`, where a context
     size takes the place of a sequence size, and DeepSpeed has none for experts.
     """
@@ -324,7 +324,7 @@ def strategies_read_the_degrees(run: RunConfig, model: Role) -> Iterator[Problem
         )
 
 
-def experts_are_spread_under_fsdp(run: RunConfig, model: Role) -> Iterator[Problem]:
+def expert_parallel_needs_fsdp(run: RunConfig, model: Role) -> Iterator[Problem]:
     """Experts are spread over all ranks of a model under FSDP, with all other matrices whole."""
     section, path, ranks = model.section(run), model.at("expert_parallel_size"), model.ranks(run)
     size = section.expert_parallel_size
@@ -342,26 +342,26 @@ def experts_are_spread_under_fsdp(run: RunConfig, model: Role) -> Iterator[Probl
 
 
 MODEL_CHECKS: tuple[ModelCheck, ...] = (
-    gathered_keys_are_not_dropped,
-    strategies_read_the_degrees,
-    experts_are_spread_under_fsdp,
-    adapters_start_in_a_way_that_runs,
-    adapters_that_do_not_learn_are_stored,
-    adapters_have_weights_below_them,
-    modules_are_named_in_a_list,
-    learning_rates_are_those_of_fine_tuning,
-    the_optimizer_is_set_within_its_range,
-    copies_of_the_weights_are_whole,
-    weights_stay_sharded_over_part_of_a_copy,
-    units_of_sharding_are_named_as_fsdp_reads_them,
-    state_on_a_drive_has_a_folder,
-    gradients_are_divided_where_deepspeed_can,
-    buckets_of_weights_are_aligned,
-    second_copies_of_the_weights_are_whole,
-    groups_of_deepspeed_have_the_same_matrices,
-    integers_are_made_on_gpus,
-    matrices_are_whole_where_muon_steps,
-    the_kernel_for_cpu_memory_finds_the_state_there,
+    gathered_attention_has_no_dropout,
+    strategy_reads_degrees,
+    expert_parallel_needs_fsdp,
+    adapter_initialization_is_supported,
+    frozen_adapters_are_stored,
+    adapters_need_base_weights,
+    lora_modules_are_listed,
+    learning_rates_suit_fine_tuning,
+    optimizer_settings_are_plausible,
+    fsdp_size_divides_ranks,
+    reshard_degree_divides_ranks,
+    wrap_policy_names_classes,
+    nvme_offload_needs_folder,
+    gradient_prescaling_fits_stage,
+    gather_buckets_are_aligned,
+    hpz_size_divides_ranks,
+    zero_groups_exclude_tensor_parallel,
+    deepspeed_quantization_needs_cuda,
+    muon_needs_whole_matrices,
+    cpu_adam_needs_cpu_state,
 )
 
 

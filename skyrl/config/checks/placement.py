@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from skyrl.config.checks.every_kind import a_cluster_may_hold_it
+from skyrl.config.checks.every_kind import processes_fit_cluster
 from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.sizes import (
     engines_of,
@@ -44,12 +44,12 @@ def one_process_has_one_rank(run: SkyRLTrainConfig) -> Iterator[Problem]:
             yield from _one(f"{_ENGINE}.{name}", getattr(engine, name), "parts of an engine do")
 
 
-def a_run_fits_a_cluster(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def run_fits_cluster(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A run has no more processes than the largest clusters have GPUs."""
-    yield from a_cluster_may_hold_it(sizes_of(run), "trainer.placement")
+    yield from processes_fit_cluster(sizes_of(run), "trainer.placement")
 
 
-def models_that_share_gpus_have_as_many(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def colocated_models_have_equal_ranks(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Models that take turns on the same GPUs have a rank on every one of them."""
     placement = run.trainer.placement
     if not on_ray(run):
@@ -70,7 +70,7 @@ def models_that_share_gpus_have_as_many(run: SkyRLTrainConfig) -> Iterator[Probl
                 )
 
 
-def engines_that_share_gpus_take_all_of_them(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def colocated_engines_use_all_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """With `colocate_all`, engines and policy take turns on the same GPUs, and use all of them."""
     engines = engines_of(run)
     if engines is None or not on_ray(run) or not run.trainer.placement.colocate_all:
@@ -90,7 +90,7 @@ def engines_that_share_gpus_take_all_of_them(run: SkyRLTrainConfig) -> Iterator[
     )
 
 
-def engines_of_others_share_no_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def external_engines_exclude_colocation(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that run already cannot take turns with the policy."""
     if on_ray(run) and run.trainer.placement.colocate_all and samples(run) and not starts_engines(run):
         yield Problem(
@@ -100,7 +100,7 @@ def engines_of_others_share_no_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def engines_take_turns_with_learners(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def colocated_engines_release_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that keep their weights need GPUs of their own."""
     shares, engine = run.trainer.placement.colocate_all and run.trainer.device == "cuda", run.generator.inference_engine
     if shares and starts_engines(run) and not backend_of(engine).takes_turns:
@@ -111,7 +111,7 @@ def engines_take_turns_with_learners(run: SkyRLTrainConfig) -> Iterator[Problem]
         )
 
 
-def engines_of_others_have_an_address(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def external_engines_have_urls(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engines that the run does not start have an address."""
     engine = run.generator.inference_engine
     if samples(run) and not starts_engines(run) and not (engine.external_proxy_url or server_urls(engine)):
@@ -122,7 +122,7 @@ def engines_of_others_have_an_address(run: SkyRLTrainConfig) -> Iterator[Problem
         )
 
 
-def addresses_of_engines_are_addresses(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def external_urls_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Each address names a host without a path, and no engine is listed twice."""
     engine = run.generator.inference_engine
     field = "external_server_urls" if engine.external_server_urls else "remote_urls"
@@ -139,7 +139,7 @@ def addresses_of_engines_are_addresses(run: SkyRLTrainConfig) -> Iterator[Proble
         yield Problem(path=f"{_ENGINE}.{field}", message=message, hint="list it once")
 
 
-def engines_of_others_are_counted_by_their_addresses(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def num_external_engines_matches_urls(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """For engines that run already, `num_engines` is the number of addresses."""
     engine = run.generator.inference_engine
     urls = len(server_urls(engine))
@@ -148,7 +148,7 @@ def engines_of_others_are_counted_by_their_addresses(run: SkyRLTrainConfig) -> I
         yield Problem(path=f"{_ENGINE}.num_engines", message=message, hint="leave it out: the addresses are counted")
 
 
-def an_engine_without_a_server_is_started(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def embedded_engine_is_not_external(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The embedded engine runs inside a process of the run, so it cannot be one that runs already."""
     engine = run.generator.inference_engine
     elsewhere = engine.external_proxy_url or server_urls(engine) or not engine.run_engines_locally
@@ -160,7 +160,7 @@ def an_engine_without_a_server_is_started(run: SkyRLTrainConfig) -> Iterator[Pro
         )
 
 
-def experts_take_every_gpu_of_an_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def engine_expert_parallel_spans_gpus(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Expert parallelism spreads the experts over all data and tensor GPUs of an engine."""
     engine = run.generator.inference_engine
     if "expert_parallel_size" not in backend_of(engine).fields or engine.expert_parallel_size == 1:
@@ -175,7 +175,7 @@ def experts_take_every_gpu_of_an_engine(run: SkyRLTrainConfig) -> Iterator[Probl
         )
 
 
-def an_engine_of_child_processes_has_one_node(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def mp_engine_has_one_node(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Child processes (`mp`) run on their parent's node, so an engine on shared GPUs must not span two nodes."""
     engines = engines_of(run)
     if engines is None or not engines.on_one_node or not on_ray(run) or not run.trainer.placement.colocate_all:
@@ -192,17 +192,17 @@ def an_engine_of_child_processes_has_one_node(run: SkyRLTrainConfig) -> Iterator
 
 PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
     one_process_has_one_rank,
-    a_run_fits_a_cluster,
-    models_that_share_gpus_have_as_many,
-    engines_that_share_gpus_take_all_of_them,
-    engines_of_others_share_no_gpus,
-    engines_take_turns_with_learners,
-    engines_of_others_have_an_address,
-    addresses_of_engines_are_addresses,
-    engines_of_others_are_counted_by_their_addresses,
-    an_engine_without_a_server_is_started,
-    experts_take_every_gpu_of_an_engine,
-    an_engine_of_child_processes_has_one_node,
+    run_fits_cluster,
+    colocated_models_have_equal_ranks,
+    colocated_engines_use_all_gpus,
+    external_engines_exclude_colocation,
+    colocated_engines_release_weights,
+    external_engines_have_urls,
+    external_urls_are_valid,
+    num_external_engines_matches_urls,
+    embedded_engine_is_not_external,
+    engine_expert_parallel_spans_gpus,
+    mp_engine_has_one_node,
 )
 
 

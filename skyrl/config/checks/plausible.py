@@ -33,7 +33,7 @@ LARGEST: dict[str, tuple[float, str, str]] = {
 HALVES = ("float16", "fp16", "half")
 
 
-def training_samples_are_drawn_from_the_whole_distribution(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def training_sampling_is_not_truncated(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The learner scores tokens under the whole distribution, not under the part that the engine draws from."""
     sampling = run.generator.sampling_params
     drawn = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
@@ -42,7 +42,7 @@ def training_samples_are_drawn_from_the_whole_distribution(run: SkyRLTrainConfig
         yield _warning(f"generator.sampling_params.{name}", message, "leave it out in training; evaluation may have it")
 
 
-def training_samples_are_not_noise(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def training_temperature_is_plausible(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """High temperatures flatten the distribution of tokens until samples are mostly noise."""
     temperature = run.generator.sampling_params.temperature
     if temperature > HOTTEST:
@@ -50,7 +50,7 @@ def training_samples_are_not_noise(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield _warning("generator.sampling_params.temperature", message, "1.0 is usual")
 
 
-def the_algorithm_is_set_within_its_range(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def algorithm_settings_are_plausible(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Clip ranges and weights of terms of the loss are near those of published recipes."""
     for field, (largest, effect, usual) in LARGEST.items():
         path = f"trainer.algorithm.{field}"
@@ -59,14 +59,14 @@ def the_algorithm_is_set_within_its_range(run: SkyRLTrainConfig) -> Iterator[Pro
             yield _warning(path, f"{value}: {effect}", usual)
 
 
-def rewards_are_not_made_equal(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def reward_scale_is_not_zero(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A factor of 0 makes all rewards the same, from which nothing is learned."""
     if run.trainer.algorithm.reward_shaping.scale == 0:
         message = "0 makes all rewards the same: nothing is learned from them"
         yield _warning("trainer.algorithm.reward_shaping.scale", message, "1.0 leaves rewards as they are")
 
 
-def a_kl_penalty_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def kl_penalty_has_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """With weight 0, a reference would be loaded and scored without any effect."""
     algorithm = run.trainer.algorithm
     if algorithm.use_kl_loss and algorithm.kl_loss_coef == 0:
@@ -74,7 +74,7 @@ def a_kl_penalty_has_a_weight(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield _warning("trainer.algorithm.kl_loss_coef", message, "set trainer.algorithm.use_kl_loss = false")
 
 
-def importance_ratios_are_not_cut_below_one(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def ratio_cap_reaches_one(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A ratio of 1 means that engine and learner agree; a cap below 1 would shrink even those tokens."""
     correction = run.trainer.algorithm.off_policy_correction
     if correction.tis_ratio_type is None:
@@ -86,7 +86,7 @@ def importance_ratios_are_not_cut_below_one(run: SkyRLTrainConfig) -> Iterator[P
         yield _warning(f"trainer.algorithm.off_policy_correction.{name}", message, "2.0 is usual")
 
 
-def warm_up_ends_before_the_run_does(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def warmup_ends_within_run(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """If the number of steps is written, warm-up ends within it."""
     trainer, settings = run.trainer, run.trainer.policy.optimizer_config
     if trainer.max_training_steps is None:
@@ -98,7 +98,7 @@ def warm_up_ends_before_the_run_does(run: SkyRLTrainConfig) -> Iterator[Problem]
         yield _warning("trainer.policy.optimizer_config.num_warmup_steps", message, "take fewer")
 
 
-def the_longest_sequence_fits_into_a_micro_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def longest_sequence_fits_micro_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A sequence longer than the token budget is a micro-batch by itself, and exceeds the memory planned for one."""
     budget, longest = run.trainer.max_tokens_per_microbatch, run.trainer.algorithm.max_seq_len
     if longest is not None and 0 < budget < longest:
@@ -109,7 +109,7 @@ def the_longest_sequence_fits_into_a_micro_batch(run: SkyRLTrainConfig) -> Itera
         yield _warning("trainer.max_tokens_per_microbatch", message, "give at least the longest sequence")
 
 
-def engine_and_learner_compute_in_the_same_type(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def engine_dtype_matches_learner(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """float16 and bfloat16 round differently, so the engine's log-probabilities would differ from the learner's."""
     engine, learner = run.generator.inference_engine, run.trainer.compute_dtype
     if engine.model_dtype in HALVES and learner == "bfloat16":
@@ -117,7 +117,7 @@ def engine_and_learner_compute_in_the_same_type(run: SkyRLTrainConfig) -> Iterat
         yield _warning("generator.inference_engine.model_dtype", message, "use bfloat16 on both sides")
 
 
-def engines_leave_memory_to_the_learner(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def engines_leave_learner_memory(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """On shared GPUs the learner's process holds some memory even while the engine is awake."""
     share = run.generator.inference_engine.gpu_memory_utilization
     if run.trainer.placement.colocate_all and run.trainer.device == "cuda" and share > 0.95:
@@ -125,14 +125,14 @@ def engines_leave_memory_to_the_learner(run: SkyRLTrainConfig) -> Iterator[Probl
         yield _warning("generator.inference_engine.gpu_memory_utilization", message, "0.8 is usual")
 
 
-def evaluation_is_on_other_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def evaluation_data_is_held_out(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A score on training prompts says little about new ones."""
     both = [source for source in run.data.val_data if source in set(run.data.train_data)]
     if both:
         yield _warning("data.val_data", f"{', '.join(both)} is trained on, too", "hold some rows out")
 
 
-def checkpoints_and_exports_have_folders_of_their_own(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def checkpoint_and_export_paths_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Checkpoints and exports need different folders: both write subfolders called `global_step_N`."""
     trainer = run.trainer
     if trainer.ckpt_path.rstrip("/") == trainer.export_path.rstrip("/"):
@@ -140,7 +140,7 @@ def checkpoints_and_exports_have_folders_of_their_own(run: SkyRLTrainConfig) -> 
         yield _warning("trainer.export_path", message, "give each a folder of its own")
 
 
-def a_run_name_is_the_name_of_a_folder(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def run_name_is_folder_name(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Without a `run_path`, the name becomes a folder below `runs`."""
     trainer = run.trainer
     name = trainer.run_name
@@ -157,17 +157,17 @@ def _warning(path: str, message: str, hint: str) -> Problem:
 _ACTS = {effect.path: effect.acts for effect in ALGORITHM_EFFECTS}
 
 PLAUSIBLE_CHECKS: tuple[Check[Any], ...] = (
-    training_samples_are_drawn_from_the_whole_distribution,
-    training_samples_are_not_noise,
-    the_algorithm_is_set_within_its_range,
-    rewards_are_not_made_equal,
-    a_kl_penalty_has_a_weight,
-    importance_ratios_are_not_cut_below_one,
-    warm_up_ends_before_the_run_does,
-    the_longest_sequence_fits_into_a_micro_batch,
-    engine_and_learner_compute_in_the_same_type,
-    engines_leave_memory_to_the_learner,
-    evaluation_is_on_other_data,
-    checkpoints_and_exports_have_folders_of_their_own,
-    a_run_name_is_the_name_of_a_folder,
+    training_sampling_is_not_truncated,
+    training_temperature_is_plausible,
+    algorithm_settings_are_plausible,
+    reward_scale_is_not_zero,
+    kl_penalty_has_weight,
+    ratio_cap_reaches_one,
+    warmup_ends_within_run,
+    longest_sequence_fits_micro_batch,
+    engine_dtype_matches_learner,
+    engines_leave_learner_memory,
+    evaluation_data_is_held_out,
+    checkpoint_and_export_paths_differ,
+    run_name_is_folder_name,
 )

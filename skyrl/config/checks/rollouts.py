@@ -17,7 +17,7 @@ _ENGINE_KWARGS = "generator.inference_engine.engine_init_kwargs"
 _ROPE = ("rope_scaling", "rope_theta", "rope_parameters")
 
 
-def one_call_of_the_engine_has_one_turn(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def batched_sampling_has_one_turn(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """`batched` hands all prompts to the engine at once, so nothing can be answered in between."""
     generator = run.generator
     if not generator.batched:
@@ -38,7 +38,7 @@ def one_call_of_the_engine_has_one_turn(run: SkyRLTrainConfig) -> Iterator[Probl
         )
 
 
-def a_batch_at_once_is_in_flight_at_once(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def batched_sampling_ignores_flight_limit(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """`batched` has the whole batch in flight at once, so `max_trajectories_in_flight` cannot limit it."""
     if run.generator.batched and run.generator.max_trajectories_in_flight is not None:
         yield Problem(
@@ -60,7 +60,7 @@ def several_turns_have_room(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def step_wise_excludes_discounting(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The turns of a trajectory share one advantage under `step_wise_trajectories`, which discounting would break."""
     algorithm, generator = run.trainer.algorithm, run.generator
     if not generator.step_wise_trajectories:
@@ -93,7 +93,7 @@ def steps_are_samples_that_can_be_compared(run: SkyRLTrainConfig) -> Iterator[Pr
         )
 
 
-def a_template_that_is_named_is_built_in(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def chat_template_is_built_in(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A chat template that is not built in comes from a file."""
     template = run.generator.chat_template
     if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
@@ -104,7 +104,7 @@ def a_template_that_is_named_is_built_in(run: SkyRLTrainConfig) -> Iterator[Prob
         )
 
 
-def only_steps_can_be_merged(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def merging_needs_step_wise_trajectories(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Merging needs `step_wise_trajectories`: without it, a trajectory is a single sample."""
     if run.generator.merge_stepwise_output and not run.generator.step_wise_trajectories:
         yield Problem(
@@ -114,7 +114,7 @@ def only_steps_can_be_merged(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def several_samples_have_no_time_in_common(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def returns_need_single_sample_trajectories(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """If the template renders the conversation again each turn, a trajectory can be several samples, as with step-wise
     ones.
     """
@@ -146,7 +146,7 @@ def several_samples_have_no_time_in_common(run: SkyRLTrainConfig) -> Iterator[Pr
         )
 
 
-def turns_end_as_the_models_chats_do(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def turns_end_with_eos(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """A turn that a stop text ended lacks the end-of-sequence token that the model's chats have there."""
     generator = run.generator
     stops = generator.sampling_params.stop and generator.max_turns > 1 and generator.use_conversation_multi_turn
@@ -159,7 +159,7 @@ def turns_end_as_the_models_chats_do(run: SkyRLTrainConfig) -> Iterator[Problem]
         )
 
 
-def both_sides_turn_positions_alike(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def engine_rope_matches_learner(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Engine and learner use the same rotary embeddings."""
     for name in ("rope_scaling", "rope_theta"):
         learner, engine = getattr(run.trainer, name), getattr(run.generator, name)
@@ -171,7 +171,7 @@ def both_sides_turn_positions_alike(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
 
 
-def positions_are_set_in_one_place(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def rope_excludes_engine_arguments(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Rotary settings given as engine arguments would bypass the learner and give a different model."""
     kwargs = run.generator.inference_engine.engine_init_kwargs
     overrides = kwargs.get("hf_overrides")
@@ -191,7 +191,7 @@ def positions_are_set_in_one_place(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def a_sequence_fits_into_the_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def sequence_fits_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """An engine limited to shorter sequences would silently cut answers off."""
     engine = run.generator.inference_engine
     given = given_length(engine)
@@ -206,7 +206,7 @@ def a_sequence_fits_into_the_engine(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def a_completion_may_be_as_long_as_it_must(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def completion_lengths_are_consistent(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """The minimum length of a completion does not exceed the maximum, and a prompt leaves room for an answer."""
     for name in ("sampling_params", "eval_sampling_params"):
         sampling = getattr(run.generator, name)
@@ -228,18 +228,18 @@ def a_completion_may_be_as_long_as_it_must(run: SkyRLTrainConfig) -> Iterator[Pr
 
 
 ROLLOUT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    one_call_of_the_engine_has_one_turn,
-    a_batch_at_once_is_in_flight_at_once,
+    batched_sampling_has_one_turn,
+    batched_sampling_ignores_flight_limit,
     several_turns_have_room,
-    steps_are_samples_that_can_be_compared,
-    a_template_that_is_named_is_built_in,
-    only_steps_can_be_merged,
-    several_samples_have_no_time_in_common,
-    turns_end_as_the_models_chats_do,
-    both_sides_turn_positions_alike,
-    positions_are_set_in_one_place,
-    a_sequence_fits_into_the_engine,
-    a_completion_may_be_as_long_as_it_must,
+    step_wise_excludes_discounting,
+    chat_template_is_built_in,
+    merging_needs_step_wise_trajectories,
+    returns_need_single_sample_trajectories,
+    turns_end_with_eos,
+    engine_rope_matches_learner,
+    rope_excludes_engine_arguments,
+    sequence_fits_engine,
+    completion_lengths_are_consistent,
 )
 
 

@@ -12,7 +12,7 @@ from skyrl.tree.names import nearest
 from skyrl.tree.rules import Check
 
 
-def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Greedy samples of a prompt are all the same, so pass@n would equal pass@1."""
     sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
     if evaluates(run) and sampling is not None and (sampling.greedy or sampling.temperature == 0) and samples > 1:
@@ -24,7 +24,7 @@ def several_evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem
         )
 
 
-def the_learner_scores_at_the_rollout_temperature(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def learner_temperature_matches_sampling(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Importance ratios compare probabilities of the same distribution."""
     learner, rollout = run.trainer.algorithm.temperature, run.generator.sampling_params.temperature
     if learner is not None and learner != rollout:
@@ -51,7 +51,7 @@ def training_samples_are_random(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def the_learner_can_score_what_was_sampled(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def learner_can_score_samples(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Penalties and a minimum length change the sampling distribution depending on the answer so far. The engine's
     log-probabilities include that change; the learner's do not.
     """
@@ -65,7 +65,7 @@ def the_learner_can_score_what_was_sampled(run: SkyRLTrainConfig) -> Iterator[Pr
             )
 
 
-def a_single_turn_is_given_the_prompt(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def input_length_covers_prompt(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """With one turn the longest input is the longest prompt; with several it is at least that."""
     longest, prompt = run.generator.max_input_length, run.trainer.max_prompt_length
     turns = max(run.generator.max_turns, 2 if run.environment.agent.plays else 1)
@@ -81,7 +81,7 @@ def a_single_turn_is_given_the_prompt(run: SkyRLTrainConfig) -> Iterator[Problem
     )
 
 
-def the_engine_has_the_sampling_arguments(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def engine_has_sampling_arguments(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Sampling parameters beyond the tree's own are arguments of the chosen engine."""
     engine = run.generator.inference_engine
     able = backend_of(engine).sampling_arguments
@@ -99,10 +99,10 @@ def the_engine_has_the_sampling_arguments(run: SkyRLTrainConfig) -> Iterator[Pro
 
 
 SAMPLING_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    several_evaluation_samples_differ,
-    the_learner_scores_at_the_rollout_temperature,
+    evaluation_samples_differ,
+    learner_temperature_matches_sampling,
     training_samples_are_random,
-    the_learner_can_score_what_was_sampled,
-    a_single_turn_is_given_the_prompt,
-    the_engine_has_the_sampling_arguments,
+    learner_can_score_samples,
+    input_length_covers_prompt,
+    engine_has_sampling_arguments,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from skyrl.config.checks.every_kind import flash_attention_computes_on_cuda
+from skyrl.config.checks.every_kind import flash_attention_needs_cuda
 from skyrl.config.derive.sizes import degrees_of, models_of
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import facts_of
@@ -16,7 +16,7 @@ from skyrl.errors import Problem
 from skyrl.tree.rules import Check
 
 
-def shared_sequences_are_packed(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def sequence_parallel_needs_packing(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Ranks share the row that samples are packed into; padded rows would be cut into stretches of padding."""
     if run.trainer.use_sample_packing:
         return
@@ -28,7 +28,7 @@ def shared_sequences_are_packed(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def sequence_parallel_needs_torch_attention(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Ranks that share sequences use torch's own attention kernels, which on CUDA are those of FlashAttention."""
     if run.trainer.attention in (None, "sdpa") or facts_of(run.trainer).own_modules:
         return
@@ -40,15 +40,15 @@ def shared_sequences_are_attended_to_by_torch(run: SkyRLTrainConfig) -> Iterator
         )
 
 
-def attention_has_kernels_for_the_device(run: SkyRLTrainConfig) -> Iterator[Problem]:
+def attention_suits_device(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """FlashAttention has kernels for CUDA only."""
-    yield from flash_attention_computes_on_cuda(run.trainer.attention, run.trainer.device, "trainer.attention")
+    yield from flash_attention_needs_cuda(run.trainer.attention, run.trainer.device, "trainer.attention")
 
 
 SEQUENCE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    shared_sequences_are_packed,
-    shared_sequences_are_attended_to_by_torch,
-    attention_has_kernels_for_the_device,
+    sequence_parallel_needs_packing,
+    sequence_parallel_needs_torch_attention,
+    attention_suits_device,
 )
 
 

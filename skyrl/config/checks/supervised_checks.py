@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.config.checks.every_kind import (
-    a_cluster_may_hold_it,
-    a_model_is_named,
-    alarms_name_a_metric,
-    flash_attention_computes_on_cuda,
-    recovery_begins_where_resuming_does,
+    alarms_name_metrics,
+    flash_attention_needs_cuda,
+    model_is_named,
+    processes_fit_cluster,
+    recovery_matches_resuming,
 )
 from skyrl.config.checks.models import model_checks
 from skyrl.config.checks.schedule import schedule_problems
@@ -27,12 +27,12 @@ from skyrl.planning.topology import Sizes
 from skyrl.tree.rules import Check
 
 
-def there_is_a_model_to_train(run: SupervisedConfig) -> Iterator[Problem]:
+def training_has_model(run: SupervisedConfig) -> Iterator[Problem]:
     """The run names a model to train."""
-    yield from a_model_is_named(run.model, "model")
+    yield from model_is_named(run.model, "model")
 
 
-def there_are_rows_to_learn_from(run: SupervisedConfig) -> Iterator[Problem]:
+def training_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
     """Training has at least one source, unless rows are synthetic."""
     if not run.train_datasets and not run.num_dummy_steps:
         yield Problem(path="train_datasets", message="the list is empty", hint="give at least one file of rows")
@@ -46,7 +46,7 @@ def evaluation_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="eval_datasets", message="evaluation is on but the list is empty", hint=hint)
 
 
-def weights_are_as_many_as_sources(run: SupervisedConfig) -> Iterator[Problem]:
+def sources_have_weights(run: SupervisedConfig) -> Iterator[Problem]:
     """Each source has a weight."""
     weights = run.train_dataset_weights
     if weights is not None and len(weights) != len(run.train_datasets):
@@ -61,7 +61,7 @@ def weighted_sources_are_shuffled(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="sampler", message=message, hint="set it to random, or leave the weights out")
 
 
-def evaluation_sets_have_different_names(run: SupervisedConfig) -> Iterator[Problem]:
+def evaluation_names_are_distinct(run: SupervisedConfig) -> Iterator[Problem]:
     """Two evaluation sets with the same name would overwrite each other's metrics."""
     given = run.eval_dataset_names
     if given is not None and len(given) != len(run.eval_datasets):
@@ -76,7 +76,7 @@ def evaluation_sets_have_different_names(run: SupervisedConfig) -> Iterator[Prob
         yield Problem(path=path, message=f"several sets are called {', '.join(twice)} in metrics", hint=hint)
 
 
-def batches_deal_out_evenly(run: SupervisedConfig) -> Iterator[Problem]:
+def batch_divides_over_ranks(run: SupervisedConfig) -> Iterator[Problem]:
     """Every rank, or group of ranks that share rows, gets the same number of rows of each batch."""
     ranks, together = MODEL.ranks(run), MODEL.degrees(run).inner
     replicas = max(ranks // together, 1)
@@ -88,7 +88,7 @@ def batches_deal_out_evenly(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="batch_size", message=message, hint=f"nearest sizes that can: {nearest}")
 
 
-def one_process_holds_one_rank(run: SupervisedConfig) -> Iterator[Problem]:
+def several_ranks_need_ray(run: SupervisedConfig) -> Iterator[Problem]:
     """Several ranks need several processes, and therefore Ray."""
     ranks = MODEL.ranks(run)
     if run.placement.executor == "in_process" and ranks > 1:
@@ -96,36 +96,36 @@ def one_process_holds_one_rank(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="placement.executor", message=message, hint="set it to ray, or leave it out")
 
 
-def a_run_fits_a_cluster(run: SupervisedConfig) -> Iterator[Problem]:
+def run_fits_cluster(run: SupervisedConfig) -> Iterator[Problem]:
     """A run has no more processes than the largest clusters have GPUs."""
-    yield from a_cluster_may_hold_it(Sizes(models=grids_of(run, [MODEL])), "placement")
+    yield from processes_fit_cluster(Sizes(models=grids_of(run, [MODEL])), "placement")
 
 
-def attention_has_kernels_for_the_device(run: SupervisedConfig) -> Iterator[Problem]:
+def attention_suits_device(run: SupervisedConfig) -> Iterator[Problem]:
     """FlashAttention has kernels for CUDA only."""
-    yield from flash_attention_computes_on_cuda(run.attention, run.device, "attention")
+    yield from flash_attention_needs_cuda(run.attention, run.device, "attention")
 
 
-def the_schedule_has_what_it_needs(run: SupervisedConfig) -> Iterator[Problem]:
+def schedule_is_consistent(run: SupervisedConfig) -> Iterator[Problem]:
     """The settings of a learning-rate schedule do not contradict each other."""
     yield from schedule_problems(run.optimizer_config, "optimizer_config")
 
 
-def there_is_a_step_to_go_back_to(run: SupervisedConfig) -> Iterator[Problem]:
+def supervised_excludes_rollback(run: SupervisedConfig) -> Iterator[Problem]:
     """A step repeated on the same rows would fail again, so rolling back does not help."""
     if run.faults.on_non_finite == "roll_back":
         message = "roll_back would train on the same rows from the same weights again"
         yield Problem(path="faults.on_non_finite", message=message, hint="set it to abort or skip")
 
 
-def pairs_are_never_cut(run: SupervisedConfig) -> Iterator[Problem]:
+def pairs_are_not_truncated(run: SupervisedConfig) -> Iterator[Problem]:
     """The score of a chat is read at its end, which truncation would remove."""
     if isinstance(run, RewardModelConfig) and run.too_long == "truncate":
         message = "truncate would cut off the token that the score is read at"
         yield Problem(path="too_long", message=message, hint="set it to skip, which counts the pairs that are left out")
 
 
-def a_template_that_is_named_is_built_in(run: SupervisedConfig) -> Iterator[Problem]:
+def chat_template_is_built_in(run: SupervisedConfig) -> Iterator[Problem]:
     """Other templates come from files."""
     template = run.chat_template
     if template.source == "name" and template.name_or_path not in (None, *CHAT_TEMPLATES):
@@ -136,19 +136,19 @@ def a_template_that_is_named_is_built_in(run: SupervisedConfig) -> Iterator[Prob
         )
 
 
-def recovery_and_resuming_agree(run: SupervisedConfig) -> Iterator[Problem]:
+def recover_mode_matches_resuming(run: SupervisedConfig) -> Iterator[Problem]:
     """`recover_mode` and `resume_from` must not contradict each other about where a run starts."""
     resume = {"latest": "latest", "": "none"}.get(run.resume_from, "from_path")
     written = f"resume_from = {run.resume_from or 'empty'}"
-    yield from recovery_begins_where_resuming_does(run.recover_mode, resume, path="recover_mode", written=written)
+    yield from recovery_matches_resuming(run.recover_mode, resume, path="recover_mode", written=written)
 
 
-def alarms_can_be_raised(run: SupervisedConfig) -> Iterator[Problem]:
+def alarms_are_valid(run: SupervisedConfig) -> Iterator[Problem]:
     """Each alarm names the metric that it watches."""
-    yield from alarms_name_a_metric(run.alarms, "alarms")
+    yield from alarms_name_metrics(run.alarms, "alarms")
 
 
-def fewer_ranks_are_a_change(run: SupervisedConfig) -> Iterator[Problem]:
+def fewer_ranks_change_dropout(run: SupervisedConfig) -> Iterator[Problem]:
     """Dropout depends on the ranks, so a run that continues on fewer of them computes different numbers."""
     if run.faults.on_lost_rank == "shrink" and not run.resume_with_changes:
         message = "shrink continues with fewer ranks, on which the numbers of a supervised run may depend"
@@ -156,23 +156,23 @@ def fewer_ranks_are_a_change(run: SupervisedConfig) -> Iterator[Problem]:
 
 
 SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
-    there_is_a_model_to_train,
-    there_are_rows_to_learn_from,
+    training_has_model,
+    training_has_rows,
     evaluation_has_rows,
-    weights_are_as_many_as_sources,
+    sources_have_weights,
     weighted_sources_are_shuffled,
-    evaluation_sets_have_different_names,
-    batches_deal_out_evenly,
-    one_process_holds_one_rank,
-    a_run_fits_a_cluster,
-    attention_has_kernels_for_the_device,
-    the_schedule_has_what_it_needs,
-    there_is_a_step_to_go_back_to,
-    alarms_can_be_raised,
-    pairs_are_never_cut,
-    a_template_that_is_named_is_built_in,
-    recovery_and_resuming_agree,
-    fewer_ranks_are_a_change,
+    evaluation_names_are_distinct,
+    batch_divides_over_ranks,
+    several_ranks_need_ray,
+    run_fits_cluster,
+    attention_suits_device,
+    schedule_is_consistent,
+    supervised_excludes_rollback,
+    alarms_are_valid,
+    pairs_are_not_truncated,
+    chat_template_is_built_in,
+    recover_mode_matches_resuming,
+    fewer_ranks_change_dropout,
     *LAYOUT_CHECKS,
     *model_checks((MODEL,)),
 )

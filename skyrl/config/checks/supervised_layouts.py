@@ -29,7 +29,7 @@ def ranks_form_whole_groups(run: SupervisedConfig) -> Iterator[Problem]:
         )
 
 
-def shared_sequences_are_packed(run: SupervisedConfig) -> Iterator[Problem]:
+def sequence_parallel_needs_packing(run: SupervisedConfig) -> Iterator[Problem]:
     """Ranks share packed rows, and use torch's own attention."""
     for name in _SIZES[:2]:
         size = getattr(run, name)
@@ -44,5 +44,5 @@ def shared_sequences_are_packed(run: SupervisedConfig) -> Iterator[Problem]:
 
 LAYOUT_CHECKS: tuple[Check[Any], ...] = (
     ranks_form_whole_groups,
-    shared_sequences_are_packed,
+    sequence_parallel_needs_packing,
 )

@@ -8,7 +8,7 @@ import attrs
 
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.estimators import ADVANTAGE_ESTIMATORS, OWN_ESTIMATOR, EstimatorFacts
-from skyrl.config.settings.losses import OWN_LOSS, POLICY_LOSSES, LossFacts
+from skyrl.config.settings.losses import POLICY_LOSSES, USER_LOSS, LossFacts
 from skyrl.config.settings.registry import AdvantageEstimatorRegistry, PolicyLossRegistry
 
 F = TypeVar("F", LossFacts, EstimatorFacts)
@@ -19,7 +19,7 @@ def loss_facts(algorithm: AlgorithmConfig) -> LossFacts:
     name = algorithm.policy_loss_type
     facts = POLICY_LOSSES.get(name)
     if facts is None:
-        return _declared(OWN_LOSS, PolicyLossRegistry.declaring(name, algorithm.policy_loss))
+        return _declared(USER_LOSS, PolicyLossRegistry.declaring(name, algorithm.policy_loss))
     return attrs.evolve(facts, **facts.by_settings(getattr(algorithm, facts.table))) if facts.table else facts
 
 

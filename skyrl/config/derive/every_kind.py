@@ -49,19 +49,19 @@ def _is_installed(distribution: str) -> bool:
 
 
 @rule(writes="device", reads=(), unset="auto")
-def device_is_what_the_machine_has(trainer: Trainer) -> str:
+def device_follows_machine(trainer: Trainer) -> str:
     """The device is CUDA if there is a CUDA device, and the CPU otherwise."""
     return "cuda" if has_cuda_device() else "cpu"
 
 
 @rule(writes="compute_dtype", reads=("bf16", "device"))
-def bf16_is_for_accelerators(trainer: Trainer) -> str:
+def bf16_needs_cuda(trainer: Trainer) -> str:
     """On a CPU the product of small float32 matrices is as fast and exact, so `bf16` has an effect on CUDA only."""
     return "bfloat16" if trainer.bf16 and trainer.device == "cuda" else "float32"
 
 
 @rule(writes="attention", reads=("flash_attn", "device"), asks_machine=True)
-def flash_attention_needs_cuda_and_its_package(trainer: Trainer) -> str:
+def attention_follows_installed_kernels(trainer: Trainer) -> str:
     """Torch's own attention serves where FlashAttention has no kernel (a CPU) or its package is not installed."""
     wanted = trainer.flash_attn and trainer.device == "cuda"
     return "flash_attention_2" if wanted and has_flash_attention() else "sdpa"
@@ -80,13 +80,13 @@ def checkpointing_saves_device_memory(trainer: Trainer) -> bool:
 
 
 @rule(writes="run_path", reads=("run_name",))
-def a_run_has_a_folder_of_its_name(trainer: Trainer) -> str:
+def run_path_follows_run_name(trainer: Trainer) -> str:
     """The run's folder is `runs/<run_name>`, below the folder that the command runs in."""
     return f"runs/{trainer.run_name}"
 
 
 @rule(writes="log_path", reads=("run_path", "run_name"))
-def logs_lie_in_the_runs_folder(trainer: Trainer) -> str:
+def log_path_follows_run_path(trainer: Trainer) -> str:
     """Logs are in the run's folder, beside the metrics."""
     return f"{folder_of(trainer)}/logs"
 
@@ -97,13 +97,13 @@ def folder_of(trainer: Trainer) -> str:
 
 
 EVERY_KIND_RULES: tuple[Rule[Any], ...] = (
-    device_is_what_the_machine_has,
-    bf16_is_for_accelerators,
-    flash_attention_needs_cuda_and_its_package,
+    device_follows_machine,
+    bf16_needs_cuda,
+    attention_follows_installed_kernels,
     liger_kernels_need_cuda,
     checkpointing_saves_device_memory,
-    a_run_has_a_folder_of_its_name,
-    logs_lie_in_the_runs_folder,
+    run_path_follows_run_name,
+    log_path_follows_run_path,
 )
 """Derivation rules in order: a rule comes after those that write what it reads."""
 

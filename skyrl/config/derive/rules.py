@@ -48,7 +48,7 @@ _KIND_OF_ENGINE = tuple(
     ),
     unset="auto",
 )
-def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
+def executor_follows_process_count(run: SkyRLTrainConfig) -> str:
     """Ray is used if one process is not enough: for several ranks or engines, or an engine with its own processes. A
     run that is fed from a recording has no engine, and engines that run already are not processes of the run; a learner
     that forms a group with them needs its own process.
@@ -61,7 +61,7 @@ def one_process_suffices_for_one_embedded_engine(run: SkyRLTrainConfig) -> str:
 
 
 @rule(writes="trainer.ref.model.path", reads=("trainer.policy.model.path",))
-def the_reference_is_where_the_policy_started(run: SkyRLTrainConfig) -> str | None:
+def reference_starts_as_policy(run: SkyRLTrainConfig) -> str | None:
     """The KL penalty measures the distance from the policy's initial weights."""
     return run.trainer.policy.model.path
 
@@ -75,7 +75,7 @@ def the_reference_is_where_the_policy_started(run: SkyRLTrainConfig) -> str | No
         "generator.sampling_params.max_generate_length",
     ),
 )
-def the_first_input_is_the_prompt(run: SkyRLTrainConfig) -> int:
+def input_length_follows_prompt_length(run: SkyRLTrainConfig) -> int:
     """The engine's input in a single turn is the prompt. An agent's conversation grows by three answers and by as many
     tokens again from its tools.
     """
@@ -86,7 +86,7 @@ def the_first_input_is_the_prompt(run: SkyRLTrainConfig) -> int:
 
 
 @rule(writes="trainer.algorithm.temperature", reads=("generator.sampling_params.temperature",))
-def policy_logits_use_the_rollout_temperature(run: SkyRLTrainConfig) -> float:
+def learner_temperature_follows_sampling(run: SkyRLTrainConfig) -> float:
     """Log-probabilities are only comparable at the temperature the tokens were drawn at."""
     return run.generator.sampling_params.temperature
 
@@ -110,7 +110,7 @@ def evaluation_is_greedy(run: SkyRLTrainConfig) -> float:
     placeholder=False,
     table="generator.eval_sampling_params",
 )
-def evaluation_answers_may_be_as_long_as_training_samples(run: SkyRLTrainConfig) -> int:
+def evaluation_length_follows_training(run: SkyRLTrainConfig) -> int:
     """The policy is evaluated on the answers that it is trained to give."""
     return run.generator.sampling_params.max_generate_length
 
@@ -119,7 +119,7 @@ def evaluation_answers_may_be_as_long_as_training_samples(run: SkyRLTrainConfig)
     writes="trainer.algorithm.max_seq_len",
     reads=("generator.max_input_length", "generator.sampling_params.max_generate_length"),
 )
-def a_sequence_is_input_and_answer(run: SkyRLTrainConfig) -> int | None:
+def sequence_is_input_plus_answer(run: SkyRLTrainConfig) -> int | None:
     """The longest sequence, in tokens, is the longest input plus the longest completion. With several turns the input
     of the last one holds all before it.
     """
@@ -139,7 +139,7 @@ def a_sequence_is_input_and_answer(run: SkyRLTrainConfig) -> int | None:
         *_KIND_OF_ENGINE,
     ),
 )
-def the_longest_row_is_what_the_engine_admits(run: SkyRLTrainConfig) -> int | None:
+def longest_row_follows_engine_length(run: SkyRLTrainConfig) -> int | None:
     """A row ends at the length given to the engine, or with the longest answer to the longest input, in training or
     evaluation.
     """
@@ -156,7 +156,7 @@ def the_longest_row_is_what_the_engine_admits(run: SkyRLTrainConfig) -> int | No
     writes="trainer.algorithm.reward_shaping.overlong.max_len",
     reads=("generator.sampling_params.max_generate_length",),
 )
-def an_answer_is_overlong_where_the_engine_stops(run: SkyRLTrainConfig) -> int:
+def overlong_limit_follows_generate_length(run: SkyRLTrainConfig) -> int:
     """The limit of the overlong penalty, in tokens, is the longest completion."""
     return run.generator.sampling_params.max_generate_length
 
@@ -165,7 +165,7 @@ def an_answer_is_overlong_where_the_engine_stops(run: SkyRLTrainConfig) -> int:
     writes="trainer.policy_mini_batch_size_in_samples",
     reads=("trainer.policy_mini_batch_size", "generator.n_samples_per_prompt"),
 )
-def policy_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
+def policy_mini_batch_in_samples(run: SkyRLTrainConfig) -> int:
     """A learner splits batches by samples and need not know how many samples a prompt has."""
     return run.trainer.policy_mini_batch_size * run.generator.n_samples_per_prompt
 
@@ -174,7 +174,7 @@ def policy_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
     writes="trainer.critic_mini_batch_size_in_samples",
     reads=("trainer.critic_mini_batch_size", "generator.n_samples_per_prompt"),
 )
-def critic_mini_batch_counted_in_samples(run: SkyRLTrainConfig) -> int:
+def critic_mini_batch_in_samples(run: SkyRLTrainConfig) -> int:
     """The critic's learner counts its mini-batches in samples, like the policy's."""
     return run.trainer.critic_mini_batch_size * run.generator.n_samples_per_prompt
 
@@ -191,7 +191,7 @@ def use_tis_means_per_token(run: SkyRLTrainConfig) -> str | None:
     unset=2.0,
     placeholder=False,
 )
-def the_older_tis_cap_is_the_token_cap(run: SkyRLTrainConfig) -> float:
+def token_cap_follows_tis_cap(run: SkyRLTrainConfig) -> float:
     """`tis_imp_ratio_cap`, if set, is the cap that belongs to `use_tis`."""
     cap = run.trainer.algorithm.tis_imp_ratio_cap
     return cap if run.trainer.algorithm.use_tis and cap > 0 else 2.0
@@ -208,25 +208,25 @@ def the_older_tis_cap_is_the_token_cap(run: SkyRLTrainConfig) -> float:
         "trainer.algorithm.off_policy_correction.token_mask_is_threshold_high",
     ),
 )
-def corrections_need_the_engines_logprobs(run: SkyRLTrainConfig) -> int | None:
+def corrections_need_engine_logprobs(run: SkyRLTrainConfig) -> int | None:
     """Importance ratios are against the engine's log-probabilities, so it has to return them."""
     return 1 if asks_for_correction(run.trainer.algorithm.off_policy_correction) else None
 
 
 @rule(writes="generator.rope_scaling", reads=("trainer.rope_scaling",))
-def the_engine_scales_rope_as_the_trainer(run: SkyRLTrainConfig) -> Mapping[str, Any] | None:
+def engine_rope_scaling_follows_trainer(run: SkyRLTrainConfig) -> Mapping[str, Any] | None:
     """Engine and learner must have the same rotary embeddings."""
     return run.trainer.rope_scaling
 
 
 @rule(writes="generator.rope_theta", reads=("trainer.rope_theta",))
-def the_engine_uses_the_trainers_rope_base(run: SkyRLTrainConfig) -> float | None:
+def engine_rope_base_follows_trainer(run: SkyRLTrainConfig) -> float | None:
     """Engine and learner must have the same rotary embeddings."""
     return run.trainer.rope_theta
 
 
 @rule(writes="generator.inference_engine.deterministic", reads=("trainer.deterministic",))
-def a_deterministic_run_samples_deterministically(run: SkyRLTrainConfig) -> bool:
+def engine_determinism_follows_run(run: SkyRLTrainConfig) -> bool:
     """A run repeats bit for bit only if the engine does."""
     return run.trainer.deterministic
 
@@ -243,7 +243,7 @@ def a_deterministic_run_samples_deterministically(run: SkyRLTrainConfig) -> bool
     unset=True,
     placeholder=False,
 )
-def keys_and_values_that_outlive_new_weights_are_not_shared(run: SkyRLTrainConfig) -> bool:
+def kept_cache_disables_prefix_caching(run: SkyRLTrainConfig) -> bool:
     """Without `clear_kv_cache_on_weight_sync`, a prefix cache would give new samples what old weights computed."""
     settings, shares = run.trainer.fully_async, backend_of(run.generator.inference_engine).shares_prefixes
     keeps = settings.enabled and settings.interrupt_generation and not settings.clear_kv_cache_on_weight_sync
@@ -270,7 +270,7 @@ def keys_and_values_that_outlive_new_weights_are_not_shared(run: SkyRLTrainConfi
     unset=True,
     placeholder=False,
 )
-def one_shared_gpu_one_process(run: SkyRLTrainConfig) -> bool:
+def colocated_engine_has_one_process(run: SkyRLTrainConfig) -> bool:
     """An engine that takes turns with the learner has a process of its own on Ray: a second one for its scheduler would
     only cost its start and the way of each token between the two.
     """
@@ -291,8 +291,8 @@ def one_shared_gpu_one_process(run: SkyRLTrainConfig) -> bool:
     unset="nccl",
     placeholder=False,
 )
-def nccl_is_for_vllm_on_cuda(run: SkyRLTrainConfig) -> str:
-    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights travel over gloo; to
+def weight_transport_follows_engine_device(run: SkyRLTrainConfig) -> str:
+    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights are sent over gloo; to
     servers that run already, as files.
     """
     able = backend_of(run.generator.inference_engine)
@@ -316,7 +316,7 @@ ROUNDING_NATS = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.2, "int8": 0.3}
         "generator.inference_engine.rollout_dtype",
     ),
 )
-def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) -> float:
+def parity_bound_follows_precision(run: SkyRLTrainConfig) -> float:
     """The side that rounds more decides: what was measured of it, and room for models that round more."""
     learner = run.trainer.compute_dtype or "float32"
     return max(ROUNDING_NATS[learner], ROUNDING_NATS[engine_dtype(run.generator.inference_engine, learner)])
@@ -329,7 +329,7 @@ def precision_bounds_how_far_engine_and_learner_differ(run: SkyRLTrainConfig) ->
     placeholder=False,
     given="trainer.run_path",
 )
-def checkpoints_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> str:
+def checkpoint_path_follows_run_path(run: SkyRLTrainConfig) -> str:
     """A written run folder holds the run's checkpoints; the default folder is for runs without one."""
     return _in_chosen_folder(run, "checkpoints", "~/ckpts/")
 
@@ -341,7 +341,7 @@ def checkpoints_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> st
     placeholder=False,
     given="trainer.run_path",
 )
-def exports_lie_in_a_run_folder_that_was_chosen(run: SkyRLTrainConfig) -> str:
+def export_path_follows_run_path(run: SkyRLTrainConfig) -> str:
     """A written run folder holds the run's exports; the default folder is for runs without one."""
     return _in_chosen_folder(run, "exports", "~/exports/")
 
@@ -357,7 +357,7 @@ def _in_chosen_folder(run: SkyRLTrainConfig, name: str, otherwise: str) -> str:
     placeholder=False,
     asks_machine=True,
 )
-def a_tracker_that_cannot_be_had_gives_way_to_the_console(run: SkyRLTrainConfig) -> str:
+def unavailable_tracker_becomes_console(run: SkyRLTrainConfig) -> str:
     """The default is W&B; where its package or a key is missing on this machine, metrics go to the console."""
     return "console" if any(lacks_of("wandb", mode=run.trainer.trackers.wandb.mode)) else "wandb"
 
@@ -370,30 +370,30 @@ def _older_default_of_logs(rule: Rule[Any]) -> Rule[Any]:
 
 RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
     *(_older_default_of_logs(rule.below("trainer")) for rule in EVERY_KIND_RULES),
-    checkpoints_lie_in_a_run_folder_that_was_chosen,
-    exports_lie_in_a_run_folder_that_was_chosen,
-    a_tracker_that_cannot_be_had_gives_way_to_the_console,
+    checkpoint_path_follows_run_path,
+    export_path_follows_run_path,
+    unavailable_tracker_becomes_console,
     *ALLOCATION_RULES,
-    nccl_is_for_vllm_on_cuda,
-    one_process_suffices_for_one_embedded_engine,
-    the_reference_is_where_the_policy_started,
-    the_first_input_is_the_prompt,
-    policy_logits_use_the_rollout_temperature,
+    weight_transport_follows_engine_device,
+    executor_follows_process_count,
+    reference_starts_as_policy,
+    input_length_follows_prompt_length,
+    learner_temperature_follows_sampling,
     evaluation_is_greedy,
-    evaluation_answers_may_be_as_long_as_training_samples,
-    a_sequence_is_input_and_answer,
-    the_longest_row_is_what_the_engine_admits,
-    an_answer_is_overlong_where_the_engine_stops,
-    policy_mini_batch_counted_in_samples,
-    critic_mini_batch_counted_in_samples,
+    evaluation_length_follows_training,
+    sequence_is_input_plus_answer,
+    longest_row_follows_engine_length,
+    overlong_limit_follows_generate_length,
+    policy_mini_batch_in_samples,
+    critic_mini_batch_in_samples,
     use_tis_means_per_token,
-    the_older_tis_cap_is_the_token_cap,
-    corrections_need_the_engines_logprobs,
-    the_engine_scales_rope_as_the_trainer,
-    the_engine_uses_the_trainers_rope_base,
-    a_deterministic_run_samples_deterministically,
-    keys_and_values_that_outlive_new_weights_are_not_shared,
-    one_shared_gpu_one_process,
-    precision_bounds_how_far_engine_and_learner_differ,
+    token_cap_follows_tis_cap,
+    corrections_need_engine_logprobs,
+    engine_rope_scaling_follows_trainer,
+    engine_rope_base_follows_trainer,
+    engine_determinism_follows_run,
+    kept_cache_disables_prefix_caching,
+    colocated_engine_has_one_process,
+    parity_bound_follows_precision,
 )
 """Derivation rules in order: a rule comes after those that write what it reads."""

@@ -122,7 +122,7 @@ def sends_adapters_alone(run: SkyRLTrainConfig) -> bool:
 
 
 def joins_servers(run: SkyRLTrainConfig) -> bool:
-    """Whether weights travel to servers that run already through a process group of learner and servers."""
+    """Whether weights are sent to servers that run already through a process group of learner and servers."""
     by_group = run.generator.inference_engine.weight_sync_backend in GROUP_TRANSPORTS
     return samples(run) and by_group and not starts_engines(run) and not sends_adapters_alone(run)
 

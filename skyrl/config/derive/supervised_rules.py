@@ -17,13 +17,13 @@ def one_rank_needs_one_process(run: SupervisedConfig) -> str:
 
 
 @rule(writes="ckpt_path", reads=("run_path", "run_name"))
-def checkpoints_lie_in_the_runs_folder(run: SupervisedConfig) -> str:
+def checkpoint_path_follows_run_path(run: SupervisedConfig) -> str:
     """Beside the metrics."""
     return f"{folder_of(run)}/checkpoints"
 
 
 @rule(writes="export_path", reads=("run_path", "run_name"))
-def exports_lie_in_the_runs_folder(run: SupervisedConfig) -> str:
+def export_path_follows_run_path(run: SupervisedConfig) -> str:
     """Beside the metrics."""
     return f"{folder_of(run)}/exports"
 
@@ -31,7 +31,7 @@ def exports_lie_in_the_runs_folder(run: SupervisedConfig) -> str:
 SUPERVISED_RULES: tuple[Rule[Any], ...] = (
     *EVERY_KIND_RULES,
     one_rank_needs_one_process,
-    checkpoints_lie_in_the_runs_folder,
-    exports_lie_in_the_runs_folder,
+    checkpoint_path_follows_run_path,
+    export_path_follows_run_path,
 )
 """Derivation rules in order: a rule comes after those that write what it reads."""

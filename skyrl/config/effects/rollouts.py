@@ -29,19 +29,19 @@ _EVALUATES = Condition("evaluation is on", evaluates)
 # Engines.
 
 
-@condition("weights travel to other processes (the run is on Ray, or the engines run already; not adapters to vLLM)")
+@condition("weights are sent to other processes (the run is on Ray, or the engines run already; not adapters to vLLM)")
 def _sends_weights(run: SkyRLTrainConfig) -> bool:
     adapter_files = sends_adapters_alone(run) and backend_of(run.generator.inference_engine).adapters == "files"
     return (on_ray(run) or not starts_engines(run)) and not adapter_files
 
 
-@condition("weights travel as files (weight_sync_backend is disk or delta, and they travel to other processes)")
+@condition("weights are sent as files (weight_sync_backend is disk or delta, and they go to other processes)")
 def _sends_files(run: SkyRLTrainConfig) -> bool:
     by_files = run.generator.inference_engine.weight_sync_backend in ("disk", "delta")
     return (on_ray(run) or not starts_engines(run)) and by_files and not sends_adapters_alone(run)
 
 
-@condition("weights travel through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)")
+@condition("weights are sent through CUDA IPC (weight_sync_backend is nccl, and engines share the learner's GPUs)")
 def _sends_by_ipc(run: SkyRLTrainConfig) -> bool:
     by_nccl = run.generator.inference_engine.weight_sync_backend == "nccl"
     return on_ray(run) and by_nccl and run.trainer.placement.colocate_all

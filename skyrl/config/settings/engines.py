@@ -125,7 +125,7 @@ class InferenceEngineConfig(BaseConfig):
     for keys and values. Learners are the language model alone anyway. vllm."""
 
     weight_sync_backend: Literal["nccl", "gloo", "disk", "delta", "none"] = field(default="nccl", metadata=FREE)
-    """How new weights travel to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
+    """How new weights are sent to engines in other processes: broadcast over nccl (through CUDA IPC where GPUs are
     shared) or gloo, or as files in the run's folder: disk writes all of them, delta those that changed, where engines
     keep a copy of the others in the memory of their host. none: no weights are sent, for evaluation and generation by
     servers that have their own. If not set, it is gloo without CUDA, and disk for servers that run already; nccl and

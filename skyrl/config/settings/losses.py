@@ -177,7 +177,7 @@ class OffPolicyCorrectionConfig(BaseConfig):
 class LossFacts:
     """Facts about a policy loss.
 
-    A user's loss declares what differs from `OWN_LOSS` as attributes of its class, under the same names.
+    A user's loss declares what differs from `USER_LOSS` as attributes of its class, under the same names.
     """
 
     made_by: str = ""
@@ -272,7 +272,7 @@ POLICY_LOSSES: Mapping[str, LossFacts] = {
 }
 """Facts about each built-in loss, keyed by the value of `policy_loss_type`."""
 
-OWN_LOSS = LossFacts(reads_rollout_logprobs=None)
+USER_LOSS = LossFacts(reads_rollout_logprobs=None)
 """Facts assumed of a user's loss that declares none."""
 
 

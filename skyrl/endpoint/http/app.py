@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from skyrl.endpoint.doors import Doors
+from skyrl.endpoint.client_access import ClientAccess
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.http.control_routes import ControlRoutes
 from skyrl.endpoint.policy import Policy
@@ -32,10 +32,10 @@ Respond = Callable[[Fields, Policy, PlayedTrajectory | None], Awaitable[Reply]]
 
 
 def endpoint_app(
-    policy: Policy, trajectories: Trajectories, doors: Doors, control: ControlRoutes | None = None
+    policy: Policy, trajectories: Trajectories, access: ClientAccess, control: ControlRoutes | None = None
 ) -> Starlette:
     """The endpoint for any ASGI server. Keys are sent as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
-    answers = _Answers(policy, trajectories, doors)
+    answers = _Answers(policy, trajectories, access)
     posts: dict[str, Respond] = {
         "/v1/chat/completions": chat,
         "/v1/completions": complete,
@@ -53,17 +53,17 @@ def endpoint_app(
             *(post_route(path, answers.to(answer)) for path, answer in posts.items()),
             *(() if control is None else control.routes(answers.to_clients_alone)),
         ],
-        token=doors.token,
+        token=access.token,
         admit=answers.admit,
         refusal=_refusal,
     )
 
 
 class _Answers:
-    """Handlers of the routes, for requests that `doors` admits."""
+    """Handlers of the routes, for requests that `access` admits."""
 
-    def __init__(self, policy: Policy, trajectories: Trajectories, doors: Doors) -> None:
-        self._policy, self._trajectories, self._doors = policy, trajectories, doors
+    def __init__(self, policy: Policy, trajectories: Trajectories, access: ClientAccess) -> None:
+        self._policy, self._trajectories, self._access = policy, trajectories, access
 
     def to(self, answer: Respond) -> Callable[[Request, bytes], Awaitable[Response]]:
         """A handler of the bodies of POST requests."""
@@ -109,9 +109,9 @@ class _Answers:
     def admit(self, request: Request) -> None:
         """Raises `RequestError` for a request of neither a client that may be answered nor a running trajectory."""
         key = key_of(request)
-        if self._trajectories.of(key) is None and not self._doors.open_to_clients:
+        if self._trajectories.of(key) is None and not self._access.open_to_clients:
             raise RequestError("only the agents of this run are served", status=401, code="invalid_api_key")
-        if self._trajectories.of(key) is None and not is_key(self._doors.token, key):
+        if self._trajectories.of(key) is None and not is_key(self._access.token, key):
             raise RequestError("this endpoint requires its token as the API key", status=401, code="invalid_api_key")
 
     def _trajectory_of(self, request: Request) -> PlayedTrajectory | None:

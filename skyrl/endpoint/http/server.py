@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from skyrl.chats.tokenizer import ChatTokenizer
+from skyrl.endpoint.client_access import TOKEN_VARIABLE, Address
 from skyrl.endpoint.control import EngineControl
-from skyrl.endpoint.doors import TOKEN_VARIABLE, Address
 from skyrl.endpoint.http.app import endpoint_app
 from skyrl.endpoint.http.control_routes import ControlRoutes
 from skyrl.endpoint.policy import Generate, Policy, ServedPolicy
@@ -43,7 +43,7 @@ class Endpoint:
         Raises `UserError` for an address that other machines can reach without a token, and `ProcessError` for one that
         cannot be bound.
         """
-        bound = listen(address.host, address.port, address.doors.token, TOKEN_VARIABLE)
+        bound = listen(address.host, address.port, address.access.token, TOKEN_VARIABLE)
         shown = f"[{address.host}]" if ":" in address.host else address.host
         self.url = f"http://{shown}:{bound.getsockname()[1]}"
         """Address of the server, such as `http://127.0.0.1:8000`; OpenAI's clients need `/v1` appended."""
@@ -51,7 +51,7 @@ class Endpoint:
         self._engines = _HandOver(generate, asyncio.get_running_loop())
         self._policy = Policy(served, tokenizer, self._engines.generate)
         more = [] if control is None else [ControlRoutes(control, self._engines.call)]
-        self._server = server_of(endpoint_app(self._policy, self.trajectories, address.doors, *more))
+        self._server = server_of(endpoint_app(self._policy, self.trajectories, address.access, *more))
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [bound]}, name="endpoint", daemon=True
         )

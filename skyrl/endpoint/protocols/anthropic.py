@@ -17,7 +17,7 @@ from skyrl.endpoint.live import LiveAnswers
 from skyrl.endpoint.messages import SampledMessage, answer_of, call_message, text_of
 from skyrl.endpoint.policy import Policy, Prompt
 from skyrl.endpoint.reply import Event, Events, Json, Reply
-from skyrl.endpoint.sampling import Drawn, drawn
+from skyrl.endpoint.sampling import RequestSampling, read_sampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 
@@ -25,25 +25,25 @@ _BOOKKEEPING = ("metadata", "service_tier", "container", "context_management", "
 
 
 @frozen(kw_only=True)
-class _Asked:
+class _MessagesRequest:
     """A parsed request."""
 
     model: str
     history: History
-    drawn: Drawn
+    settings: RequestSampling
     stream: bool
 
 
 async def messages(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    asked = _asked(body, policy, trajectory)
-    if asked.stream:
-        return Reply(events=_events(asked, policy, trajectory))
-    return Reply(_whole(asked, await _answered(asked, policy, trajectory)))
+    request = _parse_request(body, policy, trajectory)
+    if request.stream:
+        return Reply(events=_events(request, policy, trajectory))
+    return Reply(_whole(request, await _sample(request, policy, trajectory)))
 
 
 @frozen
-class _Answered:
+class _MessagesAnswer:
     """The answer, and the stop text that ended it."""
 
     prompt: Prompt
@@ -51,17 +51,17 @@ class _Answered:
     ended_by: str | None
 
 
-async def _answered(
-    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
-) -> _Answered:
+async def _sample(
+    request: _MessagesRequest, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
+) -> _MessagesAnswer:
     with policy.admitted(1, trajectory):
-        prompt = await policy.conversation(asked.history, trajectory)
-        heard = None if live is None else live.listener(prompt)
-        (completion,) = await policy.sample(prompt, asked.drawn, 1, trajectory, heard)
-        ended_by = policy.stop_text(completion, asked.drawn.sampling)
-        answer = answer_of(completion, ended_by, tools=bool(asked.history.tools))
+        prompt = await policy.conversation(request.history, trajectory)
+        listener = None if live is None else live.listener(prompt)
+        (completion,) = await policy.sample(prompt, request.settings, 1, trajectory, listener)
+        ended_by = policy.stop_text(completion, request.settings.sampling)
+        answer = answer_of(completion, ended_by, tools=bool(request.history.tools))
         policy.record(trajectory, prompt, completion, answer.message)
-    return _Answered(prompt, answer, ended_by)
+    return _MessagesAnswer(prompt, answer, ended_by)
 
 
 async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
@@ -75,15 +75,17 @@ async def count_tokens(body: Fields, policy: Policy, trajectory: PlayedTrajector
     return Reply({"input_tokens": len(prompt.ids)})
 
 
-def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
+def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _MessagesRequest:
     model = policy.refuse_other_models(body.text("model"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_tokens",), stops="stop_sequences")
+    settings = read_sampling(
+        body, ours, model, fixed=trajectory is not None, lengths=("max_tokens",), stops="stop_sequences"
+    )
     body.refuse("thinking", "the model's template decides how it thinks", harmless=({"type": "disabled"},))
     body.ignore(*_BOOKKEEPING)
-    asked = _Asked(model=model, history=_history(body), drawn=settings, stream=body.boolean("stream"))
+    request = _MessagesRequest(model=model, history=_history(body), settings=settings, stream=body.boolean("stream"))
     body.finish()
-    return asked
+    return request
 
 
 def _history(body: Fields) -> History:
@@ -135,14 +137,14 @@ def _use(block: Json) -> dict[str, Any]:
     return call_message(str(block.get("id", "")), block["name"], block.get("input") or {})
 
 
-def _whole(asked: _Asked, found: _Answered) -> dict[str, Any]:
-    answer = found.message
+def _whole(request: _MessagesRequest, result: _MessagesAnswer) -> dict[str, Any]:
+    answer = result.message
     content: list[Json] = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
-    head = _head(asked.model, found.prompt, len(answer.completion.token_ids))
-    return {**head, "content": [*content, *_uses(answer)], **_ending(found)}
+    head = _head(request.model, result.prompt, len(answer.completion.token_ids))
+    return {**head, "content": [*content, *_uses(answer)], **_ending(result)}
 
 
-def _head(model: str, prompt: Prompt, drawn: int) -> dict[str, Any]:
+def _head(model: str, prompt: Prompt, sampled: int) -> dict[str, Any]:
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -151,12 +153,12 @@ def _head(model: str, prompt: Prompt, drawn: int) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": {"input_tokens": len(prompt.ids), "output_tokens": drawn},
+        "usage": {"input_tokens": len(prompt.ids), "output_tokens": sampled},
     }
 
 
-def _ending(found: _Answered) -> Json:
-    return {"stop_reason": _reason(found.message, found.ended_by), "stop_sequence": found.ended_by}
+def _ending(result: _MessagesAnswer) -> Json:
+    return {"stop_reason": _reason(result.message, result.ended_by), "stop_sequence": result.ended_by}
 
 
 def _uses(answer: SampledMessage) -> list[Json]:
@@ -174,30 +176,30 @@ def _reason(answer: SampledMessage, ended_by: str | None) -> str:
     return "stop_sequence" if ended_by else "end_turn"
 
 
-async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(request: _MessagesRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
     """Events of a stream: text as it is sampled, and tool uses when the answer is complete."""
-    live = LiveAnswers(policy, asked.drawn.sampling.stop or (), tools=bool(asked.history.tools))
-    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
+    live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
+    answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
     blocks = 0
-    async with aclosing(live.pieces(answering, lambda found: [found.message.text])) as pieces:
+    async with aclosing(live.pieces(answering, lambda result: [result.message.text])) as pieces:
         async for _, piece in pieces:
             if not blocks:
-                yield _event("message_start", message=_head(asked.model, live.prompt, 0))
+                yield _event("message_start", message=_head(request.model, live.prompt, 0))
                 yield _block_start(0, {"type": "text", "text": ""})
                 blocks = 1
             yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
-    found = answering.result()
+    result = answering.result()
     if not blocks:
-        yield _event("message_start", message=_head(asked.model, live.prompt, 0))
+        yield _event("message_start", message=_head(request.model, live.prompt, 0))
     else:
         yield _event("content_block_stop", index=0)
-    for index, use in enumerate(_uses(found.message), start=blocks):
+    for index, use in enumerate(_uses(result.message), start=blocks):
         yield _block_start(index, {**use, "input": {}})
         delta = {"type": "input_json_delta", "partial_json": json.dumps(use["input"])}
         yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
-    usage = {"output_tokens": len(found.message.completion.token_ids)}
-    yield _event("message_delta", delta=_ending(found), usage=usage)
+    usage = {"output_tokens": len(result.message.completion.token_ids)}
+    yield _event("message_delta", delta=_ending(result), usage=usage)
     yield _event("message_stop")
 
 

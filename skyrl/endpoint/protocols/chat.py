@@ -22,7 +22,7 @@ from skyrl.endpoint.live import LiveAnswers
 from skyrl.endpoint.messages import SampledMessage, answer_of, messages_of, tools_of
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
-from skyrl.endpoint.sampling import Drawn, drawn
+from skyrl.endpoint.sampling import RequestSampling, read_sampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 
@@ -36,12 +36,12 @@ RESERVED = ("messages", "conversation", "tools", "tokenize", "add_generation_pro
 
 
 @frozen(kw_only=True)
-class _Asked:
+class _ChatRequest:
     """A parsed request."""
 
     model: str
     history: History
-    drawn: Drawn
+    settings: RequestSampling
     n: int
     stream: bool
     usage_in_stream: bool
@@ -50,11 +50,11 @@ class _Asked:
 
     @property
     def stops(self) -> Sequence[str]:
-        return self.drawn.sampling.stop or ()
+        return self.settings.sampling.stop or ()
 
 
 @frozen
-class _Answered:
+class _ChatAnswers:
     """The sampled answers of a request."""
 
     prompt: Prompt
@@ -64,42 +64,44 @@ class _Answered:
 
 async def chat(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    asked = _asked(body, policy, trajectory)
-    if asked.stream:
-        return Reply(events=_events(asked, policy, trajectory), ends_with_done=True)
-    return Reply(_whole(asked, await _answered(asked, policy, trajectory)))
+    request = _parse_request(body, policy, trajectory)
+    if request.stream:
+        return Reply(events=_events(request, policy, trajectory), ends_with_done=True)
+    return Reply(_whole(request, await _sample(request, policy, trajectory)))
 
 
-async def _answered(
-    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
-) -> _Answered:
-    with policy.admitted(asked.n, trajectory):
-        prompt = await policy.conversation(asked.history, trajectory)
-        heard = None if live is None else live.listener(prompt)
-        completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory, heard)
-        stops = [policy.stop_text(each, asked.drawn.sampling) for each in completions]
+async def _sample(
+    request: _ChatRequest, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
+) -> _ChatAnswers:
+    with policy.admitted(request.n, trajectory):
+        prompt = await policy.conversation(request.history, trajectory)
+        listener = None if live is None else live.listener(prompt)
+        completions = await policy.sample(prompt, request.settings, request.n, trajectory, listener)
+        stops = [policy.stop_text(each, request.settings.sampling) for each in completions]
         answers = [
-            answer_of(each, stop, tools=bool(asked.history.tools))
+            answer_of(each, stop, tools=bool(request.history.tools))
             for each, stop in zip(completions, stops, strict=True)
         ]
         for answer in answers:
             policy.record(trajectory, prompt, answer.completion, answer.message)
-        shown = [await _logprobs(policy, answer) if asked.logprobs else None for answer in answers]
-    return _Answered(prompt, answers, shown)
+        shown = [await _logprobs(policy, answer) if request.logprobs else None for answer in answers]
+    return _ChatAnswers(prompt, answers, shown)
 
 
-def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
+def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _ChatRequest:
     model = policy.refuse_other_models(body.text("model"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_completion_tokens", "max_tokens"))
+    settings = read_sampling(
+        body, ours, model, fixed=trajectory is not None, lengths=("max_completion_tokens", "max_tokens")
+    )
     body.refuse("top_logprobs", "the engines return log-probabilities of sampled tokens only", harmless=(0,))
     body.refuse("response_format", "structured output is not available", harmless=({"type": "text"},))
     body.refuse("modalities", "answers are text", harmless=(["text"],))
     body.ignore(*BOOKKEEPING)
-    asked = _Asked(
+    request = _ChatRequest(
         model=model,
         history=History(messages_of(body.objects("messages")), _tools(body), _arguments(body)),
-        drawn=settings,
+        settings=settings,
         n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
         stream=body.boolean("stream"),
         usage_in_stream=bool(body.mapping("stream_options").get("include_usage")),
@@ -107,7 +109,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
         token_ids=body.boolean("return_token_ids"),
     )
     body.finish()
-    return asked
+    return request
 
 
 def _tools(body: Fields) -> tuple[Json, ...]:
@@ -136,46 +138,46 @@ async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
     return {"content": content, "refusal": None}
 
 
-def _whole(asked: _Asked, found: _Answered) -> Json:
+def _whole(request: _ChatRequest, result: _ChatAnswers) -> Json:
     choices: list[dict[str, Any]] = []
-    for index, (answer, logprobs) in enumerate(zip(found.messages, found.logprobs, strict=True)):
+    for index, (answer, logprobs) in enumerate(zip(result.messages, result.logprobs, strict=True)):
         message: dict[str, Any] = {"role": "assistant", "content": answer.text or None if answer.calls else answer.text}
         if answer.calls:
             message["tool_calls"] = _calls(answer)
         choices.append({"index": index, "message": message, "finish_reason": _finish(answer), "logprobs": logprobs})
-        if asked.token_ids:
+        if request.token_ids:
             choices[-1] |= tokens_of(answer)
-    body = _head(asked, "chat.completion") | {"choices": choices, "usage": usage(found.prompt, found.messages)}
-    return body | ({"prompt_token_ids": list(found.prompt.ids)} if asked.token_ids else {})
+    body = _head(request, "chat.completion") | {"choices": choices, "usage": usage(result.prompt, result.messages)}
+    return body | ({"prompt_token_ids": list(result.prompt.ids)} if request.token_ids else {})
 
 
-async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(request: _ChatRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
     """Events of a stream: text as it is sampled; calls, log-probabilities and token ids when an answer is complete."""
-    live = LiveAnswers(policy, asked.stops, tools=bool(asked.history.tools))
-    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
-    head, begun = _head(asked, "chat.completion.chunk"), set[int]()
+    live = LiveAnswers(policy, request.stops, tools=bool(request.history.tools))
+    answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
+    head, begun = _head(request, "chat.completion.chunk"), set[int]()
 
     def event(index: int, delta: dict[str, Any], finish: str | None = None, **more: object) -> Event:
         role = {} if index in begun else {"role": "assistant", "content": ""}
-        ids = {"prompt_token_ids": list(live.prompt.ids)} if asked.token_ids and not begun else {}
+        ids = {"prompt_token_ids": list(live.prompt.ids)} if request.token_ids and not begun else {}
         begun.add(index)
         choice = {"index": index, "delta": role | delta, "finish_reason": finish, "logprobs": None, **more}
         return Event({**head, "choices": [choice], **ids})
 
-    async with aclosing(live.pieces(answering, lambda found: [each.text for each in found.messages])) as pieces:
+    async with aclosing(live.pieces(answering, lambda result: [each.text for each in result.messages])) as pieces:
         async for index, piece in pieces:
             yield event(index, {"content": piece})
-    found = answering.result()
-    for index, (answer, logprobs) in enumerate(zip(found.messages, found.logprobs, strict=True)):
+    result = answering.result()
+    for index, (answer, logprobs) in enumerate(zip(result.messages, result.logprobs, strict=True)):
         if answer.calls:
             yield event(index, {"tool_calls": [{"index": place, **call} for place, call in enumerate(_calls(answer))]})
-        yield event(index, {}, _finish(answer), logprobs=logprobs, **(tokens_of(answer) if asked.token_ids else {}))
-    if asked.usage_in_stream:
-        yield Event({**head, "choices": [], "usage": usage(found.prompt, found.messages)})
+        yield event(index, {}, _finish(answer), logprobs=logprobs, **(tokens_of(answer) if request.token_ids else {}))
+    if request.usage_in_stream:
+        yield Event({**head, "choices": [], "usage": usage(result.prompt, result.messages)})
 
 
-def _head(asked: _Asked, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": now(), "model": asked.model}
+def _head(request: _ChatRequest, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": now(), "model": request.model}
 
 
 def _calls(answer: SampledMessage) -> list[Json]:
@@ -204,9 +206,9 @@ def tokens_of(answer: SampledMessage) -> dict[str, Any]:
 
 def usage(prompt: Prompt, answers: Sequence[SampledMessage]) -> Json:
     """Token counts of prompt and answers; the prompt is counted once."""
-    drawn = sum(len(answer.completion.token_ids) for answer in answers)
+    sampled = sum(len(answer.completion.token_ids) for answer in answers)
     return {
         "prompt_tokens": len(prompt.ids),
-        "completion_tokens": drawn,
-        "total_tokens": len(prompt.ids) + drawn,
+        "completion_tokens": sampled,
+        "total_tokens": len(prompt.ids) + sampled,
     }

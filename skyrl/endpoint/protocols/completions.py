@@ -21,21 +21,21 @@ from skyrl.endpoint.messages import SampledMessage, answer_of
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
 from skyrl.endpoint.protocols.chat import BOOKKEEPING, tokens_of
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
-from skyrl.endpoint.sampling import Drawn, drawn
+from skyrl.endpoint.sampling import RequestSampling, read_sampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
-from skyrl.processes.together import gather_or_cancel
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 
 MOST_PROMPTS = 128
 
 
 @frozen(kw_only=True)
-class _Asked:
+class _CompletionRequest:
     """A parsed request."""
 
     model: str
     prompts: Sequence[str | tuple[int, ...]]
-    drawn: Drawn
+    settings: RequestSampling
     n: int
     stream: bool
     usage_in_stream: bool
@@ -45,50 +45,50 @@ class _Asked:
 
 async def complete(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    asked = _asked(body, policy, trajectory)
-    if asked.stream:
-        return Reply(events=_events(asked, policy, trajectory), ends_with_done=True)
-    choices, usage = await _answered(asked, policy, trajectory)
-    return Reply({**_head(asked), "choices": choices, "usage": usage})
+    request = _parse_request(body, policy, trajectory)
+    if request.stream:
+        return Reply(events=_events(request, policy, trajectory), ends_with_done=True)
+    choices, usage = await _sample(request, policy, trajectory)
+    return Reply({**_head(request), "choices": choices, "usage": usage})
 
 
-async def _answered(
-    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
+async def _sample(
+    request: _CompletionRequest, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
 ) -> tuple[list[dict[str, Any]], Json]:
     """The choices and the token counts."""
-    with policy.admitted(asked.n * len(asked.prompts), trajectory):
+    with policy.admitted(request.n * len(request.prompts), trajectory):
         answered = await gather_or_cancel(
-            [_answers(place, asked, policy, trajectory, live) for place in range(len(asked.prompts))]
+            [_answers(place, request, policy, trajectory, live) for place in range(len(request.prompts))]
         )
         pairs = [(prompt, answer) for prompt, answers in answered for answer in answers]
         choices = [
-            _choice(index, *pair, asked, await _logprobs(policy, pair[1]) if asked.logprobs else None)
+            _choice(index, *pair, request, await _logprobs(policy, pair[1]) if request.logprobs else None)
             for index, pair in enumerate(pairs)
         ]
     return choices, _usage(answered)
 
 
-def _head(asked: _Asked) -> dict[str, Any]:
+def _head(request: _CompletionRequest) -> dict[str, Any]:
     return {
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",
         "created": now(),
-        "model": asked.model,
+        "model": request.model,
     }
 
 
-def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
+def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _CompletionRequest:
     model = policy.refuse_other_models(body.text("model"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
+    settings = read_sampling(body, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
     body.refuse("best_of", "ask for n answers and choose", harmless=(1,))
     body.refuse("echo", "only sampled tokens are returned", harmless=(False,))
     body.refuse("suffix", "text cannot be inserted before a suffix", harmless=("",))
     body.ignore(*BOOKKEEPING)
-    asked = _Asked(
+    request = _CompletionRequest(
         model=model,
         prompts=_prompts(body.any("prompt")),
-        drawn=settings,
+        settings=settings,
         n=body.integer("n", 1, least=1, most=MOST_ANSWERS) or 1,
         stream=body.boolean("stream"),
         usage_in_stream=bool(body.mapping("stream_options").get("include_usage")),
@@ -96,7 +96,7 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
         token_ids=body.boolean("return_token_ids"),
     )
     body.finish()
-    return asked
+    return request
 
 
 def _wants_logprobs(body: Fields) -> bool:
@@ -130,16 +130,20 @@ def _is_id(given: object) -> bool:
 
 
 async def _answers(
-    place: int, asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None
+    place: int,
+    request: _CompletionRequest,
+    policy: Policy,
+    trajectory: PlayedTrajectory | None,
+    live: LiveAnswers | None,
 ) -> tuple[Prompt, list[SampledMessage]]:
     """The answers to one prompt of the request."""
-    given = asked.prompts[place]
+    given = request.prompts[place]
     prompt = await (policy.text(given, trajectory) if isinstance(given, str) else policy.tokens(given, trajectory))
-    heard = None if live is None else live.listener(prompt, place * asked.n)
-    completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory, heard)
+    listener = None if live is None else live.listener(prompt, place * request.n)
+    completions = await policy.sample(prompt, request.settings, request.n, trajectory, listener)
     for completion in completions:
         policy.record(trajectory, prompt, completion)
-    stops = [policy.stop_text(each, asked.drawn.sampling) for each in completions]
+    stops = [policy.stop_text(each, request.settings.sampling) for each in completions]
     return prompt, [answer_of(each, stop, tools=False) for each, stop in zip(completions, stops, strict=True)]
 
 
@@ -155,32 +159,34 @@ async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
     }
 
 
-def _choice(index: int, prompt: Prompt, answer: SampledMessage, asked: _Asked, logprobs: Json | None) -> dict[str, Any]:
+def _choice(
+    index: int, prompt: Prompt, answer: SampledMessage, request: _CompletionRequest, logprobs: Json | None
+) -> dict[str, Any]:
     choice = {
         "index": index,
         "text": answer.text,
         "finish_reason": answer.completion.stop_reason,
         "logprobs": logprobs,
     }
-    return choice | (tokens_of(answer) | {"prompt_token_ids": list(prompt.ids)} if asked.token_ids else {})
+    return choice | (tokens_of(answer) | {"prompt_token_ids": list(prompt.ids)} if request.token_ids else {})
 
 
-async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(request: _CompletionRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
     """Events of a stream: text as it is sampled; log-probabilities and token ids when all answers are complete."""
-    live, head = LiveAnswers(policy, asked.drawn.sampling.stop or ()), _head(asked)
-    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
-    async with aclosing(live.pieces(answering, lambda found: [choice["text"] for choice in found[0]])) as pieces:
+    live, head = LiveAnswers(policy, request.settings.sampling.stop or ()), _head(request)
+    answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
+    async with aclosing(live.pieces(answering, lambda result: [choice["text"] for choice in result[0]])) as pieces:
         async for index, piece in pieces:
             part = {"index": index, "text": piece, "finish_reason": None, "logprobs": None}
             yield Event({**head, "choices": [part]})
     choices, usage = answering.result()
     for choice in choices:
         yield Event({**head, "choices": [{**choice, "text": ""}]})
-    if asked.usage_in_stream:
+    if request.usage_in_stream:
         yield Event({**head, "choices": [], "usage": usage})
 
 
 def _usage(answered: Sequence[tuple[Prompt, Sequence[SampledMessage]]]) -> Json:
     before = sum(len(prompt.ids) for prompt, _ in answered)
-    drawn = sum(len(answer.completion.token_ids) for _, answers in answered for answer in answers)
-    return {"prompt_tokens": before, "completion_tokens": drawn, "total_tokens": before + drawn}
+    sampled = sum(len(answer.completion.token_ids) for _, answers in answered for answer in answers)
+    return {"prompt_tokens": before, "completion_tokens": sampled, "total_tokens": before + sampled}

@@ -22,7 +22,7 @@ from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.live import LiveTokens
 from skyrl.endpoint.policy import MOST_ANSWERS, Policy
 from skyrl.endpoint.reply import Event, Events, Json, Reply
-from skyrl.endpoint.sampling import Drawn, drawn
+from skyrl.endpoint.sampling import RequestSampling, read_sampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.inference.engine import Completion
 
@@ -30,11 +30,11 @@ _BOOKKEEPING = ("cache_salt", "priority", "request_id", "kv_transfer_params")
 
 
 @frozen(kw_only=True)
-class _Asked:
+class _GenerateRequest:
     """A parsed request."""
 
     ids: tuple[int, ...]
-    drawn: Drawn
+    settings: RequestSampling
     n: int
     stream: bool
     prompt_ids: bool
@@ -43,21 +43,21 @@ class _Asked:
 
 async def generate(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    asked, number = _asked(body, policy, trajectory), secrets.token_hex(12)
-    head = {"request_id": number} | ({"prompt_token_ids": list(asked.ids)} if asked.prompt_ids else {})
-    if asked.stream:
-        return Reply(events=_events(head, asked, policy, trajectory), ends_with_done=True)
-    completions = await _answered(asked, policy, trajectory)
-    return Reply({**head, "choices": [_choice(index, each, asked, policy) for index, each in enumerate(completions)]})
+    request, number = _parse_request(body, policy, trajectory), secrets.token_hex(12)
+    head = {"request_id": number} | ({"prompt_token_ids": list(request.ids)} if request.prompt_ids else {})
+    if request.stream:
+        return Reply(events=_events(head, request, policy, trajectory), ends_with_done=True)
+    completions = await _sample(request, policy, trajectory)
+    return Reply({**head, "choices": [_choice(index, each, request, policy) for index, each in enumerate(completions)]})
 
 
-def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
+def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _GenerateRequest:
     model = policy.refuse_other_models(body.text("model"))
     body.refuse("features", "the engines read tokens alone", harmless=({},))
     body.ignore(*_BOOKKEEPING)
     settings = Fields(body.mapping("sampling_params"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    wanted = drawn(settings, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
+    wanted = read_sampling(settings, ours, model, fixed=trajectory is not None, lengths=("max_tokens",))
     count = settings.integer("n", 1, least=1, most=MOST_ANSWERS) or 1
     why = "the engines return log-probabilities of sampled tokens only"
     settings.refuse("logprobs", why, harmless=(0, 1))
@@ -66,33 +66,33 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
     settings.ignore("skip_special_tokens", "detokenize", "spaces_between_special_tokens", "ignore_eos")
     settings.ignore("flat_logprobs", "include_stop_str_in_output")
     settings.ignore("routed_experts_prompt_start")  # the token to begin at: this route returns no experts
-    asked = _Asked(
+    request = _GenerateRequest(
         ids=body.ids("token_ids"),
-        drawn=wanted,
+        settings=wanted,
         n=count,
         stream=body.boolean("stream"),
         prompt_ids=body.boolean("return_token_ids"),
     )
     settings.finish()
     body.finish()
-    return asked
+    return request
 
 
-async def _answered(
-    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveTokens | None = None
+async def _sample(
+    request: _GenerateRequest, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveTokens | None = None
 ) -> tuple[Completion, ...]:
-    with policy.admitted(asked.n, trajectory):
-        prompt = await policy.tokens(asked.ids, trajectory)
-        heard = None if live is None else live.listener()
-        completions = await policy.sample(prompt, asked.drawn, asked.n, trajectory, heard)
+    with policy.admitted(request.n, trajectory):
+        prompt = await policy.tokens(request.ids, trajectory)
+        listener = None if live is None else live.listener()
+        completions = await policy.sample(prompt, request.settings, request.n, trajectory, listener)
         for completion in completions:
             policy.record(trajectory, prompt, completion)
     return completions
 
 
-async def _events(head: Json, asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(head: Json, request: _GenerateRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
     live, sent = LiveTokens(), Counter[int]()
-    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
+    answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
     async with aclosing(live.until(answering)) as batches:
         async for new in batches:
             for each in new:
@@ -101,11 +101,11 @@ async def _events(head: Json, asked: _Asked, policy: Policy, trajectory: PlayedT
                     yield Event({**head, "choices": [{"index": each.index, "token_ids": list(rest)}]})
                     head = {"request_id": head["request_id"]}  # the prompt is sent once
     for index, completion in enumerate(answering.result()):
-        choice = _choice(index, completion, asked, policy)
+        choice = _choice(index, completion, request, policy)
         yield Event({**head, "choices": [{**choice, "token_ids": choice["token_ids"][sent[index] :]}]})
 
 
-def _choice(index: int, completion: Completion, asked: _Asked, policy: Policy) -> dict[str, Any]:
+def _choice(index: int, completion: Completion, request: _GenerateRequest, policy: Policy) -> dict[str, Any]:
     """One choice; its log-probabilities are in nats, in the form of OpenAI's chat API, with tokens as `token_id:N`."""
     content: list[dict[str, Any]] = [
         {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
@@ -117,7 +117,7 @@ def _choice(index: int, completion: Completion, asked: _Asked, policy: Policy) -
         "logprobs": {"content": content},
         "weight_versions": _spans(completion.weight_versions),
         "finish_reason": completion.stop_reason,
-        "stop_reason": _stopped_by(completion, policy.stop_text(completion, asked.drawn.sampling)),
+        "stop_reason": _stopped_by(completion, policy.stop_text(completion, request.settings.sampling)),
     }
 
 

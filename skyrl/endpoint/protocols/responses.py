@@ -21,7 +21,7 @@ from skyrl.endpoint.live import LiveAnswers
 from skyrl.endpoint.messages import SampledMessage, answer_of
 from skyrl.endpoint.policy import Policy, Prompt
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
-from skyrl.endpoint.sampling import Drawn, drawn
+from skyrl.endpoint.sampling import RequestSampling, read_sampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 
@@ -33,7 +33,7 @@ _BOOKKEEPING = (
 
 
 @frozen(kw_only=True)
-class _Asked:
+class _ResponsesRequest:
     """A parsed request."""
 
     model: str
@@ -44,7 +44,7 @@ class _Asked:
     carried: tuple[Message, ...]
     """The messages that a later response continues: all but the instructions."""
 
-    drawn: Drawn
+    settings: RequestSampling
     stream: bool
     store: bool
     echoed: Json
@@ -56,7 +56,7 @@ class _Asked:
 
 
 @frozen
-class _Answered:
+class _ResponsesAnswer:
     """The sampled answer of a request."""
 
     prompt: Prompt
@@ -65,40 +65,44 @@ class _Answered:
 
 async def responses(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> Reply:
     """Answer one request. Raises `RequestError`."""
-    asked = _asked(body, policy, trajectory)
-    if asked.stream:
-        return Reply(events=_events(asked, policy, trajectory))
-    found = await _answered(asked, policy, trajectory)
-    return Reply(_kept(asked, found, items_of(found.message), policy, trajectory))
+    request = _parse_request(body, policy, trajectory)
+    if request.stream:
+        return Reply(events=_events(request, policy, trajectory))
+    result = await _sample(request, policy, trajectory)
+    return Reply(_kept(request, result, items_of(result.message), policy, trajectory))
 
 
-async def _answered(
-    asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
-) -> _Answered:
+async def _sample(
+    request: _ResponsesRequest, policy: Policy, trajectory: PlayedTrajectory | None, live: LiveAnswers | None = None
+) -> _ResponsesAnswer:
     with policy.admitted(1, trajectory):
-        prompt = await policy.conversation(asked.history, trajectory)
-        heard = None if live is None else live.listener(prompt)
-        (completion,) = await policy.sample(prompt, asked.drawn, 1, trajectory, heard)
-        stop = policy.stop_text(completion, asked.drawn.sampling)
-        answer = answer_of(completion, stop, tools=bool(asked.history.tools))
+        prompt = await policy.conversation(request.history, trajectory)
+        listener = None if live is None else live.listener(prompt)
+        (completion,) = await policy.sample(prompt, request.settings, 1, trajectory, listener)
+        stop = policy.stop_text(completion, request.settings.sampling)
+        answer = answer_of(completion, stop, tools=bool(request.history.tools))
         policy.record(trajectory, prompt, completion, answer.message)
-    return _Answered(prompt, answer)
+    return _ResponsesAnswer(prompt, answer)
 
 
 def _kept(
-    asked: _Asked, found: _Answered, output: Sequence[Json], policy: Policy, trajectory: PlayedTrajectory | None
+    request: _ResponsesRequest,
+    result: _ResponsesAnswer,
+    output: Sequence[Json],
+    policy: Policy,
+    trajectory: PlayedTrajectory | None,
 ) -> Json:
     """The whole response, which is stored if the request did not refuse that."""
-    whole = _whole(asked, found, output)
-    if asked.store:
-        policy.stored(trajectory).keep(whole, asked.stored(found.message.message))
+    whole = _whole(request, result, output)
+    if request.store:
+        policy.stored(trajectory).keep(whole, request.stored(result.message.message))
     return whole
 
 
-def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _Asked:
+def _parse_request(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) -> _ResponsesRequest:
     model = policy.refuse_other_models(body.text("model"))
     ours = policy.served.sampling if trajectory is None else trajectory.sampling
-    settings = drawn(body, ours, model, fixed=trajectory is not None, lengths=("max_output_tokens",))
+    settings = read_sampling(body, ours, model, fixed=trajectory is not None, lengths=("max_output_tokens",))
     _refuse(body)
     instructions, before = body.text("instructions"), body.text("previous_response_id")
     earlier = policy.stored(trajectory).history(before).messages if before is not None else ()
@@ -110,18 +114,18 @@ def _asked(body: Fields, policy: Policy, trajectory: PlayedTrajectory | None) ->
     given = body.objects("tools")
     tools = tools_of_items(given)
     echoed = {"instructions": instructions, "previous_response_id": before, "tools": given, "tool_choice": choice}
-    asked = _Asked(
+    request = _ResponsesRequest(
         model=model,
         number=f"resp_{secrets.token_hex(12)}",
         history=History((*first, *carried), tools if choice == "auto" else ()),
         carried=carried,
-        drawn=settings,
+        settings=settings,
         stream=body.boolean("stream"),
         store=body.boolean("store", True),
         echoed=echoed | {"metadata": body.mapping("metadata")},
     )
     body.finish()
-    return asked
+    return request
 
 
 def _refuse(body: Fields) -> None:
@@ -139,29 +143,29 @@ def _refuse(body: Fields) -> None:
     body.ignore(*_BOOKKEEPING, "stream_options")
 
 
-def _whole(asked: _Asked, found: _Answered, output: Sequence[Json]) -> dict[str, Any]:
-    drawn = len(found.message.completion.token_ids)
-    cut = found.message.completion.stop_reason == "length"
+def _whole(request: _ResponsesRequest, result: _ResponsesAnswer, output: Sequence[Json]) -> dict[str, Any]:
+    sampled = len(result.message.completion.token_ids)
+    cut = result.message.completion.stop_reason == "length"
     usage = {
-        "input_tokens": len(found.prompt.ids),
+        "input_tokens": len(result.prompt.ids),
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": drawn,
+        "output_tokens": sampled,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": len(found.prompt.ids) + drawn,
+        "total_tokens": len(result.prompt.ids) + sampled,
     }
     status = "incomplete" if cut else "completed"
     details = {"reason": "max_output_tokens"} if cut else None
-    return _head(asked, status) | {"output": output, "incomplete_details": details, "usage": usage}
+    return _head(request, status) | {"output": output, "incomplete_details": details, "usage": usage}
 
 
-def _head(asked: _Asked, status: str) -> dict[str, Any]:
-    settings = asked.drawn.sampling
+def _head(request: _ResponsesRequest, status: str) -> dict[str, Any]:
+    settings = request.settings.sampling
     return {
-        "id": asked.number,
+        "id": request.number,
         "object": "response",
         "created_at": now(),
         "status": status,
-        "model": asked.model,
+        "model": request.model,
         "output": [],
         "error": None,
         "incomplete_details": None,
@@ -172,7 +176,7 @@ def _head(asked: _Asked, status: str) -> dict[str, Any]:
         "text": {"format": {"type": "text"}},
         "truncation": "disabled",
         "usage": None,
-        **asked.echoed,
+        **request.echoed,
     }
 
 
@@ -187,24 +191,24 @@ class _Numbered:
         return Event({"type": kind, "sequence_number": number, **data}, kind)
 
 
-async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
+async def _events(request: _ResponsesRequest, policy: Policy, trajectory: PlayedTrajectory | None) -> Events:
     """Events of a stream: text as it is sampled, and calls when the answer is complete."""
-    live = LiveAnswers(policy, asked.drawn.sampling.stop or (), tools=bool(asked.history.tools))
-    answering = asyncio.ensure_future(_answered(asked, policy, trajectory, live))
+    live = LiveAnswers(policy, request.settings.sampling.stop or (), tools=bool(request.history.tools))
+    answering = asyncio.ensure_future(_sample(request, policy, trajectory, live))
     event, number, begun = _Numbered(), f"msg_{secrets.token_hex(12)}", False
     where = {"item_id": number, "output_index": 0, "content_index": 0}
-    async with aclosing(live.pieces(answering, lambda found: [found.message.text])) as pieces:
+    async with aclosing(live.pieces(answering, lambda result: [result.message.text])) as pieces:
         async for _, piece in pieces:
             if not begun:
-                for opening in _opening(event, asked, number):
+                for opening in _opening(event, request, number):
                     yield opening
                 begun = True
             yield event("response.output_text.delta", **where, delta=piece, logprobs=[])
-    found = answering.result()
-    items = items_of(found.message, number)
-    whole = _kept(asked, found, items, policy, trajectory)
+    result = answering.result()
+    items = items_of(result.message, number)
+    whole = _kept(request, result, items, policy, trajectory)
     if not begun:
-        for opening in _begin(event, asked):
+        for opening in _begin(event, request):
             yield opening
     for place, item in enumerate(items):
         for closing in _closing(event, place, item, begun=begun and place == 0):
@@ -212,14 +216,14 @@ async def _events(asked: _Asked, policy: Policy, trajectory: PlayedTrajectory | 
     yield event(f"response.{whole['status']}", response=whole)
 
 
-def _begin(event: _Numbered, asked: _Asked) -> list[Event]:
-    head = _head(asked, "in_progress")
+def _begin(event: _Numbered, request: _ResponsesRequest) -> list[Event]:
+    head = _head(request, "in_progress")
     return [event("response.created", response=head), event("response.in_progress", response=head)]
 
 
-def _opening(event: _Numbered, asked: _Asked, number: str) -> list[Event]:
+def _opening(event: _Numbered, request: _ResponsesRequest, number: str) -> list[Event]:
     """The events before the first piece of text."""
-    return [*_begin(event, asked), *_open_text(event, 0, number)]
+    return [*_begin(event, request), *_open_text(event, 0, number)]
 
 
 def _open_text(event: _Numbered, place: int, number: str) -> list[Event]:

@@ -5,7 +5,7 @@
 An engine that dies, or that can no longer prove which weights it holds, leaves service; the run continues with the
 remaining ones, and ends with the cause if there are none. If engines are restarted, a new one joins with the next
 weights: it receives them by the same transport as the others, and the canary is the first to sample from it. If the
-lost engine was the last one, requests wait for the new one (`bereft`).
+lost engine was the last one, requests wait for the new one (`without_engines`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from skyrl.errors import ProcessError, RunError, WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.pool.admission import Admission, Served
 from skyrl.inference.pool.restarts import EngineRestarts
-from skyrl.processes.signals import GOES_ON_FROM_THE_LAST
+from skyrl.processes.signals import RESUMES_FROM_LAST_CHECKPOINT
 from skyrl.weight_receiver.incoming_weights import IncomingWeights
 
 T = TypeVar("T")
@@ -225,7 +225,7 @@ class InferenceEngineClient:
         self._admission.close()
         await self._everywhere(lambda engine: engine.pause(self._in_flight))
 
-    async def bereft(self) -> None:
+    async def without_engines(self) -> None:
         """Returns when no engine is in service and a new one is ready, which needs the weights now. Raises the error
         that killed the last engine if no new one will start.
         """
@@ -403,7 +403,7 @@ class InferenceEngineClient:
 def _of_the_last(cause: RunError) -> RunError:
     """The error that killed the last engine, of the same class, with the end of the run as its consequence."""
     error = copy(cause)
-    error.args = (f"{cause}. No engine is left. {GOES_ON_FROM_THE_LAST}",)
+    error.args = (f"{cause}. No engine is left. {RESUMES_FROM_LAST_CHECKPOINT}",)
     return error
 
 

@@ -27,7 +27,7 @@ from skyrl.inference.servers.sglang_server import SGLangServer
 from skyrl.models.files.loading import load_config, load_tokenizer
 from skyrl.models.files.overrides import values_as_given
 from skyrl.processes.background import in_a_daemon_thread
-from skyrl.processes.tied import start_tied
+from skyrl.processes.dies_with_parent import start_dependent
 from skyrl.tree import FrozenDict
 
 
@@ -81,7 +81,7 @@ class SGLangEngine(HttpEngine):
             overrides=overrides,
         )
         self._log = log / f"sglang-{port}.log"
-        self._process = start_tied(command, self._log, {})
+        self._process = start_dependent(command, self._log, {})
 
     async def close(self) -> None:
         """Finishes running requests, refuses waiting and later ones, and ends the server."""

@@ -46,11 +46,11 @@ def sampling_support(config: PretrainedConfig, attention: str) -> SamplingSuppor
     """
     if attention.startswith("flash_attention"):  # not on this device, or in 16 bits only
         return SamplingSupport(attention=attention)
-    asked = _Asked(key=config.to_json_string(use_diff=False), config=config)
+    case = _SamplingCase(key=config.to_json_string(use_diff=False), config=config)
     faults: list[str] = []
     try:
         for name in dict.fromkeys((attention, "eager")):
-            fault = _fault(asked, name)
+            fault = _fault(case, name)
             if not fault:
                 return SamplingSupport(attention=name, reason="".join(faults))
             faults.append(fault)
@@ -63,7 +63,7 @@ def sampling_support(config: PretrainedConfig, attention: str) -> SamplingSuppor
 
 
 @frozen(kw_only=True)
-class _Asked:
+class _SamplingCase:
     """A configuration that can be hashed."""
 
     key: str
@@ -71,14 +71,14 @@ class _Asked:
 
 
 @cache
-def _fault(asked: _Asked, attention: str) -> str:
+def _fault(case: _SamplingCase, attention: str) -> str:
     """A clause that says what is wrong with the tokens that the engine samples with this attention; empty if nothing.
 
     Raises `NoCopyError`, and `ModelError` for a model that the engine refuses.
     """
-    truth = small_copy(asked.config)
+    truth = small_copy(case.config)
     try:
-        model = small_copy(asked.config, attention=attention)
+        model = small_copy(case.config, attention=attention)
     except NoCopyError:
         return f"{type(truth).__name__} has no attention {attention}"
     draws = torch.Generator().manual_seed(0)

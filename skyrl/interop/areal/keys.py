@@ -17,6 +17,7 @@ from skyrl.interop.conversions import (
     decoupled,
     dynamic,
     goes_to,
+    inverted,
     kl,
     later,
     least_micro_batches,
@@ -31,7 +32,6 @@ from skyrl.interop.conversions import (
     success_rate,
     switches_on,
     top_k_at,
-    turned_round,
     unless_empty,
     whole_prefill,
 )
@@ -91,8 +91,8 @@ KEYS: dict[str, Entry] = {
         for theirs, ours in (("actor", "policy"), ("ref", "ref"), ("critic", "critic"))
     },
     "*.init_from_scratch": only(False, does=_LOADED, otherwise="random initialization of other models"),
-    "actor.disable_dropout": turned_round("trainer.policy.use_dropout", on="dropout is off by default"),
-    "critic.disable_dropout": turned_round("trainer.critic.use_dropout", on="dropout is off by default"),
+    "actor.disable_dropout": inverted("trainer.policy.use_dropout", on="dropout is off by default"),
+    "critic.disable_dropout": inverted("trainer.critic.use_dropout", on="dropout is off by default"),
     "*.disable_dropout": not_there("dropout is off in models that are not trained"),
     "actor.gradient_checkpointing": goes_to("trainer.gradient_checkpointing"),
     "actor.bf16": goes_to("trainer.bf16"),

@@ -11,13 +11,13 @@ from skyrl.interop.conversions import (
     Becomes,
     Entry,
     goes_to,
+    inverted,
     later,
     not_there,
     only,
     optimizer_keys,
     recovery,
     switches_on,
-    turned_round,
     unless_empty,
 )
 
@@ -61,7 +61,7 @@ KEYS: dict[str, Entry] = {
     # the model
     "model.path": goes_to("model.path"),
     "model.init_from_scratch": switches_on("model.init_from_scratch", off="pretrained weights are loaded"),
-    "model.disable_dropout": turned_round("use_dropout", on="dropout is off by default"),
+    "model.disable_dropout": inverted("use_dropout", on="dropout is off by default"),
     "model.dtype": lambda value: computed_in(value, "bf16", ["fsdp_config."]),
     "model.gradient_checkpointing": goes_to("gradient_checkpointing"),
     "model.attn_impl": goes_to("attention"),

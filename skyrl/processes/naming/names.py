@@ -115,5 +115,7 @@ def wait_for(store: NameStore, name: str, seconds: float) -> str:
         if value is not None:
             return value
         if time.monotonic() >= deadline:
-            raise ProcessError(f"Nobody has published the name {name} within {seconds:g} s: is that service running?")
+            raise ProcessError(
+                f"No server is published under the name {name} within {seconds:g} s: is that service running?"
+            )
         time.sleep(_POLL_SECONDS)

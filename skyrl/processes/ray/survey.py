@@ -15,9 +15,9 @@ from attrs import frozen
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from skyrl.processes.links import Echo, Link, measure
 from skyrl.processes.logs import end_of
 from skyrl.processes.machine_facts import MachineFacts, facts_here
+from skyrl.processes.network_probe import Echo, Link, measure
 from skyrl.processes.ray.cluster import attach
 
 EACH_PAIR = 8

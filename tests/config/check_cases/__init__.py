@@ -60,8 +60,8 @@ OPTIMIZER = "trainer.policy.optimizer_config."
 
 EDGES: list[tuple[str, dict[str, Any]]] = [
     # further runs on which a check is silent: the last value before it fires, or one of two that do not go together
-    ("importance_ratios_are_not_cut_below_one", {**plausible.RATIOS, plausible.CAP: 1.0}),
-    ("learning_rates_are_those_of_fine_tuning", {OPTIMIZER + "lr": 0.5, OPTIMIZER + "optimizer": "sgd"}),
-    ("the_schedules_have_what_they_need", {OPTIMIZER + "num_warmup_steps": 3}),
-    ("the_schedules_have_what_they_need", {OPTIMIZER + "warmup_steps_proportion": 0.1}),
+    ("ratio_cap_reaches_one", {**plausible.RATIOS, plausible.CAP: 1.0}),
+    ("learning_rates_suit_fine_tuning", {OPTIMIZER + "lr": 0.5, OPTIMIZER + "optimizer": "sgd"}),
+    ("schedules_are_consistent", {OPTIMIZER + "num_warmup_steps": 3}),
+    ("schedules_are_consistent", {OPTIMIZER + "warmup_steps_proportion": 0.1}),
 ]

@@ -8,31 +8,31 @@ FUNCTION: dict[str, Any] = {"environment.agent.function": "agent.py:solve"}
 COMMAND: dict[str, Any] = {"environment.agent.command": ["./agent"]}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "the_agent_is_one_program": [
+    "agent_is_command_or_function": [
         ({**FUNCTION, **COMMAND}, "environment.agent.function"),
         ({**FUNCTION, "environment.agent.reward": "exit_code"}, "environment.agent.reward"),
     ],
-    "isolation_needs_a_command_and_a_network_namespace": [
+    "isolation_needs_command_and_namespace": [
         ({**FUNCTION, "environment.agent.isolate": True}, "environment.agent.isolate"),
         (
             {**COMMAND, "environment.agent.isolate": True, "environment.skyrl_gym.sandbox_tier": "process"},
             "environment.skyrl_gym.sandbox_tier",
         ),
     ],
-    "an_agent_asks_when_it_wants": [({**FUNCTION, "generator.batched": True}, "generator.batched")],
-    "rows_of_agents_can_be_compared": [
+    "agents_exclude_batched_sampling": [({**FUNCTION, "generator.batched": True}, "generator.batched")],
+    "agent_rows_share_one_advantage": [
         ({**COMMAND, "trainer.algorithm.advantage_estimator": "reinforce++"}, "trainer.algorithm.advantage_estimator"),
         ({**COMMAND, "trainer.algorithm.loss_reduction": "token_mean_legacy"}, "trainer.algorithm.loss_reduction"),
     ],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "the_agent_is_one_program": {**COMMAND, "environment.agent.reward": "exit_code"},
-    "isolation_needs_a_command_and_a_network_namespace": {
+    "agent_is_command_or_function": {**COMMAND, "environment.agent.reward": "exit_code"},
+    "isolation_needs_command_and_namespace": {
         **COMMAND,
         "environment.agent.isolate": True,
         "environment.skyrl_gym.sandbox_tier": "namespace",
     },
-    "an_agent_asks_when_it_wants": {"generator.batched": True},
-    "rows_of_agents_can_be_compared": FUNCTION,
+    "agents_exclude_batched_sampling": {"generator.batched": True},
+    "agent_rows_share_one_advantage": FUNCTION,
 }

@@ -9,7 +9,7 @@ BACKEND = "generator.inference_engine.backend"
 SPLIT: dict[str, Any] = {PATH: "vllm:d4+fsdp:d4", BACKEND: "vllm"}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "an_allocation_and_the_fields_agree": [
+    "allocation_matches_fields": [
         ({**SPLIT, "generator.inference_engine.num_engines": 3}, "generator.inference_engine.num_engines"),
         ({**SPLIT, PATH: "sglang:d4+fsdp:d4"}, BACKEND),
         ({**SPLIT, BACKEND: "sglang"}, BACKEND),
@@ -17,12 +17,12 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**SPLIT, BACKEND: "http"}, BACKEND),
         ({PATH: "sglang:d2|fsdp:d2", BACKEND: "vllm"}, BACKEND),
     ],
-    "an_allocation_has_engines_and_learners": [({PATH: "vllm:d4"}, PATH), ({PATH: "fsdp:d4"}, PATH)],
-    "an_allocation_places_every_model": [
+    "allocation_has_engines_and_learners": [({PATH: "vllm:d4"}, PATH), ({PATH: "fsdp:d4"}, PATH)],
+    "allocation_places_every_model": [
         ({PATH: "vllm:d4+fsdp[critic]:d4"}, PATH),
         ({PATH: "vllm[rollout]:d4+fsdp[actor]:d4|fsdp[teacher]:d4"}, PATH),
     ],
-    "degrees_of_an_allocation_run": [
+    "allocation_degrees_are_supported": [
         ({PATH: "vllm:d4+fsdp:d2p2"}, PATH),
         ({PATH: "vllm:d4+fsdp:(attn:d2|ffn:e2)"}, PATH),
         ({PATH: "vllm[rollout]:d4+fsdp[actor]:d4|megatron[critic]:d4"}, PATH),
@@ -30,8 +30,8 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "an_allocation_and_the_fields_agree": {**SPLIT, "generator.inference_engine.num_engines": 4},
-    "an_allocation_has_engines_and_learners": SPLIT,
-    "an_allocation_places_every_model": {PATH: "vllm[rollout]:d4+fsdp[actor]:d4|fsdp[critic]:d4"},
-    "degrees_of_an_allocation_run": {PATH: "vllm:d4+fsdp:d2t2e2"},
+    "allocation_matches_fields": {**SPLIT, "generator.inference_engine.num_engines": 4},
+    "allocation_has_engines_and_learners": SPLIT,
+    "allocation_places_every_model": {PATH: "vllm[rollout]:d4+fsdp[actor]:d4|fsdp[critic]:d4"},
+    "allocation_degrees_are_supported": {PATH: "vllm:d4+fsdp:d2t2e2"},
 }

@@ -7,14 +7,14 @@ from typing import Any
 from tests.config.check_cases.settings import CRITIC, MEGATRON, NO_KL, gpus, split
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "mini_batches_divide_the_batch": [({"trainer.policy_mini_batch_size": 300}, "trainer.policy_mini_batch_size")],
-    "critic_mini_batches_divide_the_batch": [
+    "mini_batch_divides_batch": [({"trainer.policy_mini_batch_size": 300}, "trainer.policy_mini_batch_size")],
+    "critic_mini_batch_divides_batch": [
         (
             {"trainer.critic_mini_batch_size": 300, "trainer.critic.model.path": "critic"},
             "trainer.critic_mini_batch_size",
         )
     ],
-    "micro_batches_divide_the_mini_batch": [
+    "micro_batch_divides_mini_batch": [
         ({"trainer.micro_train_batch_size_per_gpu": 3}, "trainer.micro_train_batch_size_per_gpu"),
         # 1,280 samples on 8 ranks are 160 for each, which 64 does not divide though it divides 1,280
         ({**gpus(8, "policy"), "trainer.micro_train_batch_size_per_gpu": 64}, "trainer.micro_train_batch_size_per_gpu"),
@@ -28,7 +28,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             "trainer.micro_train_batch_size_per_gpu",
         ),
     ],
-    "made_up_batches_lack_nothing": [
+    "synthetic_samples_stand_alone": [
         ({"trainer.num_dummy_steps": 1, "trainer.rollouts_from": "elsewhere"}, "trainer.num_dummy_steps"),
         ({"trainer.num_dummy_steps": 1, "trainer.ref.moe_enable_routing_replay": True}, "trainer.num_dummy_steps"),
     ],
@@ -55,7 +55,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             "trainer.ref.megatron_config",
         ),
     ],
-    "mini_batches_deal_out_evenly": [
+    "mini_batch_divides_over_ranks": [
         (gpus(3, "policy"), "trainer.policy_mini_batch_size"),
         ({**gpus(3, "critic"), **CRITIC}, "trainer.critic_mini_batch_size"),
         # fewer samples than ranks
@@ -66,18 +66,18 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         # 1,280 samples go to 4 groups of 3 ranks that share sequences, but not to 12 ranks
         (gpus(12, "policy"), "trainer.policy_mini_batch_size"),
     ],
-    "the_reference_scores_equal_shares": [(gpus(3, "ref"), "trainer.train_batch_size")],
-    "mini_batches_in_samples_are_those_in_prompts": [
+    "reference_shares_are_equal": [(gpus(3, "ref"), "trainer.train_batch_size")],
+    "mini_batch_units_agree": [
         ({f"trainer.{role}_mini_batch_size_in_samples": 5}, f"trainer.{role}_mini_batch_size_in_samples")
         for role in ("policy", "critic")
     ],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "made_up_batches_lack_nothing": {"trainer.num_dummy_steps": 1},
-    "mini_batches_divide_the_batch": {"trainer.policy_mini_batch_size": 512},
-    "critic_mini_batches_divide_the_batch": {"trainer.critic_mini_batch_size": 300},
-    "micro_batches_divide_the_mini_batch": {"trainer.micro_train_batch_size_per_gpu": 5},
+    "synthetic_samples_stand_alone": {"trainer.num_dummy_steps": 1},
+    "mini_batch_divides_batch": {"trainer.policy_mini_batch_size": 512},
+    "critic_mini_batch_divides_batch": {"trainer.critic_mini_batch_size": 300},
+    "micro_batch_divides_mini_batch": {"trainer.micro_train_batch_size_per_gpu": 5},
     "ranks_form_whole_groups": {
         **NO_KL,
         **gpus(6, "policy", "critic", "ref"),
@@ -87,13 +87,13 @@ SILENT: dict[str, dict[str, Any]] = {
         "trainer.ref.sequence_parallel_size": 4,  # and no reference
         "trainer.policy.megatron_config.tensor_model_parallel_size": 4,  # and no Megatron
     },
-    "mini_batches_deal_out_evenly": {
+    "mini_batch_divides_over_ranks": {
         **gpus(12, "policy"),
         "trainer.policy.sequence_parallel_size": 3,  # 1,280 samples go to 4 groups
         **gpus(3, "critic"),  # there is none
     },
-    "the_reference_scores_equal_shares": {**gpus(6, "ref"), "trainer.ref.sequence_parallel_size": 3},
-    "mini_batches_in_samples_are_those_in_prompts": {
+    "reference_shares_are_equal": {**gpus(6, "ref"), "trainer.ref.sequence_parallel_size": 3},
+    "mini_batch_units_agree": {
         "trainer.policy_mini_batch_size": 256,
         "generator.n_samples_per_prompt": 4,
         "trainer.policy_mini_batch_size_in_samples": 1024,

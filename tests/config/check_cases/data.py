@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "the_policy_has_a_model": [
+    "policy_has_model": [
         ({"trainer.policy.model.path": None}, "trainer.policy.model.path"),
         ({"trainer.policy.model.path": ""}, "trainer.policy.model.path"),
     ],
-    "there_is_data_to_train_on": [({"data.train_data": []}, "data.train_data")],
+    "training_has_data": [({"data.train_data": []}, "data.train_data")],
     "evaluation_has_data": [
         ({"data.val_data": [], "trainer.eval_interval": -1}, "data.val_data"),
         ({"data.val_data": [], "trainer.eval_before_train": False}, "data.val_data"),
     ],
-    "recorded_samples_evaluate_nothing": [({"trainer.rollouts_from": "runs/other"}, "trainer.rollouts_from")],
-    "every_training_source_has_a_weight": [({"data.train_weights": [1.0, 2.0]}, "data.train_weights")],
-    "no_source_is_named_twice": [
+    "recorded_samples_exclude_evaluation": [({"trainer.rollouts_from": "runs/other"}, "trainer.rollouts_from")],
+    "training_sources_have_weights": [({"data.train_weights": [1.0, 2.0]}, "data.train_weights")],
+    "data_sources_are_distinct": [
         ({"data.train_data": ["a.parquet", "b.parquet", "a.parquet"]}, "data.train_data"),
         ({"data.val_data": ["a.parquet", "a.parquet"]}, "data.val_data"),
     ],
-    "a_reward_model_is_somewhere": [
+    "reward_model_has_one_location": [
         ({"environment.env_class": "reward_model"}, "environment.skyrl_gym.reward_model.path"),
         (
             {
@@ -31,16 +31,16 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             "environment.skyrl_gym.reward_model.url",
         ),
     ],
-    "the_environment_is_known": [({"environment.env_class": "rlm"}, "environment.env_class")],
+    "environment_is_known": [({"environment.env_class": "rlm"}, "environment.env_class")],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "the_environment_is_known": {"environment.env_class": "mine.py:Mine"},
+    "environment_is_known": {"environment.env_class": "mine.py:Mine"},
     "evaluation_has_data": {"data.val_data": [], "trainer.eval_interval": 0, "trainer.eval_before_train": False},
-    "recorded_samples_evaluate_nothing": {
+    "recorded_samples_exclude_evaluation": {
         "trainer.rollouts_from": "runs/other",
         "trainer.eval_interval": -1,
         "trainer.eval_before_train": False,
     },
-    "no_source_is_named_twice": {"data.train_data": ["a.parquet"], "data.val_data": ["a.parquet"]},
+    "data_sources_are_distinct": {"data.train_data": ["a.parquet"], "data.val_data": ["a.parquet"]},
 }

@@ -16,13 +16,13 @@ MEGATRON_REPLAY = {**REPLAY, **RETURNED, **MEGATRON}
 WHERE = "trainer.gradient_checkpointing_use_reentrant"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "replayed_experts_are_returned": [
+    "replay_needs_returned_experts": [
         (REPLAY, REPLAYED),
         ({**REPLAY, **SERVER}, REPLAYED),
         ({"trainer.ref.moe_enable_routing_replay": True}, "trainer.ref.moe_enable_routing_replay"),
     ],
-    "routers_are_reached_by_gradients": [({**REENTRANT, AUX: 0.01}, WHERE), ({**REENTRANT, Z: 0.01}, WHERE)],
-    "routers_of_megatron_take_what_is_replayed": [
+    "routers_receive_gradients": [({**REENTRANT, AUX: 0.01}, WHERE), ({**REENTRANT, Z: 0.01}, WHERE)],
+    "megatron_routers_support_replay": [
         (
             {**MEGATRON_REPLAY, f"{TABLE}.moe_router_load_balancing_type": "sinkhorn"},
             f"{TABLE}.moe_router_load_balancing_type",
@@ -32,7 +32,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "replayed_experts_are_returned": {**REPLAY, **RETURNED, **NO_KL, "trainer.ref.moe_enable_routing_replay": True},
-    "routers_of_megatron_take_what_is_replayed": {**MEGATRON_REPLAY, KWARGS: {"moe_router_fusion": False}},
-    "routers_are_reached_by_gradients": {"trainer.recompute_activations": True, AUX: 0.01, Z: 0.01},
+    "replay_needs_returned_experts": {**REPLAY, **RETURNED, **NO_KL, "trainer.ref.moe_enable_routing_replay": True},
+    "megatron_routers_support_replay": {**MEGATRON_REPLAY, KWARGS: {"moe_router_fusion": False}},
+    "routers_receive_gradients": {"trainer.recompute_activations": True, AUX: 0.01, Z: 0.01},
 }

@@ -21,26 +21,26 @@ SCRATCH = "trainer.policy.model.init_from_scratch"
 WIDER = {"trainer.policy.model_config_kwargs": {"max_position_embeddings": 4096}}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "dropout_leaves_what_is_compared_alone": [
+    "dropout_makes_ratios_noisy": [
         ({DROPOUT: True, "trainer.update_epochs_per_batch": 2}, DROPOUT),
         ({DROPOUT: True, "trainer.algorithm.policy_loss_type": "rollout_is", **ONE_UPDATE}, DROPOUT),
         ({**CRITIC, CRITIC_DROPOUT: True}, CRITIC_DROPOUT),
     ],
-    "dropout_of_adapters_is_noise_in_what_is_compared": [
+    "lora_dropout_makes_ratios_noisy": [
         ({**LORA, ADAPTER_DROPOUT: 0.1, "trainer.update_epochs_per_batch": 2}, ADAPTER_DROPOUT),
         (
             {**CRITIC, "trainer.critic.model.lora.rank": 8, "trainer.critic.model.lora.dropout": 0.1},
             "trainer.critic.model.lora.dropout",
         ),
     ],
-    "the_reference_begins_as_the_policys_model": [
+    "reference_matches_policy_model": [
         (WIDER, "trainer.ref.model_config_kwargs"),
         ({SCRATCH: True}, "trainer.ref.model.init_from_scratch"),
     ],
-    "the_reference_has_the_adapter_that_the_policy_starts_from": [
+    "reference_has_policys_initial_adapter": [
         ({**LORA, "trainer.policy.model.lora.path": "stored"}, "trainer.ref.model.lora.path"),
     ],
-    "the_schedules_have_what_they_need": [
+    "schedules_are_consistent": [
         ({"trainer.policy.optimizer_config.scheduler": name}, "trainer.policy.optimizer_config.scheduler")
         for name in WITHOUT_FIELDS
     ]
@@ -53,22 +53,22 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             "trainer.policy.optimizer_config.warmup_steps_proportion",
         )
     ],
-    "repeatable_runs_are_promised_on_a_cpu": [
+    "determinism_is_tested_on_cpu": [
         ({"trainer.deterministic": True, "trainer.device": "cuda"}, "trainer.deterministic")
     ],
-    "adapters_have_a_road_to_the_engines": [
+    "adapters_exclude_delta_transport": [
         (
             {**LORA, "generator.inference_engine.weight_sync_backend": "delta"},
             "generator.inference_engine.weight_sync_backend",
         ),
     ],
-    "adapters_are_reached_by_gradients": [
+    "adapters_receive_gradients": [
         (
             {**LORA, "trainer.recompute_activations": True, REENTRANT: True},
             REENTRANT,
         ),
     ],
-    "traces_have_ranks_and_a_folder": [
+    "profiler_has_ranks_and_path": [
         ({**MEGATRON, PROFILER + "enable": True, PROFILER + "save_path": "traces"}, PROFILER + "ranks"),
         ({**MEGATRON, PROFILER + "enable": True, PROFILER + "ranks": [0]}, PROFILER + "save_path"),
         (
@@ -76,7 +76,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             PROFILER + "save_path",
         ),
     ],
-    "gathering_overlaps_with_reducing": [
+    "gather_overlap_needs_reduce_overlap": [
         (
             {**MEGATRON, "trainer.policy.megatron_config.ddp_config.overlap_param_gather": True},
             "trainer.policy.megatron_config.ddp_config.overlap_param_gather",
@@ -85,24 +85,24 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "the_reference_has_the_adapter_that_the_policy_starts_from": {
+    "reference_has_policys_initial_adapter": {
         **LORA,
         "trainer.policy.model.lora.path": "stored",
         "trainer.ref.model.path": "another",
     },
-    "dropout_leaves_what_is_compared_alone": {
+    "dropout_makes_ratios_noisy": {
         **CRITIC,
         **ONE_UPDATE,
         DROPOUT: True,
         CRITIC_DROPOUT: True,
         "trainer.algorithm.value_clip": None,
     },
-    "the_reference_begins_as_the_policys_model": {**WIDER, "trainer.ref.model.path": "another"},
-    "the_schedules_have_what_they_need": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
-    "repeatable_runs_are_promised_on_a_cpu": {"trainer.deterministic": True},
-    "adapters_have_a_road_to_the_engines": LORA,
-    "adapters_are_reached_by_gradients": {**LORA, "trainer.recompute_activations": True},
-    "traces_have_ranks_and_a_folder": {
+    "reference_matches_policy_model": {**WIDER, "trainer.ref.model.path": "another"},
+    "schedules_are_consistent": {"trainer.policy.optimizer_config.scheduler": "inverse_sqrt"},
+    "determinism_is_tested_on_cpu": {"trainer.deterministic": True},
+    "adapters_exclude_delta_transport": LORA,
+    "adapters_receive_gradients": {**LORA, "trainer.recompute_activations": True},
+    "profiler_has_ranks_and_path": {
         **MEGATRON,
         PROFILER + "enable": True,
         PROFILER + "ranks": [0],

@@ -18,32 +18,32 @@ SCORE, BIAS = TABLE + "moe_router_score_function", TABLE + "moe_router_enable_ex
 BALANCING = TABLE + "moe_router_load_balancing_type"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "megatron_computes_on_cuda": [(MEGATRON, "trainer.strategy")],
-    "megatron_steps_by_adam_or_sgd": [
+    "megatron_needs_cuda": [(MEGATRON, "trainer.strategy")],
+    "megatron_needs_adam_or_sgd": [
         ({**MEGATRON, **MUON}, "trainer.policy.optimizer_config.optimizer"),
         ({**MEGATRON, **CRITIC, CRITICS_RULE: "muon"}, CRITICS_RULE),
     ],
-    "megatron_trains_without_dropout": [
+    "megatron_has_no_dropout": [
         ({**MEGATRON, **DROPPING}, "trainer.policy.use_dropout"),
         ({**MEGATRON, **LORA, DROPOUT: 0.1}, DROPOUT),
         ({**MEGATRON, **CRITIC, "trainer.critic.use_dropout": True}, "trainer.critic.use_dropout"),
     ],
-    "megatron_keeps_activations_on_the_gpu": [({**MEGATRON, **OFFLOADING}, "trainer.offload_activations")],
-    "models_on_the_same_gpus_have_the_same_degrees": [
+    "megatron_offloads_no_activations": [({**MEGATRON, **OFFLOADING}, "trainer.offload_activations")],
+    "colocated_models_share_megatron_degrees": [
         ({**MEGATRON, f"trainer.{model}.{DEGREE}": 2}, f"trainer.ref.{DEGREE}") for model in ("policy", "ref")
     ]
     + [({**MEGATRON, **CRITIC, f"trainer.critic.{DEGREE}": 2}, f"trainer.critic.{DEGREE}")],
-    "experts_of_megatron_are_spread_over_all_ranks": [
+    "expert_degrees_divide_stage_ranks": [
         ({**MEGATRON, EXPERT: 3}, EXPERT),
         ({**MEGATRON, TABLE + "expert_tensor_parallel_size": 3}, TABLE + "expert_tensor_parallel_size"),
     ],
-    "flex_dispatch_needs_experts_on_other_ranks": [({**MEGATRON, DISPATCHER: "flex"}, DISPATCHER)],
-    "megatron_core_has_this_router": [
+    "flex_dispatch_needs_expert_parallel": [({**MEGATRON, DISPATCHER: "flex"}, DISPATCHER)],
+    "megatron_supports_router": [
         ({**MEGATRON, SCORE: "sqrtsoftplus"}, SCORE),
         ({**MEGATRON, BIAS: True}, BIAS),
         ({**MEGATRON, BIAS: True, SCORE: "softmax"}, BIAS),
     ],
-    "engines_route_as_the_model_says": [
+    "router_matches_model_config": [
         ({**MEGATRON, SCORE: "sigmoid"}, SCORE),
         ({**MEGATRON, SCORE: "sigmoid", BIAS: True}, SCORE),
         ({**MEGATRON, BALANCING: "sinkhorn"}, BALANCING),
@@ -51,13 +51,13 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "megatron_computes_on_cuda": {**MEGATRON, "trainer.device": "cuda"},
-    "megatron_steps_by_adam_or_sgd": MUON,
-    "megatron_trains_without_dropout": {**MEGATRON, DROPOUT: 0.1},
-    "megatron_keeps_activations_on_the_gpu": OFFLOADING,
-    "models_on_the_same_gpus_have_the_same_degrees": {**MEGATRON, **APART, f"trainer.ref.{DEGREE}": 2},
-    "experts_of_megatron_are_spread_over_all_ranks": {EXPERT: 3},
-    "flex_dispatch_needs_experts_on_other_ranks": {DISPATCHER: "flex"},
-    "megatron_core_has_this_router": {SCORE: "sqrtsoftplus"},
-    "engines_route_as_the_model_says": {**MEGATRON, BALANCING: "aux_loss", SCORE: "softmax"},
+    "megatron_needs_cuda": {**MEGATRON, "trainer.device": "cuda"},
+    "megatron_needs_adam_or_sgd": MUON,
+    "megatron_has_no_dropout": {**MEGATRON, DROPOUT: 0.1},
+    "megatron_offloads_no_activations": OFFLOADING,
+    "colocated_models_share_megatron_degrees": {**MEGATRON, **APART, f"trainer.ref.{DEGREE}": 2},
+    "expert_degrees_divide_stage_ranks": {EXPERT: 3},
+    "flex_dispatch_needs_expert_parallel": {DISPATCHER: "flex"},
+    "megatron_supports_router": {SCORE: "sqrtsoftplus"},
+    "router_matches_model_config": {**MEGATRON, BALANCING: "aux_loss", SCORE: "softmax"},
 }

@@ -8,7 +8,7 @@ LARGE: dict[str, Any] = {"trainer.policy.model.path": "Qwen/Qwen2.5-72B-Instruct
 KIND = "trainer.placement.gpu_kind"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "a_run_fits_the_gpus_that_it_names": [({**LARGE, KIND: "H100-80"}, "generator.inference_engine.max_num_seqs")],
+    "run_fits_gpu_memory": [({**LARGE, KIND: "H100-80"}, "generator.inference_engine.max_num_seqs")],
 }
 
-SILENT: dict[str, dict[str, Any]] = {"a_run_fits_the_gpus_that_it_names": LARGE}
+SILENT: dict[str, dict[str, Any]] = {"run_fits_gpu_memory": LARGE}

@@ -16,18 +16,18 @@ from tests.config.check_cases.settings import (
 )
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "models_that_share_gpus_have_as_many": [
+    "colocated_models_have_equal_ranks": [
         ({**RAY, **CRITIC, f"{PLACEMENT}{role}_{count}": 2}, f"{PLACEMENT}{role}_{count}")
         for role in ("critic", "ref")
         for count in ("num_nodes", "num_gpus_per_node")
     ]
     + [({**RAY, PLACEMENT + "colocate_all": False, **gpus(2, "ref")}, PLACEMENT + "ref_num_gpus_per_node")],
-    "engines_that_share_gpus_take_all_of_them": [
+    "colocated_engines_use_all_gpus": [
         ({**RAY, **gpus(2, "policy")}, ENGINE + "num_engines"),
         ({**VLLM, **gpus(4, "policy"), ENGINE + "tensor_parallel_size": 2}, ENGINE + "num_engines"),
         ({**VLLM, **gpus(4, "policy"), ENGINE + "tensor_parallel_size": 3}, ENGINE + "num_engines"),
     ],
-    "engines_of_others_share_no_gpus": [
+    "external_engines_exclude_colocation": [
         ({**VLLM, ENGINE + "run_engines_locally": False}, PLACEMENT + "colocate_all"),
         ({**VLLM, ENGINE + "external_proxy_url": "http://router"}, PLACEMENT + "colocate_all"),
         (
@@ -36,15 +36,15 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         ({**RAY, ENGINE + "backend": "http"}, PLACEMENT + "colocate_all"),
     ],
-    "engines_take_turns_with_learners": [
+    "colocated_engines_release_weights": [
         ({**RAY, "trainer.device": "cuda", ENGINE + "backend": "sglang"}, PLACEMENT + "colocate_all")
     ],
-    "engines_of_others_have_an_address": [
+    "external_engines_have_urls": [
         ({ENGINE + "backend": "vllm", ENGINE + "run_engines_locally": False}, ENGINE + "external_server_urls"),
         ({ENGINE + "backend": "http"}, ENGINE + "external_server_urls"),
         ({ENGINE + "backend": "sglang", ENGINE + "run_engines_locally": False}, ENGINE + "external_server_urls"),
     ],
-    "addresses_of_engines_are_addresses": [
+    "external_urls_are_valid": [
         ({**SERVER, ENGINE + "external_server_urls": [url]}, ENGINE + "external_server_urls")
         for url in (
             "ftp://host",
@@ -64,14 +64,12 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({ENGINE + "backend": "http", ENGINE + "remote_urls": ["ho st:1"]}, ENGINE + "remote_urls"),
         ({**SERVER, ENGINE + "external_proxy_url": "router"}, ENGINE + "external_proxy_url"),
     ],
-    "engines_of_others_are_counted_by_their_addresses": [
-        ({**SERVER, ENGINE + "num_engines": 2}, ENGINE + "num_engines")
-    ],
-    "an_engine_without_a_server_is_started": [
+    "num_external_engines_matches_urls": [({**SERVER, ENGINE + "num_engines": 2}, ENGINE + "num_engines")],
+    "embedded_engine_is_not_external": [
         ({ENGINE + "run_engines_locally": False}, ENGINE + "backend"),
         ({ENGINE + "external_proxy_url": "http://host:1"}, ENGINE + "backend"),
     ],
-    "experts_take_every_gpu_of_an_engine": [
+    "engine_expert_parallel_spans_gpus": [
         ({**VLLM, ENGINE + "expert_parallel_size": 2}, ENGINE + "expert_parallel_size"),
         # pipeline stages hold different experts
         (
@@ -84,7 +82,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ENGINE + "expert_parallel_size",
         ),
     ],
-    "an_engine_of_child_processes_has_one_node": [
+    "mp_engine_has_one_node": [
         (
             {
                 **VLLM,
@@ -107,7 +105,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ENGINE + "distributed_executor_backend",
         ),
     ],
-    "a_run_fits_a_cluster": [
+    "run_fits_cluster": [
         ({**VLLM, ENGINE + "num_engines": 2**17}, "trainer.placement"),
         ({**VLLM, ENGINE + "tensor_parallel_size": 2**62}, "trainer.placement"),
         ({**APART, **gpus(2**63 - 1, "policy")}, "trainer.placement"),
@@ -133,33 +131,33 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "addresses_of_engines_are_addresses": {
+    "external_urls_are_valid": {
         **SERVER,
         ENGINE + "external_server_urls": ["http://host:1", "https://host:1/", "http://[::1]:8000", "name:engines/0"],
     },
-    "engines_of_others_are_counted_by_their_addresses": {
+    "num_external_engines_matches_urls": {
         **SERVER,
         ENGINE + "external_server_urls": ["http://host:1", "http://host:2"],
         ENGINE + "num_engines": 2,
     },
-    "an_engine_without_a_server_is_started": SERVER,
-    "models_that_share_gpus_have_as_many": {**APART, **gpus(2, "ref"), **CRITIC, PLACEMENT + "critic_num_nodes": 3},
-    "engines_that_share_gpus_take_all_of_them": {
+    "embedded_engine_is_not_external": SERVER,
+    "colocated_models_have_equal_ranks": {**APART, **gpus(2, "ref"), **CRITIC, PLACEMENT + "critic_num_nodes": 3},
+    "colocated_engines_use_all_gpus": {
         **VLLM,
         **gpus(8, "policy"),
         ENGINE + "tensor_parallel_size": 2,
         ENGINE + "pipeline_parallel_size": 2,
         ENGINE + "data_parallel_size": 2,
     },
-    "engines_of_others_share_no_gpus": {**APART, ENGINE + "run_engines_locally": False},
-    "engines_of_others_have_an_address": {ENGINE + "backend": "http", ENGINE + "external_proxy_url": "http://router"},
-    "experts_take_every_gpu_of_an_engine": {
+    "external_engines_exclude_colocation": {**APART, ENGINE + "run_engines_locally": False},
+    "external_engines_have_urls": {ENGINE + "backend": "http", ENGINE + "external_proxy_url": "http://router"},
+    "engine_expert_parallel_spans_gpus": {
         **VLLM,
         ENGINE + "expert_parallel_size": 4,
         ENGINE + "tensor_parallel_size": 2,
         ENGINE + "data_parallel_size": 2,
     },
-    "an_engine_of_child_processes_has_one_node": {
+    "mp_engine_has_one_node": {
         **VLLM,
         **gpus(8, "policy"),
         PLACEMENT + "policy_num_nodes": 2,
@@ -167,6 +165,6 @@ SILENT: dict[str, dict[str, Any]] = {
         ENGINE + "tensor_parallel_size": 4,
         ENGINE + "num_engines": 4,
     },
-    "a_run_fits_a_cluster": {**VLLM, ENGINE + "num_engines": 2**17 - 2},  # and a rank of the policy and the reference
+    "run_fits_cluster": {**VLLM, ENGINE + "num_engines": 2**17 - 2},  # and a rank of the policy and the reference
     "one_process_has_one_rank": {"trainer.placement.policy_num_nodes": 2},
 }

@@ -16,13 +16,13 @@ CUDA: dict[str, Any] = {"trainer.device": "cuda"}
 BUDGET = "trainer.max_tokens_per_microbatch"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "training_samples_are_drawn_from_the_whole_distribution": [
+    "training_sampling_is_not_truncated": [
         ({SAMPLING + "top_p": 0.9}, SAMPLING + "top_p"),
         ({SAMPLING + "top_k": 50}, SAMPLING + "top_k"),
         ({SAMPLING + "min_p": 0.1}, SAMPLING + "min_p"),
     ],
-    "training_samples_are_not_noise": [({SAMPLING + "temperature": 100.0}, SAMPLING + "temperature")],
-    "the_algorithm_is_set_within_its_range": [
+    "training_temperature_is_plausible": [({SAMPLING + "temperature": 100.0}, SAMPLING + "temperature")],
+    "algorithm_settings_are_plausible": [
         ({ALGORITHM + "eps_clip_low": 20.0}, ALGORITHM + "eps_clip_low"),
         ({ALGORITHM + "eps_clip_high": 20.0}, ALGORITHM + "eps_clip_high"),
         ({LOSS: "dual_clip", ALGORITHM + "clip_ratio_c": 1e6}, ALGORITHM + "clip_ratio_c"),
@@ -38,36 +38,36 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             ALGORITHM + "entropy_loss_coef",
         ),
     ],
-    "rewards_are_not_made_equal": [({ALGORITHM + "reward_shaping.scale": 0.0}, ALGORITHM + "reward_shaping.scale")],
-    "a_kl_penalty_has_a_weight": [({"trainer.algorithm.kl_loss_coef": 0.0}, "trainer.algorithm.kl_loss_coef")],
-    "importance_ratios_are_not_cut_below_one": [({**RATIOS, CAP: 0.5}, CAP)],
+    "reward_scale_is_not_zero": [({ALGORITHM + "reward_shaping.scale": 0.0}, ALGORITHM + "reward_shaping.scale")],
+    "kl_penalty_has_weight": [({"trainer.algorithm.kl_loss_coef": 0.0}, "trainer.algorithm.kl_loss_coef")],
+    "ratio_cap_reaches_one": [({**RATIOS, CAP: 0.5}, CAP)],
     # 1,024 prompts in mini-batches of 256: 4 optimizer steps in each of 3 training steps
-    "warm_up_ends_before_the_run_does": [({"trainer.max_training_steps": 3, WARMUP: 12}, WARMUP)],
-    "the_longest_sequence_fits_into_a_micro_batch": [({BUDGET: 1535}, BUDGET)],  # 512 of prompt and 1,024 of answer
-    "engine_and_learner_compute_in_the_same_type": [({**CUDA, HALF: "float16"}, HALF)],
-    "engines_leave_memory_to_the_learner": [({**CUDA, SHARE: 1.0}, SHARE)],
-    "evaluation_is_on_other_data": [({"data.train_data": ["a", "b"], "data.val_data": ["b"]}, "data.val_data")],
-    "checkpoints_and_exports_have_folders_of_their_own": [
+    "warmup_ends_within_run": [({"trainer.max_training_steps": 3, WARMUP: 12}, WARMUP)],
+    "longest_sequence_fits_micro_batch": [({BUDGET: 1535}, BUDGET)],  # 512 of prompt and 1,024 of answer
+    "engine_dtype_matches_learner": [({**CUDA, HALF: "float16"}, HALF)],
+    "engines_leave_learner_memory": [({**CUDA, SHARE: 1.0}, SHARE)],
+    "evaluation_data_is_held_out": [({"data.train_data": ["a", "b"], "data.val_data": ["b"]}, "data.val_data")],
+    "checkpoint_and_export_paths_differ": [
         ({"trainer.ckpt_path": "x", "trainer.export_path": "x/"}, "trainer.export_path")
     ],
-    "a_run_name_is_the_name_of_a_folder": [
+    "run_name_is_folder_name": [
         ({"trainer.run_name": "../../x"}, "trainer.run_name"),
         ({"trainer.run_name": ""}, "trainer.run_name"),
     ],
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "training_samples_are_drawn_from_the_whole_distribution": {"generator.eval_sampling_params.top_p": 0.9},
-    "training_samples_are_not_noise": {SAMPLING + "temperature": 2.0},
-    "the_algorithm_is_set_within_its_range": {ALGORITHM + "eps_clip_high": 1.0, ALGORITHM + "dppo.delta_low": 20.0},
-    "rewards_are_not_made_equal": {ALGORITHM + "reward_shaping.scale": -1.0},
-    "a_kl_penalty_has_a_weight": {"trainer.algorithm.kl_loss_coef": 0.0, "trainer.algorithm.use_kl_loss": False},
-    "importance_ratios_are_not_cut_below_one": {CAP: 0.5},
-    "warm_up_ends_before_the_run_does": {"trainer.max_training_steps": 3, WARMUP: 11},
-    "the_longest_sequence_fits_into_a_micro_batch": {BUDGET: 1536},
-    "engine_and_learner_compute_in_the_same_type": {**CUDA, HALF: "bfloat16"},
-    "engines_leave_memory_to_the_learner": {**CUDA, SHARE: 0.9},
-    "evaluation_is_on_other_data": {"data.train_data": ["a"], "data.val_data": ["b"]},
-    "checkpoints_and_exports_have_folders_of_their_own": {"trainer.run_path": "x"},
-    "a_run_name_is_the_name_of_a_folder": {"trainer.run_name": "", "trainer.run_path": "x"},
+    "training_sampling_is_not_truncated": {"generator.eval_sampling_params.top_p": 0.9},
+    "training_temperature_is_plausible": {SAMPLING + "temperature": 2.0},
+    "algorithm_settings_are_plausible": {ALGORITHM + "eps_clip_high": 1.0, ALGORITHM + "dppo.delta_low": 20.0},
+    "reward_scale_is_not_zero": {ALGORITHM + "reward_shaping.scale": -1.0},
+    "kl_penalty_has_weight": {"trainer.algorithm.kl_loss_coef": 0.0, "trainer.algorithm.use_kl_loss": False},
+    "ratio_cap_reaches_one": {CAP: 0.5},
+    "warmup_ends_within_run": {"trainer.max_training_steps": 3, WARMUP: 11},
+    "longest_sequence_fits_micro_batch": {BUDGET: 1536},
+    "engine_dtype_matches_learner": {**CUDA, HALF: "bfloat16"},
+    "engines_leave_learner_memory": {**CUDA, SHARE: 0.9},
+    "evaluation_data_is_held_out": {"data.train_data": ["a"], "data.val_data": ["b"]},
+    "checkpoint_and_export_paths_differ": {"trainer.run_path": "x"},
+    "run_name_is_folder_name": {"trainer.run_name": "", "trainer.run_path": "x"},
 }

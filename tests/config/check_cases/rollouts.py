@@ -11,40 +11,42 @@ STEPS: dict[str, Any] = {"generator.step_wise_trajectories": True}
 ANEW: dict[str, Any] = {"generator.chat_template.name_or_path": "qwen3_with_thinking", "generator.max_turns": 2}
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "a_batch_at_once_is_in_flight_at_once": [
+    "batched_sampling_ignores_flight_limit": [
         (
             {"generator.batched": True, "generator.max_trajectories_in_flight": 8},
             "generator.max_trajectories_in_flight",
         )
     ],
     "several_turns_have_room": [({"generator.max_turns": 2}, "generator.max_input_length")],
-    "one_call_of_the_engine_has_one_turn": [
+    "batched_sampling_has_one_turn": [
         ({"generator.batched": True, "generator.max_turns": 2}, "generator.batched"),
         ({"generator.batched": True, **STEPS}, "generator.batched"),
         ({"generator.batched": True, "generator.chat_template_kwargs": {"a": 1}}, "generator.chat_template_kwargs"),
     ],
-    "steps_are_samples_that_can_be_compared": [
+    "step_wise_excludes_discounting": [
         ({**STEPS, "trainer.algorithm.advantage_estimator": "gae"}, "trainer.algorithm.advantage_estimator"),
         ({**STEPS, "trainer.algorithm.advantage_estimator": "reinforce++"}, "trainer.algorithm.advantage_estimator"),
         ({**STEPS, "trainer.algorithm.loss_reduction": "token_mean_legacy"}, "trainer.algorithm.loss_reduction"),
         ({**STEPS, "generator.chat_template.name_or_path": "x"}, "generator.chat_template.name_or_path"),
         ({**STEPS, "generator.use_conversation_multi_turn": False}, "generator.use_conversation_multi_turn"),
     ],
-    "a_template_that_is_named_is_built_in": [
+    "chat_template_is_built_in": [
         ({"generator.chat_template.name_or_path": "qwen4"}, "generator.chat_template.name_or_path")
     ],
-    "only_steps_can_be_merged": [({"generator.merge_stepwise_output": True}, "generator.merge_stepwise_output")],
-    "several_samples_have_no_time_in_common": [
+    "merging_needs_step_wise_trajectories": [
+        ({"generator.merge_stepwise_output": True}, "generator.merge_stepwise_output")
+    ],
+    "returns_need_single_sample_trajectories": [
         ({**ANEW, "trainer.algorithm.advantage_estimator": "reinforce++"}, "trainer.algorithm.advantage_estimator"),
         ({**ANEW, "trainer.algorithm.loss_reduction": "token_mean_legacy"}, "trainer.algorithm.loss_reduction"),
         ({**STEPS, "generator.max_turns": 2, "trainer.critic.model.path": "x"}, "trainer.critic.model.path"),
     ],
-    "a_completion_may_be_as_long_as_it_must": [
+    "completion_lengths_are_consistent": [
         ({"generator.sampling_params.min_new_tokens": 1025}, "generator.sampling_params.min_new_tokens"),
         ({"generator.sampling_params.max_tokens": 512}, "generator.sampling_params.max_tokens"),
         ({"generator.eval_sampling_params.max_tokens": 512}, "generator.eval_sampling_params.max_tokens"),
     ],
-    "turns_end_as_the_models_chats_do": [
+    "turns_end_with_eos": [
         (
             {
                 "generator.max_turns": 2,
@@ -54,11 +56,11 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
             "generator.append_eos_token_after_stop_str_in_multi_turn",
         )
     ],
-    "both_sides_turn_positions_alike": [
+    "engine_rope_matches_learner": [
         ({"trainer.rope_theta": 1e4, "generator.rope_theta": 1e6}, "generator.rope_theta"),
         ({"generator.rope_scaling": {"factor": 2.0}}, "generator.rope_scaling"),
     ],
-    "positions_are_set_in_one_place": [
+    "rope_excludes_engine_arguments": [
         ({KWARGS: {"rope_scaling": {}}}, f"{KWARGS}.rope_scaling"),
         ({KWARGS: {"rope_theta": 1e4}}, f"{KWARGS}.rope_theta"),
         ({KWARGS: {"hf_overrides": {"rope_scaling": {}}}}, f"{KWARGS}.hf_overrides.rope_scaling"),
@@ -71,7 +73,7 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
     ],
     # 512 tokens of prompt and 1,024 of answer
-    "a_sequence_fits_into_the_engine": [
+    "sequence_fits_engine": [
         ({**VLLM, KWARGS: {"max_model_len": 1535}}, f"{KWARGS}.max_model_len"),
         (
             {"generator.inference_engine.backend": "sglang", KWARGS: {"context_length": 1535}},
@@ -81,18 +83,18 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "a_batch_at_once_is_in_flight_at_once": {"generator.max_trajectories_in_flight": 8},
+    "batched_sampling_ignores_flight_limit": {"generator.max_trajectories_in_flight": 8},
     "several_turns_have_room": TURNS,
-    "one_call_of_the_engine_has_one_turn": {"generator.batched": True},
-    "steps_are_samples_that_can_be_compared": {**STEPS, "trainer.algorithm.advantage_estimator": "rloo"},
-    "turns_end_as_the_models_chats_do": {
+    "batched_sampling_has_one_turn": {"generator.batched": True},
+    "step_wise_excludes_discounting": {**STEPS, "trainer.algorithm.advantage_estimator": "rloo"},
+    "turns_end_with_eos": {
         "generator.sampling_params.stop": ["</a>"],
         "generator.append_eos_token_after_stop_str_in_multi_turn": False,
     },
-    "both_sides_turn_positions_alike": {"trainer.rope_theta": 1e4},
-    "positions_are_set_in_one_place": {
+    "engine_rope_matches_learner": {"trainer.rope_theta": 1e4},
+    "rope_excludes_engine_arguments": {
         KWARGS: {"hf_overrides": {"rope_parameters": {"factor": 4.0}}},
         "trainer.policy.model_config_kwargs": {"rope_parameters": {"factor": 4.0}},
     },
-    "a_sequence_fits_into_the_engine": {**VLLM, KWARGS: {"max_model_len": 1536}},
+    "sequence_fits_engine": {**VLLM, KWARGS: {"max_model_len": 1536}},
 }

@@ -9,26 +9,22 @@ from tests.config.check_cases.settings import VLLM
 EXTRA = "generator.sampling_params.additional_kwargs"
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "several_evaluation_samples_differ": [
-        ({"generator.eval_n_samples_per_prompt": 4}, "generator.eval_n_samples_per_prompt")
-    ],
-    "the_learner_scores_at_the_rollout_temperature": [
-        ({"trainer.algorithm.temperature": 0.9}, "trainer.algorithm.temperature")
-    ],
+    "evaluation_samples_differ": [({"generator.eval_n_samples_per_prompt": 4}, "generator.eval_n_samples_per_prompt")],
+    "learner_temperature_matches_sampling": [({"trainer.algorithm.temperature": 0.9}, "trainer.algorithm.temperature")],
     "training_samples_are_random": [
         ({"generator.sampling_params.temperature": 0}, "generator.sampling_params.temperature")
     ],
-    "the_learner_can_score_what_was_sampled": [
+    "learner_can_score_samples": [
         ({"generator.sampling_params.repetition_penalty": 1.1}, "generator.sampling_params.repetition_penalty"),
         ({"generator.sampling_params.frequency_penalty": 0.5}, "generator.sampling_params.frequency_penalty"),
         ({"generator.sampling_params.min_new_tokens": 1}, "generator.sampling_params.min_new_tokens"),
     ],
-    "a_single_turn_is_given_the_prompt": [
+    "input_length_covers_prompt": [
         ({"generator.max_input_length": 511}, "generator.max_input_length"),
         ({"generator.max_input_length": 513}, "generator.max_input_length"),
         ({"generator.max_input_length": 511, "generator.max_turns": 2}, "generator.max_input_length"),
     ],
-    "the_engine_has_the_sampling_arguments": [
+    "engine_has_sampling_arguments": [
         ({"generator.sampling_params.additional_kwargs": {"min_tokens": 2}}, EXTRA),  # torch has none
         ({**VLLM, "generator.sampling_params.additional_kwargs": {"best_of": 2}}, EXTRA),
         (
@@ -39,16 +35,16 @@ FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 SILENT: dict[str, dict[str, Any]] = {
-    "several_evaluation_samples_differ": {
+    "evaluation_samples_differ": {
         "generator.eval_n_samples_per_prompt": 4,
         "generator.eval_sampling_params.temperature": 0.6,
     },
-    "the_learner_scores_at_the_rollout_temperature": {
+    "learner_temperature_matches_sampling": {
         "trainer.algorithm.temperature": 0.9,
         "generator.sampling_params.temperature": 0.9,
     },
     "training_samples_are_random": {"generator.eval_sampling_params.temperature": 0.0},
-    "the_learner_can_score_what_was_sampled": {"generator.eval_sampling_params.repetition_penalty": 1.1},
-    "a_single_turn_is_given_the_prompt": {"generator.max_input_length": 2000, "generator.max_turns": 2},
-    "the_engine_has_the_sampling_arguments": {**VLLM, EXTRA: {"min_tokens": 2}},
+    "learner_can_score_samples": {"generator.eval_sampling_params.repetition_penalty": 1.1},
+    "input_length_covers_prompt": {"generator.max_input_length": 2000, "generator.max_turns": 2},
+    "engine_has_sampling_arguments": {**VLLM, EXTRA: {"min_tokens": 2}},
 }

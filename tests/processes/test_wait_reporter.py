@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from skyrl.processes.progress import Progress
-from skyrl.processes.silence import Silence
+from skyrl.processes.wait_reporter import WaitReporter
 from skyrl.rollout.in_flight import SamplesInFlight
 from skyrl.rollout.threads import Call
 
@@ -23,7 +23,7 @@ class Time:
 def test_a_wait_is_reported_once_after_ten_seconds_and_a_longer_one_of_its_kind_after_twice_the_time() -> None:
     time, said = Time(), list[str]()
     progress = Progress(time)
-    silence = Silence(progress, said.append)
+    silence = WaitReporter(progress, said.append)
     with progress.waiting_for("step"), progress.waiting_for("generate"):
         for time.now in (9.0, 10.0, 11.0, 30.0):
             silence.look()
@@ -38,7 +38,7 @@ def test_waits_are_named_together_with_what_is_known_of_the_samples() -> None:
     time, said = Time(), list[str]()
     progress, samples = Progress(time), SamplesInFlight(time)
     progress.details = samples.__str__
-    silence, call = Silence(progress, said.append), Call(lambda: None)
+    silence, call = WaitReporter(progress, said.append), Call(lambda: None)
     with progress.waiting_for("generate"):
         samples.begin(128)
         samples.end(125)
@@ -80,7 +80,7 @@ def test_what_is_waited_for_is_named_once_with_a_count(waits: list[str], said: s
             time.now = min(number, 1)  # the first has waited for the longest
             stack.enter_context(progress.waiting_for(what))
         time.now = 20.0
-        Silence(progress, heard.append).look()
+        WaitReporter(progress, heard.append).look()
     assert heard == [f"waiting for: {said}"]
     assert len(progress.waits()) == 0
 
@@ -105,6 +105,6 @@ def test_a_thread_looks_while_the_context_lasts() -> None:
         said.append(text)
         heard.set()
 
-    with Silence(progress, report, after=0.01), progress.waiting_for("the start of ray"):
+    with WaitReporter(progress, report, after=0.01), progress.waiting_for("the start of ray"):
         assert heard.wait(60)
     assert said[0].startswith("waiting for: the start of ray (for ")

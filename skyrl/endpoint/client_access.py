@@ -9,7 +9,7 @@ TOKEN_VARIABLE = "SKYRL_ENDPOINT_TOKEN"
 
 
 @frozen(kw_only=True)
-class Doors:
+class ClientAccess:
     """Access rules for clients; agents of the run are always admitted."""
 
     token: str | None = None
@@ -27,4 +27,4 @@ class Address:
     port: int = 0
     """Port number; 0 selects a free port."""
 
-    doors: Doors = Doors()
+    access: ClientAccess = ClientAccess()

@@ -1,6 +1,6 @@
 """Runs a command that ends with the process that started it, however that process ends.
 
-    python -m skyrl.processes.tied COMMAND...
+    python -m skyrl.processes.dies_with_parent COMMAND...
 
 The standard input is a pipe that the starter holds open and writes nothing to. When it closes, the command and its
 children get SIGTERM, and SIGKILL ten seconds later. The exit code is that of the command.
@@ -20,7 +20,7 @@ from pathlib import Path
 _GRACE_SECONDS = 10.0
 
 
-def start_tied(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_dependent(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the command, tied to this process; its output goes to the file `log`. Close `stdin` to end it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as written:

@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from skyrl.config import SamplingParams
-from skyrl.endpoint.doors import TOKEN_VARIABLE, Address, Doors
+from skyrl.endpoint.client_access import TOKEN_VARIABLE, Address, ClientAccess
 from skyrl.endpoint.http.server import Endpoint
 from skyrl.endpoint.policy import ServedPolicy
 from skyrl.errors import RunError, UserError
@@ -92,9 +92,9 @@ async def test_an_address_that_others_reach_needs_a_token() -> None:
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"x-api-key": "täglich".encode()}])
 async def test_without_the_token_nothing_is_answered(headers: dict[str, Any]) -> None:
     script = Script(["x"])
-    doors = Doors(token="secret-of-this-test")
+    access = ClientAccess(token="secret-of-this-test")
     async with (
-        served(script.generate, script.tokenizer, doors=doors) as there,
+        served(script.generate, script.tokenizer, access=access) as there,
         httpx.AsyncClient(base_url=there.url) as http,
     ):
         refused = await http.post(CHAT, json=HELLO, headers=headers)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from skyrl.errors import ProcessError, SkyRLError
-from skyrl.processes.together import gather_or_cancel
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 
 
 async def value(number: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skyrl.errors import ProcessError
-from skyrl.weight_sync.revival import Revival
+from skyrl.weight_sync.replacement_sync import ReplacementSync
 
 
 class Engines:
@@ -20,20 +20,20 @@ class Engines:
         self.has_weights, self.travels = asyncio.Event(), asyncio.Event()
         self.travels.set()
 
-    async def bereft(self) -> None:
+    async def without_engines(self) -> None:
         await self.died.wait()
         self.died.clear()
         if self._cause is not None:
             raise self._cause
 
-    async def bring(self) -> None:
+    async def transfer(self) -> None:
         await self.travels.wait()
         self.brought += 1
         self.has_weights.set()
 
     def around(self, method: Any) -> Any:
         client: Any = self
-        return Revival(client, self.bring).around(method)
+        return ReplacementSync(client, self.transfer).around(method)
 
 
 async def test_engines_get_the_weights_as_often_as_the_last_one_dies_while_samples_are_drawn() -> None:

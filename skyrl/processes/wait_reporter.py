@@ -22,7 +22,7 @@ _WHOLE = "step"
 """A wait that encloses others, which are more specific."""
 
 
-class Silence:
+class WaitReporter:
     """Reports each wait once, after `after` seconds, and after at least twice the longest earlier wait of its kind: a
     run whose steps take a minute each does not report every step.
     """
@@ -34,7 +34,7 @@ class Silence:
         self._seen: dict[int, Wait] = {}  # open at the last look
         self._reported: set[int] = set()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="skyrl-silence", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="skyrl-waits", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
