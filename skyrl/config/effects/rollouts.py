@@ -257,6 +257,10 @@ def _environment_is(suits: Callable[[EnvironmentFacts], bool], words: str = "") 
     return Condition(sentence, lambda run: run.environment.env_class in (*names, None))
 
 
+def _environment_reads(table: str) -> Condition:
+    return _environment_is(lambda facts: facts.table == table)
+
+
 @condition("environment.env_class is an import path")
 def _is_users(run: SkyRLTrainConfig) -> bool:
     return run.environment.env_class is not None and is_import_path(run.environment.env_class)
@@ -324,7 +328,7 @@ _ENVIRONMENT_EFFECTS: tuple[Effect, ...] = (
     Effect("environment.agent.kwargs", _FUNCTION_AGENT),
     *effects(_ISOLATED_AGENT, *fields_in("environment.agent", "readable memory_gb")),
     *(
-        Effect(f"environment.skyrl_gym.{table}", _environment_is(lambda facts, table=table: facts.table == table))  # type: ignore[misc]  # bound by its default
+        Effect(f"environment.skyrl_gym.{table}", _environment_reads(table))
         for table in sorted({facts.table for facts in ENVIRONMENTS.values() if facts.table})
     ),
     Effect("environment.skyrl_gym.reward_model.timeout", _REWARD_SERVICE),

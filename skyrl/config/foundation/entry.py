@@ -113,7 +113,7 @@ class RunConfig(BaseConfig):
 
     @classmethod
     def _loaded(cls, overrides: Sequence[str] | Mapping[str, Any]) -> Self:
-        # By name, because it imports the trees, which are built on this module.
+        # The loader imports the trees, which are built on this module, so it is imported by its name and only here.
         loading: Any = import_module("skyrl.config.loading.load")
         run: Self = loading.load_resolved(overrides, cls)
         return run

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Protocol, Self
 
 from attrs import frozen
 
 from skyrl.config.settings.engines import InferenceEngineConfig
-from skyrl.inference.adapters import Adapter
+from skyrl.errors import WeightSyncError
+from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.servers.answers import Asked, Drawn
 from skyrl.inference.servers.http_connection import Connection
 from skyrl.inference.vllm.model import ExpectedWeights
-from skyrl.weight_receiver.incoming_weights import IncomingWeights
+from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights
 
 
 @frozen(kw_only=True)
@@ -120,3 +123,21 @@ class Dialect(Protocol):
 
     async def close(self) -> None:
         """Close the connections. The server keeps running."""
+
+
+async def store_adapter(adapter: Adapter) -> Path:
+    """Write an adapter in PEFT's form beside the files that carry its tensors, and return its folder."""
+    assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
+    folder = Path(adapter.tensors.path) / "peft"
+    await asyncio.to_thread(write_adapter, adapter, folder)
+    return folder
+
+
+def adapter_refusal(url: str, needs: str, error: Exception) -> WeightSyncError:
+    """The error of a server that does not take an adapter; `needs` are the options that it needs beside
+    `--enable-lora`.
+    """
+    return WeightSyncError(
+        f"the inference server {url} does not accept the adapter; check that it was started with --enable-lora, "
+        f"{needs}: {error}"
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from attrs import frozen
@@ -17,7 +16,7 @@ from attrs import frozen
 from skyrl.config.derive.engine_backends import BACKENDS
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ServerRefusal, UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter, write_adapter
+from skyrl.inference.adapters import Adapter
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import EngineLoad, InFlight, temperature_of
 from skyrl.inference.servers.answers import (
@@ -30,7 +29,7 @@ from skyrl.inference.servers.answers import (
     version_number,
     versions_of_spans,
 )
-from skyrl.inference.servers.dialects import ServerDeadlines, ServerFacts
+from skyrl.inference.servers.dialects import ServerDeadlines, ServerFacts, adapter_refusal, store_adapter
 from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
 from skyrl.inference.servers.streams import Growing, answered
 from skyrl.inference.vllm.model import ExpectedWeights
@@ -234,18 +233,14 @@ class SGLangServer:
             )
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
-        assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
         assert in_flight == "finish", "a sample keeps the adapter that it began with"
-        folder = Path(adapter.tensors.path) / "peft"
-        await asyncio.to_thread(write_adapter, adapter, folder)
         name, before = f"skyrl-{self._run}-{version}", self._adapter
+        folder = await store_adapter(adapter)
         try:
             await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, attempts=1)
         except ServerRefusal as error:
-            raise WeightSyncError(
-                f"the inference server {self.url} does not accept the adapter; check that it was started with "
-                f"--enable-lora, --max-lora-rank {adapter.rank} and --lora-target-modules all: {error}"
-            ) from error
+            needs = f"--max-lora-rank {adapter.rank} and --lora-target-modules all"
+            raise adapter_refusal(self.url, needs, error) from error
         self._adapter = name
         try:
             if before:

@@ -22,7 +22,7 @@ from attrs import frozen
 
 from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
-from skyrl.inference.adapters import Adapter, write_adapter
+from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.servers.answers import (
     Asked,
@@ -34,7 +34,7 @@ from skyrl.inference.servers.answers import (
     version_number,
     versions_of_spans,
 )
-from skyrl.inference.servers.dialects import ServerDeadlines, ServerFacts
+from skyrl.inference.servers.dialects import ServerDeadlines, ServerFacts, adapter_refusal, store_adapter
 from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
 from skyrl.inference.servers.streams import Parts, answered
 from skyrl.inference.vllm.model import ExpectedWeights
@@ -271,19 +271,14 @@ class VLLMServer:
         return await self._forget(version, in_flight)
 
     async def load_adapter(self, adapter: Adapter, version: int, in_flight: InFlight) -> str:
-        assert isinstance(adapter.tensors, Folder), "servers read adapters from files"
         assert in_flight == "finish", "a sample keeps the adapter that it began with"
-        folder = Path(adapter.tensors.path) / "peft"
-        await asyncio.to_thread(write_adapter, adapter, folder)
         name, before = f"skyrl-{self._run}-{version}", self._adapter
+        folder = await store_adapter(adapter)
         try:
             await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, attempts=1)
         except ServerRefusal as error:
-            raise WeightSyncError(
-                f"the inference server {self.url} does not accept the adapter; check that it was started with "
-                f"--enable-lora, --max-lora-rank {adapter.rank} (or the next one that vLLM has) and "
-                f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1: {error}"
-            ) from error
+            rank = f"--max-lora-rank {adapter.rank} (or the next one that vLLM has)"
+            raise adapter_refusal(self.url, f"{rank} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", error) from error
         self._model = self._adapter = name
         if before:
             await self._post("/v1/unload_lora_adapter", {"lora_name": before})
