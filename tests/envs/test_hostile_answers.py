@@ -33,7 +33,7 @@ def test_hostile_answers_neither_run_nor_pay(name: str, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("name", GRADERS)
 def test_a_thousand_more_hostile_answers_neither_raise_nor_pay(name: str) -> None:
     hostile = [*repeats(), *(frame.format(number) for number in (*NUMBERS, *UNITS) for frame in FRAMES)]
-    assert len(hostile) > 800
+    assert len(hostile) >= 1000
     graded = {answer[:80]: find_env(name)(EXTRAS).step(answer).reward for answer in hostile}
     assert {answer: reward for answer, reward in graded.items() if reward > GRADERS[name]} == {}
 
