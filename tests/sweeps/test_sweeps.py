@@ -276,7 +276,7 @@ def test_a_second_start_waits_for_what_the_first_one_started(here: Path, launche
     for trial in found.trials[:2]:  # then the first command is killed
         write_state(trial.folder, state="stopped")  # by an earlier session
         first.start(_job(trial))
-    until(lambda: all(runs_of(trial.folder) for trial in found.trials[:2]))
+    until(lambda: all(runs_of(trial.folder) and "run" in report_in(trial.folder) for trial in found.trials[:2]))
     os.kill(process_of(found.trials[1], "process"), signal.SIGKILL)  # the supervisor of a run that lives on
 
     def say(line: str) -> None:
