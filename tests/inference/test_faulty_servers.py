@@ -170,6 +170,28 @@ async def test_every_sample_comes_once_whatever_one_of_two_servers_does(folder: 
         await client.close()
 
 
+async def test_a_server_that_computes_wrongly_is_told_from_a_model_that_has_diverged(folder: Path) -> None:
+    config = InferenceEngineConfig(backend="sglang", max_num_seqs=4)
+
+    async def answered(wrong: FaultServer, other: FaultServer) -> InferenceEngineClient:
+        engines = [engine(folder, wrong.url), engine(folder, other.url)]
+        client = InferenceEngineClient(engines, nano_tokenizer(), "a/model", SkyRLLoraConfig(), config)
+        asked = request(prompts(5)[0], count=2)
+        try:
+            answers = await client.generate(asked)
+            assert drawn(answers) == right(asked)
+            assert {each.engine for each in answers} == {1}
+            return client
+        finally:
+            await client.close()
+
+    async with FaultServer(always="not finite") as wrong, FaultServer() as sound:
+        assert [each.number for each in (await answered(wrong, sound))._serving] == [1]
+    async with FaultServer(always="not finite") as one, FaultServer(always="not finite") as other:
+        with pytest.raises(NonFiniteError, match=other.url):
+            await answered(one, other)
+
+
 async def test_where_every_server_is_gone_the_run_ends_with_the_cause(folder: Path) -> None:
     async with FaultServer(always="broken") as one, FaultServer(always="hang up") as other:
         engines = [engine(folder, one.url), engine(folder, other.url)]

@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
-from skyrl.errors import ProcessError, RunError, WeightSyncError
+from skyrl.errors import NonFiniteError, ProcessError, RunError, WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine, InFlight
 from skyrl.inference.pool.admission import Admission, Served
 from skyrl.inference.pool.restarts import EngineRestarts
@@ -177,7 +177,7 @@ class InferenceEngineClient:
         that its cache is full; the rest wait here for any engine that becomes free. If an engine is lost, its requests,
         including those paused inside it, are drawn again elsewhere from the same keys, so that the draws are the same.
         An engine that takes far too long for a sample has another one draw it, too. Raises the last engine's error if
-        none is left.
+        none is left, and `NonFiniteError` if two engines compute numbers that are not finite.
         """
         while True:
             served = await self._admission.admitted(request)
@@ -185,7 +185,12 @@ class InferenceEngineClient:
             asked = request
             if len(self._serving) > 1 and request.on_tokens is None:  # whose tokens would come from two
                 asked = evolve(request, elsewhere=partial(self._elsewhere, request, served, others))
-            drawn = await self._drawn(served, asked)
+            try:
+                drawn = await self._drawn(served, asked)
+            except NonFiniteError as error:
+                if asked.elsewhere is None:
+                    raise
+                drawn = tuple(await self._finite_elsewhere(request, served, others, error))
             if drawn is not None:
                 mine = partial(evolve, engine=served.number)
                 return tuple(each if any(each is other for other in others) else mine(each) for each in drawn)
@@ -203,6 +208,23 @@ class InferenceEngineClient:
             self._admission.ended(request, served)
         return None
 
+    async def _finite_elsewhere(
+        self, request: GenerationRequest, served: Served, others: list[Completion], error: NonFiniteError
+    ) -> list[Completion]:
+        """All samples of the request from another engine, after one of them was not finite on this one, which is lost.
+        They are added to `others`.
+
+        The same weights give the same numbers, so that another engine tells an engine that computes wrongly from a
+        model that has diverged: of that, it raises `NonFiniteError`, too, and no engine is lost. Raises `error` if no
+        other engine answers.
+        """
+        try:
+            drawn = [await self._elsewhere(request, served, others, index) for index in range(len(request.keys))]
+        except ProcessError:
+            raise error from None
+        self._lose(served, error)
+        return drawn
+
     async def _elsewhere(
         self, request: GenerationRequest, served: Served, others: list[Completion], index: int
     ) -> Completion:
@@ -211,7 +233,9 @@ class InferenceEngineClient:
         """
         one = evolve(request, keys=(request.keys[index],))
         while (other := self._admission.beside(served, one)) is not None:
-            _log.info("engine %d does not answer: engine %d draws the sample, too", served.number, other.number)
+            _log.info(
+                "engine %d does not answer well: engine %d draws the sample, too", served.number, other.number
+            )
             if drawn := await self._drawn(other, one):
                 others.append(evolve(drawn[0], engine=other.number))
                 return others[-1]
