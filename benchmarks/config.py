@@ -28,8 +28,7 @@ from benchmarks.config_peers import classes, dataclass_tree, programs, pydantic_
 from skyrl.config import SkyRLTrainConfig, check, compose, load, resolve
 from skyrl.tree import evolve_at, thaw, to_dict
 from skyrl.tree.classes import fields_of
-from skyrl.tree.secrets import Secret
-from skyrl.tree.types import bare, config_class, is_list, is_union
+from skyrl.tree.types import Secret, bare, config_class, is_list, is_union
 
 RUN = """\
 [data]

@@ -20,9 +20,8 @@ from property_tests.doors import knock
 from skyrl.config import compose
 from skyrl.config.loading.load import MOST_OVERRIDES
 from skyrl.errors import SkyRLError
-from skyrl.tree.plain import MOST_VALUES
-from skyrl.tree.text_files import MOST_BYTES
-from skyrl.tree.toml_file import MOST_PARTS
+from skyrl.tree.files import MOST_BYTES, MOST_PARTS
+from skyrl.tree.types import MOST_VALUES
 
 ROOM = MOST_BYTES - 200
 DEEP = "b." * (MOST_PARTS - 2)

@@ -14,8 +14,7 @@ import attrs
 from skyrl.config import SkyRLTrainConfig
 from skyrl.tree import thaw
 from skyrl.tree.classes import fields_of
-from skyrl.tree.secrets import Secret
-from skyrl.tree.types import bare, config_class, is_list, is_mapping, is_union, item_kind
+from skyrl.tree.types import Secret, bare, config_class, is_list, is_mapping, is_union, item_kind
 
 OVERRIDES = (
     "trainer.device=cpu", "trainer.logger=console", "trainer.epochs=20", "trainer.train_batch_size=512",

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from skyrl.config import SkyRLTrainConfig
 from skyrl.tree import Secret, thaw
 from skyrl.tree.classes import fields_of, fit_field, leaf_paths
-from skyrl.tree.literals import NULL_WORDS
-from skyrl.tree.types import bare, is_list, is_mapping, is_optional, is_union
+from skyrl.tree.types import NULL_WORDS, bare, is_list, is_mapping, is_optional, is_union
 
 LEAVES: dict[str, attrs.Attribute[Any]] = dict(leaf_paths(SkyRLTrainConfig))
 

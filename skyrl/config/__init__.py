@@ -11,8 +11,7 @@ from skyrl.config.foundation.entry import BaseConfig, build_nested_dataclass, ge
 from skyrl.config.loading.check import check
 from skyrl.config.loading.extension import make_config
 from skyrl.config.loading.load import Composed, compose, load
-from skyrl.config.loading.loaded import Loaded
-from skyrl.config.loading.resolve import resolve
+from skyrl.config.loading.resolve import Loaded, resolve
 from skyrl.config.settings.algorithm import AlgorithmConfig, DynamicSamplingConfig, KLCtrlConfig
 from skyrl.config.settings.data import DataConfig
 from skyrl.config.settings.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig

@@ -14,11 +14,10 @@ from skyrl.config.foundation.entry import BaseConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, field, frozen
 from skyrl.tree.arguments import read_argument
-from skyrl.tree.builder import TreeBuilder
+from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.files import read_file
 from skyrl.tree.masking import is_secret_name
-from skyrl.tree.read_context import ReadContext
-from skyrl.tree.units import Gigabytes, Seconds
+from skyrl.tree.types import Gigabytes, Seconds
 from skyrl.tree.validators import non_negative, positive, rule_of_one_field
 
 _is_word = rule_of_one_field(
@@ -194,10 +193,9 @@ def load_cluster(
 
     Raises `ConfigError` with every problem.
     """
-    context = ReadContext(environ=environ, is_open=True)
-    builder: TreeBuilder[Any] = TreeBuilder(ClusterConfig(), context)
+    builder: TreeBuilder[Any] = TreeBuilder(ClusterConfig(), ReadContext(environ=environ, is_open=True))
     if file is not None:
-        builder.assign_all(read_file(file, context))
+        builder.assign_all(read_file(file))
     for number, word in enumerate(overrides, start=1):
         builder.assign(read_argument(word, number))
     cluster: ClusterConfig = builder.build()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl.errors import DataError
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 _INSTRUCTION, _CONFIGURATION = "instruction.md", "task.toml"
 

@@ -7,11 +7,10 @@ from typing import Any
 from skyrl.config.cluster import ClusterConfig
 from skyrl.interop.tables import put
 from skyrl.tree.arguments import split_path
-from skyrl.tree.builder import TreeBuilder
+from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.masking import is_secret_name
 from skyrl.tree.origins import Assignment, Origin
-from skyrl.tree.read_context import ReadContext
-from skyrl.tree.units import GIGABYTES
+from skyrl.tree.types import GIGABYTES
 
 NAME = "cluster.toml"
 """The file in reports, which name its fields as `cluster.toml:slurm.time`."""

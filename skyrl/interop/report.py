@@ -12,7 +12,7 @@ from attrs import field, frozen
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.errors import Problem
 from skyrl.tree.masking import masked
-from skyrl.tree.plain import shown
+from skyrl.tree.types import shown
 
 Outcome = Literal["kept", "renamed", "derived", "needless", "not yet", "refused"]
 """kept: under its own name; renamed: under ours; derived: follows from the rest, so omitted; needless: matches the

@@ -10,9 +10,8 @@ from typing import Any
 from skyrl.config.loading.recognition import refuse_other_tables
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.shell.variables import LONGEST
-from skyrl.tree.files import read_file
+from skyrl.tree.files import read_file, read_text
 from skyrl.tree.origins import dotted
-from skyrl.tree.text_files import read_text
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _DEEPEST = 10

@@ -18,11 +18,10 @@ from skyrl.interop.report import Conversion, Line, OtherDefault, Outcome
 from skyrl.interop.tables import put
 from skyrl.tree import get_at
 from skyrl.tree.arguments import split_path
-from skyrl.tree.builder import TreeBuilder
+from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.dump import stored_value
 from skyrl.tree.masking import REFERENCE
 from skyrl.tree.origins import Assignment, Origin, Origins
-from skyrl.tree.read_context import ReadContext
 from skyrl.tree.sparse import as_toml_has_it
 
 

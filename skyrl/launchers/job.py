@@ -18,7 +18,7 @@ import attrs
 from skyrl.errors import UserError
 from skyrl.processes.lifetimes import lives
 from skyrl.storage.atomic import write_file
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 RECORD = "launch.json"
 STATE = "state.json"

@@ -22,7 +22,7 @@ from skyrl.inference.pool.client import EngineState, InferenceEngineClient
 from skyrl.processes.background import in_a_daemon_thread
 from skyrl.runs.inputs import notice
 from skyrl.storage.atomic import write_file
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 FOLDER, STATE = "engines", "state.json"
 REPLIES = 20

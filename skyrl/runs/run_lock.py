@@ -15,19 +15,19 @@ from filelock import FileLock, Timeout
 from skyrl.config.loading.check import has_effect
 from skyrl.config.loading.code_digests import code_digests
 from skyrl.config.loading.kinds import kind_of
-from skyrl.config.loading.stored import FILES, stored_form, stored_tree, tree_of
+from skyrl.config.loading.stored import stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_owner import LOCK, in_use, sign, unsign
 from skyrl.runs.run_tree import AnyRun, field_path
 from skyrl.storage.atomic import write_file
 from skyrl.tree import differences, get_at, required
-from skyrl.tree.classes import is_written
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.access import is_written
+from skyrl.tree.files import STORED_FILES, stored_text
 
 C = TypeVar("C", bound=AnyRun)
 
-SIGNATURE, MANIFEST = FILES
+SIGNATURE, MANIFEST = STORED_FILES
 """Names of the files with the configuration of the run that a folder belongs to, and of a checkpoint."""
 
 

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 LOCK, _OWNER = ".lock", ".owner"
 _UNKNOWN = "its owner cannot be read"

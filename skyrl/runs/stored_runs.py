@@ -12,7 +12,7 @@ from skyrl.config.loading.kinds import KINDS, root_of, samples_rollouts
 from skyrl.config.loading.stored import tree_of
 from skyrl.errors import ResumeError, UserError
 from skyrl.tree import required
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 Run: TypeAlias = SkyRLTrainConfig | SFTConfig | RewardModelConfig
 

@@ -11,7 +11,6 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FrozenDict, field, frozen
 from skyrl.tree.builder import TreeBuilder
 from skyrl.tree.files import read_file
-from skyrl.tree.read_context import ReadContext
 from skyrl.tree.validators import non_negative, not_empty, positive
 
 KINDS_OF_DRAWS = ("uniform", "log_uniform", "integer", "choice")
@@ -97,9 +96,8 @@ class SweepConfig(BaseConfig):
 
 def load_sweep(file: str) -> SweepConfig:
     """The sweep that a TOML, YAML or JSON file describes. Raises `ConfigError` with every problem."""
-    context = ReadContext()
-    builder: TreeBuilder[Any] = TreeBuilder(SweepConfig(), context)
-    builder.assign_all(read_file(file, context))
+    builder: TreeBuilder[Any] = TreeBuilder(SweepConfig())
+    builder.assign_all(read_file(file))
     sweep: SweepConfig = builder.build()
     problems = [*builder.problems, *([] if builder.problems else sweep.own_problems())]
     if problems:

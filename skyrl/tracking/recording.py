@@ -34,7 +34,7 @@ from skyrl.processes.redaction import redacted_tree
 from skyrl.storage.atomic import atomic_file, write_file
 from skyrl.storage.modes import save_tensors
 from skyrl.trajectory import TrajectoryGroup
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 FOLDER = "recording"
 """Name of the folder in the run folder."""

@@ -19,7 +19,7 @@ import attrs
 
 from skyrl.processes.lifetimes import lives
 from skyrl.storage.json_files import complete_lines, record_of
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 FILE = "progress.json"
 """Name of the file in the run's folder."""

@@ -10,7 +10,7 @@ from skyrl.tree.access import evolve_at, get_at, joined, required
 from skyrl.tree.classes import FREE, IDENTITY, frozen
 from skyrl.tree.dump import differences, fingerprint, to_dict
 from skyrl.tree.frozen import FrozenDict, freeze, thaw
-from skyrl.tree.secrets import Secret
+from skyrl.tree.types import Secret
 
 __all__ = [
     "FREE",

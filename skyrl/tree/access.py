@@ -8,9 +8,16 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem, UnknownFieldError
-from skyrl.tree.classes import assembled, fields_of, is_config, unknown_field, validated, without_written
-from skyrl.tree.plain import TypeMismatch
-from skyrl.tree.types import config_class
+from skyrl.tree.classes import (
+    assembled,
+    fields_of,
+    is_config,
+    unknown_field,
+    validated,
+    without_written,
+    written_fields,
+)
+from skyrl.tree.types import TypeMismatch, config_class
 
 T = TypeVar("T")
 
@@ -71,6 +78,14 @@ def _replaced(config: T, name: str, value: object) -> T:
         problem = Problem(path=name, message=str(misfit), hint=misfit.hint)
         raise ConfigError([problem], title=f"{cls.__name__} cannot be built") from None
     return assembled(config, {name: stored})
+
+
+def is_written(config: object, path: str) -> bool:
+    """Did somebody write the value at a dotted path of a tree that `load` returned?"""
+    *tables, name = path.split(".")
+    for table in tables:
+        config = getattr(config, table, None)
+    return name in (written_fields(config) or ())
 
 
 def with_derived(config: T, path: str) -> T:

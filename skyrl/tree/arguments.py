@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem
+from skyrl.tree.files import MOST_BYTES
 from skyrl.tree.origins import Assignment, Origin, Path, cut_short
-from skyrl.tree.text_files import MOST_BYTES
 
 _NAME = r'(?:"(?:[^"\\]|\\.)*"|[^."=\s]+)'
 _PATH = rf"{_NAME}(?:\.{_NAME})*"

@@ -6,37 +6,189 @@ the critic's default instance has. All problems are collected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
+from attrs import evolve, frozen
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import freeform
-from skyrl.tree.classes import fields_of, named_tables_of, validated, with_written
+from skyrl.tree.classes import (
+    assembled,
+    class_name,
+    fields_of,
+    is_config,
+    known_class,
+    named_tables_of,
+    table_class,
+    validated,
+    with_written,
+)
+from skyrl.tree.files import Presets, read_file
 from skyrl.tree.freeform import refusal
 from skyrl.tree.frozen import thaw
-from skyrl.tree.history import History
-from skyrl.tree.literals import NULL_WORDS, is_bracketed
-from skyrl.tree.migrations import follow
-from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, check_length, cut_short, dotted, place_of
-from skyrl.tree.patches import appended, class_of_table, problems_of, read, with_changes, written_in
-from skyrl.tree.plain import MOST_VALUES, count_values, shown
-from skyrl.tree.read_context import NOTHING, MissingVariable, ReadContext
-from skyrl.tree.suggestions import suggestion
-from skyrl.tree.table import Table
+from skyrl.tree.masking import REFERENCE
+from skyrl.tree.migrations import Migration, follow
+from skyrl.tree.origins import DEFAULT, Assignment, Origin, Origins, Path, cut_short, dotted, place_of
+from skyrl.tree.suggestions import Elsewhere, nothing_elsewhere, suggestion
 from skyrl.tree.types import (
+    MOST_VALUES,
+    NULL_WORDS,
+    TypeMismatch,
     class_of,
     coerce_exact,
     config_class,
+    count_values,
     describe,
+    fit,
+    holds_secret,
+    is_bracketed,
     is_mapping,
     is_optional,
     item_kind,
     list_arm,
     parse,
+    shown,
     value_kind,
 )
+
+
+class MissingVariable(ConfigError):
+    """An environment variable that is not set. It is an error only if no later layer sets the value."""
+
+
+@frozen(kw_only=True)
+class ReadContext:
+    """Everything that a user's own files and arguments may refer to; stored trees may refer to nothing."""
+
+    environ: Mapping[str, str] | None = None
+    """Variables that `env:NAME` may name. None: no environment was given."""
+
+    presets: Presets = MappingProxyType({})
+    """Tables that `table=@preset:NAME` may name."""
+
+    migrations: tuple[Migration, ...] = ()
+    """Older names of paths."""
+
+    elsewhere: Elsewhere = nothing_elsewhere
+    """What other systems call our fields, for suggestions."""
+
+    is_open: bool = False
+    """Whether references (`env:NAME`, `@file`, `class = "module:Name"` of a module not imported yet) are followed."""
+
+    remembers: bool = False
+    """Whether each table of the tree says which of its fields were written (`classes.written_fields`)."""
+
+    def follows(self, origin: Origin | None) -> bool:
+        """May references from this place be followed: a variable, a file, a class to import?"""
+        return self.is_open and not (origin is not None and origin.is_stored)
+
+    def filled(self, assignment: Assignment, kind: object) -> Assignment:
+        """The assignment with `env:NAME` replaced by the variable's text, read as on a command line. A secret stays a
+        reference.
+
+        Raises `MissingVariable` if the variable is not set.
+        """
+        value = assignment.value
+        found = REFERENCE.fullmatch(value) if isinstance(value, str) and self.follows(assignment.origin) else None
+        if not found or holds_secret(kind):
+            return assignment
+        if self.environ is None:
+            message, hint = (
+                f"{value} needs environment variables, but none were passed",
+                "load(..., environ=os.environ)",
+            )
+            raise MissingVariable([Problem(path="", message=message, hint=f"pass them: {hint}")])
+        if found[1] not in self.environ:
+            message, hint = f"{value}: this environment variable is not set", f"export {found[1]}=..."
+            raise MissingVariable([Problem(path="", message=message, hint=hint)])
+        origin = Origin(kind="environment", where=found[1], asked_by=assignment.origin)
+        return evolve(assignment, value=self.environ[found[1]], origin=origin, is_text=True)
+
+
+NOTHING = ReadContext()
+"""Context for stored trees, which are pure data."""
+
+
+class Table:
+    """A nested table under construction: its declared class, the instance it starts from, and the changes."""
+
+    def __init__(self, declared: type[Any], base: object) -> None:
+        self.declared = declared
+        self.base = base
+        self.changes: dict[str, Any] = {}
+        self.is_forgotten = False
+        """Whether a value inside was forgotten; distinguishes such a table from one written empty, which is kept."""
+        self.was_absent = False
+        """Whether the table did not exist before something was written in it."""
+        self.unread = ""
+        """Import path of its class, if that is not followed; see `imports.following`."""
+
+    @property
+    def cls(self) -> type[Any]:
+        """The class of the instance under construction."""
+        return type(self.base)
+
+    def current(self, name: str) -> Any:
+        """The value of a field, changed or not."""
+        return self.changes[name] if name in self.changes else getattr(self.base, name)
+
+    def child(self, name: str, declared: type[Any]) -> Table:
+        """The nested table `name`, created from its current value, or from its class's defaults if that is None."""
+        value = self.current(name)
+        if not isinstance(value, Table):
+            was_absent = value is None
+            value = self.changes[name] = Table(declared, declared() if was_absent else value)
+            value.was_absent = was_absent
+        return value
+
+    def drop_if_untouched(self, name: str) -> None:
+        """Reset a table whose default is None to None if everything written in it has been forgotten."""
+        child = self.changes.get(name)
+        if isinstance(child, Table) and child.is_forgotten and not child.changes and getattr(self.base, name) is None:
+            del self.changes[name]
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """The free-form table `name` in mutable form; empty if it was None."""
+        value = self.current(name)
+        made: dict[str, Any] = value if isinstance(value, dict) else thaw(value or {})
+        self.changes[name] = made
+        return made
+
+    def become(self, name: object, *, may_import: bool) -> None:
+        """Change to the class with this import path, the value of the key `class`. Values that differ from the defaults
+        are kept.
+
+        A module that is not imported yet is imported only if a user's own file or argument names it.
+        """
+        cls = known_class(name) if isinstance(name, str) else None
+        if cls is None and isinstance(name, str) and may_import:
+            from skyrl.tree.imports import follows, import_class  # few files name a class that is not imported yet
+
+            if not follows("classes") and ":" in name:
+                self.unread = name
+                return
+            cls = import_class(name)
+        if cls is None or not issubclass(cls, self.declared):
+            kind = "a subclass" if may_import else "an imported subclass"
+            message = f"{shown(name)} is not {kind} of {class_name(self.declared)}"
+            hint = "write module:Name or file.py:Name of a class decorated with @frozen" if may_import else ""
+            raise ConfigError([Problem(path="", message=message, hint=hint)])
+        self.changes = {key: change for key, change in self.changes.items() if key in fields_of(cls)}
+        self.base = with_class(self.base, cls)
+
+
+def with_class(table: object, cls: type[Any]) -> object:
+    """An instance of another class in place of a table, with the values in which the table differs from its class's
+    defaults.
+    """
+    default = type(table)()
+    common = fields_of(cls).keys() & fields_of(type(table)).keys()
+    return cls(**{key: getattr(table, key) for key in common if getattr(table, key) != getattr(default, key)})
+
 
 T = TypeVar("T")
 
@@ -48,6 +200,12 @@ MOST_PROBLEMS = 1_000
 
 MOST_COPIED = 1_000_000
 """Largest number of list items copied because one item of a list changes: about 1,400 `+=` on one list."""
+
+MOST_NAMES = 80
+"""Largest number of names in a path: the levels of the tree's tables and of a free-form value together."""
+
+MOST_LETTERS = 1000
+"""Largest number of characters in one name of a path."""
 
 TOO_MANY_VALUES = f"a configuration may have at most {MOST_VALUES} values in total"
 
@@ -106,8 +264,12 @@ class TreeBuilder(Generic[T]):
                 Problem(path="", message=f"stopped after {MOST_PROBLEMS} problems; the rest was not checked")
             )
             return
+        path = assignment.path
         try:
-            check_length(assignment.path)
+            if len(path) > MOST_NAMES:  # the time that a path takes grows with the square of its length
+                raise refusal(f"this path has {len(path)} names; the limit is {MOST_NAMES}")
+            if path and len(path[-1]) > MOST_LETTERS:  # the names before it were checked with the tables they name
+                raise refusal(f"this name has {len(path[-1])} characters; the limit is {MOST_LETTERS}")
             self._assign(self._root, 0, assignment)
         except MissingVariable as error:
             self._unfilled.append((assignment, error, self._history.winner(assignment.path)))
@@ -127,7 +289,7 @@ class TreeBuilder(Generic[T]):
         path = cut_short(dotted(assignment.path))
         self.broken.add(path)
         for problem in problems_of(error):
-            self.problems.append(attrs.evolve(problem, path=path, place=assignment.origin.place))
+            self.problems.append(evolve(problem, path=path, place=assignment.origin.place))
 
     def _assign(self, table: Table, depth: int, assignment: Assignment) -> None:
         """Descend to the table or field that the path names; its first `depth` names led to `table`."""
@@ -207,25 +369,20 @@ class TreeBuilder(Generic[T]):
 
     def _is_subtree(self, attribute: attrs.Attribute[Any], assignment: Assignment) -> bool:
         """Whether the assignment is `table=@file`. Text fields take a value that begins with @ literally."""
-        is_table = config_class(attribute.type) is not None or is_mapping(attribute.type)
         return (
             assignment.is_text
-            and is_table
             and assignment.value.startswith("@")
+            and (config_class(attribute.type) is not None or is_mapping(attribute.type))
             and self._context.follows(assignment.origin)
         )
 
     def _graft(self, assignment: Assignment) -> None:
         """Insert the tree of a file at the path. Problems of the file are reported at their place in the file."""
-        from skyrl.tree.files import read_file  # few command lines have one
-
         try:
-            found = read_file(assignment.value[1:], self._context)
+            found = read_file(assignment.value[1:], self._context.presets)
         except ConfigError as error:
             self.broken.add(dotted(assignment.path))
-            self.problems += [
-                attrs.evolve(each, place=each.place or assignment.origin.place) for each in error.problems
-            ]
+            self.problems += [evolve(each, place=each.place or assignment.origin.place) for each in error.problems]
             return
         self.assign_all(each.below(assignment.path) for each in found)
 
@@ -242,10 +399,10 @@ class TreeBuilder(Generic[T]):
         asked, assignment = assignment, self._context.filled(assignment, attribute.type)
         if assignment.operation == "append":  # a variable gives a part of the list
             value: Any = appended(attribute, table.current(attribute.name), assignment)
-            assignment = attrs.evolve(assignment, origin=asked.origin)
+            assignment = evolve(assignment, origin=asked.origin)
             self._count_copied(value)
         elif assignment.is_text or is_mapping(attribute.type):
-            value = read(assignment, attribute.type)
+            value = fit(assignment.value, attribute.type, is_text=assignment.is_text)
         else:
             value = assignment.value
         merges = is_mapping(attribute.type) and table.current(attribute.name) is not None
@@ -263,7 +420,7 @@ class TreeBuilder(Generic[T]):
         items = list(table.current(attribute.name)) if isinstance(table.current(attribute.name), tuple) else []
         index = freeform.position(assignment.path[-1], items)
         self._count_copied(items)
-        items[index] = read(assignment, item_kind(list_arm(attribute.type)))
+        items[index] = fit(assignment.value, item_kind(list_arm(attribute.type)), is_text=assignment.is_text)
         stored = table.changes[attribute.name] = validated(attribute, items, table.base)
         self._history.add(assignment.path[:-1], assignment.origin, stored)
 
@@ -288,7 +445,9 @@ class TreeBuilder(Generic[T]):
         asked = assignment
         if not class_of(attribute.type):  # a class that is known only at the end reads its own references
             assignment = self._context.filled(assignment, value_kind(attribute.type))
-        value = read(assignment, value_kind(attribute.type) if len(inner) == 1 else Any)
+        value = fit(
+            assignment.value, value_kind(attribute.type) if len(inner) == 1 else Any, is_text=assignment.is_text
+        )
         if isinstance(value, Mapping) and value:
             freeform.make_way(mapping, inner)
             for key, item in value.items():
@@ -311,29 +470,28 @@ class TreeBuilder(Generic[T]):
         """Keep an assignment to a table of `ClassOf`, to be read again by the class once that is known."""
         if class_of(attribute.type):
             place, inside = assignment.path[: depth + 1], assignment.path[depth + 1 :]
-            self._kept.setdefault(place, []).append(attrs.evolve(assignment, path=inside))
+            self._kept.setdefault(place, []).append(evolve(assignment, path=inside))
 
     def _other_name(self, table: Table, depth: int, assignment: Assignment) -> None:
         """An old name is followed with a warning; any other unknown one is refused."""
-        followed = follow(self._context.migrations, assignment)
-        if followed is None:
-            self._refuse_unknown(table, depth, assignment.path)
-        else:
+        if followed := follow(self._context.migrations, assignment):
             assignments, warnings = followed
             self.assign_all(assignments)
             self.problems += warnings
-
-    def _refuse_unknown(self, table: Table, depth: int, path: Path) -> None:
+            return
         self._unknown += 1
         if self._unknown > MOST_SUGGESTIONS:  # probably another program's file: searching for every name is wasteful
             raise refusal(f"no such field of {table.cls.__name__}", code="unknown field")
-        sentence, meant = suggestion(self._root.cls, table.cls, path, depth, self._context.elsewhere)
+        sentence, meant = suggestion(self._root.cls, table.cls, assignment.path, depth, self._context.elsewhere)
         self.broken.update(meant)
         if len(meant) == 1:
             raise refusal(f"no such field; {sentence}", code="misspelled field")
         raise refusal(f"no such field of {table.cls.__name__}", hint=sentence, code="unknown field")
 
     def _build(self, table: Table, path: Path) -> Any:
+        """The instance of a table and of those inside it. A table of `ClassOf` becomes an instance of the class that
+        another field names, which is known only now.
+        """
         changes = {
             name: self._build(change, (*path, name)) if isinstance(change, Table) else change
             for name, change in table.changes.items()
@@ -343,25 +501,20 @@ class TreeBuilder(Generic[T]):
             if self._context.remembers and (changes or table.was_absent or not path):
                 leaves = (name for name, change in table.changes.items() if not isinstance(change, Table))
                 built = with_written(built, leaves)
-            return self._with_named_classes(built, table.base, path) if changes else built
+            for name, naming in named_tables_of(type(built)).items() if changes else ():
+                if isinstance(getattr(built, name), Mapping):
+                    named_by = self._history.winner((*path, naming.field))
+                    cls = naming.find(getattr(built, naming.field), self._context.follows(named_by))
+                    if cls is not None:
+                        made = self._instance(cls, (*path, name), getattr(table.base, name))
+                        built = with_changes(built, {name: made})
+            return built
         except (TypeError, ValueError) as error:  # a class may validate several of its fields together
             self.broken.add(dotted(path))
             for problem in problems_of(error):
                 whole = ".".join(filter(None, (dotted(path), problem.path)))
-                self.problems.append(attrs.evolve(problem, path=whole, place=place_of(whole, self.origins)))
+                self.problems.append(evolve(problem, path=whole, place=place_of(whole, self.origins)))
             return table.base
-
-    def _with_named_classes(self, built: object, base: object, path: Path) -> Any:
-        """`built` with its tables of `ClassOf` replaced by instances of the classes that other fields name."""
-        for name, naming in named_tables_of(type(built)).items():
-            if not isinstance(getattr(built, name), Mapping):
-                continue
-            named_by = self._history.winner((*path, naming.field))
-            cls = naming.find(getattr(built, naming.field), self._context.follows(named_by))
-            if cls is not None:
-                made = self._instance(cls, (*path, name), getattr(base, name))
-                built = with_changes(built, {name: made})
-        return built
 
     def _instance(self, cls: type[Any], place: Path, default: object) -> Any:
         """An instance of `cls` from the table's default and what was written into it."""
@@ -377,7 +530,7 @@ class TreeBuilder(Generic[T]):
             docs = docs_of(cls)
         for problem in inner.problems:
             hint = problem.hint or " ".join(docs.get(problem.path, "").split())
-            self.problems.append(attrs.evolve(problem, path=whole + problem.path, hint=hint))
+            self.problems.append(evolve(problem, path=whole + problem.path, hint=hint))
         self.broken.update(whole + each for each in inner.broken)
         self._history.take_over(inner.origins, place)
         return made
@@ -394,3 +547,133 @@ def structure(value: object, cls: type[T]) -> T:
     if builder.problems:
         raise ConfigError(builder.problems, title=f"{cls.__name__} cannot be built")
     return built
+
+
+def with_changes(config: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy with these values, which were validated when assigned. Free-form tables, which may have changed since, and
+    classes that validate their fields together are validated now. Raises ValueError.
+    """
+    cls = type(config)
+    if hasattr(cls, "__attrs_post_init__") or not is_config(cls):
+        return evolve(config, **changes)
+    fields, judged_now, problems = fields_of(cls), {}, []
+    for name in [name for name, value in changes.items() if type(value) is dict]:
+        try:
+            judged_now[name] = validated(fields[name], changes[name], config)
+        except ValueError as error:
+            problems += [evolve(each, path=each.path or name) for each in problems_of(error)]
+    if problems:
+        raise ConfigError(problems)
+    return assembled(config, {**changes, **judged_now})
+
+
+def class_of_table(attribute: attrs.Attribute[Any], value: object) -> type[Any] | None:
+    """Class of a nested table, finished or under construction; None for a leaf."""
+    return value.declared if isinstance(value, Table) else table_class(attribute, value)
+
+
+def appended(attribute: attrs.Attribute[Any], current: object, assignment: Assignment) -> tuple[Any, ...]:
+    """The current list with one more item, or with the items of another list."""
+    kind = list_arm(attribute.type)
+    if kind is None:
+        raise refusal(f"+= works only on lists; this is {describe(attribute.type)}")
+    before = () if current is None else current if isinstance(current, tuple) else (current,)
+    text = assignment.value
+    return (*before, *parse(text, kind)) if is_bracketed(text) else (*before, parse(text, item_kind(kind)))
+
+
+def problems_of(error: Exception) -> tuple[Problem, ...]:
+    """Problems of a `ConfigError`; for any other exception of a validator, one problem with its message."""
+    if isinstance(error, ConfigError):
+        return error.problems
+    message = str(error.args[0]) if error.args else type(error).__name__
+    if isinstance(error, TypeMismatch):
+        return (Problem(path="", message=message, hint=error.hint, code=error.code, value=error.value),)
+    return (Problem(path="", message=message, hint=getattr(error, "hint", "")),)
+
+
+def written_in(value: object, path: Path, default: object = None) -> Iterator[tuple[Path, Any]]:
+    """Paths below `path`, with their values, of the leaves in which an instance differs from its class's defaults."""
+    if not attrs.has(type(value)):
+        return
+    if type(default) is not type(value):
+        default = type(value)()
+    for name in fields_of(type(value)):
+        ours, theirs = getattr(value, name), getattr(default, name)
+        if attrs.has(type(ours)):
+            yield from written_in(ours, (*path, name), theirs)
+        elif ours != theirs:
+            yield (*path, name), ours
+
+
+class History:
+    """Dotted path -> its origins, winner last."""
+
+    def __init__(self) -> None:
+        self._chains: dict[str, list[Origin]] = {}
+        self.written: list[str] = []
+        """Dotted path of every value that was written, in order, including values replaced or forgotten since."""
+        self._around: set[Path] = set()
+        """Tables in which something was written, even if it was forgotten since."""
+
+    @property
+    def origins(self) -> Origins:
+        """Current origins of every path."""
+        return {path: tuple(chain) for path, chain in self._chains.items()}
+
+    def winner(self, path: Path) -> Origin | None:
+        """Origin of the current value; None if nothing was written."""
+        return self._chains.get(dotted(path), [None])[-1]
+
+    def add(self, path: Path, origin: Origin, value: object) -> None:
+        """Record `origin` as the source of this value; it takes precedence over earlier ones."""
+        self._chains.setdefault(dotted(path), []).append(origin.giving(value))
+        self.written.append(dotted(path))
+        self._note(path)
+
+    def begin(self, path: Path, origin: Origin, value: object) -> None:
+        """Record `origin` as the only source of this value, forgetting earlier ones."""
+        self._chains.pop(dotted(path), None)
+        self.add(path, origin, value)
+
+    def _note(self, path: Path) -> None:
+        while (path := path[:-1]) and path not in self._around:
+            self._around.add(path)
+
+    def forget(self, path: Path) -> None:
+        """Forget everything written at the path or inside it."""
+        self._chains.pop(dotted(path), None)
+        self.forget_inside(path)
+
+    def forget_inside(self, path: Path) -> None:
+        """Forget everything written inside a table that is now replaced."""
+        if path not in self._around:
+            return
+        inside = dotted(path) + "."
+        for known in [known for known in self._chains if known.startswith(inside)]:
+            del self._chains[known]
+
+    def take_over(self, origins: Origins, place: Path) -> None:
+        """Adopt the origins of a separately built tree that is now the subtree at `place`."""
+        self._note((*place, ""))
+        self._chains.update({f"{dotted(place)}.{path}": list(chain) for path, chain in origins.items()})
+        self.written += (f"{dotted(place)}.{path}" for path in origins)
+
+    def contradictions(self) -> Iterator[Problem]:
+        """Problems where one layer sets a field to two values under two of its names: a file, whose keys have no order,
+        or the arguments.
+        """
+        for path, chain in self._chains.items():
+            layers = [(each.asked_by or each, each.value) for each in chain] if len(chain) > 1 else []
+            inside = f"{path}."  # an item of the list at this path, which is no other name of it
+            by_name = {
+                (layer.source, layer.path): (layer, value)
+                for layer, value in layers
+                if layer.path and not dotted(layer.path).startswith(inside)
+            }
+            for one, other in combinations(by_name.values(), 2):
+                if one[0].source == other[0].source and one[0].path != other[0].path and one[1] != other[1]:
+                    (old, former), (new, latter) = (one, other) if dotted(other[0].path) == path else (other, one)
+                    both = f"{shown(former)} contradicts {dotted(new.path)} = {shown(latter)}"
+                    message = f"{both}: both names are the same field"
+                    yield Problem(path=dotted(old.path), message=message, hint=f"keep only {path}", place=old.place)

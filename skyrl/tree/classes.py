@@ -21,8 +21,7 @@ from attrs import field
 
 from skyrl.errors import ConfigError, Problem, UnknownFieldError
 from skyrl.tree.names import nearest
-from skyrl.tree.plain import TypeMismatch
-from skyrl.tree.types import ClassOf, class_of, coerce_exact, config_class
+from skyrl.tree.types import ClassOf, TypeMismatch, class_of, coerce_exact, config_class
 
 C = TypeVar("C")
 Role = Literal["identity", "numerics", "free"]
@@ -142,14 +141,6 @@ def with_written(config: C, names: Iterable[str]) -> C:
 def without_written(config: C, name: str) -> C:
     """A copy of the table that no longer says that this field was written."""
     return assembled(config, {_WRITTEN: (written_fields(config) or frozenset()) - {name}})
-
-
-def is_written(config: object, path: str) -> bool:
-    """Did somebody write the value at a dotted path of a tree that `load` returned?"""
-    *tables, name = path.split(".")
-    for table in tables:
-        config = getattr(config, table, None)
-    return name in (written_fields(config) or ())
 
 
 _WRITTEN = "__written__"

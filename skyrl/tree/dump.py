@@ -15,8 +15,7 @@ import cattrs
 from skyrl.tree.builder import structure
 from skyrl.tree.classes import class_name, fields_of, is_config, leaf_paths, role_of, tables_of
 from skyrl.tree.masking import masked
-from skyrl.tree.secrets import Secret
-from skyrl.tree.types import class_of
+from skyrl.tree.types import Secret, class_of
 
 SCHEMA_VERSION = 1
 """Version of the stored form; it goes into every fingerprint."""

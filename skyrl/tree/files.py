@@ -1,66 +1,107 @@
-"""Reads a configuration file of any format, and the files it extends, as assignments in order of precedence."""
+"""Reads files: a configuration of any format, with the files it extends, as assignments in order of precedence; and the
+text of files that programs wrote.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import stat
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NoReturn
 
-import attrs
+from attrs import evolve
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.names import nearest
-from skyrl.tree.origins import Assignment, Origin
-from skyrl.tree.plain import shown
-from skyrl.tree.read_context import NOTHING, ReadContext
-from skyrl.tree.text_files import UNREADABLE, cannot_read
+from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
+from skyrl.tree.syntax_errors import UNREADABLE, malformed
+from skyrl.tree.types import shown
 
 EXTENDS = "extends"
 """Top-level key that names what the file extends: files, by path relative to this one, or `preset:NAME`."""
 
 PRESET = "preset:"
 
+STORED_FILES = ("config.json", "manifest.json")
+"""Names of files with a stored tree: in the folder of a run, and of a checkpoint, whose manifest holds the same and
+more."""
+
 MOST_LEVELS = 100
 """Longest chain of files that extend each other."""
 
+MOST_BYTES = 2**18
+"""Largest file, and longest argument, that is read as a configuration: parsing more would take seconds."""
 
-def read_file(name: str, context: ReadContext = NOTHING) -> list[Assignment]:
+MOST_STORED = 2**26
+"""Largest file that is read as a record of a run, a checkpoint or a model."""
+
+MOST_PARTS = 60
+"""Largest number of parts of a dotted key: parse time in `tomllib` grows at least with the square of their number."""
+
+_LONG_KEY = rf"""(?m)^[ \t\[]*+(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}"""
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+Presets = Mapping[str, Mapping[str, Any]]
+"""Name -> tables, for `extends = "preset:NAME"`."""
+
+
+def read_file(name: str, presets: Presets = MappingProxyType({})) -> list[Assignment]:
     """Assignments to the root: first from what the file extends, then the file's own. `name` may also be a preset.
 
-    A file that several others extend is applied once, where it first occurs. Raises `ConfigError`.
+    A file that several others extend is applied once, where it first occurs. Raises `ConfigError`, for text that is
+    not TOML, YAML or JSON with line and column.
     """
-    return _Reading(context).read(name)
+    return _Reading(presets).read(name)
+
+
+def stored_file(name: str) -> str:
+    """The configuration of a run's folder, if `name` is one; `name` otherwise."""
+    inside = (os.path.join(os.path.expanduser(name), file) for file in STORED_FILES)
+    return next((file for file in inside if os.path.isfile(file)), name)  # unlike Path.is_file, False for any OSError
+
+
+def is_stored_form(value: object) -> bool:
+    """Is it a configuration as a run stores it, with its fingerprint, rather than one written by hand?"""
+    return isinstance(value, Mapping) and {"config", "fingerprint"} <= value.keys()
 
 
 class _Reading:
     """Reads one file and everything it extends."""
 
-    def __init__(self, context: ReadContext) -> None:
-        self._context = context
+    def __init__(self, presets: Presets) -> None:
+        self._presets = presets
         self._done: set[str] = set()
 
     def read(self, name: str, above: tuple[str, ...] = ()) -> list[Assignment]:
         """The file's assignments, after those of the files it extends; `above` are the files that led here."""
         if name.startswith(PRESET):
-            return [_preset(name, self._context)]
+            return [self._preset(name)]
         assignment = _read(name)
         if not (isinstance(assignment.value, Mapping) and EXTENDS in assignment.value):
             return [assignment]
+        place = assignment.origin.at(EXTENDS).place
         if is_stored_form(assignment.value):
-            place = assignment.origin.at(EXTENDS).place
             raise _refused(f"a stored configuration cannot have {EXTENDS}: this file was edited", place)
         own = {key: value for key, value in assignment.value.items() if key != EXTENDS}
-        place = assignment.origin.at(EXTENDS).place
         found = [
             each
             for base in _bases(assignment.value[EXTENDS], place)
             for each in self._base(name, base, place, (*above, _identity(name)))
         ]
-        return [*found, attrs.evolve(assignment, value=own)]
+        return [*found, evolve(assignment, value=own)]
 
     def _base(self, name: str, base: str, place: str, chain: tuple[str, ...]) -> list[Assignment]:
         """Assignments of one file that `name` extends; empty if they were already included."""
-        target = base if base.startswith(PRESET) else _beside(name, base)
+        target = base if base.startswith((PRESET, "~")) else str(FilePath(name).parent / base)
         identity = target if base.startswith(PRESET) else _identity(target)
         if identity in chain:
             raise _refused(f"circular reference: {base} extends this file, directly or indirectly", place)
@@ -70,10 +111,19 @@ class _Reading:
             return []
         try:
             found = self.read(target, chain)
-        except ConfigError as error:
-            raise _placed(error, place) from None
+        except ConfigError as error:  # a missing file, for one, has no place of its own
+            problems = [evolve(each, place=each.place or place) for each in error.problems]
+            raise ConfigError(problems, title=error.title) from None
         self._done.add(identity)
         return found
+
+    def _preset(self, name: str) -> Assignment:
+        wanted = name.removeprefix(PRESET)
+        if wanted not in self._presets:
+            meant = nearest(wanted, tuple(self._presets))
+            hint = f"did you mean {PRESET}{meant}?" if meant else f"presets: {', '.join(self._presets) or 'none'}"
+            raise ConfigError([Problem(path=name, message="no such preset", hint=hint)], title=UNREADABLE)
+        return Assignment(path=(), value=self._presets[wanted], origin=Origin(kind="preset", where=wanted))
 
 
 def _bases(named: object, place: str) -> list[str]:
@@ -82,46 +132,6 @@ def _bases(named: object, place: str) -> list[str]:
     if not all(isinstance(base, str) for base in bases):
         raise _refused(f"{shown(named)} is neither a file nor a list of files", place)
     return list(bases)
-
-
-def is_stored_form(value: object) -> bool:
-    """Is it a configuration as a run stores it, with its fingerprint, rather than one written by hand?"""
-    return isinstance(value, Mapping) and {"config", "fingerprint"} <= value.keys()
-
-
-def _read(name: str) -> Assignment:
-    match FilePath(name).suffix.lower():
-        case ".yaml" | ".yml":
-            from skyrl.tree.yaml_file import read_yaml
-
-            return read_yaml(name)
-        case ".json":
-            from skyrl.tree.json_file import read_json
-
-            return read_json(name)
-        case _:
-            from skyrl.tree.toml_file import read_toml
-
-            return read_toml(name)
-
-
-def _preset(name: str, context: ReadContext) -> Assignment:
-    wanted = name.removeprefix(PRESET)
-    if wanted not in context.presets:
-        meant = nearest(wanted, tuple(context.presets))
-        hint = f"did you mean {PRESET}{meant}?" if meant else f"presets: {', '.join(context.presets) or 'none'}"
-        problem = Problem(path=name, message="no such preset", hint=hint)
-        raise ConfigError([problem], title=UNREADABLE)
-    return Assignment(path=(), value=context.presets[wanted], origin=Origin(kind="preset", where=wanted))
-
-
-def _beside(name: str, other: str) -> str:
-    """The path `other` resolved relative to the folder of the file `name`."""
-    path = FilePath(other)
-    if path.is_absolute() or other.startswith("~"):
-        return other
-    folder = FilePath(name).parent
-    return str(folder / path)
 
 
 def _identity(name: str) -> str:
@@ -135,7 +145,136 @@ def _refused(message: str, place: str) -> ConfigError:
     return ConfigError([Problem(path=EXTENDS, message=message, place=place)], title=UNREADABLE)
 
 
-def _placed(error: ConfigError, place: str) -> ConfigError:
-    """The error with `place` filled in for problems that have none, such as a missing file."""
-    problems: list[Any] = [attrs.evolve(each, place=each.place or place) for each in error.problems]
-    return ConfigError(problems, title=error.title)
+def _read(name: str) -> Assignment:
+    """The whole file as one assignment to the root, whose origin knows the lines of its keys."""
+    text = read_text(name)
+    match FilePath(name).suffix.lower():
+        case ".yaml" | ".yml":
+            from skyrl.tree.yaml_file import parse_yaml  # libyaml is loaded for YAML alone
+
+            value, known = parse_yaml(name, text)
+            lines = KeyLines(lambda: known)
+        case ".json":
+            value, lines = _parsed_json(name, text), KeyLines(lambda: _json_lines(name, text))
+        case _:
+            value, lines = _parsed_toml(name, text), KeyLines(lambda: _toml_lines(text))
+    return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, lines=lines))
+
+
+def _parsed_toml(name: str, text: str) -> dict[str, Any]:
+    import tomllib
+
+    if text.count(".") >= MOST_PARTS and (found := re.search(_LONG_KEY, text)):
+        line = text.count("\n", 0, found.start()) + 1
+        raise malformed(name, "TOML", f"a key has more than {MOST_PARTS} parts", line)
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
+        why = str(error)
+    except RecursionError:
+        why = "nested too deeply"
+    position: tuple[int, ...] = ()
+    if found := re.search(r" \(at line (\d+), column (\d+)\)$", why):
+        position = int(found[1]), int(found[2])
+    elif found := re.search(r" \(at end of document\)$", why):
+        last = text.rstrip()
+        position = last.count("\n") + 1, len(last.rpartition("\n")[2]) + 1
+    raise malformed(name, "TOML", why[: found.start()] if found else why, *position, text=text)
+
+
+def _toml_lines(text: str) -> dict[Path, int]:
+    from skyrl.tree.toml_lines import scan_lines  # rarely needed, and its patterns take milliseconds to compile
+
+    return scan_lines(text)
+
+
+def _parsed_json(name: str, text: str) -> Any:
+    """The value, nulls included. Duplicate keys and numbers that are not finite are refused."""
+    import json
+
+    try:
+        return json.loads(text, object_pairs_hook=_table, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        raise malformed(name, "JSON", error.msg, error.lineno, error.colno, text=text) from None
+    except ValueError as error:  # a duplicate key, NaN, or a number with thousands of digits
+        raise malformed(name, "JSON", str(error)) from None
+    except RecursionError:
+        raise malformed(name, "JSON", "nested too deeply") from None
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {shown(twice)} appears twice in one table")
+    return table
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"the constant {constant} is not a JSON number")
+
+
+def _json_lines(name: str, text: str) -> dict[Path, int]:
+    """Path -> line of each key, from the YAML reader: every JSON text is also YAML."""
+    from skyrl.tree.yaml_file import parse_yaml
+
+    try:
+        return parse_yaml(name, text)[1]
+    except ConfigError:  # tabs, which JSON allows and YAML does not
+        return {}
+
+
+def read_text(name: str) -> str:
+    """Text of a regular file of at most `MOST_BYTES`, with CRLF line ends converted to line feeds.
+
+    Raises `ConfigError` for a file that is missing, unreadable, too large, not a regular file, or not UTF-8.
+    """
+    if not name:
+        raise cannot_read("''", "the name is empty")
+    try:
+        path = FilePath(name).expanduser()
+        if kind := _other_kind(path):  # not even opened: reading a pipe may block or never end
+            raise cannot_read(name, f"this is {kind}, not a regular file: write its content to a file first")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise cannot_read(name, f"the file is larger than {MOST_BYTES // 2**10} KiB, the limit for a configuration")
+        return content.decode("utf-8-sig").replace("\r\n", "\n")  # Windows editors write a byte order mark first
+    except FileNotFoundError:
+        raise cannot_read(name, "no such file") from None
+    except IsADirectoryError:
+        raise cannot_read(name, "this is a folder, not a file") from None
+    except UnicodeDecodeError as error:
+        raise cannot_read(name, f"not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise cannot_read(name, error.strerror or str(error)) from None
+    except ConfigError:
+        raise
+    except (ValueError, RuntimeError) as error:  # a zero byte in the name; no home folder for ~
+        raise cannot_read(name, str(error)) from None
+
+
+def stored_text(path: FilePath) -> str:
+    """Text of a file that a program wrote, such as `config.json` in the folder of a run, which may be a stranger's.
+
+    Raises `OSError` for one that is missing or unreadable, and `ValueError` for one that is not UTF-8, not a regular
+    file, or larger than `MOST_STORED`.
+    """
+    if kind := _other_kind(path):
+        raise ValueError(f"it is {kind}, not a regular file")
+    with path.open("rb") as file:
+        content = file.read(MOST_STORED + 1)
+    if len(content) > MOST_STORED:
+        raise ValueError(f"it is larger than {MOST_STORED // 2**20} MiB")
+    return content.decode("utf-8")
+
+
+def _other_kind(path: FilePath) -> str:
+    """Kind of a file that is not regular, so that reading it may block or never end; empty for other files."""
+    mode = os.stat(path).st_mode
+    return next((words for is_kind, words in _KINDS if is_kind(mode)), "")
+
+
+def cannot_read(name: str, why: str) -> ConfigError:
+    """The error for a file that cannot be read at all."""
+    return ConfigError([Problem(path=name, message=f"cannot be read: {why}")], title=UNREADABLE)

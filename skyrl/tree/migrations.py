@@ -9,8 +9,7 @@ from attrs import evolve, frozen
 
 from skyrl.errors import ConfigError, Problem, ProblemCode
 from skyrl.tree.origins import Assignment, Path, dotted
-from skyrl.tree.plain import shown
-from skyrl.tree.types import parse
+from skyrl.tree.types import parse, shown
 
 
 @frozen(kw_only=True)

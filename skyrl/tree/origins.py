@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
-from skyrl.errors import ConfigError, Problem
-
 Path = tuple[str, ...]
 
 
@@ -25,24 +23,6 @@ def dotted(path: Path) -> str:
 
 _BARE = re.compile(r'[^."=\s]*[^."=\s+]')
 _SPECIAL = re.compile(r'["\\]')
-
-
-MOST_NAMES = 80
-"""Largest number of names in a path: the levels of the tree's tables and of a free-form value together."""
-
-MOST_LETTERS = 1000
-"""Largest number of characters in one name of a path."""
-
-
-def check_length(path: Path) -> None:
-    """Raises `ConfigError` for an implausibly long path, whose processing time grows with the square of its length."""
-    if len(path) > MOST_NAMES:
-        message = f"this path has {len(path)} names; the limit is {MOST_NAMES}"
-    elif path and len(path[-1]) > MOST_LETTERS:  # the names before it were checked with the tables that they name
-        message = f"this name has {len(path[-1])} characters; the limit is {MOST_LETTERS}"
-    else:
-        return
-    raise ConfigError([Problem(path="", message=message)])
 
 
 def cut_short(path: str) -> str:

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.access import evolve_at, get_at, with_derived
-from skyrl.tree.classes import fields_of, is_written, written_fields
+from skyrl.tree.access import evolve_at, get_at, is_written, with_derived
+from skyrl.tree.classes import fields_of, written_fields
 from skyrl.tree.origins import DEFAULT, Origin, Origins, place_of, written_paths
 
 T = TypeVar("T")
@@ -143,16 +143,6 @@ class Effect:
 
     path: str
     condition: Condition
-
-    @property
-    def when(self) -> str:
-        """The condition in words, after "acts only when"."""
-        return self.condition.words
-
-    @property
-    def acts(self) -> Callable[[Any], bool]:
-        """The condition for a resolved tree."""
-        return self.condition.holds
 
     def below(self, table: str) -> Effect:
         """The same effect for a larger tree, with the field inside the table at `table`."""

@@ -13,8 +13,7 @@ from skyrl.tree.docs import docs_of
 from skyrl.tree.dump import stored_value
 from skyrl.tree.files import EXTENDS
 from skyrl.tree.masking import REFERENCE
-from skyrl.tree.secrets import Secret
-from skyrl.tree.types import bare, is_mapping, is_union, item_kind, list_arm, takes_one_text, unit_of
+from skyrl.tree.types import Secret, bare, is_mapping, is_union, item_kind, list_arm, takes_one_text, unit_of
 from skyrl.tree.validators import bounds_of, wanted_by
 
 _ENVIRONMENT = "FromEnvironment"

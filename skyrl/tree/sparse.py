@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem
+from skyrl.tree.builder import with_class
 from skyrl.tree.classes import class_name, fields_of, known_class, table_class, written_fields
 from skyrl.tree.dump import same, stored_value
-from skyrl.tree.table import with_class
 from skyrl.tree.types import class_of, config_class, is_optional, lists_none
 
 

@@ -1,17 +1,29 @@
-"""Shows where text is not TOML, YAML or JSON: the line with a caret, and the usual cause in a few words."""
+"""Errors for text that is not TOML, YAML or JSON: the line with a caret, and the usual cause in a few words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 
+from skyrl.errors import ConfigError, Problem
 from skyrl.tree.masking import is_secret_name, masked_text
+
+UNREADABLE = "The configuration cannot be read"
+"""The title of errors about files as a whole."""
 
 _WIDEST = 72
 """Largest number of characters of a line that are shown, around the error."""
 
 _ROUND_QUOTES = ("\u201c", "\u201d", "\u2018", "\u2019", "\u201e")
 _SCALAR = r"""[^\s,\]}#]*"""
+
+
+def malformed(name: str, language: str, why: str, *position: int, text: str = "") -> ConfigError:
+    """The error for `text` that is not valid `language`; `position` is the line, or line and column, of the error."""
+    place = ":".join([name, *map(str, position)])
+    hint = shown_error(language, text, position[0], position[1], why) if text and len(position) == 2 else ""
+    problem = Problem(path=name, message=f"not valid {language}: {why[:1].lower()}{why[1:]}", hint=hint, place=place)
+    return ConfigError([problem], title=UNREADABLE)
 
 
 def shown_error(language: str, text: str, line: int, column: int, why: str) -> str:

@@ -8,6 +8,9 @@ converter, so that a hook registered there works in a config class.
 
 from __future__ import annotations
 
+import ast
+import math
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, wraps
@@ -15,14 +18,231 @@ from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, g
 
 import attrs
 import cattrs
+from attrs import frozen
 
-from skyrl.errors import ConfigError
-from skyrl.tree.frozen import FrozenDict
-from skyrl.tree.literals import NULL_WORDS, is_bracketed, literal, quoting_hint
+from skyrl.errors import ConfigError, Problem, ProblemCode
+from skyrl.tree.frozen import FrozenDict, thaw
+from skyrl.tree.masking import REFERENCE, SHOWN, masked
 from skyrl.tree.names import nearest
-from skyrl.tree.plain import NAMES, TypeMismatch, key_of_table, number, plain, scalar, shown
-from skyrl.tree.secrets import Secret
-from skyrl.tree.units import Unit
+
+DEEPEST = 50
+"""Deepest nesting of lists and tables in a free-form value."""
+
+MOST_VALUES = 50_000
+"""Largest number of values in one file, and assigned to one tree in total."""
+
+NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+"""Names of these types in messages."""
+
+
+class TypeMismatch(ValueError):
+    """A value that its type does not allow. The message is a sentence about the value: `'fast' is not a number`."""
+
+    def __init__(self, message: str, hint: str = "", code: ProblemCode = "", value: object = None) -> None:
+        super().__init__(message)
+        self.hint, self.code, self.value = hint, code, value
+
+
+def plain(value: object, depth: int = 0) -> Any:
+    """`value`, frozen, if it is plain data. Raises `TypeMismatch`."""
+    if value is None or type(value) is bool:
+        return value
+    if type(value) is float:
+        return number(value)
+    if type(value) in (int, str):
+        return scalar(value, type(value))
+    if depth == DEEPEST:
+        raise TypeMismatch(f"lists and tables are nested more than {DEEPEST} levels deep")
+    if isinstance(value, list | tuple):
+        return tuple(plain(item, depth + 1) for item in value)
+    if isinstance(value, Mapping):
+        return FrozenDict({key_of_table(key): plain(item, depth + 1) for key, item in value.items()})
+    raise TypeMismatch(f"{shown(value)} is not plain data: null, true or false, a number, text, a list or a table")
+
+
+def count_values(value: object, most: int) -> int:
+    """Number of values in lists and tables at any depth, including the outermost; counting stops beyond `most`."""
+    count, waiting = 1, [value]
+    while waiting and count <= most:
+        inner = waiting.pop()
+        if isinstance(inner, list | tuple | Mapping):
+            count += len(inner)
+            waiting += inner.values() if isinstance(inner, Mapping) else inner
+    return count
+
+
+def scalar(value: object, kind: type) -> Any:
+    """`value` if it is exactly a bool, an int (of at most 64 bits) or a str (that UTF-8 can hold). Raises
+    `TypeMismatch`.
+    """
+    if type(value) is not kind:
+        raise TypeMismatch(f"{shown(value)} is not {NAMES[kind]}", hint=_spelling_hint(value, kind))
+    if kind is int and isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise TypeMismatch(f"{shown(value)} does not fit into 64 bits")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise TypeMismatch(f"{shown(value)} is not Unicode text") from None
+    return value
+
+
+def number(value: Any) -> float:
+    """`value` as a finite float, if it is an int or a float. Raises `TypeMismatch`."""
+    if type(value) not in (int, float):
+        raise TypeMismatch(f"{shown(value)} is not {NAMES[float]}", hint=_spelling_hint(value, float))
+    try:
+        converted = float(value)
+    except OverflowError:
+        converted = math.inf
+    if not math.isfinite(converted):
+        raise TypeMismatch(f"{shown(value)} is not a finite number")
+    return converted + 0.0  # never -0.0, which equals 0.0 and would have another fingerprint
+
+
+def key_of_table(key: object) -> str:
+    """`key` if it is text. Raises `TypeMismatch`."""
+    if type(key) is not str:
+        raise TypeMismatch(f"key {shown(key)} is not text")
+    scalar(key, str)
+    return key
+
+
+def shown(value: object) -> str:
+    """A value for messages: as it is spelled, without secrets, shortened if long."""
+    try:
+        text = repr(_without_secrets(value))
+    except (ValueError, RecursionError):  # an integer with thousands of digits, or lists nested too deeply
+        text = f"this {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
+
+
+def _without_secrets(value: object) -> object:
+    if not isinstance(value, str | Mapping | list | tuple):
+        return value
+    hidden = masked(value)
+    return value if hidden == thaw(value) else hidden
+
+
+def _spelling_hint(value: Any, kind: type) -> str:
+    if kind is str:
+        return "put it in quotes" if type(value) in (bool, int, float) else ""
+    if type(value) is not str:
+        return ""
+    try:
+        meant = value.lower() in ("true", "false") if kind is bool else math.isfinite(kind(value))
+    except (ValueError, OverflowError):
+        return ""
+    return "remove the quotes" if meant else ""
+
+
+class Secret:
+    """The name of the environment variable that holds a secret. It is printed and stored as `*** (env:NAME)`, which
+    reads back as the same reference.
+    """
+
+    __slots__ = ("name",)
+    name: str
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "name", name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("Secret is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other.name if isinstance(other, Secret) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((Secret, self.name))
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[str]]:
+        return Secret, (self.name,)
+
+    @classmethod
+    def read(cls, value: object) -> Secret:
+        """A secret from `env:NAME`, or from its masked form. Raises `TypeMismatch`, which never contains the value."""
+        if isinstance(value, cls):
+            return value
+        found = isinstance(value, str) and (REFERENCE.fullmatch(value) or SHOWN.fullmatch(value))
+        if not found:
+            raise TypeMismatch(
+                "a secret cannot be written in the configuration itself",
+                hint='write "env:NAME" to read it from a variable',
+            )
+        return cls(found[1])
+
+    def reveal(self, environ: Mapping[str, str]) -> str:
+        """Value of the variable. Raises `ConfigError` if it is not set."""
+        if not environ.get(self.name):
+            message = "this environment variable, which must hold a secret, is not set or is empty"
+            raise ConfigError([Problem(path=self.name, message=message)])
+        return environ[self.name]
+
+    def __repr__(self) -> str:
+        return f"*** (env:{self.name})"
+
+    __str__ = __repr__
+
+
+N = TypeVar("N", int, float)
+
+_TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]+)")
+
+
+@frozen(kw_only=True)
+class Unit:
+    """Unit of a field, and the units in which it may be written: name -> factor to the field's unit."""
+
+    name: str
+    example: str
+    factors: Mapping[str, float]
+    most: float = 1e9
+    """Largest value of a field: 31 years, and an exabyte. Beyond it, clocks and counts of bytes overflow."""
+
+    @property
+    def pattern(self) -> str:
+        """Regular expression, in JSON Schema syntax, for the text that `read` accepts."""
+        return rf"^\s*{_TEXT.pattern.replace('[A-Za-z]+', '|'.join(self.factors))}\s*$"
+
+    def read(self, text: str) -> float | None:
+        """The value of `text` in this unit; None if the text has no unit. Raises `TypeMismatch` for an unknown unit."""
+        found = _TEXT.fullmatch(text.strip())
+        if not found:
+            return None
+        if found[2] not in self.factors:
+            known = ", ".join(self.factors)
+            raise TypeMismatch(
+                f"{shown(text)} is not a number of {self.name}", hint=f"units: {known}; for example {self.example}"
+            )
+        return round(float(found[1]) * self.factors[found[2]], 12)
+
+    def within(self, number: N) -> N:
+        """The number, if it is not implausibly large. Raises `TypeMismatch`."""
+        if number > self.most:
+            raise TypeMismatch(f"{shown(number)} is more than {self.most:.0f} {self.name}, the limit")
+        return number
+
+
+SECONDS = Unit(
+    name="seconds",
+    example='"90s" or "10m"',
+    factors=FrozenDict({"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}),
+)
+GIGABYTES = Unit(
+    name="gigabytes",
+    example='"512MB" or "2GiB"',
+    factors=FrozenDict(
+        {
+            "B": 1e-9, "KB": 1e-6, "MB": 1e-3, "GB": 1.0, "TB": 1e3,
+            "KiB": 2**10 / 1e9, "MiB": 2**20 / 1e9, "GiB": 2**30 / 1e9, "TiB": 2**40 / 1e9,
+        }
+    ),
+)  # fmt: skip
+
+Seconds = Annotated[float, SECONDS]
+WholeSeconds = Annotated[int, SECONDS]
+Gigabytes = Annotated[float, GIGABYTES]
 
 
 @attrs.frozen
@@ -81,6 +301,11 @@ def coerce_exact(value: object, kind: Any) -> Any:
     if kind is Secret:
         return Secret.read(value)
     return _by_cattrs(value, kind)
+
+
+def fit(value: Any, kind: object, *, is_text: bool) -> Any:
+    """`value` as a member of `kind`, whichever source it is from. Raises `TypeMismatch`."""
+    return parse(value, kind) if is_text else coerce_exact(value, kind)
 
 
 def parse(text: str, kind: Any) -> Any:
@@ -389,3 +614,61 @@ def _by_cattrs(value: object, kind: Any) -> Any:
         raise TypeMismatch(f"{first.path}: {first.message}", hint=first.hint) from None
     except Exception as error:  # noqa: BLE001  # a third-party hook may raise anything
         raise TypeMismatch(f"{shown(value)} is not {describe(kind)} ({type(error).__name__}: {error})") from None
+
+
+NULL_WORDS = ("null", "none", "None")
+"""Command-line words that mean null where null is allowed."""
+
+
+def literal(text: str) -> Any:
+    """Null, true or false, a number, a list or a table, as spelled in JSON, TOML or Python; anything else is text.
+
+    Raises `TypeMismatch` for bracketed text that none of them can parse: the shell has probably removed the quotes.
+    """
+    if text in NULL_WORDS:
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    for read in (_json, _toml, _python):
+        try:
+            return plain(read(text))
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    if is_bracketed(text):
+        raise TypeMismatch(f"{shown(text)} is not a list or a table", hint=quoting_hint(text.startswith("[")))
+    return scalar(text, str)
+
+
+def is_bracketed(text: str) -> bool:
+    """Does it look like a list or a table?"""
+    return text[:1] + text[-1:] in ("[]", "{}")
+
+
+def quoting_hint(is_list: bool) -> str:
+    """How to write a list or a table on a command line."""
+    return "quote it for the shell: " + ('\'["a", "b"]\'' if is_list else "'{\"key\": 1}'")
+
+
+def _json(text: str) -> object:
+    import json
+
+    return json.loads(text)
+
+
+def _toml(text: str) -> object:
+    import tomllib
+
+    if text[:1] not in ("[", "{", '"', "'"):  # JSON reads numbers too, and a date stays text
+        raise ValueError(text)
+    [value] = tomllib.loads(f"value = {text}").values()
+    return value
+
+
+def _python(text: str) -> object:
+    import warnings
+
+    with warnings.catch_warnings(action="error"):  # an invalid escape, of which Python only warns, is a mistake
+        value = ast.literal_eval(text)
+    if text[:1] not in ("[", "{", "(", '"', "'") and (type(value) not in (int, float) or "#" in text):
+        raise ValueError(text)
+    return value

@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from skyrl.errors import ConfigError
-from skyrl.tree.origins import Assignment, KeyLines, Origin, Path
-from skyrl.tree.plain import DEEPEST, MOST_VALUES
-from skyrl.tree.text_files import malformed, read_text
+from skyrl.tree.origins import Path
+from skyrl.tree.syntax_errors import malformed
+from skyrl.tree.types import DEEPEST, MOST_VALUES
 
 TOO_MUCH = f"with aliases expanded, this has more than {MOST_VALUES} values or {DEEPEST} levels"
 
@@ -26,12 +26,6 @@ _CORE = {
     "int": re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
     "float": re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
 }
-
-
-def read_yaml(name: str) -> Assignment:
-    """The whole file as one assignment to the root. Raises `ConfigError` (with line and column)."""
-    value, lines = parse_yaml(name, read_text(name))
-    return Assignment(path=(), value=value, origin=Origin(kind="file", where=name, lines=KeyLines(lambda: lines)))
 
 
 def parse_yaml(name: str, text: str) -> tuple[Any, dict[Path, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from skyrl.errors import UserError
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 FILE = "config.json"
 

@@ -57,7 +57,7 @@ OFF: dict[str, dict[str, Any]] = {
     "generator.eval_sampling_params": NO_EVALUATION,
     "generator.eval_n_samples_per_prompt": NO_EVALUATION,
     "environment.skyrl_gym.math_equivalence": {"environment.env_class": "multiply"},
-    **{effect.path: RECORDED for effect in ROLLOUT_EFFECTS if effect.acts is samples},
+    **{effect.path: RECORDED for effect in ROLLOUT_EFFECTS if effect.condition.holds is samples},
     "generator.sampling_params.max_generate_length": RECORDED,
     "data.val_data": NO_EVALUATION,
     **{f"generator.{table}.max_tokens": RECORDED for table in ("sampling_params", "eval_sampling_params")},
@@ -104,7 +104,7 @@ def test_a_written_value_that_does_nothing_is_told(effect: Effect) -> None:
     leaf = leaf_in(effect.path)
     [problem] = told(effect.path, {leaf: OTHERS[leaf]} | OFF.get(effect.path, {}))
     assert (problem.severity, problem.place.rpartition(":")[0]) == ("warning", __file__)
-    assert problem.message == f"has no effect in this run: it acts only when {effect.when}"
+    assert problem.message == f"has no effect in this run: it acts only when {effect.condition.words}"
 
 
 @each(effect for effect in TESTED if not any(path.startswith(f"{effect.path}.") for path in RUNNABLE))
@@ -147,9 +147,9 @@ def test_a_condition_reads_the_fields_that_its_sentence_names() -> None:
     trees = [resolve_with_origins((loaded := load([], RUNNABLE | run)).config, loaded.origins)[0] for run in RUNS]
     unread: dict[str, set[str]] = {}
     for effect in TESTED:
-        read = {path.rpartition(".")[2] for tree in trees for path in paths_read(effect.acts, tree)}
+        read = {path.rpartition(".")[2] for tree in trees for path in paths_read(effect.condition.holds, tree)}
         read |= {field for name in read for field in PROPERTIES.get(name, ())}
-        if missing := names_in(effect.when) - read - NOT_READ:
+        if missing := names_in(effect.condition.words) - read - NOT_READ:
             unread[effect.path] = missing
     assert unread == {}
 
@@ -157,8 +157,8 @@ def test_a_condition_reads_the_fields_that_its_sentence_names() -> None:
 def test_a_sentence_that_names_another_field_than_its_predicate_reads_is_found() -> None:
     run = load([], RUNNABLE).config
     wrong = Effect("trainer.epochs", Condition("trainer.use_sample_packing is on", lambda run: run.trainer.epochs > 1))
-    assert names_in(wrong.when) == {"use_sample_packing"}
-    assert paths_read(wrong.acts, run) == {"trainer.epochs"}
+    assert names_in(wrong.condition.words) == {"use_sample_packing"}
+    assert paths_read(wrong.condition.holds, run) == {"trainer.epochs"}
 
 
 UNLIKE = {

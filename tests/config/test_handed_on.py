@@ -33,7 +33,8 @@ from skyrl.runs.run_lock import RunLock
 from skyrl.sweeps.sweep_file import SweepConfig
 from skyrl.sweeps.trials import trials_of
 from skyrl.tree import FrozenDict, Secret, differences, evolve_at, get_at, to_dict
-from skyrl.tree.classes import is_written, leaf_paths
+from skyrl.tree.access import is_written
+from skyrl.tree.classes import leaf_paths
 from skyrl.tree.masking import is_secret_name
 from skyrl.tree.rules import Rule
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from skyrl.tree.arguments import read_argument
 from skyrl.tree.builder import TreeBuilder
+from skyrl.tree.files import read_file
 from skyrl.tree.origins import DEFAULT, KeyLines, Origin, dotted, place_of, written_paths
-from skyrl.tree.toml_file import read_toml
 from tests.tree.trees import Model, Optimizer, Run, arguments, toml, values
 
 
@@ -20,7 +20,9 @@ def test_the_chain_of_a_value_has_every_file_and_argument_that_set_it(tmp_path: 
     for number, text in enumerate(("seed = 1", "\nseed = 2"), start=1):
         (tmp_path / f"{number}.toml").write_text(text)
     builder = TreeBuilder(Run())
-    builder.assign_all([read_toml(f"{tmp_path}/1.toml"), read_toml(f"{tmp_path}/2.toml"), read_argument("seed=3", 1)])
+    builder.assign_all(
+        [read_file(f"{tmp_path}/1.toml")[0], read_file(f"{tmp_path}/2.toml")[0], read_argument("seed=3", 1)]
+    )
     assert places(builder, "seed") == [f"{tmp_path}/1.toml:1", f"{tmp_path}/2.toml:2", "argument 1"]
     assert builder.build().seed == 3
 

@@ -15,14 +15,12 @@ import pytest
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import Secret, evolve_at, field, frozen, to_dict
 from skyrl.tree.arguments import read_argument, read_python
-from skyrl.tree.builder import TreeBuilder
+from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.files import read_file
 from skyrl.tree.imports import import_object
 from skyrl.tree.migrations import Migration
 from skyrl.tree.origins import Assignment
-from skyrl.tree.plain import MOST_VALUES
-from skyrl.tree.read_context import ReadContext
-from skyrl.tree.units import Gigabytes, Seconds, WholeSeconds
+from skyrl.tree.types import MOST_VALUES, Gigabytes, Seconds, WholeSeconds
 from skyrl.tree.yaml_file import yaml_text
 from tests.tree.trees import Optimizer, Run, built, only_problem
 
@@ -42,7 +40,7 @@ OPEN = ReadContext(
 def from_files(folder: Path, *names: str, context: ReadContext = OPEN) -> TreeBuilder[Run]:
     builder = TreeBuilder(Run(), context)
     for name in names:
-        builder.assign_all(read_file(str(folder / name), context))
+        builder.assign_all(read_file(str(folder / name), context.presets))
     return builder
 
 
@@ -60,7 +58,7 @@ def write(folder: Path, **texts: str) -> None:
 
 def refusal(folder: Path, name: str) -> Problem:
     with pytest.raises(ConfigError) as caught:
-        read_file(str(folder / name), OPEN)
+        read_file(str(folder / name), OPEN.presets)
     [problem] = caught.value.problems
     return problem
 

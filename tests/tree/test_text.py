@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from skyrl.tree import FrozenDict
-from skyrl.tree.plain import TypeMismatch
-from skyrl.tree.types import coerce_exact, parse
+from skyrl.tree.types import TypeMismatch, coerce_exact, parse
 
 
 class Color(enum.Enum):

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree.toml_file import read_toml
+from skyrl.tree.files import read_file
 from skyrl.tree.toml_lines import scan_lines
 
 
 def refused(name: str) -> Problem:
     """What is said about a file."""
     with pytest.raises(ConfigError) as caught:
-        read_toml(name)
+        read_file(name)[0]
     [problem] = caught.value.problems
     return problem
 
@@ -22,7 +22,7 @@ def refused(name: str) -> Problem:
 def test_a_file_is_one_assignment_to_the_root(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("a = 1\n[b]\nc = [1.5, 'x']")
-    read = read_toml(str(file))
+    read = read_file(str(file))[0]
     assert (read.path, read.value) == ((), {"a": 1, "b": {"c": [1.5, "x"]}})
     assert read.origin.at("b").at("c").place == f"{file}:3"
 
@@ -30,7 +30,7 @@ def test_a_file_is_one_assignment_to_the_root(tmp_path: Path) -> None:
 def test_lines_are_counted_alike_on_windows(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_bytes(b"\xef\xbb\xbfa = 1\r\n\r\n[b]\r\nc = '''\r\n'''\r\nd = 2\r\n")
-    read = read_toml(str(file))
+    read = read_file(str(file))[0]
     assert read.value == {"a": 1, "b": {"c": "", "d": 2}}
     assert read.origin.at("b").at("d").place == f"{file}:6"
 
@@ -38,7 +38,7 @@ def test_lines_are_counted_alike_on_windows(tmp_path: Path) -> None:
 def test_the_home_folder_may_be_abbreviated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "run.toml").write_text("a = 1")
-    assert read_toml("~/run.toml").value == {"a": 1}
+    assert read_file("~/run.toml")[0].value == {"a": 1}
 
 
 # Files that cannot be read
@@ -152,5 +152,5 @@ def test_items_of_a_list_of_tables_share_the_line_of_the_first() -> None:
 def test_a_key_inside_a_value_has_the_line_of_the_key_that_holds_it(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("x = 0\na = {b = {c = 1}}")
-    assert read_toml(str(file)).origin.at("a").at("b").at("c").place == f"{file}:2"
-    assert read_toml(str(file)).origin.at("nowhere").place == str(file)
+    assert read_file(str(file))[0].origin.at("a").at("b").at("c").place == f"{file}:2"
+    assert read_file(str(file))[0].origin.at("nowhere").place == str(file)

@@ -12,9 +12,20 @@ from typing import Annotated, Any, Literal, NewType, Optional, Union, cast
 import pytest
 
 from skyrl.tree import FrozenDict, frozen
-from skyrl.tree.plain import DEEPEST, TypeMismatch, plain, shown
-from skyrl.tree.types import coerce_exact, config_class, describe, is_mapping, is_optional
-from skyrl.tree.units import GIGABYTES, SECONDS, Unit
+from skyrl.tree.types import (
+    DEEPEST,
+    GIGABYTES,
+    SECONDS,
+    TypeMismatch,
+    Unit,
+    coerce_exact,
+    config_class,
+    describe,
+    is_mapping,
+    is_optional,
+    plain,
+    shown,
+)
 
 Tokens = NewType("Tokens", int)
 

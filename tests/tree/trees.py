@@ -10,7 +10,7 @@ from skyrl.errors import ConfigError, Problem
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
 from skyrl.tree.arguments import read_argument, read_python
 from skyrl.tree.builder import TreeBuilder
-from skyrl.tree.toml_file import read_toml
+from skyrl.tree.files import read_file
 from skyrl.tree.validators import non_negative, positive
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def toml(folder: Path, *texts: str) -> TreeBuilder[Run]:
     for number, text in enumerate(texts, start=1):
         file = folder / f"{number}.toml"
         file.write_text(text, encoding="utf-8")
-        builder.assign(read_toml(str(file)))
+        builder.assign(read_file(str(file))[0])
     return builder
 
 

@@ -154,7 +154,7 @@ def _warning(path: str, message: str, hint: str) -> Problem:
     return Problem(path=path, message=message, hint=hint, severity="warning")
 
 
-_ACTS = {effect.path: effect.acts for effect in ALGORITHM_EFFECTS}
+_ACTS = {effect.path: effect.condition.holds for effect in ALGORITHM_EFFECTS}
 
 PLAUSIBLE_CHECKS: tuple[Check[Any], ...] = (
     training_sampling_is_not_truncated,

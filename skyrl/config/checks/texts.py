@@ -65,21 +65,21 @@ def text_problems(run: RunConfig, origins: Origins, broken: Collection[str]) -> 
         path = dotted(text.path)
         own = (origins[each][-1] for each in (path, dotted(text.path[:-1])) if each in origins)
         if not any(origin.kind == "rule" for origin in own) and not touches([path], broken):
-            yield from _problems(text, path, place_of(path, origins))
+            yield from _problems(text, path, origins)
 
 
-def _problems(text: Text, path: str, place: str) -> Iterator[Problem]:
+def _problems(text: Text, path: str, origins: Origins) -> Iterator[Problem]:
     reference = None if text.field in FREE else REFERENCE.search(text.value)
     if reference:
         yield Problem(
             path=path,
             message=f"{reference[0][:80]} stands there as it is: nothing replaces it",
             hint=_instead_of(text.value),
-            place=place,
+            place=place_of(path, origins),
             severity="warning" if text.is_inside or reference[0].startswith("$(") else "error",
         )
     elif not text.is_inside and _OF_FILES.fullmatch(text.field) and (refusal := refused_file_name(text.value)):
-        yield Problem(path=path, message=refusal, hint="choose a shorter one", place=place)
+        yield Problem(path=path, message=refusal, hint="choose a shorter one", place=place_of(path, origins))
 
 
 def refused_file_name(text: str) -> str | None:

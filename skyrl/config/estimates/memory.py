@@ -36,7 +36,7 @@ from skyrl.planning.memory import Bytes, Learner, Megatron, Zero, added, learner
 from skyrl.planning.model_shape import ModelShape, shape_of
 from skyrl.planning.serving import Serving, serving_memory
 from skyrl.tree import get_at
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 ShapeOf = Callable[[str], ModelShape | None]
 """Path or hub name of a model -> its sizes; None if they are unknown."""

@@ -11,8 +11,7 @@ import re
 
 from attrs import frozen
 
-from skyrl.tree.plain import TypeMismatch
-from skyrl.tree.units import SECONDS
+from skyrl.tree.types import SECONDS, TypeMismatch
 from skyrl.tree.validators import rule_of_one_field
 
 Interval = int | str | tuple[int | str, ...]

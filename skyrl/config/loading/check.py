@@ -40,13 +40,13 @@ def without_effect(run: RunConfig, origins: Origins | None, broken: Collection[s
         effect.path: effect
         for effect in kind_of(run).effects
         if effect.path in written
-        and not effect.acts(run)
-        and not (broken and touches(paths_read(effect.acts, run), broken))
+        and not effect.condition.holds(run)
+        and not (broken and touches(paths_read(effect.condition.holds, run), broken))
     }
     return [
         Problem(
             path=path,
-            message=f"has no effect in this run: it acts only when {effect.when}",
+            message=f"has no effect in this run: it acts only when {effect.condition.words}",
             place=place_of(path, origins or {}),
             severity="warning",
         )
@@ -63,7 +63,7 @@ def _tables_around(path: str) -> set[str]:
 def has_effect(run: RunConfig, path: str) -> bool:
     """Whether the value at a dotted path, or at one inside it, does anything in this resolved tree."""
     covering = (effect for effect in kind_of(run).effects if f"{path}.".startswith(f"{effect.path}."))
-    return all(effect.acts(run) for effect in covering)
+    return all(effect.condition.holds(run) for effect in covering)
 
 
 def _changed(run: RunConfig) -> Origins:

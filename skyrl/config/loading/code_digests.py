@@ -17,11 +17,10 @@ from pathlib import Path
 
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.foundation.import_paths import is_import_path
-from skyrl.config.loading.stored import file_of
 from skyrl.config.loading.stored_code import IMPORTED, value_at
 from skyrl.errors import Problem
+from skyrl.tree.files import stored_file, stored_text
 from skyrl.tree.python_source import parsed_program
-from skyrl.tree.text_files import stored_text
 
 Digests = Mapping[str, str]
 """sha256 of each file, keyed by the field that names the code and the file's path relative to the named file's folder:
@@ -57,7 +56,7 @@ def unimported_code(run: RunConfig) -> Iterator[Problem]:
 def stored_digests(name: str) -> dict[str, str]:
     """The digests in the `config.json` of a run's folder; empty if it has none, as in earlier versions."""
     try:
-        stored = json.loads(stored_text(Path(file_of(name)).expanduser()))["code"]
+        stored = json.loads(stored_text(Path(stored_file(name)).expanduser()))["code"]
         return {str(file): str(digest) for file, digest in stored.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

@@ -82,8 +82,8 @@ def explain(path: str, run: RunConfig, origins: Origins) -> Explanation:
         doc=" ".join(doc.split()),
         chain=_chain(path, names, depth, run, origins),
         feeds=tuple((rule.writes, rule.name) for rule in kind.rules if touches([path], rule.reads)),
-        acts_when=effect.when if effect else "",
-        acts=effect.acts(run) if effect else True,
+        acts_when=effect.condition.words if effect else "",
+        acts=effect.condition.holds(run) if effect else True,
         checks=tuple(_checks_of(path, run)),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from skyrl.config.checks.agents import AGENT_CHECKS
@@ -82,6 +83,7 @@ KINDS: Mapping[str, str] = {
 """Value of `kind` in a file -> import path of its `RunKind`, imported on request: checking an RL file stays quick."""
 
 
+@cache
 def kind_named(name: str) -> RunKind:
     """The kind of run with this name. Raises `KeyError` for a kind that does not exist."""
     kind: RunKind = built_in(KINDS[name])

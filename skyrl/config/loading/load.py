@@ -6,6 +6,7 @@ the resolved and checked tree, which `skyrl run` starts.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,22 +20,19 @@ from skyrl.config.derive.run_kind import RunKind
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.check import check
 from skyrl.config.loading.kinds import KINDS, kind_of, root_of
-from skyrl.config.loading.loaded import Loaded
 from skyrl.config.loading.migrations import MIGRATIONS
 from skyrl.config.loading.presets import PRESETS
-from skyrl.config.loading.resolve import resolve, resolve_with_origins
-from skyrl.config.loading.stored_code import code_that_is_only_stored
+from skyrl.config.loading.resolve import Loaded, resolve, resolve_with_origins
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.arguments import read_argument, read_python
-from skyrl.tree.builder import TreeBuilder
+from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.classes import fields_of
-from skyrl.tree.files import EXTENDS, is_stored_form, read_file
+from skyrl.tree.files import EXTENDS, STORED_FILES, is_stored_form, read_file, stored_file
 from skyrl.tree.names import nearest
 from skyrl.tree.origins import Assignment, Origins
-from skyrl.tree.plain import shown
-from skyrl.tree.read_context import ReadContext
 from skyrl.tree.rules import Check, find_problems
+from skyrl.tree.types import shown
 
 C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
 
@@ -104,8 +102,11 @@ def compose(
     builder = _builder(files, overrides, root, environ)
     written = builder.build()
     config, origins, broken = resolve_with_origins(written, builder.origins, builder.broken)
-    if refused := list(code_that_is_only_stored(config, origins)):  # before any check could import it
-        raise ConfigError(_by_place([*builder.problems, *refused]))
+    if any(chain[-1].is_stored for chain in origins.values()):  # before any check could import what they name
+        from skyrl.config.loading.stored_code import code_that_is_only_stored
+
+        if refused := list(code_that_is_only_stored(config, origins)):
+            raise ConfigError(_by_place([*builder.problems, *refused]))
     further = also(kind_of(config)) if also else ()
     found = [*builder.problems, *check(config, origins, broken), *find_problems(config, further, origins, broken)]
     warnings = tuple(_by_place(problem for problem in found if problem.severity == "warning"))
@@ -125,6 +126,9 @@ def load_resolved(overrides: Overrides, root: type[C]) -> C:
 def _builder(
     files: Files, overrides: Overrides, root: type[C] | None, environ: Mapping[str, str] | None
 ) -> TreeBuilder[C]:
+    layers = _layers(files, overrides)
+    said = _kind_of(layers)
+    chosen: type[Any] = root or _root_meant(said, layers)
     context = ReadContext(
         environ=environ,
         presets=PRESETS,
@@ -133,9 +137,6 @@ def _builder(
         is_open=True,
         remembers=True,
     )
-    layers = _layers(files, overrides, context)
-    said = _kind_of(layers)
-    chosen: type[Any] = root or _root_meant(said, layers)
     builder: TreeBuilder[C] = TreeBuilder(chosen(), context)
     for layer in _with_words_joined(layers, chosen):
         _take(builder, layer, chosen)
@@ -157,16 +158,19 @@ def _names_elsewhere(root: type[Any], path: tuple[str, ...]) -> tuple[str, list[
     return names_elsewhere(root, path)
 
 
-def _layers(files: Files, overrides: Overrides, context: ReadContext) -> list[_Layer]:
+def _layers(files: Files, overrides: Overrides) -> list[_Layer]:
     if not isinstance(overrides, str) and len(overrides) > MOST_OVERRIDES:
         message = f"{len(overrides)} overrides, but at most {MOST_OVERRIDES} are allowed: write them into a file"
         raise ConfigError([Problem(path="", message=message)], title="This configuration cannot be used")
-    layers = [_file_layer(fspath(file), context) for file in ([files] if isinstance(files, str | PathLike) else files)]
-    for number, override in enumerate(_each(overrides), start=1):
-        is_file = isinstance(override, str) and override.startswith("@")
-        layers.append(
-            _file_layer(str(override)[1:], context, f"argument {number}") if is_file else _word_layer(override, number)
-        )
+    layers = [_file_layer(fspath(file)) for file in ([files] if isinstance(files, str | PathLike) else files)]
+    words: Iterable[str | tuple[str, Any]] = [overrides] if isinstance(overrides, str) else overrides
+    if isinstance(overrides, Mapping):
+        words = [(str(path), value) for path, value in overrides.items()]
+    for number, override in enumerate(words, start=1):
+        if isinstance(override, str) and override.startswith("@"):
+            layers.append(_file_layer(override[1:], f"argument {number}"))
+        else:
+            layers.append(_word_layer(override, number))
     return layers
 
 
@@ -197,32 +201,54 @@ class _Layer:
     place: str = ""
 
 
-def _file_layer(name: str, context: ReadContext, place: str = "") -> _Layer:
-    from skyrl.config.loading.recognition import refuse_other_files, refuse_other_tables
-    from skyrl.config.loading.stored import file_of, must_be_stored
-
+def _file_layer(name: str, place: str = "") -> _Layer:
     try:
-        refuse_other_files(name)
-        assignments = read_file(file_of(name), context)
-        for each in assignments:
-            refuse_other_tables(name, each.value)
-        if must_be_stored(name) and not all(is_stored_form(each.value) for each in assignments):
-            raise ConfigError([Problem(path=file_of(name), message="is not the stored configuration of a run")])
-        return _Layer(assignments=assignments, file=name, place=place)
+        return _Layer(assignments=_read_file(name), file=name, place=place)
     except ConfigError as error:
         return _Layer(error=error, file=name, place=place)
 
 
+def _read_file(name: str) -> list[Assignment]:
+    file = stored_file(name)
+    try:
+        assignments = read_file(file, PRESETS)
+    except ConfigError:  # what it is instead, if that is known, says more than where it is no TOML
+        from skyrl.config.loading.recognition import refuse_other_files
+
+        refuse_other_files(name)
+        raise
+    if not all(_has_our_names(each.value) for each in assignments):
+        from skyrl.config.loading.recognition import refuse_other_files, refuse_other_tables
+
+        refuse_other_files(name)
+        for each in assignments:
+            refuse_other_tables(name, each.value)
+    is_of_a_run = file != name or os.path.basename(name) == STORED_FILES[1]
+    if is_of_a_run and not all(is_stored_form(each.value) for each in assignments):
+        raise ConfigError([Problem(path=file, message="is not the stored configuration of a run")])
+    return assignments
+
+
+def _has_our_names(tables: object) -> bool:
+    """Whether a file has entries, and all top-level names are those of a reinforcement-learning or a stored run."""
+    ours = fields_of(SkyRLTrainConfig)
+    return is_stored_form(tables) or (
+        isinstance(tables, Mapping) and bool(tables) and all(str(name).partition(".")[0] in ours for name in tables)
+    )
+
+
 def _word_layer(override: str | tuple[str, Any], number: int) -> _Layer:
     try:
-        return _Layer(assignments=_read(override, number))
+        if isinstance(override, tuple):
+            return _Layer(assignments=read_python(dict([override]), _caller()))
+        return _Layer(assignments=[read_argument(str(override), number)])
     except ConfigError as error:
         return _Layer(error=error)
 
 
 def chosen_root(files: Files, overrides: Overrides = ()) -> type[RunConfig]:
     """Class of the tree that files and overrides are read into, whatever else is wrong with them."""
-    layers = _layers(files, overrides, ReadContext(presets=PRESETS))
+    layers = _layers(files, overrides)
     return _root_meant(_kind_of(layers), layers)
 
 
@@ -277,10 +303,10 @@ def _take(builder: TreeBuilder[Any], layer: _Layer, root: type[Any]) -> None:
         if layer.error is not None:
             raise layer.error
         assignments = layer.assignments
-        if layer.file:
+        if layer.file and any(is_stored_form(each.value) for each in assignments):
             from skyrl.config.loading.stored import as_written
 
-            assignments = [as_written(each, root) for each in assignments]
+            assignments = [as_written(each, root) if is_stored_form(each.value) else each for each in assignments]
         builder.assign_all(assignments)
     except ConfigError as error:
         name = layer.file
@@ -311,18 +337,6 @@ def _with_words_joined(layers: Sequence[_Layer], root: type[Any]) -> Iterator[_L
 
 def _is_path(name: str, root: type[Any]) -> bool:
     return name.partition(".")[0] in fields_of(root) and "." in name
-
-
-def _each(overrides: Overrides) -> Iterable[str | tuple[str, Any]]:
-    if isinstance(overrides, Mapping):
-        return ((str(path), value) for path, value in overrides.items())
-    return [overrides] if isinstance(overrides, str) else overrides
-
-
-def _read(override: str | tuple[str, Any], number: int) -> list[Assignment]:
-    if isinstance(override, tuple):
-        return read_python(dict([override]), _caller())
-    return [read_argument(str(override), number)]
 
 
 def _caller() -> str:

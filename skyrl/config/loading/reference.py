@@ -138,7 +138,7 @@ def _field(table: Table, path: str, root: type[Any], shared: tuple[str, ...]) ->
 
 def _conditions(path: str, root: type[Any]) -> tuple[str, ...]:
     """The conditions under which a field has an effect, in words; one that another begins with is left out."""
-    covering = {each.when for each in kind_of(root).effects if f"{path}.".startswith(f"{each.path}.")}
+    covering = {each.condition.words for each in kind_of(root).effects if f"{path}.".startswith(f"{each.path}.")}
     return tuple(sorted(when for when in covering if not any(other.startswith(f"{when} and ") for other in covering)))
 
 

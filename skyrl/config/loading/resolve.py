@@ -6,15 +6,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Generic
+
+from attrs import frozen
+from typing_extensions import TypeVar
 
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.loading.kinds import kind_of
-from skyrl.config.loading.loaded import Loaded
+from skyrl.config.settings.root import SkyRLTrainConfig
+from skyrl.errors import Problem
 from skyrl.tree.origins import Origins
 from skyrl.tree.rules import derive, derived_paths
 
-C = TypeVar("C", bound=RunConfig)
+C = TypeVar("C", bound=RunConfig, default=SkyRLTrainConfig)
+
+
+@frozen(kw_only=True)
+class Loaded(Generic[C]):
+    """Result of `load`: a tree as it was written and, beside it, dotted path -> origins of each value, winner last."""
+
+    config: C
+    origins: Origins
+    warnings: tuple[Problem, ...] = ()
+    """Warnings about old names that were followed."""
 
 
 def resolve(config: C | Loaded[C]) -> C:

@@ -8,7 +8,6 @@ again.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -21,20 +20,14 @@ from skyrl.config.loading.resolve import derived, resolve_with_origins
 from skyrl.config.loading.standalone_file import put
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree import evolve_at, fingerprint, get_at
-from skyrl.tree.builder import TreeBuilder
+from skyrl.tree.builder import ReadContext, TreeBuilder
 from skyrl.tree.dump import SCHEMA_VERSION, public_dict, stored_value
-from skyrl.tree.files import is_stored_form
 from skyrl.tree.origins import Assignment, Origin, Origins
-from skyrl.tree.plain import shown
-from skyrl.tree.read_context import ReadContext
 from skyrl.tree.rules import taken_as_written
 from skyrl.tree.sparse import sparse
+from skyrl.tree.types import shown
 
 C = TypeVar("C", bound=RunConfig)
-
-FILES = ("config.json", "manifest.json")
-"""Names of files with a stored tree: in the folder of a run, and of a checkpoint, whose manifest holds the same and
-more."""
 
 
 def stored_form(run: RunConfig) -> dict[str, Any]:
@@ -54,31 +47,19 @@ def stored_tree(run: RunConfig) -> dict[str, Any]:
     return public_dict(run)
 
 
-def file_of(name: str) -> str:
-    """The configuration of a run's folder, if `name` is one; `name` otherwise."""
-    inside = (os.path.join(os.path.expanduser(name), file) for file in FILES)
-    return next((file for file in inside if os.path.isfile(file)), name)  # unlike Path.is_file, False for any OSError
-
-
-def must_be_stored(name: str) -> bool:
-    """Whether a folder or file name stands for something that a run stored, whatever its content."""
-    return file_of(name) != name or os.path.basename(name) == FILES[1]
-
-
 def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
     """A stored tree as the layer that a person might have written: without defaults, and without what was derived.
 
-    Anything else stays as it is. Raises `ConfigError` for a stored tree that this version cannot read; a class that is
-    named in it is not imported.
+    Raises `ConfigError` for a tree that this version cannot read; a class that is named in it is not imported.
     """
     value = assignment.value
-    if not is_stored_form(value):
-        return assignment
     version = value.get("schema_version", SCHEMA_VERSION)
     if type(version) is not int or version > SCHEMA_VERSION:
         message = f"was stored with schema version {shown(version)}, but this version reads up to {SCHEMA_VERSION}"
         raise ConfigError([Problem(path=assignment.origin.where, message=message, hint="use a newer skyrl")])
-    inside = attrs.evolve(assignment, value=value["config"], origin=_stored(assignment.origin.at("config")))
+    inside = attrs.evolve(
+        assignment, value=value["config"], origin=attrs.evolve(assignment.origin.at("config"), is_stored=True)
+    )
     run, _ = _read(inside, root)
     listed = value.get("derived")
     leave_out = [str(path) for path in listed] if isinstance(listed, list) else derived(run)
@@ -90,10 +71,6 @@ def as_written(assignment: Assignment, root: type[RunConfig]) -> Assignment:
         if not rule.placeholder and get_at(again, rule.writes) != get_at(run, rule.writes):
             put(tables, rule.writes.split("."), stored_value(get_at(run, rule.writes)))
     return attrs.evolve(inside, value=tables)
-
-
-def _stored(origin: Origin) -> Origin:
-    return attrs.evolve(origin, is_stored=True)
 
 
 def tree_of(stored: object, root: type[C], where: str) -> C:

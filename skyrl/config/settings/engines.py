@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.config.settings.models import Dtype
 from skyrl.tree import FREE, FrozenDict, Secret, field, frozen
-from skyrl.tree.units import Gigabytes, Seconds
+from skyrl.tree.types import Gigabytes, Seconds
 from skyrl.tree.validators import non_negative, port, positive, positive_fraction
 
 RolloutDtype = Literal["bfloat16", "bf16", "float16", "fp16", "float32", "fp32", "int8"]

@@ -7,7 +7,7 @@ import attrs
 
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, IDENTITY, FrozenDict, field, frozen
-from skyrl.tree.units import Gigabytes, Seconds, WholeSeconds
+from skyrl.tree.types import Gigabytes, Seconds, WholeSeconds
 from skyrl.tree.validators import fraction, non_negative, positive
 
 FailureKind = Literal["raised", "timeout", "wrong_type", "not_finite", "too_large"]

@@ -2,7 +2,7 @@
 
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
-from skyrl.tree.units import Seconds
+from skyrl.tree.types import Seconds
 from skyrl.tree.validators import non_negative, positive
 
 

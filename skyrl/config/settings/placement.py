@@ -8,7 +8,7 @@ from skyrl.config.foundation.entry import BaseConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.planning.allocation import AllocationError, read_allocation
 from skyrl.tree import FREE, field, frozen
-from skyrl.tree.units import Seconds
+from skyrl.tree.types import Seconds
 from skyrl.tree.validators import positive
 
 

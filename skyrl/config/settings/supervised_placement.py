@@ -4,7 +4,7 @@ from typing import Literal
 
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
-from skyrl.tree.units import Seconds
+from skyrl.tree.types import Seconds
 from skyrl.tree.validators import positive
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from skyrl.config.foundation.entry import BaseConfig
 from skyrl.tree import FREE, field, frozen
-from skyrl.tree.units import Seconds
+from skyrl.tree.types import Seconds
 from skyrl.tree.validators import non_negative, rule_of_one_field
 
 _is_id = rule_of_one_field(

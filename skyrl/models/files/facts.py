@@ -12,7 +12,7 @@ from attrs import frozen
 
 from skyrl.hub import cached_folder
 from skyrl.models.files.paths import local_folder
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 _TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json")
 """Vocabulary files; a tokenizer needs one of them."""

@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.hub import cached_file
 
 from skyrl.errors import ModelError
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 _FILES = ("config.json", "generation_config.json")
 

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 from skyrl.hub import HUB_NAME, beside, hub_failure
-from skyrl.tree.text_files import MOST_STORED, stored_text
+from skyrl.tree.files import MOST_STORED, stored_text
 
 _TEXTS = frozenset({".json", ".jinja", ".txt"})
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from skyrl.config import SkyRLLoraConfig
 from skyrl.errors import ModelError
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 _PREFIX = "base_model.model."
 _SETTINGS, _TENSORS = "adapter_config.json", "adapter_model.safetensors"

@@ -17,7 +17,7 @@ from transformers.utils.hub import cached_file
 from skyrl.errors import ModelError
 from skyrl.models.files.failures import model_error
 from skyrl.models.files.loading import model_source
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 _FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 

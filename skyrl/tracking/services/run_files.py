@@ -14,7 +14,7 @@ from skyrl.errors import UserError
 from skyrl.storage.json_files import complete_lines, record_of
 from skyrl.tracking.jsonlines import is_sample
 from skyrl.tracking.services.service import Table
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 COLUMNS = ("step", "prompt_id", "sample", "reward", "stop_reason", "prompt", "response")
 """Columns of tables of samples."""

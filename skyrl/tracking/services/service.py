@@ -15,7 +15,7 @@ import cattrs
 
 from skyrl.config.settings.tracker_settings import TrackersConfig
 from skyrl.storage.atomic import write_file
-from skyrl.tree.text_files import stored_text
+from skyrl.tree.files import stored_text
 
 
 @attrs.frozen(kw_only=True)
