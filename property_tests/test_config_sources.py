@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +19,7 @@ from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.config.loading.stored import stored_form
 from skyrl.interop.areal.convert import convert_keys
 from skyrl.interop.areal.keys import KEYS
-from skyrl.interop.shell.scripts import overrides_in
+from skyrl.interop.shell.scripts import read_script
 from skyrl.interop.skyrl.scripts import convert_overrides
 from skyrl.tree import differences
 from skyrl.tree.sparse import as_toml_has_it, sparse
@@ -137,4 +138,5 @@ def test_settings_of_another_house_each_have_a_fate(keys: dict[str, Any]) -> Non
 
 @given(st.text(max_size=200))
 def test_a_script_of_anything(text: str) -> None:
-    assert isinstance(overrides_in(text), list)
+    with contextlib.suppress(ConfigError):
+        assert isinstance(read_script(text).commands, tuple)

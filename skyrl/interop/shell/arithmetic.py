@@ -1,4 +1,4 @@
-"""Evaluates the sums of a shell script, `$((1024 * 2))`, as far as the script itself determines their values."""
+"""Evaluates the sums of a shell script, `$((1024 * 2))` and `((i < 4))`."""
 
 from __future__ import annotations
 
@@ -13,61 +13,75 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
 }
-_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
 _DEEPEST = 20
 """Deepest nesting of variables within variables that is resolved."""
 
-_LONGEST = 200
-"""Largest number of characters in one sum, and of digits in its result."""
+_LONGEST = 500
+"""Largest number of characters in one sum."""
 
 
-def calculated(line: str, variables: dict[str, str]) -> str:
-    """`line` with each sum replaced by its value. A sum with other operators or unknown variables is left unchanged."""
-    position = 0
-    while (start := line.find("$((", position)) >= 0:
-        end = _end(line, start)
-        if end < 0:
-            break
-        value = _value(line[start + 3 : end - 2], variables)
-        position = end if value is None else start
-        if value is not None:
-            line = line[:start] + str(value) + line[end:]
-    return line
+def calculated(expression: str, value_of: Callable[[str], str]) -> int | None:
+    """The value of a sum as a shell computes it; None for other operators, and for variables that are not numbers.
+    `value_of` gives the text of a variable, empty for one that is not set.
+    """
+    return _value(expression, value_of, 0)
 
 
-def _end(line: str, start: int) -> int:
-    """Position after the parentheses that close the sum; -1 if there are none."""
-    depth = 0
-    for found in re.finditer(r"[()]", line[start : start + _LONGEST]):
-        depth += 1 if found[0] == "(" else -1
-        if not depth:
-            return start + found.end()
-    return -1
-
-
-def _value(text: str, variables: dict[str, str], depth: int = 0) -> int | None:
-    plain = _VARIABLE.sub(r"\1", text).strip()
-    if depth > _DEEPEST or len(plain) > _LONGEST:
+def _value(text: str, value_of: Callable[[str], str], depth: int) -> int | None:
+    text = text.strip() or "0"
+    if depth > _DEEPEST or len(text) > _LONGEST:
         return None
+    choice = re.fullmatch(r"([^?]+)\?([^?:]+):([^?:]+)", text)
+    if choice:
+        condition = _value(choice[1], value_of, depth + 1)
+        return None if condition is None else _value(choice[2 if condition else 3], value_of, depth + 1)
     try:
-        return _of(parsed_expression(plain), variables, depth)
+        return _of(parsed_expression(_as_python(text)), value_of, depth)
     except (SyntaxError, ValueError, RecursionError):
         return None
 
 
-def _of(node: ast.expr, variables: dict[str, str], depth: int) -> int | None:
+def _as_python(text: str) -> str:
+    """The expression with the shell's operators in Python's words, and its octal numbers in Python's form."""
+    text = text.replace("&&", " and ").replace("||", " or ").replace("\n", " ").replace("//", " invalid invalid ")
+    text = re.sub(r"(?<![\w.])0(?=[0-7]+\b)", "0o", text)
+    return re.sub(r"!(?!=)", " not ", text)
+
+
+def _of(node: ast.expr, value_of: Callable[[str], str], depth: int) -> int | None:
     match node:
         case ast.Constant(value=int(number)) if not isinstance(number, bool):
             return number
         case ast.Name(id=name):
-            return _value(variables.get(name, ""), variables, depth + 1)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = _of(operand, variables, depth)
-            return None if value is None else -value
+            return _value(value_of(name), value_of, depth + 1)
+        case ast.UnaryOp(op=op, operand=operand):
+            value = _of(operand, value_of, depth)
+            if value is None:
+                return None
+            return {ast.USub: -value, ast.UAdd: value, ast.Not: int(not value), ast.Invert: ~value}[type(op)]
         case ast.BinOp(left=left, op=op, right=right):
-            one, other = _of(left, variables, depth), _of(right, variables, depth)
+            one, other = _of(left, value_of, depth), _of(right, value_of, depth)
             return None if one is None or other is None else _combined(one, op, other)
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            one, other = _of(left, value_of, depth), _of(right, value_of, depth)
+            return None if one is None or other is None else int(_COMPARISONS[type(op)](one, other))
+        case ast.BoolOp(op=op, values=values):
+            found = [_of(each, value_of, depth) for each in values]
+            if None in found:
+                return None
+            return int(all(found) if isinstance(op, ast.And) else any(found))
     return None
 
 
@@ -75,10 +89,16 @@ def _combined(one: int, op: ast.operator, other: int) -> int | None:
     """The result as a shell computes it, with division rounding towards zero; None if there is none."""
     if type(op) in _OPERATIONS:
         value = _OPERATIONS[type(op)](one, other)
-    elif isinstance(op, ast.FloorDiv | ast.Div) and other:
+    elif isinstance(op, ast.Div) and other:
         value = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
     elif isinstance(op, ast.Mod) and other:
         value = abs(one) % abs(other) * (1 if one >= 0 else -1)
+    elif isinstance(op, ast.Pow) and 0 <= other < 64 and abs(one) < 2**16:
+        value = one**other
+    elif isinstance(op, ast.LShift) and 0 <= other < 63 and abs(one) < 2**62:
+        value = one << other
+    elif isinstance(op, ast.RShift) and 0 <= other < 64:
+        value = one >> other
     else:
         return None
     return value if abs(value) < 2**63 else None

@@ -1,143 +1,1065 @@
-"""Reads the `path=value` and `--name value` arguments in a shell script without running it.
+"""Reads a shell script as a shell would, without running anything: which programs it starts, and with which words.
 
-Variables that the script itself sets are substituted, and so are the defaults of `${NAME:-default}` and of
-`: "${NAME:=default}"`, and sums such as `$((1024 * 2))`. Anything that only a shell can evaluate, such as `$(date)`, is
-left unchanged, and so is a variable that is not set.
+The grammar is tree-sitter's of Bash (the extra `convert`). What the script itself decides is followed: assignments,
+defaults, branches, loops over lists, functions. A script is read as if it were called without arguments, and as if a
+variable that it takes from outside were not set, where one of both has to be assumed. What only running it would tell,
+such as `$(nproc)` or whether a file exists, stays unknown, and so does everything that depends on it.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from skyrl.interop.shell.arithmetic import calculated
-from skyrl.interop.shell.variables import expanded
+from attrs import define, evolve, field, frozen
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_COMPUTED = re.compile(r"\s*(?:(?:export|readonly|local|declare|typeset)\s+)?([A-Za-z_]\w*)=[\"']?(?:\$\(|`)")
-"""An assignment of a command's output to a variable."""
+from skyrl.errors import ConfigError, Problem
+from skyrl.installation import install_command
+from skyrl.interop.shell.conditions import holds, known
+from skyrl.interop.shell.patterns import regular
+from skyrl.interop.shell.syntax import split_words
+from skyrl.interop.shell.unknown import is_known, outside, shown, unknown, without_marks
+from skyrl.interop.shell.variables import LONGEST, Array, TooLong, Variables
+from skyrl.interop.shell.words import Words
 
-_DECLARATIONS = ("export", "readonly", "local", "declare", "typeset")
-_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.[\w\"-]+)*=.*|~[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
-_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
-_ARRAY_BEGINS = re.compile(r"[ \t]*[A-Za-z_]\w*\+?=\([ \t]*")
-_ARRAY_ENDS = re.compile(r"[ \t]*\)[ \t]*")
-_TEXT_OF_LINES = re.compile(r'^[ \t]*[A-Za-z_]\w*="[ \t]*\n[^"]*"[ \t]*$', re.MULTILINE)
-_WHOLE_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
-_FLAGS = "--"
-_ROOTS = ("data", "trainer", "generator", "environment", "hydra", "deepspeed_config")
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_TITLE = "Nothing was converted"
+_MOST_STEPS = 50_000
+_MOST_ROUNDS = 200
+"""Largest number of rounds of one loop."""
+
+_COMMENT = re.compile(r"(?<=\s)`[ \t]*#[^`\n]*`(?=\s|$)")
+"""A comment between the arguments of a command: a command substitution that holds only a comment."""
+
+_WORDS = (
+    "word", "number", "string", "raw_string", "ansi_c_string", "translated_string", "concatenation", "expansion",
+    "simple_expansion", "command_substitution", "process_substitution", "arithmetic_expansion", "brace_expression",
+    "extglob_pattern", "regex", "variable_name", "special_variable_name", "array", "test_command", "heredoc_body",
+)  # fmt: skip
+"""Kinds of nodes whose inside is read by `words` and `conditions`, so that the grammar need not understand it."""
+
+_SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "zsh")
 
 
-LONGEST_LINE = 200_000
-"""Length in characters up to which quotes in a line are parsed; longer lines are split at spaces."""
+@frozen(kw_only=True)
+class Command:
+    """A program that the script starts."""
+
+    line: int
+    words: tuple[str, ...]
+    """Name and arguments, without quotes. Unknown parts are marked as in `shell.unknown`."""
+
+    is_certain: bool = True
+    """Whether the script starts it in any case, rather than depending on what cannot be decided."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The words with the source of unknown parts in its place."""
+        return [shown(word) for word in self.words]
 
 
-def overrides_in(script: str, roots: tuple[str, ...] = _ROOTS) -> list[str]:
-    """Every override, in order, with quotes removed as a shell would.
+@frozen(kw_only=True)
+class Script:
+    """A script, as far as it can be followed without running it."""
 
-    `name=value` without a dot is an override where `name` is one of `roots`, and otherwise an assignment of the shell.
+    commands: tuple[Command, ...]
+    assumed: tuple[tuple[str, str], ...] = ()
+    """Variables from outside that were assumed to be unset, and what the script makes of that."""
+
+    undecided: tuple[tuple[int, str], ...] = ()
+    """Lines with a condition that only running the script would decide, and the condition."""
+
+    sourced: tuple[tuple[int, str], ...] = ()
+    """Lines that read another script with `source`, and its name: what it sets is not known."""
+
+    ends: int = 0
+    """Line of the `exit` that ends it; 0 if it ends by itself."""
+
+
+def read_script(text: str, name: str = "script") -> Script:
+    """Read a script. Raises `ConfigError` for a text that is no script of Bash, for one whose loops do not end, and if
+    the grammar is not installed.
     """
-    return [each for words, variables in _commands(script) for each in _overrides(words, variables, roots)]
+    text = without_marks(text).replace("\r\n", "\n").replace("\0", "")
+    text = _COMMENT.sub(lambda found: " " * len(found[0]), text)
+    text = re.sub(r"\\\s*\Z", "\n", text)  # a line that continues on none
+    tree = _parsed(text, name)
+    if broken := _broken(tree):
+        line = broken.start_point.row + 1
+        message = f"line {line}: not understood as a shell script: {_beginning(_source(broken))!r}"
+        hint = "write the command out in a script of its own, and convert that"
+        raise ConfigError([Problem(path=name, message=message, hint=hint)], title=_TITLE)
+    assumed: dict[str, str] = {}
+    for _ in range(10):  # what is assumed of a variable holds in the lines before, too
+        before = set(assumed)
+        shell = _Shell(Variables(values={"HOME": "~"}, assumed=assumed), name)
+        try:
+            shell.run_all(tree.children)
+        except _Leaves as end:
+            shell.ends = end.line
+        except (TooLong, RecursionError) as error:
+            message = f"cannot be followed to its end: {error} grows without bound"
+            raise ConfigError([Problem(path=name, message=message)], title=_TITLE) from None
+        if set(assumed) == before:
+            break
+    named = tuple((each, becomes) for each, becomes in assumed.items())
+    undecided = tuple(dict.fromkeys(shell.undecided))
+    return Script(
+        commands=tuple(shell.commands),
+        assumed=named,
+        undecided=undecided,
+        sourced=tuple(dict.fromkeys(shell.sourced)),
+        ends=shell.ends,
+    )
 
 
-def commands_in(script: str) -> list[list[str]]:
-    """The words of every command, and of every array, with variables filled in and quotes removed as a shell would."""
-    return [
-        [expanded(word, variables) for word in _split(words, variables, _FLAGS)]
-        for words, variables in _commands(script)
-    ]
-
-
-def _commands(script: str) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """The words of each command or array, and the variables that are set when it runs."""
-    variables = {"HOME": "~"}  # paths of a configuration may begin with it
-    for line in _logical_lines(script):
-        line = calculated(line, variables)
-        if not any(sign in line for sign in "=:~$-"):
-            continue  # a line without assignments and arguments
-        if computed := _COMPUTED.match(line):
-            variables[computed[1]] = "$(...)"  # refused if a setting uses it
-            continue
-        words = _words(line)
-        array = _ARRAY.match(words[0]) if words else None
-        if words[:1] == [":"]:  # `: "${NAME:=default}"` sets NAME
-            for word in words[1:]:
-                expanded(word, variables)
-        elif array:  # NAME=(trainer.epochs=2 ...)
-            items = [words[0][array.end() :], *words[1:]]
-            yield [item.rstrip(")") for item in items], variables
-        elif words and all(_sets_variable(word) for word in words):
-            _assign(words, variables)
-        else:
-            yield words, variables
-
-
-def _overrides(words: list[str], variables: dict[str, str], roots: tuple[str, ...]) -> Iterator[str]:
-    return (expanded(word, variables) for word in _split(words, variables) if _is_override(word, roots))
-
-
-def _sets_variable(word: str) -> bool:
-    return _ASSIGNMENT.fullmatch(word) is not None
-
-
-def _assign(words: list[str], variables: dict[str, str]) -> None:
-    for word in words:
-        if assignment := _ASSIGNMENT.fullmatch(word):
-            variables[assignment[1]] = expanded(assignment[2], variables)
-
-
-def _logical_lines(script: str) -> list[str]:
-    script = _TEXT_OF_LINES.sub(lambda found: _joined(found[0].splitlines()), _with_whole_arrays(script))
-    joined = re.sub(r"\\\r?\n", " ", script)
-    return [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
-
-
-def _with_whole_arrays(script: str) -> str:
-    """The script with each array whose brackets have lines of their own on one line."""
-    lines: list[str] = []
-    array: list[str] = []
-    for line in script.split("\n"):
-        if not array and not _ARRAY_BEGINS.fullmatch(line):
-            lines.append(line)
-            continue
-        array.append(line)
-        if _ARRAY_ENDS.fullmatch(line):
-            lines.append(_joined(array))
-            array = []
-    return "\n".join([*lines, *array])
-
-
-def _joined(lines: Sequence[str]) -> str:
-    return " ".join(map(_without_comment, lines))
-
-
-def _without_comment(line: str) -> str:
-    return re.sub(r"(^|\s)#.*", "", line)
-
-
-def _words(line: str) -> list[str]:
+def _parsed(text: str, name: str) -> Node:
     try:
-        words = shlex.split(line, comments=True) if len(line) <= LONGEST_LINE else line.split()
-    except ValueError:  # a quote that is closed on another line
-        words = line.split()
-    if words[:1] and words[0] in _DECLARATIONS:
-        words = [word for word in words[1:] if not word.startswith("-")]
-    return [word.removesuffix(";") for word in words]
+        import tree_sitter_bash
+        from tree_sitter import Language, Parser
+    except ImportError:
+        raise ConfigError(
+            [
+                Problem(
+                    path=name,
+                    message="scripts are read with a grammar of the shell, which is not installed",
+                    hint=install_command("convert"),
+                )
+            ],
+            title=_TITLE,
+        ) from None
+    return Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
 
 
-def _split(words: list[str], variables: dict[str, str], holds: str = "=") -> Iterator[str]:
-    """The words, with each variable that contains several arguments split into separate words."""
-    for word in words:
-        whole = _WHOLE_VARIABLE.fullmatch(word)
-        if whole and holds in variables.get(whole[1], ""):
-            yield from _words(variables[whole[1]])
-        else:
-            yield word
+def _broken(node: Node) -> Node | None:
+    """The first part that the grammar does not understand, apart from the inside of words."""
+    if node.type == "ERROR" or node.is_missing:
+        return node
+    if not node.has_error or node.type in _WORDS:
+        return None
+    return next((found for child in node.children if (found := _broken(child))), None)
 
 
-def _is_override(word: str, roots: tuple[str, ...]) -> bool:
-    root = re.match(r"[+~]{0,2}([A-Za-z_]\w*)", word)
-    if not root or not _OVERRIDE.fullmatch(word):
+def _source(node: Node) -> str:
+    return (node.text or b"").decode("utf-8", "replace")
+
+
+def _beginning(text: str) -> str:
+    first = text.strip().partition("\n")[0]
+    return first if len(first) <= 60 else first[:57] + "..."
+
+
+def _line(node: Node) -> int:
+    return int(node.start_point.row) + 1
+
+
+@define
+class _Leaves(Exception):
+    """`exit`, `return`, `break` or `continue`."""
+
+    how: str
+    line: int
+    levels: int = 1
+
+
+Status = int | None
+"""Exit status of a command; None if only running it would tell."""
+
+
+@define
+class _Shell:
+    """A shell that starts no programs but remembers them."""
+
+    variables: Variables
+    name: str
+    functions: dict[str, Node] = field(factory=dict)
+    commands: list[Command] = field(factory=list)
+    undecided: list[tuple[int, str]] = field(factory=list)
+    exported: set[str] = field(factory=set)
+    sourced: list[tuple[int, str]] = field(factory=list)
+    ends: int = 0
+    output: list[str] | None = None
+    """Where `echo` writes, inside of a command substitution."""
+
+    input: str | None = None
+    """What `<<< "text"` gives to the command that runs."""
+
+    is_certain: bool = True
+    status: Status = 0
+    line: int = 1
+    _steps: list[int] = field(factory=lambda: [0])
+    _frames: list[dict[str, str | Array | None]] = field(factory=list)
+    """For each function that runs: its local variables, and the values that they hide."""
+
+    _depth: int = 0
+    _depth_of_text: int = 0
+    """How many texts enclose the statement that runs: `eval "..."`, `$(...)`. It has no line of its own."""
+
+    @property
+    def words(self) -> Words:
+        """Expands words at this point of the script."""
+        return Words(self.variables, self._output_of)
+
+    # -- Lists of commands
+
+    def run_all(self, nodes: Iterable[Node]) -> Status:
+        """Run statements in order. Returns the status of the last."""
+        for node in nodes:
+            if node.is_named and node.type != "comment":
+                self.run(node)
+        return self.status
+
+    def run(self, node: Node) -> Status:
+        """Run one statement."""
+        self._steps[0] += 1
+        if self._steps[0] > _MOST_STEPS:
+            raise TooLong("the number of its commands")
+        if self._depth_of_text == 0:
+            self.line = _line(node)
+        run = _RUN.get(node.type)
+        if run is not None:
+            self.status = run(self, node)
+        return self.status
+
+    def _list(self, node: Node) -> Status:
+        """`a && b`, `a || b`. A program whose status is unknown is taken to succeed; a condition is not."""
+        parts = [child for child in node.children if child.is_named and child.type != "comment"]
+        operator = next((child.type for child in node.children if child.type in ("&&", "||")), "&&")
+        if len(parts) < 2:
+            return self.run_all(parts)
+        first = self.run(parts[0])
+        if first is None and not self._is_condition(parts[0]):
+            first = 0
+        if first is None:
+            return self._either(node, parts[0], [lambda shell: shell.run_all(parts[1:]), None])
+        return self.run_all(parts[1:]) if (first == 0) == (operator == "&&") else first
+
+    def _is_condition(self, node: Node) -> bool:
+        """Whether the statement asks something, rather than doing it."""
+        if node.type in ("list", "negated_command", "pipeline", "redirected_statement"):
+            return any(self._is_condition(child) for child in node.children if child.is_named)
+        first = _source(node).split(maxsplit=1)[:1]
+        return node.type == "test_command" or first in (["["], ["test"], ["grep"], ["command"], ["which"], ["type"])
+
+    def _negated(self, node: Node) -> Status:
+        found = self.run_all(node.children)
+        return None if found is None else int(found == 0)
+
+    def _group(self, node: Node) -> Status:
+        if node.children and node.children[0].type == "((":
+            return self._sum(_source(node)[2:-2])
+        return self.run_all(node.children)
+
+    def _subshell(self, node: Node) -> Status:
+        return self._apart().finish(node.children)
+
+    def _pipeline(self, node: Node) -> Status:
+        status: Status = 0
+        parts = [child for child in node.children if child.is_named and child.type != "comment"]
+        for at, child in enumerate(parts):
+            inner = self._apart()
+            inner.output = self.output if at == len(parts) - 1 else []
+            if at and self.output is not None and not _reads_nothing(child):
+                inner.output = []  # what a program makes of its input is unknown
+                self.output.append(unknown(f"$({_beginning(_source(node))})"))
+            status = inner.finish([child])
+        return status if len(parts) == 1 else None
+
+    def _apart(self) -> _Shell:
+        """A shell of its own with the same state, which remembers commands with this one."""
+        return evolve(self, variables=self.variables.copy(), functions=dict(self.functions), frames=list(self._frames))
+
+    def finish(self, nodes: Sequence[Node]) -> Status:
+        """Run statements to the end of this shell."""
+        try:
+            return self.run_all(nodes)
+        except _Leaves:
+            return None
+
+    def in_text(self, tree: Node) -> Status:
+        """Run a script that is inside of a word, to the end of this shell. Raises `TooLong`."""
+        self._depth_of_text += 1
+        if self._depth_of_text > 30:
+            raise TooLong("commands within commands")
+        return self.finish(tree.children)
+
+    # -- Branches and loops
+
+    def _if(self, node: Node) -> Status:
+        return self._branches(node, _clauses(node))
+
+    def _branches(self, node: Node, clauses: list[tuple[list[Node], list[Node]]]) -> Status:
+        if not clauses:
+            self.status = 0
+            return 0
+        (condition, body), rest = clauses[0], clauses[1:]
+        if not condition:
+            return self.run_all(body) if body else 0
+        found = self.run_all(condition)
+        if found is None:
+            return self._either(
+                node, condition[0], [lambda shell: shell.run_all(body), lambda shell: shell._branches(node, rest)]
+            )
+        self.status = 0
+        return (self.run_all(body) if body else 0) if found == 0 else self._branches(node, rest)
+
+    def _either(self, node: Node, condition: Node, branches: Sequence[Callable[[_Shell], Status] | None]) -> Status:
+        """Follow every branch of a condition that cannot be decided: what differs afterwards is unknown. A branch that
+        leaves the script or a loop is taken not to happen.
+        """
+        self.undecided.append((_line(condition), _beginning(_source(condition))))
+        ended: list[_Shell] = []
+        left: list[_Leaves] = []
+        for branch in branches:
+            shell = self._apart()
+            shell.is_certain = False
+            shell.output = None if self.output is None else []
+            try:
+                if branch is not None:
+                    branch(shell)
+                ended.append(shell)
+            except _Leaves as how:
+                left.append(how)
+        if not ended:
+            raise left[0]
+        if left:
+            self.is_certain = False
+        if self.output is not None and any(shell.output for shell in ended):
+            self.output.append(unknown("$(...)"))
+        self._merge(ended, _line(condition))
+        return None
+
+    def _merge(self, shells: list[_Shell], line: int) -> None:
+        names = {name for shell in shells for name in shell.variables.values}
+        for name in sorted(names):
+            found = [shell.variables.values.get(name, "") for shell in shells]
+            is_set = [name in shell.variables.values for shell in shells]
+            if all(each == found[0] for each in found) and all(is_set):
+                self.variables.values[name] = found[0]
+                continue
+            self.variables.values[name] = unknown(f"$({name} of line {line})")
+        self.functions |= {name: body for shell in shells for name, body in shell.functions.items()}
+        self.exported |= {name for shell in shells for name in shell.exported}
+
+    def _case(self, node: Node) -> Status:
+        value_node = node.child_by_field_name("value")
+        word = _source(value_node) if value_node else ""
+        value = known(self.words.text(word), self.words, word)
+        items = [child for child in node.children if child.type == "case_item"]
+        if not is_known(value):
+            bodies = [self._body_of(item) for item in items]
+            has_all = any("*" in _patterns(item) for item in items)
+            return self._either(node, value_node or node, [*bodies, *([] if has_all else [None])])
+        for at, item in enumerate(items):
+            try:
+                matches = [re.fullmatch(regular(self.words.pattern(each)), value) for each in _patterns(item)]
+            except ValueError:
+                return self._either(node, item, [*[self._body_of(each) for each in items[at:]], None])
+            if any(matches):
+                self.status = 0
+                return self._body_of(item)(self)
+        return 0
+
+    def _body_of(self, item: Node) -> Callable[[_Shell], Status]:
+        nodes = [
+            child
+            for at, child in enumerate(item.children)
+            if item.field_name_for_child(at) not in ("value", "termination", "fallthrough")
+        ]
+        if any(child.type in (";&", ";;&") for child in item.children):
+            raise TooLong(f"line {_line(item)}: a branch that goes on in the next one, which")
+        return lambda shell: shell.run_all(nodes)
+
+    def _for(self, node: Node) -> Status:
+        name = _source(node.child_by_field_name("variable") or node)
+        raw = [_source(each) for each in node.children_by_field_name("value")]
+        has_list = any(child.type == "in" for child in node.children)
+        items = [each for word in raw for each in self.words.fields(word)] if has_list else [*self.variables.arguments]
+        body = _body(node)
+        if any(child.type == "select" for child in node.children) or any(not is_known(item) for item in items):
+            return self._once(node, body, [name])
+        for item in items:
+            self.variables.set(name, item)
+            if self._round(body):
+                break
+        return self.status
+
+    def _for_sums(self, node: Node) -> Status:
+        parts = _source(node).partition("((")[2].partition("))")[0].split(";")
+        body = _body(node)
+        if len(parts) != 3:
+            return self._once(node, body, [])
+        self._sum(parts[0])
+
+        def goes_on(shell: _Shell) -> Status:
+            return shell._sum(parts[1] if parts[1].strip() else "1")
+
+        return self._rounds(node, body, goes_on, lambda shell: shell._sum(parts[2]))
+
+    def _while(self, node: Node) -> Status:
+        body = _body(node)
+        condition = [
+            child for child in node.children if child.is_named and child not in body and child.type != "do_group"
+        ]
+        is_until = node.children[0].type == "until"
+
+        def goes_on(shell: _Shell) -> Status:
+            found = shell.run_all(condition)
+            return int(found == 0) if is_until and found is not None else found
+
+        return self._rounds(node, body, goes_on, lambda shell: None)
+
+    def _rounds(
+        self,
+        node: Node,
+        body: list[Node],
+        goes_on: Callable[[_Shell], Status],
+        after: Callable[[_Shell], object],
+    ) -> Status:
+        """Run a loop while `goes_on` has the status 0. One that waits for something outside is run once."""
+        before, count = self.variables.copy(), len(self.commands)
+        for _ in range(_MOST_ROUNDS):
+            found = goes_on(self)
+            if found is None:
+                return self._once(node, body, [])
+            if found != 0 or self._round(body):
+                self.status = 0
+                return 0
+            after(self)
+        self.variables = before
+        del self.commands[count:]
+        return self._once(node, body, [])
+
+    def _round(self, body: list[Node]) -> bool:
+        """Run the body of a loop once. Returns whether the loop ends."""
+        try:
+            self.run_all(body)
+        except _Leaves as how:
+            if how.how not in ("break", "continue"):
+                raise
+            if how.levels > 1:
+                raise _Leaves(how.how, how.line, how.levels - 1) from None
+            return how.how == "break"
         return False
-    return "." in word.partition("=")[0] or root[1] in roots or word.startswith("+")
+
+    def _once(self, node: Node, body: list[Node], names: list[str]) -> Status:
+        """Run the body of a loop, of which nobody knows how often it runs."""
+
+        def rounds(shell: _Shell) -> Status:
+            for name in names:
+                shell.variables.set(name, unknown(f"$({name} of line {_line(node)})"))
+            for name in _assigned(body):  # may have changed in an earlier round
+                shell.variables.set(name, unknown(f"$({name} of line {_line(node)})"))
+            shell._round(body)
+            return 0
+
+        return self._either(node, node, [rounds, None])
+
+    def _sum(self, text: str) -> Status:
+        """Run `((...))`: its assignments, and whether it is not zero."""
+        status: Status = None
+        for part in text.split(","):
+            status = self._part_of_sum(part.strip())
+        return status
+
+    def _part_of_sum(self, text: str) -> Status:
+        step = re.fullmatch(r"(?:(\+\+|--)(\w+)|(\w+)(\+\+|--))", text)
+        assigned = re.fullmatch(r"([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", text, re.DOTALL)
+        if step:
+            name, sign = step[2] or step[3], (step[1] or step[4])[0]
+            value = self.words.sum(f"{name} {sign} 1")
+        elif assigned:
+            name, sign = assigned[1], assigned[2]
+            value = self.words.sum(f"{name} {sign} ({assigned[3]})" if sign else assigned[3])
+        else:
+            value = self.words.sum(text)
+            return int(int(value) == 0) if is_known(value) else None
+        self.variables.set(name, value)
+        return int(int(value) == 0) if is_known(value) else None
+
+    # -- Functions, assignments
+
+    def _function(self, node: Node) -> Status:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name is not None and body is not None:
+            self.functions[_source(name)] = body
+        return 0
+
+    def _call(self, name: str, arguments: list[str]) -> Status:
+        if self._depth > 40:
+            raise TooLong(f"calls of the function {name}")
+        before = self.variables.arguments, self.variables.in_function
+        self.variables.arguments, self.variables.in_function = tuple(arguments), True
+        self._frames.append({})
+        self._depth += 1
+        try:
+            return self.run(self.functions[name])
+        except _Leaves as how:
+            if how.how != "return":
+                raise
+            return self.status
+        finally:
+            self._depth -= 1
+            self.variables.arguments, self.variables.in_function = before
+            for local, value in self._frames.pop().items():
+                if value is None:
+                    self.variables.values.pop(local, None)
+                else:
+                    self.variables.values[local] = value
+
+    def _assignment(self, node: Node, more: str = "") -> Status:
+        """Run an assignment. `more` is the end of its value, which the grammar may take for another word."""
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        if name is None:
+            return None
+        adds = any(child.type == "+=" for child in node.children)
+        variable = _source(name.children[0]) if name.type == "subscript" else _source(name)
+        if not variable.isidentifier():  # `--name=value`, at the beginning of a line
+            return self._program(node, self.words.fields(_source(node) + more))
+        if value is not None and value.type == "array":
+            self.variables.set_array(variable, self._items(value, variable), adds=adds)
+            return 0
+        start = next(child.end_byte for child in node.children if child.type in ("=", "+=")) - node.start_byte
+        raw = (node.text or b"")[start:].decode("utf-8", "replace")
+        text = self.words.text(raw + more)
+        if name.type == "subscript":
+            index = _source(name)[len(variable) + 1 : -1]
+            key = self.words.text(index) if variable in self.variables.keyed else self.words.sum(index)
+            if not is_known(key):
+                self.variables.set(variable, unknown(f"$({variable} of line {_line(node)})"))
+            else:
+                self.variables.set_item(variable, key, text, adds=adds)
+        else:
+            self.variables.set(variable, text, adds=adds)
+        return 0
+
+    def _items(self, array: Node, name: str) -> Array:
+        items: Array = {}
+        for word in _raw_words(array.children[1:-1]):
+            keyed = re.match(r"\[([^\]]*)\]=", word)
+            if keyed:
+                key = self.words.text(keyed[1]) if name in self.variables.keyed else self.words.sum(keyed[1])
+                items[key] = self.words.text(word[keyed.end() :])
+            else:
+                for each in self.words.fields(word):
+                    items[str(len(items))] = each
+        return items
+
+    def _assignments(self, node: Node) -> Status:
+        return self.run_all(node.children)
+
+    def _declaration(self, node: Node) -> Status:
+        kind = node.children[0].type
+        flags = "".join(_source(child)[1:] for child in node.children[1:] if _source(child).startswith("-"))
+        is_local = kind == "local" or (
+            kind in ("declare", "typeset") and self.variables.in_function and "g" not in flags
+        )
+        for child in node.children[1:]:
+            if child.type not in ("variable_assignment", "variable_name", "word", "concatenation", "string"):
+                continue
+            if child.prev_sibling is not None and child.prev_sibling.end_byte == child.start_byte:
+                continue  # the end of a value
+            name_node = child.child_by_field_name("name") if child.type == "variable_assignment" else child
+            name = _source(name_node).partition("[")[0] if name_node is not None else ""
+            if not re.fullmatch(r"\w+", name):
+                continue
+            if is_local and self._frames and name not in self._frames[-1]:
+                self._frames[-1][name] = self.variables.values.get(name)
+                if child.type != "variable_assignment":
+                    self.variables.values[name] = None
+            if "A" in flags:
+                self.variables.keyed.add(name)
+                if child.type != "variable_assignment":
+                    self.variables.values[name] = {}
+            if child.type == "variable_assignment":
+                self._assignment(child, _end_of_value(child))
+            if "n" in flags and kind != "export":
+                self.variables.values[name] = unknown(f"$({name} of line {_line(node)})")
+            if kind == "export" or "x" in flags:
+                self.exported.add(name)
+        return 0
+
+    def _unset(self, node: Node) -> Status:
+        for child in node.children[1:]:
+            for name in self.words.fields(_source(child)):
+                if re.fullmatch(r"\w+", name):
+                    self.variables.unset(name)
+        return 0
+
+    # -- Commands
+
+    def _redirected(self, node: Node) -> Status:
+        body = node.child_by_field_name("body")
+        more: list[Node] = []
+        texts: list[str] = []
+        arguments: list[Node] = []
+        writes = False
+        for child in node.children:
+            if child.type == "heredoc_redirect":
+                for at, part in enumerate(child.children):
+                    kind = child.field_name_for_child(at)
+                    if kind == "argument":
+                        arguments.append(part)
+                    elif kind == "right" or part.type == "pipeline":
+                        more.append(part)
+                    elif part.type == "heredoc_body":
+                        texts.append(_source(part))
+            for part in child.children if child.type == "file_redirect" else ():
+                if part.type == "process_substitution":
+                    self._apart().finish(part.children)
+            writes = writes or (
+                child.type == "file_redirect"
+                and any(each.type in (">", ">>", "&>") for each in child.children)
+                and "2>" not in _source(child)[:2]
+            )
+        output = self.output
+        if writes and output is not None:
+            self.output = []
+        try:
+            if body is None:
+                status: Status = 0
+            elif body.type == "command":
+                status = self._command(body, extra=arguments, texts=texts)
+            else:
+                status = self.run(body)
+        finally:
+            self.output = output
+        return self.run_all(more) if more else status
+
+    def _command(self, node: Node, *, extra: Sequence[Node] = (), texts: Sequence[str] = ()) -> Status:
+        assignments = [child for child in node.children if child.type == "variable_assignment"]
+        lines = [at for at, each in enumerate(assignments) if _ends_line(each)]
+        for each in assignments[: lines[-1] + 1 if lines else 0]:  # the grammar reads on in the next line
+            self._assignment(each, _end_of_value(each))
+        assignments = assignments[lines[-1] + 1 :] if lines else assignments
+        ends = {each.id: _end_of_value(each) for each in assignments}
+        nodes = [
+            child
+            for child in node.children
+            if child.type not in ("variable_assignment", "comment") and not child.type.endswith("_redirect")
+        ]
+        if assignments and ends[assignments[-1].id]:
+            nodes = nodes[_adjacent(assignments[-1]) :]
+        words = [field for raw in _raw_words([*nodes, *extra]) for field in self.words.fields(raw)]
+        given = [child.children[-1] for child in node.children if child.type == "herestring_redirect"]
+        self.input = self.words.text(_source(given[0])) if given else None
+        if not words:
+            for each in assignments:
+                self._assignment(each, ends[each.id])
+            return 0
+        if not assignments:
+            return self._started(node, words, texts)
+        before = {name: self.variables.values.get(name) for each in assignments if (name := _name_of(each))}
+        exported = set(self.exported)
+        for each in assignments:
+            self._assignment(each, ends[each.id])
+        self.exported |= set(before)
+        try:
+            return self._started(node, words, texts)
+        finally:
+            self.exported = exported
+            for name, value in before.items():
+                if value is None:
+                    self.variables.values.pop(name, None)
+                else:
+                    self.variables.values[name] = value
+
+    def _started(self, node: Node, words: list[str], texts: Sequence[str]) -> Status:
+        name = words[0]
+        if name in self.functions:
+            return self._call(name, words[1:])
+        if builtin := _BUILTINS.get(name):
+            return builtin(self, node, words[1:])
+        inner = _text_of_shell(words)
+        if inner is not None and is_known(inner):
+            return self._inner(node, inner)
+        if name in _SHELLS and len(words) == 1 and texts:
+            return self._inner(node, texts[0])
+        return self._program(node, words)
+
+    def _program(self, node: Node, words: list[str]) -> Status:
+        self.commands.append(Command(line=self.line, words=tuple(words), is_certain=self.is_certain))
+        if self.output is not None:
+            self.output.append(unknown(f"$({_beginning(_source(node))})"))
+        return None
+
+    def _inner(self, node: Node, text: str) -> Status:
+        """Read the script that a command hands to another shell: `bash -c "..."`."""
+        tree = _parsed(text, self.name)
+        if _broken(tree):
+            self.commands.append(Command(line=self.line, words=("bash", "-c", unknown("$(...)")), is_certain=False))
+            return None
+        shell = self._apart()
+        exported = {name: value for name, value in self.variables.values.items() if name in (*self.exported, "HOME")}
+        shell.variables = evolve(shell.variables, values=exported, arguments=(), in_function=False)
+        return shell.in_text(tree)
+
+    def _output_of(self, text: str) -> str:
+        """The output of a command substitution; an unknown text if only running it would tell."""
+        source = f"$({_beginning(text)})"
+        tree = _parsed(text, self.name)
+        if _broken(tree):
+            return unknown(source)
+        shell = self._apart()
+        shell.output = []
+        self.status = shell.in_text(tree)
+        output = "".join(shell.output)
+        if len(output) > LONGEST:
+            raise TooLong("the output of a command")
+        return output.rstrip("\n") if is_known(output) or outside(output) is not None else unknown(source)
+
+    # -- Commands of the shell itself
+
+    def _echo(self, node: Node, words: list[str]) -> Status:
+        ends, escapes = "\n", False
+        while words and re.fullmatch(r"-[neE]+", words[0]):
+            ends = "" if "n" in words[0] else ends
+            escapes = escapes or "e" in words[0]
+            words = words[1:]
+        self._writes(" ".join(words) + ends, node, is_plain=not escapes or "\\" not in "".join(words))
+        return 0
+
+    def _writes(self, text: str, node: Node, *, is_plain: bool = True) -> None:
+        if self.output is not None:
+            self.output.append(text if is_plain else unknown(f"$({_beginning(_source(node))})"))
+
+    def _printf(self, node: Node, words: list[str]) -> Status:
+        into = ""
+        if words[:1] == ["-v"] and len(words) > 2:
+            into, words = words[1], words[2:]
+        text = _formatted(words) if words else ""
+        if into:
+            self.variables.set(into, unknown(f"$({_beginning(_source(node))})") if text is None else text)
+        else:
+            self._writes(text or "", node, is_plain=text is not None)
+        return 0
+
+    def _test(self, node: Node, words: list[str]) -> Status:
+        source = _source(node).partition("test")[2]
+        found = holds(source, self.words, is_double=False)
+        return None if found is None else int(not found)
+
+    def _brackets(self, node: Node) -> Status:
+        source = _source(node)
+        is_double = source.startswith("[[")
+        if source.startswith("(("):
+            return self._sum(source[2:-2])
+        found = holds(source[2:-2] if is_double else source[1:-1], self.words, is_double=is_double)
+        return None if found is None else int(not found)
+
+    def _let(self, node: Node, words: list[str]) -> Status:
+        status: Status = None
+        for word in words:
+            status = self._sum(word)
+        return status
+
+    def _set(self, node: Node, words: list[str]) -> Status:
+        if "--" in words:
+            self.variables.arguments = tuple(words[words.index("--") + 1 :])
+        return 0
+
+    def _shift(self, node: Node, words: list[str]) -> Status:
+        count = int(words[0]) if words and words[0].isdigit() else 1
+        if count > len(self.variables.arguments):
+            return 1
+        self.variables.arguments = self.variables.arguments[count:]
+        return 0
+
+    def _eval(self, node: Node, words: list[str]) -> Status:
+        text = " ".join(words)
+        tree = _parsed(text, self.name)
+        if not is_known(text) or _broken(tree):
+            self.commands.append(Command(line=self.line, words=("eval", text), is_certain=False))
+            return None
+        self._depth_of_text += 1
+        try:
+            return self.run_all(tree.children)
+        finally:
+            self._depth_of_text -= 1
+
+    def _leave(self, how: str, node: Node, words: list[str]) -> Status:
+        number = words[0] if words else ""
+        if number.isdigit():
+            self.status = int(number)
+        raise _Leaves(how, self.line, int(number) if number.isdigit() and how in ("break", "continue") else 1)
+
+    def _read(self, node: Node, words: list[str]) -> Status:
+        """`read` and `mapfile`: the words of `<<< "text"`; what comes from elsewhere is unknown."""
+        name = _source(next(child for child in node.children if child.type == "command_name"))
+        names = [word for word in words if not word.startswith("-")]
+        if name == "read" and self.input is not None and is_known(self.input) and all(map(str.isidentifier, names)):
+            parts = Words(self.variables, self._output_of).split(self.input)
+            if any("a" in word for word in words if word.startswith("-")):
+                self.variables.set_array(names[0], {str(at): part for at, part in enumerate(parts)})
+                return 0
+            for at, each in enumerate(names):
+                if at == len(names) - 1 and len(parts) > len(names):
+                    self.variables.values[each] = unknown(f"$({each} of line {_line(node)})")
+                else:
+                    self.variables.set(each, parts[at] if at < len(parts) else "")
+            return 0
+        for word in words:
+            if re.fullmatch(r"[A-Za-z_]\w*", word):
+                self.variables.values[word] = unknown(f"$({word} of line {_line(node)})")
+        return None
+
+    def _unknown(self, node: Node, words: list[str]) -> Status:
+        """A command of the shell that tells something about the machine."""
+        self._writes("", node, is_plain=False)
+        return None
+
+    def _source_file(self, node: Node, words: list[str]) -> Status:
+        """`source FILE`: what it sets is not known."""
+        self.sourced.append((self.line, shown(" ".join(words))))
+        return 0
+
+    def _with_prefix(self, node: Node, words: list[str]) -> Status:
+        """`command NAME ...`; with options it asks where the command is."""
+        if not words or words[0].startswith("-"):
+            return self._unknown(node, words)
+        builtin = _BUILTINS.get(words[0])
+        return builtin(self, node, words[1:]) if builtin else self._program(node, words)
+
+    def _replaces(self, node: Node, words: list[str]) -> Status:
+        """`exec PROGRAM ...` ends the script; without a program it only opens files."""
+        if not words:
+            return 0
+        self._program(node, words)
+        raise _Leaves("exit", self.line)
+
+    def _paths(self, node: Node, words: list[str]) -> Status:
+        """`basename` and `dirname` of paths that are known."""
+        name = next(child for child in node.children if child.type == "command_name")
+        words = [word for word in words if word != "--"]
+        if not words or not is_known("".join(words)) or words[0].startswith("-") or len(words) > 2:
+            self._writes("", node, is_plain=False)
+            return 0
+        path = words[0].rstrip("/") or "/"
+        if _source(name) == "dirname":
+            text = path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+        else:
+            text = path.rpartition("/")[2] or "/"
+            if len(words) == 2 and text != words[1]:
+                text = text.removesuffix(words[1])
+        self._writes(text + "\n", node)
+        return 0
+
+    def _seq(self, node: Node, words: list[str]) -> Status:
+        if not all(re.fullmatch(r"-?\d{1,6}", word) for word in words) or not 1 <= len(words) <= 3:
+            self._writes("", node, is_plain=False)
+            return 0
+        numbers = [int(word) for word in words]
+        start, step, end = ([1, 1, *numbers], [numbers[0], 1, numbers[-1]], numbers)[len(numbers) - 1]
+        found = range(start, end + (1 if step > 0 else -1), step) if step else range(0)
+        self._writes("".join(f"{each}\n" for each in found[: 10 * _MOST_ROUNDS]), node)
+        return 0
+
+    def _options(self, node: Node, words: list[str]) -> Status:
+        """`getopts`: without arguments, there are no options."""
+        return 1 if not self.variables.arguments else self._read(node, words)
+
+
+def _reads_nothing(node: Node) -> bool:
+    """Whether the last part of a pipeline passes its input over, as `echo` does."""
+    return _source(node).split(maxsplit=1)[:1] in (["echo"], ["printf"])
+
+
+def _clauses(node: Node) -> list[tuple[list[Node], list[Node]]]:
+    """Condition and body of each branch of an `if`; the condition of `else` is empty."""
+    clauses: list[tuple[list[Node], list[Node]]] = []
+    condition: list[Node] = []
+    body: list[Node] = []
+    is_condition = True
+    for child in node.children:
+        if child.type == "elif_clause":
+            clauses.append((condition, body))
+            condition, body = _clauses(child)[0]
+        elif child.type == "else_clause":
+            clauses.append((condition, body))
+            clauses.append(([], [each for each in child.children if each.is_named and each.type != "comment"]))
+            return clauses
+        elif child.type == "then":
+            is_condition = False
+        elif child.is_named and child.type != "comment":
+            (condition if is_condition else body).append(child)
+    return [*clauses, (condition, body)]
+
+
+def _body(node: Node) -> list[Node]:
+    body = node.child_by_field_name("body")
+    return [] if body is None else [child for child in body.children if child.is_named and child.type != "comment"]
+
+
+def _patterns(item: Node) -> list[str]:
+    return [_source(child) for child in item.children_by_field_name("value")]
+
+
+def _assigned(nodes: Iterable[Node]) -> Iterator[str]:
+    """Variables that statements assign."""
+    for node in nodes:
+        if node.type == "variable_assignment" and (name := _name_of(node)):
+            yield name
+        yield from _assigned(node.children)
+
+
+def _end_of_value(assignment: Node) -> str:
+    """The end of a value such as `$A/b/$C`, which the grammar may cut off."""
+    text, node = "", assignment
+    for _ in range(_adjacent(assignment)):
+        node = node.next_sibling or node
+        text += _source(node)
+    return text
+
+
+def _ends_line(assignment: Node) -> bool:
+    """Whether the next part of the command is on another line, to which the assignment does not belong."""
+    node = assignment
+    for _ in range(_adjacent(assignment)):
+        node = node.next_sibling or node
+    return node.next_sibling is not None and "\n" in _between(node, node.next_sibling)
+
+
+def _adjacent(assignment: Node) -> int:
+    """How many parts follow an assignment without a space."""
+    count, node = 0, assignment
+    while (
+        node.next_sibling is not None and node.next_sibling.is_named and node.next_sibling.start_byte == node.end_byte
+    ):
+        count, node = count + 1, node.next_sibling
+    return count
+
+
+def _name_of(assignment: Node) -> str:
+    name = assignment.child_by_field_name("name")
+    return "" if name is None else _source(name).partition("[")[0]
+
+
+def _raw_words(nodes: Sequence[Node]) -> list[str]:
+    """The written words of a command. The grammar may cut a word in two, and passes over escaped spaces and a lone
+    dash, so what stands between its parts is read, too.
+    """
+    text = ""
+    before: Node | None = None
+    for node in nodes:
+        text += _between(before, node)
+        text += "" if node.type == "comment" else _source(node)
+        before = node
+    return split_words(text + ("" if before is None else _after(before)))
+
+
+def _between(before: Node | None, node: Node) -> str:
+    """The text between two parts of a command, without continued lines; a space if something else is there."""
+    whole = node.parent
+    if before is None or whole is None or before.parent != whole or before.next_sibling != node:
+        return " "
+    start, end = before.end_byte - whole.start_byte, node.start_byte - whole.start_byte
+    return (whole.text or b"")[start:end].decode("utf-8", "replace").replace("\\\n", "")
+
+
+def _after(node: Node) -> str:
+    """Escaped spaces or a dash after the last part of a command."""
+    root = node
+    while root.parent is not None:
+        root = root.parent
+    rest = (root.text or b"")[node.end_byte : node.end_byte + 100].decode("utf-8", "replace")
+    found = re.match(r"(?:[ \t]*\\[ \t])+|[ \t]+-(?=[ \t]+<)", rest)
+    return found[0] if found else ""
+
+
+def _text_of_shell(words: list[str]) -> str | None:
+    """The script of `bash -c "..."`, which another program may start; None if there is none."""
+    for at, word in enumerate(words[:-2]):
+        if word in _SHELLS:
+            for option in range(at + 1, len(words) - 1):
+                if re.fullmatch(r"-[a-z]*c", words[option]):
+                    return words[option + 1]
+                if not words[option].startswith("-"):
+                    break
+    return None
+
+
+def _formatted(words: list[str]) -> str | None:
+    """Output of `printf` for formats of texts and whole numbers; None for others."""
+    form, arguments = words[0], words[1:]
+    parts = re.findall(r"%%|%s|%d|%0?\d*d|%[^%]|\\.|[^%\\]+|.", form, re.DOTALL)
+    if any(part.startswith("%") and part not in ("%%", "%s", "%d") for part in parts):
+        return None
+    text, rest = "", list(arguments)
+    while True:
+        used = False
+        for part in parts:
+            if part in ("%s", "%d"):
+                text += rest.pop(0) if rest else ("" if part == "%s" else "0")
+                used = True
+            elif part.startswith("\\"):
+                if part not in ("\\n", "\\t", "\\\\"):
+                    return None
+                text += {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}[part]
+            else:
+                text += "%" if part == "%%" else part
+        if not rest or not used:
+            return text
+
+
+_RUN: dict[str, Callable[[_Shell, Node], Status]] = {
+    "list": _Shell._list,
+    "negated_command": _Shell._negated,
+    "compound_statement": _Shell._group,
+    "subshell": _Shell._subshell,
+    "pipeline": _Shell._pipeline,
+    "if_statement": _Shell._if,
+    "case_statement": _Shell._case,
+    "for_statement": _Shell._for,
+    "c_style_for_statement": _Shell._for_sums,
+    "while_statement": _Shell._while,
+    "function_definition": _Shell._function,
+    "variable_assignment": _Shell._assignment,
+    "variable_assignments": _Shell._assignments,
+    "declaration_command": _Shell._declaration,
+    "unset_command": _Shell._unset,
+    "redirected_statement": _Shell._redirected,
+    "command": _Shell._command,
+    "test_command": _Shell._brackets,
+    "program": lambda shell, node: shell.run_all(node.children),
+    "do_group": lambda shell, node: shell.run_all(node.children),
+}
+"""Kind of a statement in the grammar -> how it runs."""
+
+_BUILTINS: dict[str, Callable[[_Shell, Node, list[str]], Status]] = {
+    "echo": _Shell._echo,
+    "printf": _Shell._printf,
+    "test": _Shell._test,
+    "let": _Shell._let,
+    "set": _Shell._set,
+    "shift": _Shell._shift,
+    "eval": _Shell._eval,
+    "read": _Shell._read,
+    "mapfile": _Shell._read,
+    "readarray": _Shell._read,
+    "getopts": _Shell._options,
+    "basename": _Shell._paths,
+    "dirname": _Shell._paths,
+    "seq": _Shell._seq,
+    "pwd": _Shell._unknown,
+    "type": _Shell._unknown,
+    "hash": _Shell._unknown,
+    "kill": _Shell._unknown,
+    "jobs": _Shell._unknown,
+    "source": _Shell._source_file,
+    ".": _Shell._source_file,
+    "command": _Shell._with_prefix,
+    "builtin": _Shell._with_prefix,
+    "exec": _Shell._replaces,
+    "false": lambda shell, node, words: 1,
+    "exit": lambda shell, node, words: shell._leave("exit", node, words),
+    "return": lambda shell, node, words: shell._leave("return", node, words),
+    "break": lambda shell, node, words: shell._leave("break", node, words),
+    "continue": lambda shell, node, words: shell._leave("continue", node, words),
+    **dict.fromkeys(
+        (":", "true", "trap", "ulimit", "shopt", "umask", "alias", "wait", "cd", "pushd", "popd"),
+        lambda shell, node, words: 0,
+    ),
+}

@@ -1,83 +1,113 @@
-"""Expands the variables in a word of a shell script, as far as the script itself determines their values.
-
-Supported are `$NAME`, `${NAME}`, and the forms with a default, `${NAME:-default}`, `${NAME-default}`,
-`${NAME:=default}`, `${NAME=default}`, which may be nested. Forms that only a shell can evaluate (`$(date)`,
-`${NAME%.sh}`, `$@`) are left unchanged.
-"""
+"""The variables of a script: what it sets, what it is called with, and what would come from outside."""
 
 from __future__ import annotations
 
-import re
+from attrs import define, evolve, field
 
-_NAME = re.compile(r"[A-Za-z_]\w*|\d+")
-_DEFAULT = re.compile(r":?([-=])")
-_DEEPEST = 20
-"""Deepest nesting of defaults within defaults that is expanded."""
+from skyrl.interop.shell.unknown import unknown
 
 LONGEST = 100_000
-"""Largest number of characters in an expanded value: variables that repeat each other grow without bound."""
+"""Largest number of characters in a value: variables that repeat each other grow without bound."""
+
+Array = dict[str, str]
+"""Items of an array by their index or key, in order."""
+
+_OF_THE_SHELL = (
+    "RANDOM", "SECONDS", "LINENO", "BASHPID", "PPID", "UID", "EUID", "HOSTNAME", "BASH_VERSION", "PWD", "OLDPWD",
+    "BASH_SOURCE", "FUNCNAME", "SRANDOM", "EPOCHSECONDS", "OSTYPE", "HOSTTYPE", "PIPESTATUS",
+)  # fmt: skip
+"""Variables that Bash itself sets, to what only running the script would tell."""
 
 
-def expanded(text: str, variables: dict[str, str], depth: int = 0) -> str:
-    """`text` with known variables replaced by their values; `${NAME:=default}` also sets NAME in `variables`."""
-    parts: list[str] = []
-    size, position = 0, 0
-    while position < len(text) and size < LONGEST:
-        dollar = text.find("$", position)
-        if dollar < 0:
-            parts.append(text[position:])
-            break
-        part, end = _variable(text, dollar, variables, depth)
-        parts += [text[position:dollar], part]
-        size, position = size + dollar - position + len(part), end
-    return "".join(parts)
+class TooLong(ValueError):
+    """A script whose values or loops grow without bound."""
 
 
-def unset_variable(text: str) -> str:
-    """The name of the first variable, or the first command, that expansion left in a word; empty if none is left."""
-    found = re.search(r"\$(?:\{?([A-Za-z_]\w*|\d+|[@*#?!])|(\())", text)
-    return "" if not found else f"${found[1]}" if found[1] else "$(...)"
+@define
+class Variables:
+    """What names stand for at one point of a script."""
 
+    values: dict[str, str | Array | None] = field(factory=dict)
+    """None for a variable that the script itself removed."""
 
-def _variable(text: str, dollar: int, variables: dict[str, str], depth: int) -> tuple[str, int]:
-    """Value of the variable that begins at `dollar`, and the position where the text continues."""
-    if text.startswith("${", dollar):
-        end = _closing(text, dollar + 2)
-        if end < 0:
-            return text[dollar:], len(text)
-        inside = text[dollar + 2 : end]
-        return _braced(inside, variables, depth), end + 1
-    name = _NAME.match(text, dollar + 1)
-    if name is None:
-        return "$", dollar + 1
-    return variables.get(name[0], f"${name[0]}"), name.end()
+    arguments: tuple[str, ...] = ()
+    """Arguments of the function that runs; a script is read as if it were called without any."""
 
+    in_function: bool = False
+    keyed: set[str] = field(factory=set)
+    """Arrays that `declare -A` made: their keys are texts."""
 
-def _braced(inside: str, variables: dict[str, str], depth: int) -> str:
-    name = _NAME.match(inside)
-    unchanged = "${" + inside + "}"
-    if name is None or depth >= _DEEPEST:
-        return unchanged
-    rest = inside[name.end() :]
-    if not rest:
-        return variables.get(name[0], unchanged)
-    default = _DEFAULT.match(rest)
-    if default is None:
-        return unchanged
-    known = variables.get(name[0])
-    if known or (known == "" and not rest.startswith(":")):
-        return known
-    value = expanded(rest[default.end() :], variables, depth + 1)
-    if default[1] == "=":
-        variables[name[0]] = value
-    return value
+    assumed: dict[str, str] = field(factory=dict)
+    """Variables from outside that were assumed to be unset -> what the script makes of that. Shared by all copies."""
 
+    def copy(self) -> Variables:
+        """The same variables, to be changed apart."""
+        arrays = {name: dict(value) if isinstance(value, dict) else value for name, value in self.values.items()}
+        return evolve(self, values=arrays, keyed=set(self.keyed))
 
-def _closing(text: str, start: int) -> int:
-    """Position of the brace that closes the one before `start`; -1 if there is none."""
-    open_braces = 1
-    for found in re.finditer(r"[{}]", text[start:]):
-        open_braces += 1 if found[0] == "{" else -1
-        if not open_braces:
-            return start + found.start()
-    return -1
+    def get(self, name: str) -> str | None:
+        """The value of a variable or an argument; None if it is not set. What the script does not set is unknown,
+        unless it was assumed to be unset.
+        """
+        if name.isdigit() and name != "0":
+            number = int(name) - 1
+            return self.arguments[number] if number < len(self.arguments) else self._no_argument(name)
+        value = self.values.get(name)
+        if isinstance(value, dict):
+            return value.get("0", unknown(f"$({name})") if name not in self.keyed and not value else "")
+        if name not in self.values and name not in self.assumed:
+            return unknown(f"$({name})" if name in _OF_THE_SHELL or name in "?$!-_" else f"${name}")
+        return value
+
+    def _no_argument(self, name: str) -> str | None:
+        return None if self.in_function or f"${name}" in self.assumed else unknown(f"${name}")
+
+    def is_outside(self, name: str) -> bool:
+        """Whether the variable would come from outside of the script."""
+        return name not in self.values and name not in _OF_THE_SHELL
+
+    def items(self, name: str) -> list[str]:
+        """The items of an array, or of the arguments for `@`."""
+        if name in ("@", "*"):
+            return list(self.arguments)
+        value = self.values.get(name)
+        if isinstance(value, dict):
+            return list(value.values())
+        found = self.get(name)
+        return [] if found is None else [found]
+
+    def set(self, name: str, value: str, *, adds: bool = False) -> None:
+        """Set a variable. Raises `TooLong`."""
+        before = self.values.get(name) or ""
+        if isinstance(before, dict):
+            self.set_item(name, "0", value, adds=adds)
+            return
+        value = before + value if adds else value
+        if len(value) > LONGEST:
+            raise TooLong(f"the value of {name}")
+        self.values[name] = value
+
+    def set_array(self, name: str, items: Array, *, adds: bool = False) -> None:
+        """Set an array, or add items to it. Raises `TooLong`."""
+        before = self.values.get(name) or {}
+        array = (before if isinstance(before, dict) else {"0": before}) if adds else {}
+        for key, value in items.items():
+            array[str(len(array)) if adds and name not in self.keyed else key] = value
+        if sum(map(len, array.values())) > LONGEST:
+            raise TooLong(f"the value of {name}")
+        self.values[name] = array
+
+    def set_item(self, name: str, key: str, value: str, *, adds: bool = False) -> None:
+        """Set one item of an array."""
+        array = self.values.get(name)
+        if not isinstance(array, dict):
+            array = self.values[name] = {"0": array} if array else {}
+        array[key] = array.get(key, "") + value if adds else value
+
+    def unset(self, name: str) -> None:
+        """Remove a variable."""
+        self.values[name] = None
+
+    def assume_unset(self, name: str, becomes: str) -> None:
+        """Assume that a variable from outside is not set, in which case the script does what `becomes` says."""
+        self.assumed[name] = self.assumed.get(name) or becomes

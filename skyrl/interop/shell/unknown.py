@@ -1,0 +1,46 @@
+"""Texts of which a part is known only when the script runs: `$(date)`, `$NAME` of a variable that nobody sets.
+
+Such a part stands in the text by its source, between two marks, so that texts can be joined and stored in variables
+without losing track of it.
+"""
+
+from __future__ import annotations
+
+import re
+
+_OPEN, _CLOSE = "\ue000", "\ue001"  # private use: not in scripts, from which `without_marks` removes them
+UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+_OUTSIDE = re.compile(r"\$([A-Za-z_]\w*)")
+
+
+def unknown(source: str) -> str:
+    """A text that is unknown as a whole, from its source such as `$(date)`."""
+    return _OPEN + UNKNOWN.sub(r"\1", source) + _CLOSE
+
+
+def is_known(text: str) -> bool:
+    """Whether the whole text is known."""
+    return _OPEN not in text
+
+
+def shown(text: str) -> str:
+    """The text with the source of each unknown part in its place."""
+    return UNKNOWN.sub(r"\1", text)
+
+
+def separated(text: str) -> list[str]:
+    """The parts of the text between spaces, apart from those in the source of an unknown part."""
+    rest = iter([found[0] for found in UNKNOWN.finditer(text)])
+    parts = re.findall(r"[^ \t\n]+", UNKNOWN.sub(_OPEN, text))
+    return ["".join(next(rest) if letter == _OPEN else letter for letter in part) for part in parts]
+
+
+def outside(text: str) -> list[str] | None:
+    """Variables that the text takes from outside of the script; None if a part of it is unknown for another reason."""
+    found = [_OUTSIDE.fullmatch(source) for source in UNKNOWN.findall(text)]
+    return [str(each[1]) for each in found if each] if all(found) else None
+
+
+def without_marks(text: str) -> str:
+    """A script's text without the characters that mark unknown parts here."""
+    return text.replace(_OPEN, "?").replace(_CLOSE, "?")

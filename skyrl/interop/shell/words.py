@@ -1,0 +1,424 @@
+"""Expands the words of a script as a shell does, as far as the script determines them: quotes, variables with all their
+forms, sums, braces, and commands whose output is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from attrs import define, evolve, frozen
+
+from skyrl.interop.shell.arithmetic import calculated
+from skyrl.interop.shell.patterns import alternatives, escaped, regular
+from skyrl.interop.shell.syntax import closing, end_of_ansi, end_of_quote, unquoted
+from skyrl.interop.shell.unknown import is_known, outside, separated, shown, unknown
+from skyrl.interop.shell.variables import LONGEST, TooLong, Variables
+
+_NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?!$-]")
+_BRACED = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?!$-])")
+_DEFAULT = re.compile(r":?[-=+?]")
+_CUT = re.compile(r"##|#|%%|%")
+_REPLACED = re.compile(r"//|/#|/%|/")
+_CASE: dict[str, Callable[[str], str]] = {
+    "^^": str.upper,
+    ",,": str.lower,
+    "^": lambda text: text[:1].upper() + text[1:],
+    ",": lambda text: text[:1].lower() + text[1:],
+}
+_ANSI = {"n": "\n", "t": "\t", "r": "\r", "e": "\x1b", "E": "\x1b", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_DEEPEST = 40
+
+
+@frozen
+class _Piece:
+    text: str
+    is_quoted: bool = True
+    """Whether the text stays in one word, and is no pattern."""
+
+    ends_word: bool = False
+    """Whether the next piece begins another word: `"${ARRAY[@]}"`."""
+
+    is_literal: bool = True
+    """Whether the script has the text as it is; spaces in the value of an unquoted variable separate words."""
+
+
+@define
+class Words:
+    """Expands words by the variables of a script."""
+
+    variables: Variables
+    run: Callable[[str], str]
+    """Output of a command, from its text; an unknown text if only running it would tell."""
+
+    _depth: int = 0
+
+    def text(self, word: str) -> str:
+        """The word as one text, as an assignment reads it."""
+        return "".join(piece.text + (" " if piece.ends_word else "") for piece in self._pieces(word))
+
+    def pattern(self, word: str) -> str:
+        """The word as a pattern, in which what was quoted is escaped."""
+        return "".join(escaped(piece.text) if piece.is_quoted else piece.text for piece in self._pieces(word))
+
+    def fields(self, word: str) -> list[str]:
+        """The words that one written word becomes: none, one or several."""
+        return [field for each in alternatives(word) for field in self._split(each)]
+
+    def split(self, text: str) -> list[str]:
+        """The parts of a text between the separators of IFS; an empty one counts if the separator is no space."""
+        separators = self.variables.get("IFS") if "IFS" in self.variables.values else None
+        if separators and is_known(separators) and separators.strip():
+            return re.split("[" + re.escape(separators) + "]", text)
+        return separated(text)
+
+    def _split(self, word: str) -> list[str]:
+        name = re.fullmatch(r"\$(?:\{(\w+)\}|(\w+))", word)
+        found = self.variables.get(name[1] or name[2]) if name else None
+        lone = outside(found) if found else None
+        if lone and found == unknown(f"${lone[0]}"):  # a list of options that the caller may give
+            self.variables.assume_unset(lone[0], "no words")
+            return []
+        fields: list[str] = []
+        current: str | None = None
+        for piece in self._pieces(word):
+            if piece.is_quoted or piece.is_literal:
+                current = (current or "") + piece.text
+            else:
+                current = self._unquoted(piece.text, current, fields)
+            if piece.ends_word:
+                fields += [] if current is None else [current]
+                current = None
+        return fields + ([] if current is None else [current])
+
+    def _unquoted(self, text: str, current: str | None, fields: list[str]) -> str | None:
+        """Split an unquoted value, whose first word continues the current one. Returns the last, if it is open."""
+        separators = self.variables.get("IFS") if "IFS" in self.variables.values else None
+        if separators and is_known(separators) and is_known(text) and set(separators) - set(" \t\n"):
+            parts = re.split("[" + re.escape(separators) + "]", text)
+            fields += [each for each in [(current or "") + parts[0], *parts[1:-1]] if each] if len(parts) > 1 else []
+            return parts[-1] or None if len(parts) > 1 else (current or "") + text
+        parts = separated(text)
+        if not parts:
+            if text and current is not None:
+                fields.append(current)
+                return None
+            return current
+        if text[0] in " \t\n" and current is not None:
+            fields.append(current)
+            current = None
+        parts[0] = (current or "") + parts[0]
+        fields += parts[:-1]
+        if text[-1] in " \t\n":
+            fields.append(parts[-1])
+            return None
+        return str(parts[-1])
+
+    def _pieces(self, word: str) -> list[_Piece]:
+        self._depth += 1
+        if self._depth > _DEEPEST or len(word) > 10 * LONGEST:
+            raise TooLong("a word of the script")
+        try:
+            return self._scanned(word)
+        finally:
+            self._depth -= 1
+
+    def _scanned(self, word: str, *, in_double: bool = False) -> list[_Piece]:
+        pieces: list[_Piece] = []
+        position, plain = 0, ""
+
+        def literal() -> None:
+            nonlocal plain
+            if plain:
+                pieces.append(_Piece(plain, is_quoted=in_double))
+            plain = ""
+
+        while position < len(word):
+            letter, following = word[position], word[position + 1 : position + 2]
+            if letter == "\\":
+                if in_double and following not in ("$", "`", '"', "\\", "\n"):
+                    plain += "\\" + following
+                elif following != "\n":
+                    literal()
+                    pieces.append(_Piece(following))
+                position += 2
+            elif letter == "'" and not in_double:
+                literal()
+                end = end_of_quote(word, position)
+                pieces.append(_Piece(word[position + 1 : end - 1]))
+                position = end
+            elif letter == '"':  # also inside of "${NAME:-"default"}"
+                literal()
+                end = end_of_quote(word, position)
+                inside = self._scanned(word[position + 1 : end - 1], in_double=True)
+                pieces += inside or ([] if word[position + 1 : end - 1].strip("\\\n") else [_Piece("")])
+                position = end
+            elif letter in "$`" and (expansion := self._expansion(word, position, in_double)):
+                literal()
+                pieces += expansion[0]
+                position = expansion[1]
+            elif letter == "$" and following == '"' and not in_double:
+                position += 1
+            else:
+                plain += letter
+                position += 1
+        literal()
+        return pieces
+
+    def _expansion(self, word: str, position: int, in_double: bool) -> tuple[list[_Piece], int] | None:
+        """The pieces of the expansion that begins there, and the position after it; None if it is a plain character."""
+        following = word[position + 1 : position + 2]
+        if word[position] == "`":
+            end = end_of_quote(word, position)
+            text = re.sub(r"\\([$`\\])", r"\1", word[position + 1 : end - 1])
+            return [self._value(self.run(text), in_double)], end
+        if following == "'" and not in_double:
+            end = end_of_ansi(word, position + 1)
+            return [_Piece(_ansi(word[position + 2 : end - 1]))], end
+        if following in ("(", "{"):
+            end = closing(word, position + 1)
+            end = end if end > 0 else len(word)
+            if following == "(":
+                return [self._value(self._bracketed(word[position:end]), in_double)], end
+            return self._braced(word[position + 2 : end - 1], in_double), end
+        name = _NAME.match(word, position + 1)
+        return (self._named(name[0], in_double), name.end()) if name else None
+
+    def _value(self, text: str, in_double: bool) -> _Piece:
+        return _Piece(text, is_quoted=in_double, is_literal=False)
+
+    def _bracketed(self, text: str) -> str:
+        """The value of `$((sum))` or the output of `$(command)`."""
+        if text.startswith("$((") and text.endswith("))"):
+            return self.sum(text[3:-2])
+        return self.run(text[2:-1])
+
+    def sum(self, expression: str) -> str:
+        """The value of a sum."""
+        if expression.count("(") != expression.count(")"):
+            return unknown(f"$(({expression}))")
+        filled = self._inside_sum(expression)
+        value = calculated(shown(filled), self._number) if is_known(filled) else None
+        return unknown(f"$(({shown(filled)}))") if value is None else str(value)
+
+    def _inside_sum(self, expression: str) -> str:
+        """The expression with its variables filled in; names without `$` are left to the calculation."""
+        return "".join(piece.text for piece in self._scanned(expression, in_double=True))
+
+    def _number(self, name: str) -> str:
+        """The text of a variable in a sum, empty for one that is not set."""
+        found = self.variables.get(name)
+        if found is not None and (names := outside(found)):
+            for each in names:
+                self.variables.assume_unset(each, "0")
+            found = self.variables.get(name)
+        return "" if found is None else found
+
+    def _named(self, name: str, in_double: bool) -> list[_Piece]:
+        if name in "@*":
+            return self._all(self.variables.items("@"), in_double and name == "@", in_double)
+        if name == "#":
+            return [self._value(str(len(self.variables.arguments)), in_double)]
+        if name in "$":
+            return [self._value(unknown("$($$)"), in_double)]
+        found = self.variables.get(name)
+        return [self._value("" if found is None else found, in_double)]
+
+    def _all(self, items: list[str], apart: bool, in_double: bool) -> list[_Piece]:
+        """Pieces of all items: separate words as `"${A[@]}"`, or one text."""
+        if apart:
+            return [_Piece(item, ends_word=at < len(items) - 1) for at, item in enumerate(items)]
+        return [self._value(" ".join(items), in_double)] if items or in_double else []
+
+    def _braced(self, inside: str, in_double: bool) -> list[_Piece]:
+        unchanged = [self._value(unknown("${" + inside + "}"), in_double)]
+        counts, indirect = inside.startswith("#") and len(inside) > 1, inside.startswith("!")
+        name = _BRACED.match(inside, 1 if counts or indirect else 0)
+        if name is None:
+            return unchanged
+        rest, index = inside[name.end() :], ""
+        if rest.startswith("[") and (end := closing(rest, 0)) > 0:
+            index, rest = rest[1 : end - 1], rest[end:]
+        if name[0] in "@*":
+            index = name[0]
+        if indirect:
+            return self._indirect(name[0], index, rest, in_double) or unchanged
+        if index in ("@", "*"):
+            return self._of_all(name[0], index, rest, in_double, counts=counts) or unchanged
+        found = self._item(name[0], index) if index else self.variables.get(name[0])
+        if name[0] == "#":
+            found = str(len(self.variables.arguments))
+        if counts:
+            return [self._value(str(len(found or "")), in_double)] if is_known(found or "") else unchanged
+        if default := _DEFAULT.match(rest):
+            return self._default(name[0], index, found, default[0], rest[default.end() :], in_double)
+        if not rest:
+            return [self._value("" if found is None else found, in_double)]
+        if found is not None and not is_known(found):
+            return unchanged
+        changed = self._changed(found or "", rest)
+        return unchanged if changed is None else [self._value(changed, in_double)]
+
+    def _item(self, name: str, index: str) -> str | None:
+        array = self.variables.values.get(name)
+        key = self.text(index) if name in self.variables.keyed else self.sum(index)
+        if not is_known(key):
+            return unknown("${" + name + "[" + shown(index) + "]}")
+        if isinstance(array, dict):
+            if name not in self.variables.keyed and key.startswith("-"):
+                items = list(array.values())
+                return items[int(key)] if len(items) >= -int(key) else None
+            return array.get(key)
+        return self.variables.get(name) if key == "0" else None
+
+    def _indirect(self, name: str, index: str, rest: str, in_double: bool) -> list[_Piece]:
+        """`${!NAME}`, the variable that NAME names, and `${!ARRAY[@]}`, the keys of an array."""
+        if index in ("@", "*"):
+            array = self.variables.values.get(name)
+            return self._all(list(array) if isinstance(array, dict) else [], in_double and index == "@", in_double)
+        pointed = self.variables.get(name) or ""
+        if not is_known(pointed) or not re.fullmatch(r"\w+(\[[\w@*]+\])?", pointed):
+            return []
+        return self._braced(pointed + rest, in_double)
+
+    def _of_all(self, name: str, index: str, rest: str, in_double: bool, *, counts: bool) -> list[_Piece]:
+        items = self.variables.items(name)
+        if any(outside(item) for item in items) and self.variables.is_outside(name) and name not in "@*":
+            self.variables.assume_unset(name, "no items")
+            items = []
+        if counts:
+            is_text = name not in "@*" and not isinstance(self.variables.values.get(name), dict)
+            if is_text and not all(map(is_known, items)):  # it may be an array
+                return []
+            return [self._value(str(len(items)), in_double)]
+        if default := _DEFAULT.match(rest):
+            is_set = bool(items)
+            if default[0][-1] == "+":
+                return self._operand(rest[default.end() :], in_double) if is_set else [self._value("", False)]
+            if not is_set:
+                return self._operand(rest[default.end() :], in_double)
+            rest = ""
+        if rest.startswith(":"):
+            cut = self._slice(rest[1:])
+            if cut is None:
+                return []
+            start, length = cut
+            if name in "@*":
+                items = ["bash", *items]
+            items = items[start:] if length is None else items[start : start + length]
+            rest = ""
+        elif rest and any(not is_known(item) for item in items):
+            return []
+        if rest:
+            changed = [self._changed(item, rest) for item in items]
+            if None in changed:
+                return []
+            items = [each for each in changed if each is not None]
+        return self._all(items, in_double and index == "@", in_double) or [
+            _Piece("", is_quoted=False, is_literal=False)
+        ]
+
+    def _default(
+        self, name: str, index: str, found: str | None, form: str, operand: str, in_double: bool
+    ) -> list[_Piece]:
+        """`${NAME:-default}` and the forms with `=`, `+` and `?`. A variable from outside is assumed to be unset."""
+        names = outside(found) if found else None
+        if names == [name] and self.variables.is_outside(name):
+            self.variables.assume_unset(name, "" if form[-1] in "+?" else shown(self.text(operand)))
+            found = None
+        elif found is not None and re.fullmatch(r"\d", name) and outside(found) is None and not is_known(found):
+            self.variables.assume_unset(f"${name}", shown(self.text(operand)))
+            found = None
+        is_set = found is not None and (not form.startswith(":") or found != "")
+        if form[-1] == "+":
+            return self._operand(operand, in_double) if is_set else [self._value("", in_double)]
+        if is_set or form[-1] == "?":
+            needed = unknown(f"${{{name}}}") if form[-1] == "?" and not is_set else ""
+            return [self._value(found if is_set and found is not None else needed, in_double)]
+        if form[-1] == "=":
+            value = (
+                self.text(operand) if not in_double else "".join(p.text for p in self._scanned(operand, in_double=True))
+            )
+            self.variables.set(name, value)
+            return [self._value(value, in_double)]
+        return self._operand(operand, in_double)
+
+    def _operand(self, text: str, in_double: bool) -> list[_Piece]:
+        """Pieces of a default, whose unquoted spaces separate words."""
+        pieces = self._scanned(text, in_double=in_double) or [self._value("", in_double)]
+        return [piece if piece.is_quoted else evolve(piece, is_literal=False) for piece in pieces]
+
+    def _changed(self, text: str, form: str) -> str | None:
+        """The text after `${NAME%...}`, `${NAME/a/b}`, `${NAME:1:2}` ...; None for a form that is not known."""
+        try:
+            if cut := _CUT.match(form):
+                return self._cut(text, cut[0], self.pattern(form[cut.end() :]))
+            if replaced := _REPLACED.match(form):
+                return self._replaced(text, replaced[0], form[replaced.end() :])
+        except ValueError:
+            return None
+        if form.startswith(":"):
+            cut_out = self._slice(form[1:])
+            if cut_out is None:
+                return None
+            start, length = cut_out
+            end = (
+                None
+                if length is None
+                else length
+                if length < 0
+                else (start if start >= 0 else len(text) + start) + length
+            )
+            return text[start:end]
+        change = _CASE.get(form)
+        return change(text) if change else None
+
+    def _cut(self, text: str, form: str, pattern: str) -> str | None:
+        if not is_known(pattern):
+            return None
+        expression = re.compile(regular(pattern))
+        ends = range(len(text) + 1)
+        if form[0] == "#":
+            found = [at for at in ends if expression.fullmatch(text[:at])]
+            return text if not found else text[found[-1 if form == "##" else 0] :]
+        found = [at for at in ends if expression.fullmatch(text[at:])]
+        return text if not found else text[: found[0 if form == "%%" else -1]]
+
+    def _replaced(self, text: str, form: str, rest: str) -> str | None:
+        parts = _around_slash(rest)
+        pattern, replacement = self.pattern(parts[0]), self.text(parts[1])
+        if not is_known(pattern) or not is_known(replacement):
+            return None
+        if not pattern:
+            return {"/#": replacement + text, "/%": text + replacement}.get(form, text)
+        expression = regular(pattern)
+        expression = {"/#": r"\A" + expression, "/%": expression + r"\Z"}.get(form, expression)
+        return re.sub(expression, lambda found: replacement, text, count=0 if form == "//" else 1)
+
+    def _slice(self, form: str) -> tuple[int, int | None] | None:
+        """Start and length of `:1:2`."""
+        start, colon, length = form.partition(":")
+        numbers = [self.sum(each.strip()) for each in ([start, length] if colon else [start])]
+        if not all(re.fullmatch(r"-?\d+", each) for each in numbers):
+            return None
+        return int(numbers[0]), int(numbers[1]) if colon else None
+
+
+def _around_slash(rest: str) -> tuple[str, str]:
+    """Pattern and replacement of `pattern/replacement`."""
+    slashes = unquoted(rest, "/")
+    return (rest[: slashes[0]], rest[slashes[0] + 1 :]) if slashes else (rest, "")
+
+
+def _ansi(text: str) -> str:
+    """Text of `$'...'`."""
+
+    def one(found: re.Match[str]) -> str:
+        escape = found[1]
+        if escape[0] == "x":
+            return chr(int(escape[1:], 16))
+        if escape[0] in "01234567":
+            return chr(int(escape, 8))
+        return _ANSI.get(escape, escape if escape in "\\'\"?" else "\\" + escape)
+
+    return re.sub(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)", one, text, flags=re.DOTALL)
