@@ -185,10 +185,15 @@ def diff(before: str, after: str, machine: bool, written: bool) -> None:
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False), help="Write the TOML to this file instead of standard output."
 )
+@click.option(
+    "--command", "number", type=click.IntRange(min=1), help="Which of a script's training commands to convert."
+)
 @click.option("--keep-going", is_flag=True, help="Write the other settings even if some are refused.")
 @click.option("--keep-engine", is_flag=True, help="Keep SGLang as the engine of an AReaL file, instead of vLLM.")
 @click.option("--force", is_flag=True, help="Overwrite existing output files.")
-def convert(source: str, house: str, output: str | None, keep_going: bool, keep_engine: bool, force: bool) -> None:
+def convert(
+    source: str, house: str, output: str | None, number: int | None, keep_going: bool, keep_engine: bool, force: bool
+) -> None:
     """Convert a configuration of SkyRL, AReaL, verl or TRL to our TOML, and report the outcome of each setting.
 
     If a setting is refused, the exit code is 1 and nothing is written; see --keep-going. Settings of an AReaL file that
@@ -200,12 +205,14 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, keep_
     if output and not force:
         _refuse_to_replace(output)
     refuse_other_sources(source, house)
+    if number and house == "areal":
+        raise UserError("--command chooses among the commands of a script, and --from areal reads no scripts")
     if keep_engine and house != "areal":
         raise UserError(f"--keep-engine works only with --from areal, not --from {house}")
     from skyrl.tree.imports import following
 
     with following("nothing"):
-        converted = _converter(house, keep_engine=keep_engine)(source)
+        converted = _converter(house, number, keep_engine=keep_engine)(source)
     if not converted.lines:
         raise UserError(f"{source} contains no settings of {house}: nothing was converted")
     is_written = keep_going or not converted.refused
@@ -229,11 +236,11 @@ def convert(source: str, house: str, output: str | None, keep_going: bool, keep_
         sys.exit(1)
 
 
-def _converter(house: str, *, keep_engine: bool) -> Callable[[str], Conversion]:
-    """The converter of files of one system."""
-    if house == "areal":
-        from functools import partial
+def _converter(house: str, number: int | None, *, keep_engine: bool) -> Callable[[str], Conversion]:
+    """The converter of files of one system. `number` chooses among the commands of a script."""
+    from functools import partial
 
+    if house == "areal":
         from skyrl.interop.areal.convert import convert_areal
 
         return partial(convert_areal, keep_engine=keep_engine)
@@ -243,7 +250,7 @@ def _converter(house: str, *, keep_engine: bool) -> Callable[[str], Conversion]:
         from skyrl.interop.trl.convert import convert_trl as convert_file
     else:
         from skyrl.interop.skyrl.scripts import convert_skyrl as convert_file
-    return convert_file
+    return partial(convert_file, number=number)
 
 
 def _refuse_to_replace(output: str) -> None:

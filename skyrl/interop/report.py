@@ -115,6 +115,9 @@ class Conversion:
     other_defaults: tuple[OtherDefault, ...] = ()
     """Settings that the file omits, whose default differs here, and that were not written."""
 
+    notice: str = ""
+    """A remark that comes first in the report: the program of a script is not known. Empty if there is none."""
+
     remarks: tuple[str, ...] = ()
     """Remarks on what the foreign system defines outside its files, and what therefore has to be supplied here."""
 
@@ -155,7 +158,7 @@ class Conversion:
 
     def report(self) -> str:
         """The report as text: all settings that were not simply kept, grouped by outcome."""
-        parts = [self.headline(), self.in_result()]
+        parts = [*([self.notice, ""] if self.notice else []), self.headline(), self.in_result()]
         for outcome, head in _HEADS.items():
             rows = [line for line in self.lines if line.outcome == outcome]
             if rows and outcome != "kept":

@@ -12,7 +12,6 @@ import tomli_w
 from skyrl.config import SkyRLTrainConfig, load
 from skyrl.config.loading.resolve import resolve_with_origins
 from skyrl.interop.report import Conversion
-from skyrl.interop.shell.scripts import overrides_in
 from skyrl.interop.skyrl.scripts import convert_overrides, convert_skyrl
 from skyrl.tree.arguments import split_path
 from skyrl.tree.dump import stored_value
@@ -112,8 +111,13 @@ def test_a_script_is_read_without_being_run(tmp_path: Path) -> None:
     assert run.generator.inference_engine.engine_init_kwargs == {"max_model_len": 4096}
 
 
-def test_what_only_a_shell_could_tell_stays_as_it_stands() -> None:
-    assert overrides_in('python x trainer.run_name="a-$(date)-$B"') == ["trainer.run_name=a-$(date)-$B"]
+def test_what_only_a_shell_could_tell_is_refused_but_in_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text('python -m main trainer.run_name="a-$(date)" trainer.epochs=$(nproc) trainer.seed=$SEED')
+    lines = {line.source: (line.outcome, line.value) for line in convert_skyrl(str(file)).lines}
+    assert lines["trainer.run_name"] == ("kept", "a-$(date)")
+    assert lines["trainer.epochs"] == ("refused", "$(nproc)")
+    assert lines["trainer.seed"][0] == "kept"  # env:SEED
 
 
 def test_a_hydra_file_is_converted_with_its_references_filled_in(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.config import SkyRLTrainConfig
 from skyrl.interop.report import Conversion
-from skyrl.interop.skyrl.programs import program_of
 from skyrl.interop.skyrl.scripts import convert_overrides
 from skyrl.training.advantage import advantage_estimator
 from skyrl.training.shaping import reward_shaping
@@ -118,9 +118,45 @@ def test_the_same_name_is_refused_in_the_script_of_another_program() -> None:
     assert outcomes(conversion) == {"trainer.algorithm.advantage_estimator": "kept"}
 
 
-def test_the_program_of_a_script_is_the_last_module_that_it_starts() -> None:
-    assert program_of(f"set -x\nuv run --isolated --extra vllm -m {BASELINE} \\\n  trainer.epochs=1\n") == BASELINE
-    assert program_of("python train.py trainer.epochs=1") == ""
+@pytest.mark.parametrize(
+    ("program", "overrides", "expected"),
+    [
+        ("examples.train.fully_async.main_fully_async", [], {"enabled": True, "max_staleness_steps": 4}),
+        ("examples.async.main_fully_async", ["trainer.fully_async.max_staleness_steps=2"], {"max_staleness_steps": 2}),
+        (
+            "examples.train.async.main_async",
+            [],
+            {"enabled": True, "max_staleness_steps": 1, "interrupt_generation": False},
+        ),
+        ("examples.train.algorithms.dapo.main_dapo_fully_async", [], {"enabled": True}),
+        ("examples.train_integrations.harbor.entrypoints.main_harbor_fully_async", [], {"enabled": True}),
+        ("skyrl.train.entrypoints.main_base", [], {"enabled": False}),
+    ],
+)
+def test_an_asynchronous_program_makes_an_asynchronous_run(
+    program: str, overrides: list[str], expected: dict[str, object]
+) -> None:
+    conversion = converted(program, "trainer.placement.colocate_all=false", *overrides)
+    found = structure(conversion.tables, SkyRLTrainConfig).trainer.fully_async
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("program", "overrides", "expected"),
+    [
+        ("examples.train.algorithms.dapo.main_dapo", [], (512, 1.0)),
+        ("examples.train.tis_correction.main_tis_dapo", [], (512, 1.0)),
+        ("examples.algorithms.dapo.main_dapo", ["+trainer.algorithm.overlong_buffer.len=64"], (64, 1.0)),
+        ("main_dapo", ["trainer.algorithm.overlong_buffer_penalty_factor=0.5"], (512, 0.5)),
+        ("skyrl.train.entrypoints.main_base", [], (None, 1.0)),
+    ],
+)
+def test_the_program_of_dapo_has_its_penalty(
+    program: str, overrides: list[str], expected: tuple[int | None, float]
+) -> None:
+    conversion = converted(program, "trainer.epochs=1", *overrides)
+    found = structure(conversion.tables, SkyRLTrainConfig).trainer.algorithm.reward_shaping.overlong
+    assert (found.buffer_len, found.penalty_factor) == expected
 
 
 HARBOR = "examples.train_integrations.harbor.entrypoints.main_harbor"

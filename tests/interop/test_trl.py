@@ -238,7 +238,7 @@ def test_what_a_program_computes_is_refused_and_counts_for_nothing(tmp_path: Pat
     [
         ("train.py", "from trl import SFTConfig\nSFTConfig()\n", "has no GRPOConfig"),
         ("train.py", "GRPOConfig(\n", "cannot be read as Python"),
-        ("run.sh", "echo trl\n", "has no TRL arguments"),
+        ("run.sh", "echo trl\n", "starts no program that trains with TRL"),
         ("train.py", "(" * 300, "cannot be read as Python"),
     ],
 )

@@ -1,18 +1,19 @@
-"""Converts SkyRL's example programs with Python code of their own: their estimators and trainers become settings.
+"""The programs of SkyRL: what their runs are, and which settings their Python code stands for.
 
-A script names its program after `-m`. The settings here reproduce the published program. The user's copy may have been
-modified, so the report states this assumption.
+`KNOWN` says of each program whether its runs are converted. `PROGRAMS` has the programs whose code becomes settings:
+asynchronous trainers, the penalty of DAPO, estimators of their own. The settings here reproduce the published program.
+The user's copy may have been modified, so the report states this assumption.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import field, frozen
 
 from skyrl.interop.conversions import Becomes
+from skyrl.interop.launches import RUNS, Known, aside, refused
 from skyrl.interop.skyrl import harbor as skyrl_harbor
 
 Values = Mapping[str, Any]
@@ -21,7 +22,6 @@ Convert = Callable[[object, Values], Becomes | None]
 
 _ALGORITHM = "trainer.algorithm."
 _ESTIMATOR = _ALGORITHM + "advantage_estimator"
-_MODULE = re.compile(r"\s-m\s+([A-Za-z_][\w.]*)")
 
 
 @frozen(kw_only=True)
@@ -46,12 +46,6 @@ class Program:
             return self.settings[key](value, values)
         table = next((name for name in self.tables if key.startswith(name)), None)
         return None if table is None else self.tables[table](key.removeprefix(table), value, values)
-
-
-def program_of(script: str) -> str:
-    """Dotted name of the module that a script starts; empty if it names none."""
-    found = _MODULE.findall(script)
-    return str(found[-1]) if found else ""
 
 
 def settings_of(program: str) -> Program | None:
@@ -116,15 +110,41 @@ _AS_PUBLISHED = (
     'own function instead (trainer.algorithm.advantage_estimator = "FILE.py:NAME").'
 )
 
+_ENABLED = "trainer.fully_async.enabled"
+_ONE_BY_ONE = "trainer.fully_async samples groups one by one"
+_ASYNC: Mapping[str, object] = {_ENABLED: True}
+_ONE_STEP_OFF: Mapping[str, object] = {
+    _ENABLED: True,
+    "trainer.fully_async.max_staleness_steps": 1,
+    "trainer.fully_async.interrupt_generation": False,
+}
+_PENALTY: Mapping[str, object] = {
+    _ALGORITHM + "reward_shaping.overlong.buffer_len": 512,
+    _ALGORITHM + "reward_shaping.overlong.penalty_factor": 1.0,
+}
+"""Defaults of `DAPOAlgorithmConfig` in SkyRL's examples/train/algorithms/dapo/main_dapo.py."""
+
+_ONE_STEP = (
+    "main_async trains on answers of the weights one step before, which are completed before new weights arrive: this "
+    "is fully_async with max_staleness_steps = 1 and interrupt_generation = false."
+)
 _ONLY_SAMPLES = " The program only samples: use `skyrl generate` with the converted file."
 
 
-def _harbor(name: str, more: Mapping[str, object], remark: str = "") -> Program:
+def _implies(paths: Mapping[str, object], remark: str = "") -> Program:
+    """A program that does what these settings ask for."""
+    settings: Mapping[str, Convert] = {"generator.batched": _replaced(_ONE_BY_ONE)} if _ENABLED in paths else {}
+    return Program(settings=settings, implied=lambda values: paths, remark=remark)
+
+
+def _harbor(
+    name: str, more: Mapping[str, object], remark: str = "", implied: Mapping[str, object] | None = None
+) -> Program:
     """A program for Harbor tasks, with additional settings of its `default.yaml`."""
     return Program(
         settings=skyrl_harbor.SETTINGS,
         tables={skyrl_harbor.TABLE: skyrl_harbor.of_a_trial},
-        implied=lambda values: skyrl_harbor.implied(values, more),
+        implied=lambda values: {**skyrl_harbor.implied(values, more), **(implied or {})},
         remark="Tasks need Harbor (pip install harbor, under Python 3.12). Trial settings that the script omits are "
         f"those of SkyRL's published {name}.{remark}",
     )
@@ -133,6 +153,12 @@ def _harbor(name: str, more: Mapping[str, object], remark: str = "") -> Program:
 PROGRAMS: Mapping[str, Program] = {
     "train_integrations.harbor.entrypoints.main_harbor": _harbor("main_harbor", skyrl_harbor.LATER),
     "harbor.entrypoints.main_harbor": _harbor("main_harbor", {}),
+    "main_harbor_fully_async": _harbor("main_harbor", skyrl_harbor.LATER, implied=_ASYNC),
+    "main_fully_async": _implies(_ASYNC),
+    "main_async": _implies(_ONE_STEP_OFF, _ONE_STEP),
+    "main_dapo": _implies(_PENALTY),
+    "main_tis_dapo": _implies(_PENALTY),
+    "main_dapo_fully_async": _implies({**_PENALTY, **_ASYNC}),
     "harbor.entrypoints.main_harbor_generate": _harbor("main_harbor_generate", {}, _ONLY_SAMPLES),
     "main_on_policy_distill": Program(
         settings={
@@ -151,3 +177,23 @@ PROGRAMS: Mapping[str, Program] = {
     ),
 }
 """Suffix of a program's dotted name, longer ones first -> the known program."""
+
+_IMAGES = "rows with images, which skyrl does not train on yet"
+_SERVER = "a server, which trains nothing"
+
+KNOWN: Mapping[str, Known] = {
+    **dict.fromkeys(PROGRAMS, RUNS),
+    "skyrl.train.entrypoints.main_base": RUNS,
+    "skyrl_train.entrypoints.main_base": RUNS,
+    "skyrl.train.main_sft": RUNS,
+    "main_dapo_flashrl": refused("rollouts with quantized weights, which skyrl does not have yet"),
+    "main_fully_async_sim": refused("a trainer that only simulates its steps"),
+    "geometry3k_entrypoint": refused(_IMAGES),
+    "visgym.entrypoint": refused(_IMAGES),
+    "skyrl.train.entrypoints.main_generate": aside("it only samples: `skyrl generate` does that here"),
+    "skyrl_train.entrypoints.main_generate": aside("it only samples: `skyrl generate` does that here"),
+    "skyrl.train.entrypoints.serve": aside(_SERVER),
+    "skyrl.tinker.api": aside(_SERVER),
+    "skyrl.tx.tinker.api": aside(_SERVER),
+}
+"""Suffix of a program's dotted name -> whether its runs are converted."""

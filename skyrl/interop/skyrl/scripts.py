@@ -6,28 +6,38 @@ and `~`, and YAML values. Scripts and files of `main_sft` have a separate tree: 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import evolve
 
+from skyrl.errors import ConfigError, Problem
+from skyrl.interop.launches import Launcher, launch_of, reads_images
 from skyrl.interop.report import Conversion, Line
-from skyrl.interop.shell.scripts import overrides_in
-from skyrl.interop.skyrl.programs import program_of, settings_of
+from skyrl.interop.skyrl.programs import KNOWN, settings_of
 from skyrl.interop.skyrl.settings import convert_one
-from skyrl.interop.skyrl.sft import SFT_ROOTS, convert_settings, convert_sft, is_sft
+from skyrl.interop.skyrl.sft import convert_settings, convert_sft, is_sft
 from skyrl.interop.values import References, flat_file, is_script, text_of, without_references, yaml_value
 from skyrl.interop.writing import Writing, apply
 
+_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][^=\s]*=.*|~[A-Za-z_]\w*(?:\.\w+)+", re.DOTALL)
+_OURS = re.compile(
+    r"[+~]{0,2}(data|trainer|generator|environment|optimizer_config|placement|model)\.\w[^=\s]*=.*", re.DOTALL
+)
+_LAUNCHER = Launcher(name="SkyRL", programs=KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
 _DEFAULTS_OF_HYDRA = "removes a Hydra default, and there are none here"
 
 
-def convert_skyrl(name: str) -> Conversion:
-    """Convert a shell script or a YAML file. Raises `ConfigError` if it cannot be read."""
+def convert_skyrl(name: str, *, number: int | None = None) -> Conversion:
+    """Convert a shell script or a YAML file. `number` chooses among several commands of a script. Raises `ConfigError`
+    if the file cannot be read, and if the script starts no run, or several and none is chosen.
+    """
     if is_script(name):
-        script = text_of(name)
-        overrides = overrides_in(script, SFT_ROOTS) if "main_sft" in script else overrides_in(script)
-        return convert_overrides(overrides, name, program=program_of(script))
+        launch = launch_of(text_of(name), name, _LAUNCHER, number)
+        overrides, launch = launch.split(lambda word: _OVERRIDE.fullmatch(word) is not None)
+        _refuse_images(overrides, name, launch.line)
+        return launch.finished(convert_overrides(overrides, name, program=launch.program))
     values, _ = without_references(flat_file(name))
     if is_sft(values):
         return convert_sft(values, name)
@@ -35,6 +45,15 @@ def convert_skyrl(name: str) -> Conversion:
     for key, value in values.items():
         convert_one(writing, key, value, others=values)
     return _finished(writing, values)
+
+
+def _refuse_images(overrides: Iterable[str], name: str, line: int) -> None:
+    """Raise `ConfigError` for supervised training of a model that reads images, whose rows have some."""
+    given = dict(override.partition("=")[::2] for override in overrides)
+    model = given.get("model.path", "")
+    if reads_images(model) and given.get("language_model_only", "") != "true":
+        message = f"line {line} trains {model} on rows with images, which skyrl does not do yet"
+        raise ConfigError([Problem(path=name, message=message)], title="Nothing was converted")
 
 
 def convert_overrides(overrides: Iterable[str], where: str = "overrides", *, program: str = "") -> Conversion:

@@ -42,9 +42,13 @@ _REWARDS = (
 )
 
 
-def convert_trl(name: str) -> Conversion:
-    """Convert a Python program, a shell script, or a YAML file. Raises `ConfigError` if it cannot be read."""
-    return convert_keys(settings_of(name), name)
+def convert_trl(name: str, *, number: int | None = None) -> Conversion:
+    """Convert a Python program, a shell script, or a YAML file. `number` chooses among several commands of a script.
+    Raises `ConfigError` if the file cannot be read, or trains something else than GRPO.
+    """
+    keys, launch = settings_of(name, number)
+    converted = convert_keys(keys, name)
+    return launch.finished(converted) if launch else converted
 
 
 def convert_keys(keys: Mapping[str, Any], where: str = "arguments") -> Conversion:

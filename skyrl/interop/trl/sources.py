@@ -7,17 +7,64 @@ latter's get the names that `ModelConfig` has for them (`lora_r`). `num_processe
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from skyrl.errors import ConfigError, Problem
 from skyrl.interop.foreign import Computed
-from skyrl.interop.shell.scripts import commands_in
+from skyrl.interop.launches import RUNS, Known, Launch, Launcher, aside, launch_of, refused
 from skyrl.interop.values import flat_file, is_script, text_of, yaml_value
 from skyrl.tree.python_source import parsed_program
 
 _TITLE = "Nothing was converted"
+_PREFERENCES = "preference training without a reward model, which skyrl does not have yet"
+_SUPERVISED = 'supervised training, which is not converted: kind = "sft" is ours'
+_REWARD = 'a reward model, whose training is not converted: kind = "reward_model" is ours'
+_LEAVE_ONE_OUT = 'RLOO, whose arguments are not converted: trainer.algorithm.advantage_estimator = "rloo" is ours'
+_DISTILLATION = "distillation from a teacher, which is not converted"
+_IMAGES = "rows with images, which skyrl does not train on yet"
+_KINDS: dict[str, Known] = {
+    "grpo": RUNS,
+    "sft": refused(_SUPERVISED),
+    "reward": refused(_REWARD),
+    "rloo": refused(_LEAVE_ONE_OUT),
+    **dict.fromkeys(("dpo", "kto", "bco", "cpo", "orpo", "tpo"), refused(_PREFERENCES)),
+    **dict.fromkeys(("online_dpo", "nash_md", "xpo", "mpo"), refused(_PREFERENCES)),
+    **dict.fromkeys(("gkd", "gold", "sdft", "sdpo", "ssd", "distillation"), refused(_DISTILLATION)),
+    "prm": refused(_REWARD),
+    "ppo": refused("PPO with a reward model of its own, whose arguments are not converted"),
+}
+"""Subcommand of `trl`, and name of its script -> whether its runs are converted."""
+
+_KNOWN: dict[str, Known] = {
+    **{f"trl {kind}": known for kind, known in _KINDS.items()},
+    "trl vllm-serve": aside("a server, which trains nothing"),
+    "trl env": aside("it only prints versions"),
+    **_KINDS,
+    **{f"{kind}_vlm": refused(_IMAGES) for kind in (*_KINDS, "gspo")},
+    **dict.fromkeys(("gspo", "grpo_agent", "grpo_2048", "grpo_continuous_batching", "async_grpo"), RUNS),
+    **dict.fromkeys(("sft_gemma3", "sft_gpt_oss", "sft_nemotron_3", "sft_diffusion_gemma"), refused(_SUPERVISED)),
+    "sft_tiny_aya_tool_calling": refused(_SUPERVISED),
+    "sft_vlm_gemma3": refused(_IMAGES),
+    "reward_modeling": refused(_REWARD),
+    "ppo.ppo_tldr": refused("PPO with a reward model of its own, whose arguments are not converted"),
+}
+_ONLY_OF_GRPO = {
+    "num_generations", "max_completion_length", "reward_funcs", "use_vllm", "vllm_mode", "num_iterations", "epsilon",
+    "epsilon_high", "importance_sampling_level", "scale_rewards", "mask_truncated_completions", "loss_type", "delta",
+    "steps_per_generation", "generation_batch_size", "reward_weights", "top_entropy_quantile", "num_generations_eval",
+    "max_prompt_length", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "beta", "temperature",
+}  # fmt: skip
+_ONLY_OF_OTHERS = {
+    **dict.fromkeys(("packing", "packing_strategy", "eval_packing", "assistant_only_loss", "completion_only_loss",
+                     "dataset_text_field", "padding_free"), _SUPERVISED),
+    **dict.fromkeys(("precompute_ref_log_probs", "reference_free", "label_smoothing", "f_divergence_type", "rpo_alpha",
+                     "use_weighting", "ld_alpha", "desirable_weight", "undesirable_weight"), _PREFERENCES),
+    "center_rewards_coefficient": _REWARD,
+}  # fmt: skip
+"""Arguments that tell the trainer, where no program does -> what it trains."""
+
 _CONFIGS = ("GRPOConfig",)
 _ARGUMENTS = ("ModelConfig", "ScriptArguments", "GRPOScriptArguments")
 _OF_LORA = {
@@ -38,13 +85,25 @@ _IN_PROGRAM = (
 )
 
 
-def settings_of(name: str) -> dict[str, Any]:
-    """The settings of a file. Raises `ConfigError` if it cannot be read, or contains no settings of TRL's GRPO."""
+def settings_of(name: str, number: int | None = None) -> tuple[dict[str, Any], Launch | None]:
+    """The settings of a file, and the command of a script that gives them; `number` chooses among several. Raises
+    `ConfigError` if the file cannot be read, or contains no settings of TRL's GRPO.
+    """
     if Path(name).suffix.lower() == ".py":
-        return _in_program(text_of(name), name)
+        return _in_program(text_of(name), name), None
     if is_script(name):
-        return _on_command_lines(text_of(name), name)
-    return flat_file(name, of="trl")
+        return _on_command_line(text_of(name), name, number)
+    found = flat_file(name, of="trl")
+    _refuse_others(found, name)
+    return found, None
+
+
+def _refuse_others(found: Mapping[str, Any], name: str) -> None:
+    """Raise `ConfigError` for arguments that another trainer has and GRPO has not."""
+    other = next((key for key in found if key in _ONLY_OF_OTHERS), None)
+    if other and not _ONLY_OF_GRPO & {*found} - {"loss_type", "beta"}:
+        message = f"has arguments of another trainer ({other}): {_ONLY_OF_OTHERS[other]}"
+        raise ConfigError([Problem(path=name, message=message)], title=_TITLE)
 
 
 def _in_program(text: str, name: str) -> dict[str, Any]:
@@ -152,14 +211,32 @@ def _called(call: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def _on_command_lines(text: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for words in commands_in(text):
-        found |= _of_command(words)
+def _is_argument(word: str) -> bool:
+    name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
+    return name in ("model_name_or_path", *_ONLY_OF_GRPO)
+
+
+_LAUNCHER = Launcher(name="TRL", programs=_KNOWN, is_setting=_is_argument, commands=("trl",))
+
+
+def _on_command_line(text: str, name: str, number: int | None) -> tuple[dict[str, Any], Launch]:
+    launch = launch_of(text, name, _LAUNCHER, number)
+    found = dict(_flags(launch.texts)) | _processes([*launch.before, *launch.texts])
     found = _file_beside(found.pop("config", None), name) | found
-    if not found:
-        message = "has no TRL arguments, such as --learning_rate 1e-6"
-        raise ConfigError([Problem(path=name, message=message)], title=_TITLE)
+    if launch.known is None:
+        _refuse_others(found, name)
+    return found, launch.without(_stray(launch.words))
+
+
+def _stray(words: Sequence[str]) -> list[str]:
+    """Words that belong to no option: before the first one, and after `--name=value`."""
+    found: list[str] = []
+    takes_values = False
+    for word in words:
+        if word.startswith("--"):
+            takes_values = "=" not in word
+        elif not takes_values:
+            found.append(word)
     return found
 
 
@@ -170,22 +247,23 @@ def _file_beside(config: object, script: str) -> dict[str, Any]:
     return flat_file(str(file), of="trl") if file else {"config": config} if config else {}
 
 
-def _of_command(words: list[str]) -> dict[str, Any]:
-    """The arguments after `trl grpo` or a program; the ones before it belong to `accelerate launch`."""
-    start = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "grpo"), -1)
+def _processes(command: Sequence[str]) -> dict[str, Any]:
+    """The number of processes that `accelerate launch` and the like start."""
     launcher = {"--num_processes", "--num-processes", "--nproc_per_node", "--nproc-per-node"}
+    words = [part for word in command for part in (word.split("=", 1) if word.startswith("--") else [word])]
     processes = [words[at + 1] for at, word in enumerate(words[:-1]) if word in launcher]
-    found = {"num_processes": yaml_value(processes[0])} if processes else {}
-    return found | {key: value for key, value in _flags(words[start + 1 :]) if key not in ("num_processes",)}
+    return {"num_processes": yaml_value(processes[0])} if processes else {}
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, Any]]:
     """Names and values of options: `--name value`, `--name a b`, `--name=value`, and `--name` alone, which is true."""
     names = [at for at, word in enumerate(words) if word.startswith("--") and len(word) > 2]
-    for at, end in zip(names, [*names[1:], len(words)], strict=True):
+    for at, end in zip(names, [*names[1:], len(words)], strict=False):
         name, equals, text = words[at][2:].partition("=")
-        values = [text] if equals else [word for word in words[at + 1 : end] if word not in ("\\", "$@", "&&")]
+        values = [text] if equals else words[at + 1 : end]
         key = name.replace("-", "_")
+        if key in ("num_processes", "nproc_per_node"):
+            continue  # of what starts the program
         if not values and key.startswith("no_"):
             yield key.removeprefix("no_"), False
         else:

@@ -10,18 +10,44 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.interop.foreign import System, convert_settings
+from skyrl.errors import ConfigError, Problem
+from skyrl.interop.foreign import Computed, System, convert_settings
+from skyrl.interop.launches import RUNS, Known, Launcher, aside, launch_of, reads_images, refused
 from skyrl.interop.report import Conversion
-from skyrl.interop.shell.scripts import overrides_in
 from skyrl.interop.values import flat_file, is_script, text_of, without_references, yaml_value
 from skyrl.interop.verl.keys import KEYS
 from skyrl.interop.verl.layout import LAYOUT, layout
 from skyrl.interop.verl.objective import OBJECTIVE, has_critic
 
-_ROOTS = ("actor_rollout_ref", "data", "trainer", "algorithm", "critic", "reward_model")
+_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][^=\s]*=.*", re.DOTALL)
+_OURS = re.compile(r"[+~]{0,2}(actor_rollout_ref|algorithm|critic|reward_model|trainer|data)\.\w[^=\s]*=.*", re.DOTALL)
+_ASYNCHRONOUS = "verl's asynchronous trainer, whose settings are not converted; trainer.fully_async is ours"
+_SUPERVISED = 'verl\'s supervised trainer, whose settings are not converted; kind = "sft" is ours'
+_KNOWN: Mapping[str, Known] = {
+    "verl.trainer.main_ppo": RUNS,
+    "transfer_queue.main_ppo": RUNS,
+    "dapo.main_dapo": RUNS,
+    "one_step_off_policy.main_ppo": refused(_ASYNCHRONOUS),
+    "one_step_off_policy.async_main_ppo": refused(_ASYNCHRONOUS),
+    "fully_async_main": refused(_ASYNCHRONOUS),
+    "vla.main_ppo": refused("a policy of images and actions, which skyrl does not train yet"),
+    "fsdp_sft_trainer": refused(_SUPERVISED),
+    "sft_trainer": refused(_SUPERVISED),
+    "sft_trainer_ray": refused(_SUPERVISED),
+    "spin.main_spin": refused("preference training, which skyrl does not have yet"),
+    "sppo.main_sppo": refused("preference training, which skyrl does not have yet"),
+    "main_generation": aside("it only samples: `skyrl generate` does that here"),
+    "main_generation_server": aside("it only samples: `skyrl generate` does that here"),
+    "main_eval": aside("it only evaluates: `skyrl eval` does that here"),
+    "model_merger": aside("it only merges checkpoints"),
+}
+"""Suffix of a program's dotted name -> whether its runs are converted."""
+
+_LAUNCHER = Launcher(name="verl", programs=_KNOWN, is_setting=lambda word: _OURS.fullmatch(word) is not None)
+_NO_VALUE = "the script gives no value: one of its variables is empty"
+_IMAGES = ("data.image_key=", "data.video_key=", "data.audio_key=")
 _SELECT = re.compile(r"\$\{oc\.select:\s*([\w.]+)\s*(?:,.*)?\}", re.DOTALL)
 _RELATIVE = re.compile(r"\$\{(\.\w+)\}")
-_CONFIG_NAME = re.compile(r"--config-name[= ]['\"]?([\w./-]+)")
 _OWN_FILES = ("ppo_trainer", "ppo_megatron_trainer")
 
 _ALWAYS: dict[str, Any] = {
@@ -47,15 +73,25 @@ _REWARDS = (
 )
 
 
-def convert_verl(name: str) -> Conversion:
-    """Convert a shell script or a YAML file. Raises `ConfigError` if it cannot be read."""
+def convert_verl(name: str, *, number: int | None = None) -> Conversion:
+    """Convert a shell script or a YAML file. `number` chooses among several commands of a script. Raises `ConfigError`
+    if the file cannot be read, if the script starts no run, or several and none is chosen, and for rows with images.
+    """
     if not is_script(name):
         return convert_keys(flat_file(name, of="verl"), name)
-    script = text_of(name)
-    given = dict(map(_setting, overrides_in(script, _ROOTS)))
-    based_on = _CONFIG_NAME.search(script)
-    base = based_on[1].removesuffix(".yaml") if based_on else ""
-    return convert_keys(given, name, based_on=base)
+    launch = launch_of(text_of(name), name, _LAUNCHER, number)
+    based_on, launch = launch.option("--config-name", "-cn")
+    _, launch = launch.option("--config-path", "-cp")
+    overrides, launch = launch.split(lambda word: _OVERRIDE.fullmatch(word) is not None)
+    given = dict(map(_setting, overrides))
+    written = [word for command in launch.script.commands for word in command.texts]
+    images = next((word for word in written if word.lstrip("+").startswith(_IMAGES) and word[-1] != "="), "")
+    model = str(given.get("actor_rollout_ref.model.path"))
+    images = images or (model if reads_images(model) else "")
+    if images:
+        message = f"line {launch.line} trains on rows with images or sound ({images}), which skyrl does not do yet"
+        raise ConfigError([Problem(path=name, message=message)], title="Nothing was converted")
+    return launch.finished(convert_keys(given, name, based_on=based_on.removesuffix(".yaml")))
 
 
 def convert_keys(keys: Mapping[str, Any], where: str = "overrides", *, based_on: str = "") -> Conversion:
@@ -69,7 +105,10 @@ def convert_keys(keys: Mapping[str, Any], where: str = "overrides", *, based_on:
 
 def _setting(override: str) -> tuple[str, Any]:
     name, _, text = override.partition("=")
-    return name.lstrip("+~"), yaml_value(text)
+    key = name.lstrip("+~")
+    if not text and not key.endswith(("_name", "_dir")):
+        return key, Computed("", _NO_VALUE)
+    return key, yaml_value(text)
 
 
 def _reference(key: str, value: object) -> Any:

@@ -1,0 +1,289 @@
+"""Finds the command of a script that starts a run, by the programs that each system has, and says what was assumed.
+
+A program decides what a run is, whatever its settings say: each system has a table of them (`Known`). The command line
+option `--command` chooses among several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from attrs import evolve, frozen
+
+from skyrl.errors import ConfigError, Problem
+from skyrl.interop.report import Conversion, Line
+from skyrl.interop.shell.scripts import Command, Script, read_script
+from skyrl.interop.shell.unknown import is_known, shown
+
+_TITLE = "Nothing was converted"
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_MODULE = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_]\w*)*")
+_SCRIPT = re.compile(r".*\.(?:sh|bash|sbatch|slurm)")
+_OPTION_OF_PYTHON = re.compile(r"-[BEIOPRSsuvx]+|-[XW]")
+_MOST_ROWS = 12
+
+
+@frozen(kw_only=True)
+class Known:
+    """A table's entry for a program."""
+
+    refused: str = ""
+    """Why its runs cannot be converted; empty if they can."""
+
+    aside: str = ""
+    """The purpose of a program that does not train, such as "a server"; a script may start one beside a run."""
+
+
+RUNS = Known()
+"""A program whose settings are converted."""
+
+
+def refused(why: str) -> Known:
+    """A program that trains something that is not converted."""
+    return Known(refused=why)
+
+
+def aside(what: str) -> Known:
+    """A program that trains nothing."""
+    return Known(aside=what)
+
+
+@frozen(kw_only=True)
+class Launcher:
+    """How runs of one system are started."""
+
+    name: str
+    """The system, for messages."""
+
+    programs: Mapping[str, Known]
+    """Suffix of a program's dotted name, or the name of a command -> what is known of it. The longest suffix counts."""
+
+    is_setting: Callable[[str], bool]
+    """Whether a word can only be a setting of this system: it marks a program that is not known."""
+
+    commands: tuple[str, ...] = ()
+    """Commands with subcommands, which are programs: `trl` of `trl grpo`."""
+
+
+@frozen(kw_only=True)
+class Launch:
+    """The command of a script that starts a run."""
+
+    program: str
+    """Dotted name of the module or of the file, or the command with its subcommand."""
+
+    known: Known | None
+    """None for a program that is not in the table."""
+
+    words: tuple[str, ...]
+    """The arguments of the program, with unknown parts marked."""
+
+    before: tuple[str, ...] = ()
+    """The words before the program: Python, or the launcher that starts several processes."""
+
+    line: int
+    is_certain: bool
+    script: Script
+    system: str
+    unread: tuple[Line, ...] = ()
+    """Words of the command that are no settings."""
+
+    lost: tuple[Line, ...] = ()
+    """Settings that the script passes to no program."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The arguments, with the source of unknown parts in its place."""
+        return [shown(word) for word in self.words]
+
+    def split(self, is_setting: Callable[[str], bool]) -> tuple[list[str], Launch]:
+        """The words that are settings, and the launch with a line of the report for each other word."""
+        settings = [shown(word) for word in self.words if is_setting(shown(word))]
+        return settings, self.without([word for word in self.words if not is_setting(shown(word))])
+
+    def without(self, words: Sequence[str]) -> Launch:
+        """The launch with a line of the report for each word that is not read."""
+        return evolve(self, unread=(*self.unread, *map(self._unread, words)))
+
+    def option(self, *names: str) -> tuple[str, Launch]:
+        """The value of an option, `--name value` or `--name=value`, and the launch without it; empty if not given."""
+        for at, word in enumerate(self.words):
+            name, equals, text = word.partition("=")
+            if name not in names:
+                continue
+            end = at + 1 if equals else at + 2
+            value = text if equals else "".join(self.words[at + 1 : end])
+            return shown(value), evolve(self, words=self.words[:at] + self.words[end:])
+        return "", self
+
+    def _unread(self, word: str) -> Line:
+        why = (
+            "no setting, so it was not read" if is_known(word) else "only a shell can evaluate it: write its words out"
+        )
+        return Line(outcome="refused", source=shown(word) or "''", why=f"line {self.line}: {why}")
+
+    def finished(self, conversion: Conversion) -> Conversion:
+        """The conversion of this command, which tells what was assumed and what was not read."""
+        return evolve(
+            conversion,
+            lines=(*conversion.lines, *self.unread, *self.lost),
+            notice=self._notice(),
+            remarks=(*conversion.remarks, *_remarks(self)),
+        )
+
+    def _notice(self) -> str:
+        if self.known is not None:
+            return ""
+        return (
+            f"{self.program or 'The command'} (line {self.line}) is not a known program of {self.system}: the settings "
+            "were converted as for its usual trainer; what this program's own code changes is not in the result."
+        )
+
+
+def launch_of(text: str, where: str, system: Launcher, number: int | None = None) -> Launch:
+    """The command of a script that starts a run; `number` chooses among several, from 1. Raises `ConfigError` if there
+    is none, if there are several and none is chosen, and for a program that cannot be converted.
+    """
+    script = read_script(text, where)
+    found = _distinct([launch for each in script.commands if (launch := _launch(each, script, system))])
+    runs = [launch for launch in found if launch.known is None or not launch.known.aside]
+    if not runs:
+        raise ConfigError([_nothing(script, found, where, system)], title=_TITLE)
+    if number is None and len(runs) > 1:
+        message = f"starts {len(runs)} different runs: choose one with --command N"
+        rows = [
+            Problem(path=f"--command {at}", message=f"line {each.line}: {_briefly(each, runs)}")
+            for at, each in enumerate(runs[:_MOST_ROWS], 1)
+        ]
+        raise ConfigError([Problem(path=where, message=message), *rows], title=_TITLE)
+    if number is not None and not 1 <= number <= len(runs):
+        message = f"starts {len(runs)} run{'s' if len(runs) > 1 else ''}, so there is no --command {number}"
+        raise ConfigError([Problem(path=where, message=message)], title=_TITLE)
+    launch = runs[(number or 1) - 1]
+    if launch.known is not None and launch.known.refused:
+        message = f"line {launch.line} starts {launch.program}: {launch.known.refused}"
+        raise ConfigError([Problem(path=where, message=message)], title=_TITLE)
+    return launch
+
+
+def reads_images(model: str) -> bool:
+    """Whether a model's name says that it reads images."""
+    return re.search(r"(?i)[-_]vl\b|[-_]vl[-_]|vision|llava", model) is not None
+
+
+def known_program(program: str, programs: Mapping[str, Known]) -> Known | None:
+    """The entry of a program in a table; None if there is none."""
+    names = [name for name in programs if f".{program}".endswith(f".{name}")]
+    return programs[max(names, key=len)] if names else None
+
+
+def _launch(command: Command, script: Script, system: Launcher) -> Launch | None:
+    words = command.texts
+    start, program = _program(words, system.commands)
+    arguments = command.words[start:]
+    known = known_program(program, system.programs)
+    if system.is_setting(words[0]) or (
+        known is None and (_SCRIPT.fullmatch(program) or not any(map(system.is_setting, map(shown, arguments))))
+    ):
+        return None
+    return Launch(
+        program=program,
+        known=known,
+        words=tuple(word for word in arguments if word != "--"),
+        before=tuple(words[:start]),
+        line=command.line,
+        is_certain=command.is_certain,
+        script=script,
+        lost=tuple(_lost(each) for each in script.commands if system.is_setting(each.texts[0])),
+        system=system.name,
+    )
+
+
+def _lost(command: Command) -> Line:
+    """The report line of a setting that begins a command of its own."""
+    why = f"line {command.line}: no backslash ends the line before it, so Bash passes it to no program"
+    return Line(outcome="refused", source=command.texts[0].partition("=")[0], why=why)
+
+
+def _program(words: Sequence[str], commands: Sequence[str]) -> tuple[int, str]:
+    """Position after the program's name, and the name: of a module or a file with dots, of a subcommand."""
+    for at, (word, following) in enumerate(pairwise([*words, ""])):
+        if word == "-m" and following and _MODULE.fullmatch(following) and following not in _LAUNCHERS:
+            return at + 2, following
+        if word.rpartition("/")[2] in commands and following and not following.startswith("-"):
+            return at + 2, f"{word.rpartition('/')[2]} {following}"
+        if word.endswith(".py") or _SCRIPT.fullmatch(word):
+            return at + 1, re.sub(r"^[./]+", "", word.removesuffix(".py")).replace("/", ".") if word.endswith(
+                ".py"
+            ) else word
+    for at, word in enumerate(words):
+        if re.fullmatch(r"(.*/)?python[\d.]*", word):
+            start = at + 1
+            while start < len(words) and _OPTION_OF_PYTHON.fullmatch(words[start]):
+                start += 1
+            name = words[start] if start < len(words) and "=" not in words[start] else ""
+            return start + bool(name), name
+    return 1, words[0]
+
+
+def _distinct(launches: Sequence[Launch]) -> list[Launch]:
+    """The launches without those that repeat another: the same program with the same words."""
+    found: dict[tuple[str, tuple[str, ...]], Launch] = {}
+    for each in launches:
+        found.setdefault((each.program, (*each.before, "", *each.words)), each)
+    return list(found.values())
+
+
+def _briefly(launch: Launch, others: Sequence[Launch]) -> str:
+    """The program and the words that not all of the others have."""
+    told = " ".join(
+        [launch.program, *(shown(word) for word in launch.words if any(word not in each.words for each in others))]
+    )
+    return told if len(told) <= 100 else told[:97] + "..."
+
+
+def _nothing(script: Script, found: Sequence[Launch], where: str, system: Launcher) -> Problem:
+    """Why a script has no command to convert."""
+    for first in found:
+        what = first.known.aside if first.known else ""
+        return Problem(path=where, message=f"line {first.line} starts {first.program}: {what}")
+    started = [(each.line, word) for each in script.commands for word in each.texts if _SCRIPT.fullmatch(word)]
+    started += list(script.sourced)
+    named = "; ".join(dict.fromkeys(f"line {line} starts {word}" for line, word in started[:_MOST_ROWS]))
+    message = f"starts no program that trains with {system.name}"
+    if named:
+        return Problem(path=where, message=f"{message}: {named}", hint="convert that script")
+    if script.ends:
+        hint = "write the command that it would start into a script of its own, and convert that"
+        message += f": called without arguments, it ends in line {script.ends}"
+        return Problem(path=where, message=message, hint=hint)
+    names = dict.fromkeys(each.texts[0] for each in script.commands)
+    hint = "it starts: " + ", ".join([*names][:_MOST_ROWS]) if names else "it starts no program at all"
+    return Problem(path=where, message=message, hint=hint)
+
+
+def _remarks(launch: Launch) -> list[str]:
+    """Remarks on assumptions about the script."""
+    script, remarks = launch.script, []
+    if script.assumed:
+        names = [f"{name} ({becomes})" if becomes else name for name, becomes in script.assumed]
+        remarks.append(
+            "Variables that the script takes from outside, assumed to be unset (and what follows): "
+            + ", ".join(names)
+            + "."
+        )
+    if script.undecided:
+        rows = [f"line {line}: {text}" for line, text in script.undecided[:_MOST_ROWS]]
+        rows += ["..."] if len(script.undecided) > _MOST_ROWS else []
+        remarks.append(
+            "Conditions that only running the script decides (what depends on them was refused):\n  "
+            + "\n  ".join(rows)
+        )
+    if not launch.is_certain:
+        remarks.append(f"Whether the script starts the command of line {launch.line} depends on these conditions.")
+    if script.sourced:
+        rows = [f"{name} (line {line})" for line, name in script.sourced]
+        remarks.append("The script reads other scripts, whose variables are not known: " + ", ".join(rows) + ".")
+    return remarks
