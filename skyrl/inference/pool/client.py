@@ -233,9 +233,7 @@ class InferenceEngineClient:
         """
         one = evolve(request, keys=(request.keys[index],))
         while (other := self._admission.beside(served, one)) is not None:
-            _log.info(
-                "engine %d does not answer well: engine %d draws the sample, too", served.number, other.number
-            )
+            _log.info("engine %d does not answer well: engine %d draws the sample, too", served.number, other.number)
             if drawn := await self._drawn(other, one):
                 others.append(evolve(drawn[0], engine=other.number))
                 return others[-1]
