@@ -15,6 +15,9 @@ from skyrl.planning.batches import divisors, nearest
 from skyrl.tree import get_at, joined
 from skyrl.tree.rules import Check
 
+WITHOUT_FIELDS = ("reduce_lr_on_plateau", "greedy")
+"""Schedules with parameters that have no field."""
+
 WRAPPED = "transformer_layer_cls_to_wrap"
 """The one entry of `fsdp_config.wrap_policy` that is read."""
 
@@ -46,6 +49,13 @@ def _for_each(check: ModelCheck, models: Sequence[Role]) -> Check[Any]:
                 yield from check(run, model)
 
     return of_all
+
+
+def trained_model_is_named(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """A model that every run of its kind has is a folder or a name on the hub."""
+    if not model.exists_where and not model.section(run).model.path:
+        hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
+        yield Problem(path=model.at("model.path"), message="no model to train", hint=hint)
 
 
 # Adapters.
@@ -114,6 +124,20 @@ def _no_expression(text: str) -> str:
 
 
 # Optimizers.
+
+
+def schedules_are_consistent(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """The settings of a learning-rate schedule do not contradict each other."""
+    if not model.learns:
+        return
+    config = model.section(run).optimizer_config
+    if config.scheduler in WITHOUT_FIELDS:
+        yield Problem(
+            path=model.at("optimizer_config.scheduler"),
+            message=f"{config.scheduler!r} needs settings that are not implemented yet in this version",
+            hint="use another, such as constant_with_warmup, linear, cosine, warmup_stable_decay or inverse_sqrt",
+        )
+    yield from config.problems_at(model.at("optimizer_config"))
 
 
 def learning_rates_suit_fine_tuning(run: RunConfig, model: Role) -> Iterator[Problem]:
@@ -342,6 +366,8 @@ def expert_parallel_needs_fsdp(run: RunConfig, model: Role) -> Iterator[Problem]
 
 
 MODEL_CHECKS: tuple[ModelCheck, ...] = (
+    trained_model_is_named,
+    schedules_are_consistent,
     gathered_attention_has_no_dropout,
     strategy_reads_degrees,
     expert_parallel_needs_fsdp,

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from skyrl.config.checks.every_kind import flash_attention_needs_cuda
+from skyrl.config.checks import checks_in
 from skyrl.config.derive.sizes import degrees_of, models_of
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import facts_of
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check
 
 
 def sequence_parallel_needs_packing(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -40,16 +39,7 @@ def sequence_parallel_needs_torch_attention(run: SkyRLTrainConfig) -> Iterator[P
         )
 
 
-def attention_suits_device(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """FlashAttention has kernels for CUDA only."""
-    yield from flash_attention_needs_cuda(run.trainer.attention, run.trainer.device, "trainer.attention")
-
-
-SEQUENCE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    sequence_parallel_needs_packing,
-    sequence_parallel_needs_torch_attention,
-    attention_suits_device,
-)
+SEQUENCE_CHECKS = checks_in(__name__)
 
 
 def _sharing(run: SkyRLTrainConfig) -> Iterator[tuple[str, int]]:

@@ -81,7 +81,7 @@ class Role:
 
     def section(self, run: Any) -> Any:
         """The model's table, with fields such as `model` and `fsdp_config`."""
-        return get_at(run, self.path) if self.path else run
+        return get_at(run, self.path)
 
     def on_cuda(self, run: RunConfig) -> bool:
         """Whether the model computes on GPUs."""
@@ -115,7 +115,7 @@ class Role:
         return zero.stage > 0 and not offloaded
 
     def _trainer(self, run: Any) -> Any:
-        return get_at(run, self.trainer) if self.trainer else run
+        return get_at(run, self.trainer)
 
 
 def grids_of(run: RunConfig, roles: Iterable[Role]) -> dict[str, Grid]:

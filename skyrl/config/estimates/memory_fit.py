@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import engines_of, models_of
@@ -53,12 +53,7 @@ def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> 
     found = judged(run, shape_of_model)
     if found is None or found.fits:
         return found
-    return Verdict(
-        memory=found.memory,
-        over=found.over,
-        cache_holds=found.cache_holds,
-        nearest=_nearest(itself(run), shape_of_model),
-    )
+    return evolve(found, nearest=_nearest(itself(run), shape_of_model))
 
 
 def judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Verdict | None:

@@ -14,6 +14,7 @@ from skyrl.config.checks.batches import BATCH_CHECKS
 from skyrl.config.checks.checkpoints import CHECKPOINT_CHECKS
 from skyrl.config.checks.data import DATA_CHECKS
 from skyrl.config.checks.engines import ENGINE_CHECKS
+from skyrl.config.checks.every_kind import EVERY_KIND_CHECKS
 from skyrl.config.checks.experts import EXPERT_CHECKS
 from skyrl.config.checks.learners import LEARNER_CHECKS
 from skyrl.config.checks.megatron import MEGATRON_CHECKS
@@ -47,6 +48,7 @@ RL = RunKind(
         *DATA_CHECKS,
         *SAMPLING_CHECKS,
         *AGENT_CHECKS,
+        *EVERY_KIND_CHECKS,
         *CHECKPOINT_CHECKS,
         *ALGORITHM_CHECKS,
         *BATCH_CHECKS,
