@@ -17,7 +17,7 @@ import pytest
 from attrs import frozen
 
 import skyrl.config.checks
-from skyrl.config.derive import every_kind, rules, supervised
+from skyrl.config.derive import every_kind, rules, supervised_rules
 from skyrl.config.loading.kinds import KINDS, RL, kind_named
 from skyrl.tree.rules import Rule
 
@@ -356,7 +356,7 @@ from typing import Literal
 from attrs import evolve
 
 from skyrl.config.derive.model_tables import Role, grids_of
-from skyrl.config.derive.supervised import MODEL
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.loading.supervised_kinds import SFT
 from skyrl.config.settings.supervised_root import SFTConfig
 from skyrl.planning.topology import Sizes
@@ -532,7 +532,7 @@ def test_every_check_that_is_written_is_listed() -> None:
 
 
 def test_every_rule_that_is_written_is_listed() -> None:
-    values = [value for module in (rules, every_kind, supervised) for value in vars(module).values()]
+    values = [value for module in (rules, every_kind, supervised_rules) for value in vars(module).values()]
     written = {value.name for value in values if isinstance(value, Rule)}
     listed = {rule.name for kind in map(kind_named, KINDS) for rule in kind.rules}
     assert len(written) > 20 and written - listed == set()

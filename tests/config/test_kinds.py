@@ -10,7 +10,7 @@ from attrs import evolve
 
 from skyrl.config import CriticConfig, PolicyConfig, RefConfig, SkyRLTrainConfig, TrainerConfig, resolve
 from skyrl.config.derive.model_tables import Role, grids_of
-from skyrl.config.derive.supervised import MODEL
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.loading.kinds import (
     KINDS,
     RL,

@@ -16,7 +16,7 @@ import torch
 from attrs import evolve
 from torch import nn
 
-from skyrl.config.derive.supervised import MODEL
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.loading.stored import stored_tree
 from skyrl.data.order import Shuffled
 from skyrl.errors import ResumeError, RunError, UserError

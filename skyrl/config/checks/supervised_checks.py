@@ -15,7 +15,7 @@ from skyrl.config.checks.every_kind import EVERY_KIND_CHECKS, processes_fit_clus
 from skyrl.config.checks.models import model_checks
 from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.model_tables import grids_of
-from skyrl.config.derive.supervised import MODEL
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.settings.generator import CHAT_TEMPLATES
 from skyrl.config.settings.supervised_root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
@@ -135,19 +135,6 @@ def ranks_form_whole_groups(run: SupervisedConfig) -> Iterator[Problem]:
             message=f"{ranks} ranks cannot be divided into groups of {together} ({', '.join(written)})",
             hint=f"sizes whose product is one of {', '.join(map(str, divisors(ranks)))}",
         )
-
-
-def sequence_parallel_needs_packing(run: SupervisedConfig) -> Iterator[Problem]:
-    """Ranks share packed rows, and use torch's own attention."""
-    for name in _SIZES[:2]:
-        size = getattr(run, name)
-        if size > 1 and not run.use_sequence_packing:
-            message = f"{size} ranks share a sequence only where rows are packed"
-            yield Problem(path=name, message=message, hint="set use_sequence_packing = true")
-        if size > 1 and run.attention not in (None, "sdpa"):
-            message = f"{size} ranks cannot share a sequence where attention is {run.attention}"
-            hint = "set attention = sdpa, which uses torch's FlashAttention kernels on CUDA"
-            yield Problem(path=name, message=message, hint=hint)
 
 
 SUPERVISED_CHECKS = (*checks_in(__name__), *EVERY_KIND_CHECKS, *model_checks((MODEL,)))

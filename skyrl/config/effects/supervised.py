@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, evaluates, may_resume
-from skyrl.config.derive.supervised import MODEL
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.effects.models import model_effects
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.strategies import facts_of

@@ -23,7 +23,6 @@ from skyrl.config.checks.placement import PLACEMENT_CHECKS
 from skyrl.config.checks.plausible import PLAUSIBLE_CHECKS
 from skyrl.config.checks.rollouts import ROLLOUT_CHECKS
 from skyrl.config.checks.sampling import SAMPLING_CHECKS
-from skyrl.config.checks.sequences import SEQUENCE_CHECKS
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.derive.rules import RULES
@@ -56,7 +55,6 @@ RL = RunKind(
         *MEGATRON_CHECKS,
         *ALLOCATION_CHECKS,
         *MEMORY_CHECKS,
-        *SEQUENCE_CHECKS,
         *EXPERT_CHECKS,
         *ENGINE_CHECKS,
         *LEARNER_CHECKS,
