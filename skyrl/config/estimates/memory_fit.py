@@ -26,7 +26,7 @@ Changes = Mapping[str, Any]
 
 
 @frozen(kw_only=True)
-class Verdict:
+class MemoryVerdict:
     """Whether a run fits its GPUs."""
 
     memory: int
@@ -48,7 +48,7 @@ class Verdict:
         return not self.over and self.cache_holds != 0
 
 
-def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> Verdict | None:
+def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> MemoryVerdict | None:
     """The verdict on a resolved run; None if it names no kind of GPU, or a model's sizes are unknown."""
     found = judged(run, shape_of_model)
     if found is None or found.fits:
@@ -56,13 +56,13 @@ def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> 
     return evolve(found, nearest=_nearest(itself(run), shape_of_model))
 
 
-def judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Verdict | None:
+def judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> MemoryVerdict | None:
     """The verdict without a search for changes that fit; None in the same cases as `verdict_of`."""
     memory, phases = gpu_memory(run), phases_of(run, shape_of_model)
     if memory is None or phases is None or run.trainer.device != "cuda":
         return None
     over = sorted((phase for phase in phases if phase.bytes > memory * FITS_WITHIN), key=lambda phase: -phase.bytes)
-    return Verdict(memory=memory, over=tuple(over), cache_holds=_cache(run, shape_of_model), nearest=None)
+    return MemoryVerdict(memory=memory, over=tuple(over), cache_holds=_cache(run, shape_of_model), nearest=None)
 
 
 def with_changes(run: SkyRLTrainConfig, changes: Changes) -> SkyRLTrainConfig:
@@ -210,7 +210,7 @@ def _halves(number: int) -> Iterator[int]:
         yield number
 
 
-def described(verdict: Verdict) -> str:
+def described(verdict: MemoryVerdict) -> str:
     """Why the run does not fit, in one sentence."""
     if not verdict.over:
         return "the engines' cache cannot hold one full-length sequence in the memory that the weights leave"

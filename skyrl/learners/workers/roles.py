@@ -62,10 +62,8 @@ class PolicyWorker(LearningWorker):
     ) -> None:
         """Loads `trainer.policy.model`. See `LearningWorker` for the arguments."""
         policy, updates = trainer.policy, _updates(trainer, trainer.policy_mini_batch_size)
-        source, read = (
-            causal_lm(trainer, policy),
-            _log_probabilities(trainer, compile_it=_compiles_logits(trainer, policy)),
-        )
+        read = _log_probabilities(trainer, compile_it=_compiles_logits(trainer, policy))
+        source = causal_lm(trainer, policy)
         super().__init__(trainer, policy, source, read, num_training_steps, updates, ranks=ranks, mover=mover)
         if compiles_layers(trainer, policy):
             compile_layers(self.model)  # after the passes that probe it, in another type
