@@ -257,7 +257,7 @@ def _time_arithmetic(add: Callable[[float], None]) -> None:
     from skyrl.inference.torch.causal_lm import CausalLM
     from skyrl.inference.torch.decode_batch import DecodeBatch
     from skyrl.learners.fsdp2 import Fsdp2
-    from skyrl.learners.workers.roles import PolicyWorker
+    from skyrl.learners.workers import roles
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -278,9 +278,12 @@ def _time_arithmetic(add: Callable[[float], None]) -> None:
     for owner, names in owners.items():
         for name in names:
             setattr(owner, name, timed(getattr(owner, name)))
-    reading = PolicyWorker._reading
-    timed_reading = staticmethod(lambda trainer: timed(reading(trainer)))
-    PolicyWorker._reading = timed_reading  # type: ignore[method-assign]  # replaced for the measurement
+    log_probabilities = roles._log_probabilities
+
+    def timed_log_probabilities(*args: Any, **options: Any) -> Any:
+        return timed(log_probabilities(*args, **options))
+
+    roles._log_probabilities = timed_log_probabilities
 
 
 def run_bare(steps: int, seed: int, folder: Path) -> None:

@@ -356,7 +356,7 @@ from typing import Literal
 from attrs import evolve
 
 from skyrl.config.derive.model_tables import Role, grids_of
-from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.loading.supervised_kinds import SFT
 from skyrl.config.settings.supervised_root import SFTConfig
 from skyrl.planning.topology import Sizes
@@ -415,7 +415,7 @@ CHECK = Recipe(
     (
         Edit(
             "skyrl/config/checks/sampling.py",
-            "SAMPLING_CHECKS: tuple",
+            "SAMPLING_CHECKS = ",
             '''def samples_are_not_hot(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Beyond temperature 3 every token is as likely as another."""
     if run.generator.sampling_params.temperature > 3:
@@ -424,7 +424,6 @@ CHECK = Recipe(
 
 ''',
         ),
-        Edit("skyrl/config/checks/sampling.py", "    training_samples_are_random,\n", "    samples_are_not_hot,\n"),
     ),
     """
 from skyrl.config import check, load, resolve
@@ -451,7 +450,6 @@ def a_group_is_in_flight(run: SkyRLTrainConfig) -> int:
 
 ''',
         ),
-        Edit("skyrl/config/derive/rules.py", "    evaluation_is_greedy,\n", "    a_group_is_in_flight,\n"),
     ),
     """
 from skyrl.config import load

@@ -25,12 +25,14 @@ from benchmarks.gpu_session.shapes import (
 )
 from benchmarks.gpu_session.stages import Job, Parts, Result
 from skyrl.batch import TrainingBatch
-from skyrl.config import TrainerConfig, compose
+from skyrl.config import SFTConfig, TrainerConfig, compose
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
 from skyrl.learners.workers.roles import PolicyWorker, SFTWorker
 from skyrl.learners.workers.supervised import CrossEntropy
 from skyrl.training.objective import policy_objective
 from skyrl.training.trainer import update
+from skyrl.tree.classes import fields_of
 
 PROFILED = 25
 """Operators that a profile names."""
@@ -112,7 +114,13 @@ def _policy(job: Job, **more: Any) -> tuple[LearningWorker, Objective]:
 
 
 def _sft(job: Job, **more: Any) -> tuple[LearningWorker, Objective]:
-    return SFTWorker(_trainer(job, more), 100), CrossEntropy()
+    trainer = _trainer(job, more)
+    other = {"placement", "strategy", "faults", "micro_train_batch_size_per_gpu"}
+    same: dict[str, Any] = {name: getattr(trainer, name) for name in fields_of(RunBasics).keys() - other}
+    policy = trainer.policy
+    return SFTWorker(
+        SFTConfig(model=policy.model, optimizer_config=policy.optimizer_config, **same), 100
+    ), CrossEntropy()
 
 
 def _trainer(job: Job, more: Mapping[str, Any]) -> TrainerConfig:

@@ -26,10 +26,9 @@ def examine(run: AnyRun, seconds: float) -> int:
     from skyrl.planning.sizes import layout
     from skyrl.processes.machine_facts import facts_here
     from skyrl.processes.ray.survey import survey
-    from skyrl.runs.run_tree import field_path
     from skyrl.tools.cluster_findings import cluster_findings
 
-    field = field_path(run, "placement.ray_address")
+    field = run.trainer.path_of("placement.ray_address")
     address = run.trainer.placement.ray_address
     if address is None:
         raise UserError(f"--cluster checks a running Ray cluster: set {field} = host:port")
@@ -46,23 +45,21 @@ def examine(run: AnyRun, seconds: float) -> int:
 
 def shared_folders(run: AnyRun) -> dict[str, str]:
     """Existing folders that all machines have to share -> the field whose files are written there."""
-    from skyrl.runs.run_tree import field_path
-
     found: dict[str, str] = {}
     for name in ("run_path", "ckpt_path", "export_path", "log_path"):
         text = getattr(run.trainer, name)
         if text and "://" not in text:
             folder = Path(text).expanduser().absolute()
             nearest = next(each for each in (folder, *folder.parents) if each.is_dir())
-            found.setdefault(str(nearest), field_path(run, name))
+            found.setdefault(str(nearest), run.trainer.path_of(name))
     return found
 
 
 def _models(run: AnyRun) -> list[str]:
     """Models and tokenizers that the run names by path."""
-    trainer = run.trainer
-    models = [getattr(trainer, role, None) for role in ("policy", "critic", "ref")]
-    named = [each.model.path for each in models if each is not None] + [trainer.tokenizer_path]
+    from skyrl.config.loading.kinds import roles_of
+
+    named = [role.section(run).model.path for role in roles_of(run)] + [run.trainer.tokenizer_path]
     paths = [Path(name).expanduser().absolute() for name in named if name]
     return sorted({str(path) for path in paths if path.exists()})
 

@@ -58,10 +58,10 @@ def _rows(run: RunConfig) -> Iterator[str]:
     from skyrl.tree import required
 
     tree: Any = run
-    trainer, table = tree.trainer, kind_of(run).trainer
-    path, attention = required(trainer.policy.model.path, "model.path"), required(trainer.attention, "attention")
-    config = load_config(path, learner_overrides(trainer, "policy"))
-    rows = rows_of_run(trainer, config, attention, table)
+    trainer, section = tree.trainer, kind_of(run).trained.section(run)
+    path, attention = required(section.model.path, "model.path"), required(trainer.attention, "attention")
+    config = load_config(path, learner_overrides(trainer, section))
+    rows = rows_of_run(trainer, config, attention)
     if rows.reason:
         yield f"  rows     {rows.reason}"
     engine = run.generator.inference_engine if samples_rollouts(run) and starts_engines(run) else None

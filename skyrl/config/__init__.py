@@ -66,7 +66,7 @@ from skyrl.config.settings.trainer import TrainerConfig
 from skyrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from skyrl.config.settings.supervised_placement import SFTPlacementConfig
+    from skyrl.config.settings.placement import PlacementConfig, SFTPlacementConfig
     from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
 
 __all__ = [

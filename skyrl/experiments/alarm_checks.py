@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from skyrl.errors import Problem
-from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.run_tree import AnyRun
 from skyrl.tracking.metric_table import METRICS, unknown
 from skyrl.tree.names import nearest
 
@@ -17,7 +17,7 @@ def alarms_watch_logged_metrics(run: AnyRun) -> Iterator[Problem]:
         for missing in unknown(filter(None, (alarm.metric, alarm.against))):
             near = nearest(missing, names)
             yield Problem(
-                path=field_path(run, "alarms"),
+                path=run.trainer.path_of("alarms"),
                 message=f"skyrl has no metric {missing}: the alarm never fires unless your own code logs it",
                 hint=f"did you mean {near}?" if near else "docs/metrics.md lists all metrics",
                 severity="warning",

@@ -52,7 +52,7 @@ from skyrl.processes.in_process import InProcess
 from skyrl.processes.torch_environment import TORCH_ENVIRONMENT
 from skyrl.rollout.stream import StreamLimits
 from skyrl.runs.engine_changes import EngineChanges
-from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.places import is_address
 from skyrl.training.rollout_parity import RolloutParity
 from skyrl.tree import FrozenDict, required
@@ -90,7 +90,7 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = F
     try:
         from skyrl.processes.ray.processes import RayProcesses
     except ModuleNotFoundError as error:
-        field = field_path(run, "placement.executor")
+        field = run.trainer.path_of("placement.executor")
         raise UserError(f"{field} = ray needs {error.name}: {install_command('ray')}") from error
 
     return RayProcesses(
@@ -102,8 +102,8 @@ def start_processes(run: AnyRun, seats: Layout | None = None, *, again: bool = F
             heartbeat=placement.heartbeat_timeout_seconds,
         ),
         address=placement.ray_address,
-        address_field=field_path(run, "placement.ray_address"),
-        logs=Path(run.trainer.log_path).expanduser().absolute(),
+        address_field=run.trainer.path_of("placement.ray_address"),
+        logs=Path(run.trainer.folder("log_path")).expanduser().absolute(),
         environment=TORCH_ENVIRONMENT if placement.ray_address else {**TORCH_ENVIRONMENT, **LOOPBACK},
         device=required_device(run.trainer),
         spare=_engines_to_come(run) if required_device(run.trainer) == "cpu" else 0,

@@ -17,6 +17,7 @@ from torch import Tensor
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config.loading.kinds import kind_of
 from skyrl.config.settings.alarms import alarms_of
+from skyrl.config.settings.learners import LearnerConfig
 from skyrl.errors import RunError
 from skyrl.experiments.collaborators import start_processes
 from skyrl.experiments.exports import policy_export
@@ -35,7 +36,7 @@ from skyrl.runs.held import HeldResources
 from skyrl.runs.inputs import notice
 from skyrl.runs.read_again import TOKENIZER, model_digests, of_model
 from skyrl.runs.run_folder import RunFolder
-from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.run_tree import AnyRun
 from skyrl.runs.session import RunSession
 from skyrl.tracking.factory import trackers_of
 from skyrl.tracking.jsonlines import MetricsFile
@@ -73,11 +74,9 @@ class BaseExp:
         self.shutdown = ShutdownSignal(
             grace=faults.grace_period_seconds,
             stop_before=faults.stop_before,
-            field=field_path(cfg, "faults.stop_before"),
+            field=cfg.trainer.path_of("faults.stop_before"),
         )
-        self.folder = RunFolder(
-            Path(required(cfg.trainer.run_path, field_path(cfg, "run_path"))).expanduser().absolute()
-        )
+        self.folder = RunFolder(Path(cfg.trainer.folder("run_path")).expanduser().absolute())
         self.checkpoints = checkpoint_store(cfg.trainer)
         self.is_another_try = False
         """Whether this command ran it before and failed. It then continues from the newest good checkpoint."""
@@ -146,16 +145,16 @@ class BaseExp:
         """Digests of what a resumed run reads again: here the configuration of the model that is trained, the weights
         below its adapter, and its tokenizer. See `skyrl.runs.read_again`.
         """
-        model, own = self.cfg.trainer.policy.model, self.cfg.trainer.tokenizer_path
-        field = f"{kind_of(self.cfg).model}.path"
-        place = field if own is None else field_path(self.cfg, "tokenizer_path")
+        model, own = self.trained.model, self.cfg.trainer.tokenizer_path
+        field = self.trained.path_of("model.path")
+        place = field if own is None else self.cfg.trainer.path_of("tokenizer_path")
         found = model_digests(field, model, weights=bool(model.lora.rank))
         return found | of_model(place, own or self.model_path, TOKENIZER)
 
     def get_tokenizer(self) -> ChatTokenizer:
         """The tokenizer of the model that is trained."""
         fast, own = not self.cfg.trainer.disable_fast_tokenizer, self.cfg.trainer.tokenizer_path
-        return load_tokenizer(own or self.model_path, use_fast=fast, table=kind_of(self.cfg).trainer)
+        return load_tokenizer(own or self.model_path, use_fast=fast, table=self.cfg.trainer.table_path)
 
     def get_processes(self) -> Processes:
         """Processes of the models."""
@@ -194,7 +193,7 @@ class BaseExp:
 
     def get_export(self, folder: Path) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
         """Function that stores the gathered weights in `folder`."""
-        return policy_export(self.cfg.trainer, folder)
+        return policy_export(self.cfg.trainer, self.trained, folder)
 
     # Methods that a session calls, besides the parts.
 
@@ -214,7 +213,7 @@ class BaseExp:
     @property
     def products(self) -> tuple[Path, ...]:
         """Files and folders of a finished run: the trained model, and its adapter if it has one."""
-        lora = self.cfg.trainer.policy.model.lora
+        lora = self.trained.model.lora
         return (self.folder.model, self.folder.adapter) if lora.rank else (self.folder.model,)
 
     async def finish(self) -> None:
@@ -223,7 +222,7 @@ class BaseExp:
 
     async def export(self, folder: Path) -> None:
         """Write the current model in Hugging Face format, and its adapter beside it if it has one."""
-        learner, lora = self.learners[self.role], self.cfg.trainer.policy.model.lora
+        learner, lora = self.learners[self.role], self.trained.model.lora
         await self.time_sharing.for_learning(self.role)
         await learner.refuse_non_finite_state()
         await learner.stream(self.get_export(folder))
@@ -236,11 +235,17 @@ class BaseExp:
         return (Ranks(name=role),) if size == 1 else self.rendezvous.ranks(role, size, replicas)
 
     @property
+    def trained(self) -> LearnerConfig:
+        """The table of the model that the run produces."""
+        section: LearnerConfig = kind_of(self.cfg).trained.section(self.cfg)
+        return section
+
+    @property
     def model_path(self) -> str:
         """The model that training starts from."""
-        return required(self.cfg.trainer.policy.model.path, f"{kind_of(self.cfg).model}.path")
+        return required(self.trained.model.path, self.trained.path_of("model.path"))
 
     @property
     def exports(self) -> Path:
         """Folder of the exported models."""
-        return Path(self.cfg.trainer.export_path).expanduser().absolute()
+        return Path(self.cfg.trainer.folder("export_path")).expanduser().absolute()

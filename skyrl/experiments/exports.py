@@ -9,9 +9,11 @@ from typing import Any
 
 from skyrl.chats.masks import ChatMasks
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import SupervisedConfig, TrainerConfig
+from skyrl.config import SupervisedConfig
 from skyrl.config.derive.model_overrides import LONGEST_ROW, learner_overrides
 from skyrl.config.loading.kinds import kind_of
+from skyrl.config.settings.learners import LearnerConfig
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import DataError
 from skyrl.models.files.chat_templates import with_defaults, with_template
 from skyrl.models.files.loading import generation_ends, load_tokenizer
@@ -20,14 +22,14 @@ from skyrl.models.saving.storing import Export
 from skyrl.tree import required
 
 
-def policy_export(trainer: TrainerConfig, folder: Path) -> Export:
-    """Function that takes the policy's gathered weights and stores them in the folder."""
+def policy_export(run: RunBasics, section: LearnerConfig, folder: Path) -> Export:
+    """Function that takes the gathered weights of the policy in this table, and stores them in the folder."""
     return Export(
-        like=required(trainer.policy.model.path, "trainer.policy.model.path"),
-        tokenizer_path=trainer.tokenizer_path,
-        use_fast_tokenizer=not trainer.disable_fast_tokenizer,
+        like=required(section.model.path, section.path_of("model.path")),
+        tokenizer_path=run.tokenizer_path,
+        use_fast_tokenizer=not run.disable_fast_tokenizer,
         folder=folder,
-        overrides=learner_overrides(trainer, "policy"),
+        overrides=learner_overrides(run, section),
     )
 
 

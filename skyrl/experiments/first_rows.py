@@ -19,7 +19,8 @@ from skyrl.chats.rendering import begins_an_answer
 from skyrl.chats.spellings import FullestSpelling, Spelling, spellings
 from skyrl.chats.text import Message
 from skyrl.config import SFTConfig, SkyRLTrainConfig, SupervisedConfig
-from skyrl.config.derive.sizes import evaluates, samples
+from skyrl.config.derive.every_kind import evaluates
+from skyrl.config.derive.sizes import samples
 from skyrl.config.loading.kinds import reads_chats
 from skyrl.data.conversations import tools_of, with_system
 from skyrl.data.prompts import data_source_of, extras_of, tools_in
@@ -163,7 +164,7 @@ def _write_chat(chat: Sequence[Message], row: Row, run: SFTConfig) -> None:
 def _sources(run: SkyRLTrainConfig, *, training: bool) -> Iterator[tuple[str, str]]:
     """Dotted path and name of each source that is a file; another check reports those that are missing."""
     fields = {"data.train_data": run.data.train_data if training and samples(run) else ()}
-    fields["data.val_data"] = run.data.val_data if samples(run) and evaluates(run) else ()
+    fields["data.val_data"] = run.data.val_data if samples(run) and evaluates(run.trainer) else ()
     for field, sources in fields.items():
         for source in sources:
             if _is_file(source):

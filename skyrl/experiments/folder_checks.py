@@ -15,7 +15,7 @@ from skyrl.errors import Problem, ResumeError
 from skyrl.experiments.model_checks import readable_files
 from skyrl.runs.run_lock import MANIFEST, SIGNATURE, refused_changes, stored_config, values_apart
 from skyrl.runs.run_owner import in_use, is_locked
-from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.failures import nearest, readable
 from skyrl.tree.rules import itself
 
@@ -55,7 +55,7 @@ def folders_belong_to_run(run: AnyRun) -> Iterator[Problem]:
     run = itself(run)
     places = {field: (text, SIGNATURE) for field, text in _folders(run).items()}
     if (named := run.trainer.resume_path) and run.trainer.recover_mode is None and "://" not in named:
-        places[field_path(run, "resume_path")] = (named, MANIFEST)
+        places[run.trainer.path_of("resume_path")] = (named, MANIFEST)
     for field, (text, name) in places.items():
         try:
             folder = Path(text).expanduser()
@@ -127,9 +127,9 @@ def disk_holds_checkpoints(run: SkyRLTrainConfig) -> Iterator[Problem]:
 def _folders(run: AnyRun) -> Mapping[str, str]:
     """Dotted path and name of each folder on a disk that the run writes into."""
     names = ("run_path", "ckpt_path", "export_path")
-    found = {field_path(run, name): getattr(run.trainer, name) for name in names}
+    found = {run.trainer.path_of(name): getattr(run.trainer, name) for name in names}
     if (tokenized := getattr(run, "tokenized_path", None)) is not None:
-        found[field_path(run, "tokenized_path")] = tokenized
+        found[run.trainer.path_of("tokenized_path")] = tokenized
     return {field: text for field, text in found.items() if text is not None and "://" not in text}
 
 

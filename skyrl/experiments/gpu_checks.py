@@ -8,7 +8,7 @@ from typing import Any
 from skyrl.config.derive.every_kind import has_flash_attention
 from skyrl.config.loading.kinds import kind_of
 from skyrl.errors import Problem
-from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.run_tree import AnyRun
 from skyrl.tree import get_at
 
 
@@ -17,7 +17,7 @@ def flash_attention_is_installed(run: AnyRun) -> Iterator[Problem]:
     table: Any = get_at(run, kind_of(run).trainer)
     falls_back = table.device == "cuda" and table.flash_attn and table.attention == "sdpa"
     if falls_back and not has_flash_attention():
-        field = field_path(run, "flash_attn")
+        field = run.trainer.path_of("flash_attn")
         yield Problem(
             path=field,
             message="the package flash-attn is not installed: attention falls back to PyTorch's sdpa",

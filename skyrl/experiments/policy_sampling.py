@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.config import SkyRLTrainConfig
-from skyrl.config.derive.sizes import evaluates, starts_engines
+from skyrl.config.derive.every_kind import evaluates
+from skyrl.config.derive.sizes import starts_engines
 from skyrl.data.prompts import PromptDataset
 from skyrl.endpoint.client_access import Address, ClientAccess
 from skyrl.errors import DataError
@@ -116,7 +117,7 @@ class PolicySampling(BaseExp):
 
     def get_eval_dataset(self) -> PromptDataset | None:
         """The prompts to evaluate on, or None if this run never evaluates."""
-        return read_prompts(self.cfg, self.cfg.data.val_data, self.tokenizer) if evaluates(self.cfg) else None
+        return read_prompts(self.cfg, self.cfg.data.val_data, self.tokenizer) if evaluates(self.cfg.trainer) else None
 
     def get_inference_client(self) -> InferenceEngineClient:
         """Client of the engines that sample, each with its own copy of the weights."""

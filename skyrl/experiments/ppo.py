@@ -58,7 +58,6 @@ from skyrl.training.step_trace import Sink, StepTrace
 from skyrl.training.time_sharing import Movable, TimeSharing, is_room_for_all
 from skyrl.training.trainer import PPOTrainer
 from skyrl.trajectory import TrajectoryGroup
-from skyrl.tree import required
 from skyrl.weight_sync.publish import WeightSync
 from skyrl.weight_sync.replacement_sync import ReplacementSync
 
@@ -340,7 +339,7 @@ class BasePPOExp(PolicySampling, PolicyGradientModels):
             notice(verdict(self.cfg, self.folder.metrics.read()))
             return
         await super().finish()
-        self.folder.draw_curve(redacted(required(self.cfg.trainer.run_path, "trainer.run_path")))
+        self.folder.draw_curve(redacted(self.cfg.trainer.folder("run_path")))
 
     def _record_samples(self, step: int, groups: Sequence[TrajectoryGroup]) -> None:
         self.sample_sink.keep(step, groups)

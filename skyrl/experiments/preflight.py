@@ -15,9 +15,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from skyrl.config import SkyRLTrainConfig, SupervisedConfig, TrainerConfig
+from skyrl.config import SkyRLTrainConfig, SupervisedConfig
 from skyrl.config.derive.engine_backends import backend_of
-from skyrl.config.derive.sizes import evaluates, on_ray, samples, sizes_of
+from skyrl.config.derive.every_kind import evaluates
+from skyrl.config.derive.sizes import on_ray, samples, sizes_of
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.trackers import lacks_of
 from skyrl.data.hugging_face import dataset_failure
@@ -105,14 +107,14 @@ def no_path(path: str) -> str | None:
     return None
 
 
-def trackers_can_be_had(path: str, trainer: TrainerConfig, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """The packages of the trackers are installed, and their keys are set; `path` is that of `logger`."""
-    settings = trainer.trackers
+def trackers_can_be_had(run: RunBasics, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """The packages of the trackers are installed, and their keys are set."""
+    path, settings = run.path_of("logger"), run.trackers
     own = settings.python
     if own is not None and not (Path(own).expanduser().is_file() and os.access(Path(own).expanduser(), os.X_OK)):
-        table = path.removesuffix("logger") + "trackers.python"
-        yield Problem(path=table, message=f"there is no program {own}", hint="set it to a Python interpreter")
-    for name in _each(trainer.logger):
+        hint = "set it to a Python interpreter"
+        yield Problem(path=run.path_of("trackers.python"), message=f"there is no program {own}", hint=hint)
+    for name in _each(run.logger):
         mode = getattr(getattr(settings, name, None), "mode", None)
         for lack, remedy in lacks_of(name, mode=mode, environ=environ, elsewhere=own is not None):
             yield Problem(path=path, message=lack, hint=f"{remedy}, or set {path} = console")
@@ -165,7 +167,7 @@ def keys_are_there(environ: Mapping[str, str]) -> Check[SkyRLTrainConfig]:
     def services_have_their_keys(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield from the_judge_has_its_key(run)
         yield from the_endpoint_has_its_token(run)
-        yield from trackers_can_be_had("trainer.logger", run.trainer, environ)
+        yield from trackers_can_be_had(run.trainer, environ)
 
     def the_judge_has_its_key(run: SkyRLTrainConfig) -> Iterator[Problem]:
         """OpenAI answers no request without a key; another service may."""
@@ -231,7 +233,7 @@ def data_files_exist(run: SkyRLTrainConfig) -> Iterator[Problem]:
     if not samples(run):
         return
     yield from missing_data("data.train_data", run.data.train_data)
-    if evaluates(run):
+    if evaluates(run.trainer):
         yield from missing_data("data.val_data", run.data.val_data)
 
 
@@ -312,7 +314,7 @@ def packages_are_there(run: SupervisedConfig) -> Iterator[Problem]:
 
 def the_trackers_are_there(run: SupervisedConfig) -> Iterator[Problem]:
     """The packages of the trackers are installed, and their keys are set."""
-    yield from trackers_can_be_had("logger", run.trainer, os.environ)
+    yield from trackers_can_be_had(run, os.environ)
 
 
 def the_rows_are_there(run: SupervisedConfig) -> Iterator[Problem]:

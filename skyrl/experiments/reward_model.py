@@ -13,7 +13,7 @@ from skyrl.experiments.full_length_rows import made_up_pairs
 from skyrl.experiments.sft import SCORED_AT_A_TIME, SupervisedExp
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker, Objective
-from skyrl.learners.workers.roles import CriticWorker
+from skyrl.learners.workers.roles import RewardModelWorker
 from skyrl.learners.workers.supervised import BradleyTerry
 from skyrl.training.supervised_batches import collate_pairs
 from skyrl.training.supervised_evaluation import SupervisedEvaluation, preferences
@@ -35,10 +35,7 @@ class RewardModelExp(SupervisedExp):
         return collate_pairs(rows, share_prompts=self.cfg.use_sequence_packing)
 
     def get_learner(self) -> LearnerGroup[LearningWorker]:
-        makers = [
-            partial(CriticWorker, self.cfg.trainer, self.total_steps, ranks=ranks, config_path="")
-            for ranks in self.ranks()
-        ]
+        makers = [partial(RewardModelWorker, self.cfg, self.total_steps, ranks=ranks) for ranks in self.ranks()]
         # placed as the policy of a run is: there is no other model
         ranks = self.processes.start("policy", makers)
         return LearnerGroup(ranks, self.budget(), replicas=self.replicas, rows_of_an_item=self.cfg.rows_of_an_item)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from skyrl.batch import TrainingBatch
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config import SFTConfig, SupervisedConfig, TrainerConfig
+from skyrl.config import SFTConfig, SupervisedConfig
 from skyrl.config.checks.supervised_checks import evaluation_names
-from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.data.cursor import PromptCursor, batches, batches_before
 from skyrl.data.order import InOrder, Mixed, Order
 from skyrl.data.supervised_rows import Rows, load_supervised
@@ -185,7 +185,7 @@ class SupervisedExp(BaseExp):
             return {} if evaluation is None else await evaluation.run(learner)
 
         return TrainingLoop(
-            cfg.trainer,
+            cfg,
             trainer,
             Hooks(
                 evaluate=evaluate,
@@ -300,8 +300,7 @@ class SFTExp(SupervisedExp):
         return collate_supervised(rows)
 
     def get_learner(self) -> LearnerGroup[LearningWorker]:
-        trainer: TrainerConfig = self.cfg.trainer
-        makers = [partial(SFTWorker, trainer, self.total_steps, ranks=ranks, config_path="") for ranks in self.ranks()]
+        makers = [partial(SFTWorker, self.cfg, self.total_steps, ranks=ranks) for ranks in self.ranks()]
         ranks = self.processes.start("policy", makers)
         return LearnerGroup(ranks, self.budget(), replicas=self.replicas)
 

@@ -34,7 +34,6 @@ from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.onednn import compute_with_onednn
 from skyrl.models.parallel.expert_parallel import refuse_unspreadable, spread
 from skyrl.models.parallel.tensor_parallel import cut, refuse_uncuttable
-from skyrl.tree import joined
 
 T = TypeVar("T")
 
@@ -182,7 +181,7 @@ class Fsdp2(DataParallel):
         model: nn.Module = source.meta_model()
         self._mesh = self._ranks.mesh(self._device, shard_size=config.fsdp_size, tensor=self._tensor_parallel)
         if self._tensor_parallel > 1:
-            field = joined(context.section_field, "tensor_parallel_size")
+            field = context.section.path_of("tensor_parallel_size")
             refuse_uncuttable(model, self._tensor_parallel, self._ranks.size, field)
             self._partial = cut(model, self._mesh[TENSOR])
         if self._expert_parallel > 1:
@@ -204,7 +203,7 @@ class Fsdp2(DataParallel):
     def _spread_experts(self, model: nn.Module, config: FSDPConfig, context: StrategyContext) -> None:
         """Give each rank some of the experts, sharded over the ranks that have the same ones."""
         mesh = self._ranks.expert_mesh(self._device, self._expert_parallel)
-        field = joined(context.section_field, "expert_parallel_size")
+        field = context.section.path_of("expert_parallel_size")
         refuse_unspreadable(model, self._expert_parallel, self._ranks.size, field)
         for experts in spread(model, mesh[EXPERT]):
             fully_shard(experts, **self._fsdp_options(config) | {"mesh": mesh[SHARD]})

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skyrl.config import CriticConfig, OptimizerConfig, PolicyConfig, RefConfig, TrainerConfig
+from skyrl.config import OptimizerConfig
+from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import reads
 
 LARGEST = 2.0**32
@@ -14,14 +16,12 @@ LARGEST = 2.0**32
 _HALF = ("float16", "fp16")
 
 
-def loss_scale_of(
-    trainer: TrainerConfig, section: PolicyConfig | CriticConfig | RefConfig, ranks: int
-) -> LossScale | None:
+def loss_scale_of(run: RunBasics, section: ShardedModelConfig, ranks: int) -> LossScale | None:
     """A new scale for a model whose gradients pass through float16, None for any other. Only the FSDP strategies
     compute in float16.
     """
     precision = section.fsdp_config.mixed_precision
-    if isinstance(section, RefConfig) or precision is None or not reads(trainer, "fsdp_config"):
+    if not isinstance(section, LearnerConfig) or precision is None or not reads(run, "fsdp_config"):
         return None
     read = (precision.param_dtype, precision.reduce_dtype) if ranks > 1 else (precision.param_dtype,)
     return LossScale(section.optimizer_config) if any(each in _HALF for each in read) else None

@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from skyrl.config import CriticConfig, PolicyConfig, RefConfig
+from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.models.routers import RowLoads
 
 Loads = tuple[tuple[float, ...], ...]
@@ -27,10 +27,8 @@ class RouterCosts:
     """Coefficient of the z-loss (ST-MoE, arXiv:2202.08906, eq. 5)."""
 
     @classmethod
-    def of(cls, section: PolicyConfig | CriticConfig | RefConfig) -> RouterCosts:
+    def of(cls, section: ShardedModelConfig) -> RouterCosts:
         """The coefficients of a model's section of the configuration; zero for all but a policy."""
-        if not isinstance(section, PolicyConfig):
-            return cls()
         return cls(aux_coef=section.router_aux_loss_coef, z_coef=section.router_z_loss_coef)
 
     def __bool__(self) -> bool:

@@ -20,9 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig, PreTrainedModel
 
 from skyrl.batch import TrainingBatch
-from skyrl.config import TrainerConfig
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
-from skyrl.config.settings.trainer_fields import trainer_field
 from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import packed, padded
 from skyrl.models.attention.segment_attention import SEGMENTS, register
@@ -69,15 +68,15 @@ class Difference:
     """A clause that says what is wrong; empty if the rows are those alone."""
 
 
-def rows_of_run(trainer: TrainerConfig, config: PretrainedConfig, attention: str, table: str) -> RowSupport:
+def rows_of_run(run: RunBasics, config: PretrainedConfig, attention: str) -> RowSupport:
     """Attention and layout of the rows of a model. Raises `ModelError` if its rows depend on each other in each."""
-    pack, share = trainer.use_sample_packing, trainer.share_group_prompts
-    if facts_of(trainer).own_modules:  # which refuse what they do not compute
+    pack, share = run.use_sample_packing, run.share_group_prompts
+    if facts_of(run).own_modules:  # which refuse what they do not compute
         register()
         return RowSupport(attention=SEGMENTS, pack=pack, share_prompts=share)
     if attention.startswith("flash_attention"):  # not on this device, or in 16 bits only
         if getattr(config.get_text_config(), "attention_chunk_size", None):
-            field = trainer_field(table, "attention")
+            field = run.path_of("attention")
             raise ModelError(f"FlashAttention has no chunks, which {config.model_type} has: set {field} = sdpa")
         return RowSupport(attention=attention, pack=pack, share_prompts=share)
     return row_support(config, attention, pack=pack, share_prompts=share)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from skyrl.config import OptimizerConfig, TrainerConfig
+from skyrl.config import OptimizerConfig
 from skyrl.config.settings.learners import DECAYING, OURS
 from skyrl.errors import UserError
 from skyrl.learners.cpu_adam import cpu_adamw
@@ -193,11 +193,6 @@ def _known(total: int | None, config: OptimizerConfig) -> int:
     if total is None:
         raise ValueError(f"the schedule {config.scheduler} ends somewhere: it needs the number of steps")
     return total
-
-
-def updates_per_training_step(trainer: TrainerConfig, mini_batch_size: int) -> int:
-    """Number of optimizer steps of a model in a training step."""
-    return trainer.update_epochs_per_batch * max(1, trainer.train_batch_size // mini_batch_size)
 
 
 def move_schedule(schedule: LambdaLR, optimizer_steps: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from skyrl.config.settings.learners import ShardedModelConfig
 from skyrl.errors import ModelError
 from skyrl.learners.row_layouts import RowLayout
 from skyrl.learners.stretches import Stretch
@@ -17,7 +18,6 @@ from skyrl.models.attention.segments import Segment
 from skyrl.models.attention.shared_rows import RowSharing
 from skyrl.models.routers import RoutedTokens
 from skyrl.planning.batches import uneven_heads
-from skyrl.tree import joined
 
 
 def own_stretch(row: RowLayout, sharing: RowSharing) -> RowLayout:
@@ -60,13 +60,13 @@ def _own_tokens(row: RoutedTokens, order: Tensor, columns: Tensor, sharing: RowS
 
 
 def refuse_unshareable(
-    model: nn.Module, ranks: int, config_path: str, *, sequence: int, context: int, tensor: int
+    model: nn.Module, ranks: int, section: ShardedModelConfig, *, sequence: int, context: int, tensor: int
 ) -> None:
-    """Raises `ModelError`, which names a field below `config_path`, if `sequence` x `context` of the `ranks` cannot
+    """Raises `ModelError`, which names a field of `section`, if `sequence` x `context` of the `ranks` cannot
     share a row of this transformers model, whose heads are divided among `tensor` ranks.
     """
     transformer: Any = model
-    field = joined(config_path, f"{'sequence' if sequence > 1 else 'context'}_parallel_size")
+    field = section.path_of(f"{'sequence' if sequence > 1 else 'context'}_parallel_size")
     if not takes_segments(model) or not sees_whole_rows(transformer.config):
         raise ModelError(
             "ranks can share a sequence only if attention is sdpa and every layer of the model sees the whole "
@@ -77,5 +77,5 @@ def refuse_unshareable(
         sizes = " or ".join(map(str, uneven.nearest))
         raise ModelError(
             f"{sequence} ranks cannot share the model's {uneven.whole} attention heads: set {field} = {sizes}, or "
-            f"{joined(config_path, 'context_parallel_size')} = {sequence}, which needs no heads"
+            f"{section.path_of('context_parallel_size')} = {sequence}, which needs no heads"
         )

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import TensorShard, TensorSource
 from skyrl.config import OptimizerConfig
+from skyrl.config.settings.learners import ShardedModelConfig
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.learners.loss_scale import LossScale
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import Ranks
@@ -54,6 +56,10 @@ class ModelSource:
 class StrategyContext:
     """Arguments that every strategy is given."""
 
+    run: RunBasics
+    section: ShardedModelConfig
+    """The model's table of the configuration."""
+
     ranks: Ranks
     device: torch.device
     compute_dtype: torch.dtype
@@ -65,12 +71,6 @@ class StrategyContext:
 
     degrees: Degrees = field(factory=Degrees)
     """Ranks along each dimension of the model; those along one that the strategy does not have are 1."""
-
-    section_field: str = ""
-    """Path of the model's section of the configuration, for messages."""
-
-    strategy_field: str = "trainer.strategy"
-    """Path of the field that names the strategy, for messages."""
 
     loss_scale: LossScale | None = None
     """Factor of the loss for gradients in float16; None if their type has the range of float32."""

@@ -12,9 +12,9 @@ from skyrl.checkpoint.pending import PendingSave
 from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors
 from skyrl.checkpoint.store import Checkpoint, CheckpointStore, without_what_is_not_finite
-from skyrl.config import TrainerConfig
 from skyrl.config.loading.resolve import derived
 from skyrl.config.loading.stored import stored_tree
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import ResumeError
 from skyrl.learners.workers.group import ScorerGroup
 from skyrl.processes.redaction import redacted_configuration
@@ -26,7 +26,7 @@ from skyrl.training.time_sharing import TimeSharing
 from skyrl.tree import fingerprint
 
 
-def checkpoint_store(trainer: TrainerConfig) -> CheckpointStore:
+def checkpoint_store(trainer: RunBasics) -> CheckpointStore:
     """The store of a run's checkpoints, with its retention."""
     retention = Retention(
         last=trainer.max_ckpts_to_keep,
@@ -35,7 +35,7 @@ def checkpoint_store(trainer: TrainerConfig) -> CheckpointStore:
         metric=trainer.ckpt_best_metric,
         larger_is_better=trainer.ckpt_best_is == "max",
     )
-    return CheckpointStore(trainer.ckpt_path, retention, verify=trainer.ckpt_verify)
+    return CheckpointStore(trainer.folder("ckpt_path"), retention, verify=trainer.ckpt_verify)
 
 
 class CheckpointManager:

@@ -18,7 +18,7 @@ from skyrl.errors import ResumeError, TaskError
 from skyrl.hub import cached_folder
 from skyrl.models.files.paths import INDEX, local_folder, weight_files
 from skyrl.rollout.harbor import TASK as HARBOR_TASK
-from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.disk import digest_of
 from skyrl.storage.file_digests import file_digests
 from skyrl.trajectory import Prompt
@@ -113,7 +113,7 @@ def refuse_changed_inputs(checkpoint: Checkpoint, now: Digests, run: AnyRun) -> 
         raise ResumeError(
             f"what this run reads again is not what it was when the checkpoint of step {checkpoint.step} was "
             f"saved:\n{named}\n"
-            f"Restore it, or start a new run with another {field_path(run, 'run_path')}"
+            f"Restore it, or start a new run with another {run.trainer.path_of('run_path')}"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from skyrl.errors import NoRoomError, ProcessLost, RunError
 from skyrl.runs.inputs import notice
-from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.run_tree import AnyRun
 from skyrl.runs.shrinking import shrunk
 from skyrl.tree import get_at
 
@@ -82,9 +82,8 @@ class Recovery(Generic[R]):
     def _smaller(self, failure: RunError, role: str, why: str, *, by_machine: bool = False) -> bool:
         found = shrunk(self.run, role, by_machine=by_machine)
         if found is None:
-            notice(
-                f"{field_path(self.run, 'faults.on_lost_rank')} = shrink: no smaller number of ranks passes every check"
-            )
+            field = self.run.trainer.path_of("faults.on_lost_rank")
+            notice(f"{field} = shrink: no smaller number of ranks passes every check")
             return False
         before, (self.run, changes) = self.run, found
         told = "".join(

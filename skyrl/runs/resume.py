@@ -11,7 +11,7 @@ from skyrl.errors import ResumeError
 from skyrl.runs.inputs import notice
 from skyrl.runs.run_folder import RunFolder
 from skyrl.runs.run_lock import refuse_changed
-from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.run_tree import AnyRun
 from skyrl.tree import required
 
 
@@ -26,9 +26,9 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
     found: Checkpoint | None = None
     match beginning(run, again=again):
         case "named":
-            path = required(trainer.resume_path, field_path(run, "resume_path"))
+            path = required(trainer.resume_path, run.trainer.path_of("resume_path"))
             found = load_checkpoint(path if "://" in path else Path(path).expanduser(), trainer.ckpt_verify)
-            refuse_changed(found.config, run, path, field_path(run, "resume_path"))
+            refuse_changed(found.config, run, path, run.trainer.path_of("resume_path"))
             if not again:
                 _refuse_to_mix(run, store, found.step)
             elif any(step > found.step for step in store.steps()):  # this command has saved later steps
@@ -38,17 +38,17 @@ def find_start(run: AnyRun, store: CheckpointStore, folder: RunFolder, *, again:
         case how:
             found = _newest(run, store, fall_back=notice if how == "newest good" else None)
             if found is not None:
-                refuse_changed(found.config, run, store.folder, field_path(run, "ckpt_path"))
+                refuse_changed(found.config, run, store.folder, run.trainer.path_of("ckpt_path"))
             elif how == "must":
                 raise ResumeError(
-                    f"{field_path(run, 'recover_mode')} = resume, but {store.folder} contains no checkpoint: set "
-                    f"{field_path(run, 'ckpt_path')} to the folder of the run's checkpoints, or set recover_mode = "
+                    f"{run.trainer.path_of('recover_mode')} = resume, but {store.folder} contains no checkpoint: set "
+                    f"{run.trainer.path_of('ckpt_path')} to the folder of the run's checkpoints, or set recover_mode = "
                     "auto to start from scratch if there is none"
                 )
     if found is None and folder.model.exists():
         raise ResumeError(
             f"{folder.path} contains a trained model, but no checkpoint to continue from: choose another "
-            f"{field_path(run, 'run_path')}, or delete the folder to train again"
+            f"{run.trainer.path_of('run_path')}, or delete the folder to train again"
         )
     return found
 
@@ -84,7 +84,7 @@ def _newest(run: AnyRun, store: CheckpointStore, fall_back: Callable[[str], None
             raise
         raise ResumeError(
             f"{error}. There are earlier checkpoints ({', '.join(map(str, earlier))}): "
-            f"{field_path(run, 'recover_mode')}=auto continues from the newest intact one"
+            f"{run.trainer.path_of('recover_mode')}=auto continues from the newest intact one"
         ) from error
 
 
@@ -94,6 +94,6 @@ def _refuse_to_mix(run: AnyRun, store: CheckpointStore, step: int) -> None:
     if later:
         raise ResumeError(
             f"{store.folder} contains checkpoints of later steps ({', '.join(map(str, later))}), which this run would "
-            f"overwrite: choose another {field_path(run, 'ckpt_path')}, or {field_path(run, 'resume_mode')} = latest "
-            "to continue from them"
+            f"overwrite: choose another {run.trainer.path_of('ckpt_path')}, or "
+            f"{run.trainer.path_of('resume_mode')} = latest to continue from them"
         )

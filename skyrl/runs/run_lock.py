@@ -19,9 +19,9 @@ from skyrl.config.loading.stored import stored_form, stored_tree, tree_of
 from skyrl.errors import ConfigError, ResumeError, UserError
 from skyrl.processes.redaction import redacted_configuration
 from skyrl.runs.run_owner import LOCK, in_use, sign, unsign
-from skyrl.runs.run_tree import AnyRun, field_path
+from skyrl.runs.run_tree import AnyRun
 from skyrl.storage.atomic import write_file
-from skyrl.tree import differences, get_at, required
+from skyrl.tree import differences, get_at
 from skyrl.tree.access import is_written
 from skyrl.tree.files import STORED_FILES, stored_text
 
@@ -172,7 +172,7 @@ def _causes(changed: Mapping[str, tuple[Any, Any]], before: C, run: C) -> dict[s
 def changes_to_say(stored: object, run: AnyRun) -> str:
     """Differences of a resumed run from its earlier configuration, a line for each field; empty if there are none."""
     before, now = tree_of(stored, type(run), "the checkpoint"), _as_stored(run)
-    places = tuple(field_path(run, start) for start in ("resume_", "recover_"))
+    places = tuple(run.trainer.path_of(start) for start in ("resume_", "recover_"))
     changed = differences(before, now)
     told = {path: values for path, values in changed.items() if not path.startswith(places)}
     return _rows(_causes(told, before, run))
@@ -184,7 +184,7 @@ def _as_stored(run: C) -> C:
 
 def _or_say_so(run: AnyRun, changed: Mapping[str, Any], numerics: Mapping[str, Any]) -> str:
     """The third remedy, if it applies: to continue with the changes."""
-    field = field_path(run, "resume_with_changes")
+    field = run.trainer.path_of("resume_with_changes")
     return f", or keep the changes with {field}=true" if changed.keys() == numerics.keys() else ""
 
 
@@ -201,14 +201,14 @@ def _folders_beside(run: AnyRun) -> str:
     """Arguments that give the run a new folder, with everything it writes inside. The folders of checkpoints and
     exports follow `run_path`, except for those that were set to another place.
     """
-    own = required(run.trainer.run_path, field_path(run, "run_path")).rstrip("/")
+    own = run.trainer.folder("run_path").rstrip("/")
     names = itertools.chain([own], (f"{own}-{number}" for number in itertools.count(2)))
     free = next(name for name in names if not (Path(name).expanduser() / SIGNATURE).exists())
     folders = {"run_path": free}
     for field, name in (("ckpt_path", "checkpoints"), ("export_path", "exports")):
         if getattr(run.trainer, field) != f"{own}/{name}":
             folders[field] = f"{free}/{name}"
-    return " ".join(f"{field_path(run, field)}={folder}" for field, folder in folders.items())
+    return " ".join(f"{run.trainer.path_of(field)}={folder}" for field, folder in folders.items())
 
 
 def _short(value: object) -> str:

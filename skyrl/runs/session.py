@@ -22,13 +22,11 @@ from skyrl.runs.progress_file import ProgressFile
 from skyrl.runs.read_again import carried_on, refuse_changed_inputs
 from skyrl.runs.resume import find_start
 from skyrl.runs.run_lock import RunLock, changes_to_say
-from skyrl.runs.run_tree import field_path
 from skyrl.runs.steps_in_logs import StepsInLogs
 from skyrl.runs.storage_failures import storage_error
 from skyrl.storage.disk import Disk
 from skyrl.tracking.tracker import Trackers
 from skyrl.training.loop import TrainingLoop
-from skyrl.tree import required
 
 
 class RunSession:
@@ -115,7 +113,9 @@ class RunSession:
             fields.setdefault(self._checkpoints.storage.path, "ckpt_path")
         fields.setdefault(self._experiment.exports, "export_path")
         places = self._experiment.places
-        return tuple(RunLock(path, field_path(self._cfg, field), self._cfg, places) for path, field in fields.items())
+        return tuple(
+            RunLock(path, self._cfg.trainer.path_of(field), self._cfg, places) for path, field in fields.items()
+        )
 
     def _free_if_empty(self, lock: RunLock) -> None:
         """Free the folder of a run that failed before it saved anything."""
@@ -190,7 +190,7 @@ class RunSession:
         file = ProgressFile(
             self._folder.path,
             experiment.progress,
-            name=required(self._cfg.trainer.run_path, "trainer.run_path"),
+            name=self._cfg.trainer.folder("run_path"),
             total_steps=experiment.total_steps,
             first_step=checkpoint.step if checkpoint else 0,
         )
@@ -219,6 +219,6 @@ class RunSession:
             stacks=self._folder.path / "stacks.txt",
             dump_others=dump_others,
             on_stall=stalled,
-            field=field_path(self._cfg, "faults.stall_timeout_seconds"),
+            field=self._cfg.trainer.path_of("faults.stall_timeout_seconds"),
         )
         experiment.held.callback(watchdog.close)

@@ -11,7 +11,6 @@ from skyrl.config import RewardModelConfig, SFTConfig, SkyRLTrainConfig
 from skyrl.config.loading.kinds import KINDS, root_of, samples_rollouts
 from skyrl.config.loading.stored import tree_of
 from skyrl.errors import ResumeError, UserError
-from skyrl.tree import required
 from skyrl.tree.files import stored_text
 
 Run: TypeAlias = SkyRLTrainConfig | SFTConfig | RewardModelConfig
@@ -51,7 +50,7 @@ def place_of(path: str, folder: Path, run: Run) -> str:
     """Current location of a path of the run whose folder is now `folder`; the folder's contents have moved with it."""
     if "://" in path:
         return path
-    before = Path(required(run.trainer.run_path, "trainer.run_path")).expanduser().absolute()
+    before = Path(run.trainer.folder("run_path")).expanduser().absolute()
     place = Path(path).expanduser().absolute()
     return str(folder / place.relative_to(before) if place.is_relative_to(before) else place)
 
@@ -60,7 +59,7 @@ def started_in(folder: Path, run: Run) -> Path:
     """The folder in which the relative paths of the run start, whose folder is now `folder`. It is that of the command
     if the run's folder was moved out of it.
     """
-    at = Path(required(run.trainer.run_path, "trainer.run_path")).expanduser().parts
+    at = Path(run.trainer.folder("run_path")).expanduser().parts
     place = folder.absolute()
     return Path(*place.parts[: -len(at)]) if at and place.parts[-len(at) :] == at else Path.cwd()
 
@@ -73,6 +72,6 @@ def checkpoints_of(folder: str) -> str:
     if "://" in folder or not (path / _FILE).is_file() or any(step_of(each.name) for each in path.iterdir()):
         return folder if "://" in folder else str(path)
     run = stored_run(path)
-    place = place_of(run.trainer.ckpt_path, path, run)
+    place = place_of(run.trainer.folder("ckpt_path"), path, run)
     inside = Path(place).is_relative_to(path)
     return str(path) if inside and not Path(place).is_dir() else place  # none yet, in this folder

@@ -19,8 +19,8 @@ def summary(run: AnyRun, folder: RunFolder) -> Iterator[str]:
         ("trained model", folder.model),
         ("adapter", folder.adapter),
         ("recording", folder.recording().folder),
-        ("checkpoints", Path(run.trainer.ckpt_path).expanduser()),
-        ("evaluations", Path(run.trainer.export_path).expanduser() / "dumped_evals"),
+        ("checkpoints", Path(run.trainer.folder("ckpt_path")).expanduser()),
+        ("evaluations", Path(run.trainer.folder("export_path")).expanduser() / "dumped_evals"),
     )
     for name, path in places:
         if path.exists() and (name != "checkpoints" or any(path.glob("global_step_*"))):

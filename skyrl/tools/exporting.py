@@ -42,11 +42,11 @@ def export(
     checkpoint = store.load(saved)
     config = run_of(checkpoint.config, f"the checkpoint of step {saved}")
     kind = kind_of(config)
-    lora = config.trainer.policy.model.lora
+    lora = kind.trained.section(config).model.lora
     if adapter and not lora.rank:
         raise UserError(f"{run} trained all weights ({kind.model}.lora.rank = 0): it has no adapter")
     name = "adapter" if adapter else kind.trained.exported_as
-    folder = to or Path(place_of(config.trainer.export_path, run, config)) / f"global_step_{saved}" / name
+    folder = to or Path(place_of(config.trainer.folder("export_path"), run, config)) / f"global_step_{saved}" / name
     weights = _weights(checkpoint, kind.trained.stored_as)
     if adapter:
         _exporter(config, folder, adapter=True)(adapter_alone(weights))
@@ -56,11 +56,12 @@ def export(
 
 
 def _exporter(config: Run, folder: Path, *, adapter: bool = False) -> Callable[[Iterator[tuple[str, Tensor]]], None]:
-    model = config.trainer.policy.model
+    section = kind_of(config).trained.section(config)
+    model = section.model
     like = required(model.path, "the path of the model")
     if adapter:
         return AdapterExport(like=like, lora=model.lora, folder=folder)
-    return policy_export(config.trainer, folder) if samples_rollouts(config) else export_of(config, folder)
+    return policy_export(config.trainer, section, folder) if samples_rollouts(config) else export_of(config, folder)
 
 
 def _saved(store: CheckpointStore, step: int | None) -> int:

@@ -23,8 +23,8 @@ from attrs import frozen
 
 from skyrl.config import SkyRLTrainConfig, compose
 from skyrl.config.derive.engine_backends import backend_of
+from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.rl_models import has_critic, has_reference
-from skyrl.config.derive.sizes import evaluates
 from skyrl.config.loading.standalone_file import kept_text
 from skyrl.data.sources import BadRow, iterate_rows
 from skyrl.errors import ConfigError, SkyRLError
@@ -124,7 +124,7 @@ class Rehearsal:
             changes["trainer.critic.model.path"] = str(self.folder / "critic")
         if has_reference(run):
             changes["trainer.ref.model.path"] = str(self.folder / "model")
-        if evaluates(run):
+        if evaluates(run.trainer):
             changes["data.val_data"] = self._few_rows(run.data.val_data)
             told.append(Finding("data", "folded", f"{EVALUATED} rows of each evaluation source"))
         told += [Finding("layout", "folded", line) for line in what_was_folded(run, changes)]
@@ -140,7 +140,7 @@ class Rehearsal:
             "resume_path": None,
         }
         schedule["recover_mode"] = default_at(SkyRLTrainConfig, "trainer.recover_mode")  # resume_mode decides
-        if evaluates(self.run):
+        if evaluates(self.run.trainer):
             schedule["eval_interval"] = "1"
         return {f"trainer.{name}": str(self.folder / place) for name, place in here.items()} | {
             f"trainer.{name}": value for name, value in schedule.items()

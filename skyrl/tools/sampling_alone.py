@@ -20,7 +20,7 @@ from skyrl.errors import Problem, RunError, UserError
 from skyrl.hub import HUB_NAME, beside
 from skyrl.storage.atomic import atomic_folder, is_being_written, refuse_other_files
 from skyrl.tools.sampling_target import WITHOUT_ENVIRONMENT, Target, stored_configuration
-from skyrl.tree import evolve_at, required
+from skyrl.tree import evolve_at
 
 if TYPE_CHECKING:
     from skyrl.experiments.standalone import StandaloneSampling
@@ -145,7 +145,7 @@ def _without_training(run: SkyRLTrainConfig, folder: Path) -> SkyRLTrainConfig:
 
 
 def _run_path(target: Target, run: SkyRLTrainConfig) -> Path:
-    return target.run or Path(required(run.trainer.run_path, "trainer.run_path")).expanduser().absolute()
+    return target.run or Path(run.trainer.folder("run_path")).expanduser().absolute()
 
 
 def _free_folder(wanted: Path) -> Path:

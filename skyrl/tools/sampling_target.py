@@ -88,7 +88,7 @@ def _of_run(name: str, folder: Path, step: int | None) -> Target:
 
 def _checkpoint(name: str, folder: Path) -> Target:
     run = _run_in(folder)
-    model = required(run.trainer.policy.model.path, "the path of the model")
+    model = required(kind_of(run).trained.section(run).model.path, "the path of the model")
     return Target(name=name, step=step_of(folder.absolute().name) or 0, model=model, checkpoint=folder)
 
 

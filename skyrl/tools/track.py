@@ -9,9 +9,9 @@ from typing import Any
 
 import attrs
 
-from skyrl.config import TrainerConfig
 from skyrl.config.loading.load import load
 from skyrl.config.loading.resolve import resolve
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.trackers import lacks_of
 from skyrl.errors import ConfigError, Problem, RunError
 from skyrl.runs.stored_runs import place_of, stored_run
@@ -29,7 +29,7 @@ def deliver(folder: Path, service: str, overrides: Sequence[str] = (), *, new: b
     """
     stored = stored_run(folder)
     changed: Any = load([str(folder)], overrides, type(stored)).config
-    trainer: TrainerConfig = resolve(changed).trainer
+    trainer: RunBasics = resolve(changed).trainer
     own = getattr(trainer.trackers, service)
     lacks = lacks_of(service, mode=getattr(own, "mode", None), elsewhere=trainer.trackers.python is not None)
     if problems := [Problem(path="--to", message=lack, hint=remedy) for lack, remedy in lacks]:

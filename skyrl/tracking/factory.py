@@ -8,15 +8,15 @@ from pathlib import Path
 
 import attrs
 
-from skyrl.config import TrackersConfig, TrainerConfig
+from skyrl.config import TrackersConfig
 from skyrl.config.foundation.import_paths import built_in
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.trackers import TRACKERS
 from skyrl.errors import ConfigError, Problem
 from skyrl.processes.redaction import redacted
 from skyrl.tracking.services.follower import Follower
 from skyrl.tracking.services.service import ServiceRun
 from skyrl.tracking.tracker import TrackedRun, Tracker
-from skyrl.tree import required
 
 
 def _print(text: str) -> None:
@@ -24,7 +24,7 @@ def _print(text: str) -> None:
 
 
 def trackers_of(
-    trainer: TrainerConfig, *, total_steps: int, first_step: int, say: Callable[[str], None] = _print
+    trainer: RunBasics, *, total_steps: int, first_step: int, say: Callable[[str], None] = _print
 ) -> list[Tracker]:
     """The trackers that the configuration names; `say` prints messages about a service. Raises `ConfigError` for an
     unknown tracker.
@@ -34,7 +34,7 @@ def trackers_of(
         if name not in TRACKERS:
             hint = f"available: {', '.join(TRACKERS)}"
             raise ConfigError([Problem(path="trainer.logger", message=f"no tracker {name!r}", hint=hint)])
-    folder = _absolute(required(trainer.run_path, "trainer.run_path"))
+    folder = _absolute(trainer.folder("run_path"))
     run = TrackedRun(
         project=trainer.project_name,
         name=trainer.run_name,
@@ -50,14 +50,14 @@ def trackers_of(
     ]
 
 
-def service_run(trainer: TrainerConfig, name: str, folder: Path, *, first_step: int | None = None) -> ServiceRun:
+def service_run(trainer: RunBasics, name: str, folder: Path, *, first_step: int | None = None) -> ServiceRun:
     """The run in `folder`, for the service `name`. `first_step` is where a live session starts; None for a replay."""
     return ServiceRun(
         service=name,
         project=redacted(trainer.project_name),
         name=redacted(trainer.run_name),
         folder=folder,
-        evaluations=_absolute(trainer.export_path) / "dumped_evals",
+        evaluations=_absolute(trainer.folder("export_path")) / "dumped_evals",
         settings=_without_secrets(trainer.trackers),
         first_step=first_step,
     )

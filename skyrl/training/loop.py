@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from skyrl.config import TrainerConfig
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import NonFiniteError, Stopped
 from skyrl.processes.memory import resident_bytes
 from skyrl.processes.shutdown import ShutdownSignal
@@ -123,7 +123,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        config: TrainerConfig,
+        config: RunBasics,
         trainer: Stepper,
         hooks: Hooks,
         *,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import FunctionType
 from typing import Any, Generic, TypeVar, cast
 
 import attrs
@@ -368,6 +369,9 @@ class _Watched:
         return type(self._config)
 
     def __getattr__(self, name: str) -> Any:
+        derived = getattr(type(self._config), name, None)  # reads fields, which are recorded
+        if isinstance(derived, property | FunctionType):
+            return derived.__get__(self)
         value = getattr(self._config, name)
         path = f"{self._path}.{name}" if self._path else name
         if attrs.has(type(value)):

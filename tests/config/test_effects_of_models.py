@@ -9,7 +9,7 @@ import pytest
 
 from skyrl.config import load
 from skyrl.config.derive.rl_models import RL_ROLES
-from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.effects.models import model_effects
 from skyrl.config.loading.check import without_effect
 from skyrl.config.loading.resolve import resolve_with_origins

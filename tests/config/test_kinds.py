@@ -8,17 +8,31 @@ from typing import Any, Literal
 import pytest
 from attrs import evolve
 
+from skyrl.config import CriticConfig, PolicyConfig, RefConfig, SkyRLTrainConfig, TrainerConfig, resolve
 from skyrl.config.derive.model_tables import Role, grids_of
-from skyrl.config.derive.supervised_model import MODEL
-from skyrl.config.loading.kinds import KINDS, RL, kind_of, reads_chats, reads_pairs, roles_of, samples_rollouts
+from skyrl.config.derive.supervised_rules import MODEL
+from skyrl.config.loading.kinds import (
+    KINDS,
+    RL,
+    kind_named,
+    kind_of,
+    reads_chats,
+    reads_pairs,
+    roles_of,
+    samples_rollouts,
+)
 from skyrl.config.loading.load import compose
 from skyrl.config.loading.supervised_kinds import REWARD_MODEL, SFT
-from skyrl.config.settings.supervised_root import SupervisedConfig
+from skyrl.config.settings.run_basics import RunBasics
+from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.planning.layout import Pool
 from skyrl.planning.sizes import layout
 from skyrl.planning.topology import Sizes
 from skyrl.runs.shrinking import shrunk
-from skyrl.tree import IDENTITY, field, frozen
+from skyrl.tree import IDENTITY, field, frozen, get_at
+from skyrl.tree.classes import fields_of, is_config
+from skyrl.tree.docs import docs_of
+from skyrl.tree.rules import paths_read
 
 TEACHER = Role(
     name="teacher",
@@ -87,3 +101,35 @@ def test_the_facts_of_a_kind_say_what_it_does() -> None:
         (False, True, False, False, "policy"),
         (False, False, True, True, "critic"),
     ]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_table_knows_its_path_in_every_kind_of_run(name: str) -> None:
+    kind = kind_named(name)
+    run: Any = resolve(kind.root())
+    assert run.trainer.table_path == kind.trainer
+    assert [role.section(run).table_path for role in kind.roles] == [role.path for role in kind.roles]
+    for name_of_field in (*fields_of(RunBasics), "use_sample_packing", "resume_mode", "resume_path"):
+        get_at(run, run.trainer.path_of(name_of_field))  # raises AttributeError for a path that is in no file
+    assert run.trainer.path_of("faults.stop_before") == kind.path("faults.stop_before")
+
+
+@pytest.mark.parametrize("table", [TrainerConfig, SFTConfig, RewardModelConfig, PolicyConfig, CriticConfig, RefConfig])
+def test_a_field_is_declared_again_only_to_differ(table: type[Any]) -> None:
+    for base in table.__mro__[1:]:
+        declared = vars(base)["__annotations__"] if is_config(base) else {}
+        for name in declared.keys() & vars(table).get("__annotations__", {}).keys() & fields_of(table).keys():
+            here, above = (
+                (cls, fields_of(cls)[name].type, fields_of(cls)[name].default, docs_of(cls)[name])
+                for cls in (table, base)
+            )
+            assert here[1:] != above[1:], f"{here[0].__name__}.{name} repeats {above[0].__name__}.{name}"
+            assert fields_of(table)[name].metadata == fields_of(base)[name].metadata, name
+
+
+def test_a_property_of_a_tree_counts_as_a_read_of_its_fields() -> None:
+    run = SFTConfig(resume_from="old", use_sequence_packing=False)
+    assert paths_read(lambda tree: tree.trainer.use_sample_packing, run) == {"use_sequence_packing"}
+    assert paths_read(lambda tree: tree.trainer.resume_path, run) == {"resume_from"}
+    assert paths_read(lambda tree: tree.trainer.folder("run_path"), resolve(run)) == {"run_path"}
+    assert paths_read(lambda tree: tree.trainer.record_memory, SkyRLTrainConfig()) == {"trainer.policy.record_memory"}

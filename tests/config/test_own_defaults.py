@@ -79,10 +79,5 @@ def test_defaults_of_a_job_of_slurm() -> None:
 def test_defaults_of_supervised_runs_reach_the_learner(kind: str, rows: int) -> None:
     run: Any = load([], {"kind": kind}).config
     assert {path: get_at(run, path) for path in OF_A_SUPERVISED_RUN} == OF_A_SUPERVISED_RUN
-    trainer = run.trainer
-    assert (trainer.seed, trainer.policy.optimizer_config.lr, trainer.placement.policy_num_nodes) == (42, 2e-5, 1)
-    assert (trainer.train_batch_size, trainer.policy_mini_batch_size, trainer.micro_train_batch_size_per_gpu) == (
-        4,
-        4,
-        rows,  # a pair is two rows
-    )
+    assert (run.trainer.seed, run.trainer.min_microbatches, run.trainer.ckpt_verify) == (42, 1, "digest")
+    assert run.trainer.micro_forward_batch_size_per_gpu == rows  # a pair is two rows

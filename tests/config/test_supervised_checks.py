@@ -156,7 +156,6 @@ def test_sets_of_one_name_are_refused_where_they_were_named() -> None:
 def test_a_supervised_run_resumes_from_nothing_the_newest_or_a_path(resume: str, mode: str, path: str | None) -> None:
     run: Any = compose([], SFT | {"resume_from": resume}).config
     assert (run.trainer.resume_mode, run.trainer.resume_path) == (mode, path)
-    assert (run.trainer.placement.colocate_all, run.trainer.placement.colocate_policy_ref) == (False, False)
 
 
 @pytest.mark.parametrize(

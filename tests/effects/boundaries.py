@@ -26,7 +26,7 @@ from skyrl.models.files.loading import load_causal_lm
 from skyrl.training.objective import policy_objective
 from skyrl.tree import FrozenDict
 from tests.effects.probe import Scene
-from tests.learners.updating import CriticWorker, PolicyWorker, SFTWorker
+from tests.learners.updating import CriticWorker, PolicyWorker, RewardModelWorker, SFTWorker
 
 STEPS = 12
 """Optimizer steps that the schedules of these learners are laid out over."""
@@ -77,28 +77,28 @@ class Unmet(Ranks):
 
 def worker_of(scene: Scene, model: Role, ranks: Ranks = Unmet()) -> ModelWorker:
     """The learner of this model, on one of its ranks."""
-    trainer, kind = scene.run.trainer, scene.run.kind
-    objective: Any = policy_objective(trainer.algorithm) if kind == "rl" else CrossEntropy()
+    run, kind = scene.run, scene.run.kind
     match kind, model.path:
         case "rl", "trainer.policy":
-            make: Any = partial(PolicyWorker, trainer, objective, STEPS)
+            make: Any = partial(PolicyWorker, run.trainer, policy_objective(run.trainer.algorithm), STEPS)
         case "rl", "trainer.critic":
-            make = partial(CriticWorker, trainer, ReturnRegression(value_clip=trainer.algorithm.value_clip), STEPS)
+            objective = ReturnRegression(value_clip=run.trainer.algorithm.value_clip)
+            make = partial(CriticWorker, run.trainer, objective, STEPS)
         case "rl", "trainer.ref":
-            make = partial(RefWorker, trainer)
+            make = partial(RefWorker, run.trainer)
         case "sft", _:
-            make = partial(SFTWorker, trainer, objective, STEPS, config_path="")
+            make = partial(SFTWorker, run, CrossEntropy(), STEPS)
         case _:
-            make = partial(CriticWorker, trainer, BradleyTerry(), STEPS, config_path="")
+            make = partial(RewardModelWorker, run, BradleyTerry(), STEPS)
     with read_once():
         worker: ModelWorker = make(ranks=ranks)
     return worker
 
 
-def learner_of(scene: Scene, model: Role) -> PolicyWorker | CriticWorker | SFTWorker:
+def learner_of(scene: Scene, model: Role) -> PolicyWorker | CriticWorker | SFTWorker | RewardModelWorker:
     """The learner of a model that is trained, alone."""
     worker = worker_of(scene, model)
-    assert isinstance(worker, PolicyWorker | CriticWorker | SFTWorker)
+    assert isinstance(worker, PolicyWorker | CriticWorker | SFTWorker | RewardModelWorker)
     return worker
 
 

@@ -13,7 +13,7 @@ import torch
 from skyrl.batch import TrainingBatch
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import CRITIC, POLICY, REFERENCE
-from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.errors import NonFiniteError, UserError
 from skyrl.experiments.experiment import experiment_class
 from skyrl.experiments.ppo import BasePPOExp

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from skyrl.batch import TrainingBatch
-from skyrl.config import SkyRLTrainConfig, TrainerConfig
+from skyrl.config import SkyRLTrainConfig
+from skyrl.config.settings.learners import ShardedModelConfig
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.errors import DataError, ModelError
 from skyrl.experiments.collaborators import engine_makers
 from skyrl.experiments.experiment import experiment_class
@@ -94,15 +96,15 @@ def noted_activations() -> Iterator[list[int]]:
 
 @observable("the type in which the layers of a learner's model are fused")
 def fused_layers(scene: Scene) -> object:
-    return fusions_of(scene.run.trainer, "trainer.policy")
+    return fusions_of(scene.run.trainer, scene.run.trainer.policy)
 
 
-def fusions_of(trainer: TrainerConfig, config_path: str) -> list[str]:
+def fusions_of(run: RunBasics, section: ShardedModelConfig) -> list[str]:
     """The types of computation that fused kernels are chosen for; none is started."""
     fused: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "fuse_layers", lambda model, device, dtype, field: fused.append(f"{dtype}, {field}"))
-        workers._causal_lm(trainer, "policy", config_path).meta_model()
+        workers.causal_lm(run, section).meta_model()
     return fused
 
 
@@ -116,11 +118,11 @@ def compiled_functions(scene: Scene) -> object:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("skyrl.algorithms.linear_logprobs.compiled", note)
-        trainer, batch = scene.run.trainer, small_batch()
-        if scene.run.kind == "sft":
-            worker: PolicyWorker | SFTWorker = SFTWorker(trainer, CrossEntropy(), config_path="")
+        run, batch = scene.run, small_batch()
+        if run.kind == "sft":
+            worker: PolicyWorker | SFTWorker = SFTWorker(run, CrossEntropy())
         else:
-            worker = PolicyWorker(trainer, policy_objective(trainer.algorithm))
+            worker = PolicyWorker(run.trainer, policy_objective(run.trainer.algorithm))
         asyncio.run(worker.update(batch))
     return given
 

@@ -16,7 +16,7 @@ import torch
 from attrs import evolve
 from torch import nn
 
-from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.loading.stored import stored_tree
 from skyrl.data.order import Shuffled
 from skyrl.errors import ResumeError, RunError, UserError
@@ -185,7 +185,7 @@ def attention(scene: Scene) -> object:
 
 @observable("the type in which the layers of the model are fused")
 def fused_layers(scene: Scene) -> object:
-    return fusions_of(scene.run.trainer, "")
+    return fusions_of(scene.run, scene.run)
 
 
 @observable("whether activations are computed again, as it is derived")

@@ -26,7 +26,7 @@ from skyrl.experiments.sft import SFTExp
 from skyrl.learners.data_parallel import DataParallel
 from skyrl.learners.workers.group import LearnerGroup
 from skyrl.learners.workers.learning_worker import LearningWorker
-from skyrl.learners.workers.roles import CriticWorker, PolicyWorker, SFTWorker
+from skyrl.learners.workers.roles import PolicyWorker, RewardModelWorker, SFTWorker
 from skyrl.processes.orphans import RUN, folder_of_this_process, tagged
 from skyrl.storage.disk import Bytes, Disk
 from tests.megatron_shim import ON_ANY_DEVICE, HostPolicyWorker
@@ -190,7 +190,7 @@ class PhasedSFTWorker(Phased, SFTWorker):
     """Of supervised fine-tuning."""
 
 
-class PhasedCriticWorker(Phased, CriticWorker):
+class PhasedRewardModelWorker(Phased, RewardModelWorker):
     """Of a reward model."""
 
 
@@ -250,7 +250,7 @@ class PhasedRewardModelExp(RewardModelExp):
     def get_learner(self) -> LearnerGroup[Any]:
         from skyrl.experiments import reward_model
 
-        reward_model.CriticWorker = PhasedCriticWorker  # type: ignore[attr-defined]  # replaced for the test
+        reward_model.RewardModelWorker = PhasedRewardModelWorker  # type: ignore[attr-defined]  # replaced for the test
         return super().get_learner()
 
 

@@ -237,10 +237,10 @@ def test_layers_are_compiled_for_a_whole_policy_on_cuda(
     fields: dict[str, Any] = {"use_torch_compile": True, "tensor_parallel_size": 1} | changes
     policy = {name: fields.pop(name) for name in ("use_torch_compile", "tensor_parallel_size")}
     changed = evolve(trainer, **{"device": "cuda"} | fields, policy=evolve(trainer.policy, **policy))
-    assert workers.compiles_layers(changed) is compiles
-    assert not workers.compiles_layers(changed, "ref")
+    assert workers.compiles_layers(changed, changed.policy) is compiles
+    assert not workers.compiles_layers(changed, changed.ref)
     on_a_cpu = changed.device == "cpu"
-    assert workers._compiles_logits(changed) is on_a_cpu
+    assert workers._compiles_logits(changed, changed.policy) is on_a_cpu
 
 
 executions: list[int] = []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from skyrl.checkpoint.shards import StoredTensors
-from skyrl.config import OptimizerConfig, TrainerConfig
+from skyrl.config import OptimizerConfig, SFTConfig, TrainerConfig
 from skyrl.errors import RunError, UserError
 from skyrl.learners.regression import ReturnRegression
 from skyrl.learners.schedule import StepSettings, make_optimizer
@@ -37,10 +37,20 @@ def assert_equal(one: LearningWorker, other: LearningWorker) -> None:
     torch.testing.assert_close(weights(one), weights(other), rtol=0, atol=0)
 
 
-ROLES: dict[str, tuple[type[LearningWorker], Callable[[TrainerConfig], Objective]]] = {
+CPU: dict[str, Any] = {"device": "cpu", "compute_dtype": "float32", "attention": "sdpa"}
+
+
+def sft_worker(trainer: TrainerConfig) -> SFTWorker:
+    """A worker of fine-tuning with the policy's model and optimizer."""
+    policy = trainer.policy
+    run = SFTConfig(model=policy.model, optimizer_config=policy.optimizer_config, **CPU)
+    return SFTWorker(run)
+
+
+ROLES: dict[str, tuple[Callable[[TrainerConfig], LearningWorker], Callable[[TrainerConfig], Objective]]] = {
     "policy": (PolicyWorker, lambda trainer: policy_objective(trainer.algorithm)),
     "critic": (CriticWorker, lambda trainer: ReturnRegression(value_clip=None)),
-    "sft": (SFTWorker, lambda trainer: CrossEntropy()),
+    "sft": (sft_worker, lambda trainer: CrossEntropy()),
 }
 
 
@@ -197,7 +207,7 @@ class Likelihood(Objective):
 
 
 async def test_an_objective_of_a_few_lines_learns_as_the_one_of_the_library(small: TrainerConfig) -> None:
-    one, other = SFTWorker(small), SFTWorker(small)
+    one, other = sft_worker(small), sft_worker(small)
     for step in range(2):
         assert await update(one, mini_batch(step), Likelihood()) == await update(
             other, mini_batch(step), CrossEntropy()

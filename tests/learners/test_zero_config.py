@@ -10,7 +10,7 @@ import attrs
 import pytest
 import torch
 
-from skyrl.config import DeepSpeedConfig, OffloadConfig, OptimizerConfig, ZeroOptimizationConfig
+from skyrl.config import DeepSpeedConfig, OffloadConfig, OptimizerConfig, TrainerConfig, ZeroOptimizationConfig
 from skyrl.errors import UserError
 from skyrl.installation import install_command
 from skyrl.learners.ranks import Ranks
@@ -116,7 +116,15 @@ def test_a_model_that_never_changes_computes_in_the_configured_type_below_stage_
     monkeypatch.setattr("skyrl.learners.zero.strategy.import_deepspeed", lambda *_: None)  # there is no engine
     rows = RowSupport(attention="sdpa", pack=False, share_prompts=False)
     source = ModelSource(load=lambda device: torch.nn.Linear(2, 2), meta_model=lambda: None, rows=rows)
-    context = StrategyContext(ranks=Ranks(), device=CPU, compute_dtype=torch.bfloat16, optimizer=None)
+    trainer = TrainerConfig()
+    context = StrategyContext(
+        run=trainer,
+        section=trainer.ref,
+        ranks=Ranks(),
+        device=CPU,
+        compute_dtype=torch.bfloat16,
+        optimizer=None,
+    )
     zero = Zero(source, DeepSpeedConfig(zero_optimization=ZeroOptimizationConfig(stage=stage)), context)
     with zero.computing():
         assert zero.model(torch.ones(1, 2, dtype=torch.bfloat16)).dtype is torch.bfloat16

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skyrl.batch import RowTensors, TrainingBatch
-from skyrl.config import TrainerConfig
+from skyrl.config import RewardModelConfig, SFTConfig, TrainerConfig
 from skyrl.learners.rank_metrics import Metrics
 from skyrl.learners.schedule import StepSettings
 from skyrl.learners.workers import group, normalized_critic
@@ -58,8 +58,14 @@ class CriticWorker(Updating, workers.CriticWorker):
 
 
 class SFTWorker(Updating, workers.SFTWorker):
-    def __init__(self, trainer: TrainerConfig, objective: Objective, *args: Any, **kwargs: Any) -> None:
-        super().__init__(trainer, *args, **kwargs)
+    def __init__(self, run: SFTConfig, objective: Objective, *args: Any, **kwargs: Any) -> None:
+        super().__init__(run, *args, **kwargs)
+        self.objective = objective
+
+
+class RewardModelWorker(Updating, workers.RewardModelWorker):
+    def __init__(self, run: RewardModelConfig, objective: Objective, *args: Any, **kwargs: Any) -> None:
+        super().__init__(run, *args, **kwargs)
         self.objective = objective
 
 

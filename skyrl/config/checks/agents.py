@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check
 
 _AGENT = "environment.agent"
 
@@ -63,9 +63,4 @@ def agent_rows_share_one_advantage(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-AGENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    agent_is_command_or_function,
-    isolation_needs_command_and_namespace,
-    agents_exclude_batched_sampling,
-    agent_rows_share_one_advantage,
-)
+AGENT_CHECKS = checks_in(__name__)

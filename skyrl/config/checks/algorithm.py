@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.derive.chosen_facts import estimator_facts, loss_facts
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.losses import asks_for_correction
@@ -13,7 +14,6 @@ from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.tree.imports import follows
 from skyrl.tree.names import nearest
-from skyrl.tree.rules import Check
 
 _ALGORITHM = "trainer.algorithm."
 _CORRECTION = _ALGORITHM + "off_policy_correction."
@@ -169,22 +169,7 @@ def overlong_buffer_fits(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-ALGORITHM_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    advantage_estimator_exists,
-    policy_loss_exists,
-    gae_needs_critic,
-    critic_values_are_read,
-    kl_is_counted_once,
-    group_advantages_need_several_samples,
-    advantages_are_normalized_once,
-    corrections_suit_loss,
-    correction_needs_both_logprobs,
-    loss_needs_engine_logprobs,
-    correction_bounds_are_ordered,
-    sequence_loss_weighs_answers_equally,
-    remax_compares_raw_rewards,
-    overlong_buffer_fits,
-)
+ALGORITHM_CHECKS = checks_in(__name__)
 
 
 def _exists(name: str, registry: Registry, settings: object) -> Iterator[Problem]:

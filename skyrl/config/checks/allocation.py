@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.derive.allocation import PATH, allocation_of, contradictions, strategy_of
 from skyrl.config.derive.sizes import models_of, starts_engines
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check
 
 
 def allocation_matches_fields(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -75,9 +75,4 @@ def allocation_degrees_are_supported(run: SkyRLTrainConfig) -> Iterator[Problem]
         )
 
 
-ALLOCATION_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    allocation_matches_fields,
-    allocation_has_engines_and_learners,
-    allocation_places_every_model,
-    allocation_degrees_are_supported,
-)
+ALLOCATION_CHECKS = checks_in(__name__)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.settings.fully_async import FullyAsyncConfig
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check
 
 _ASYNC = "trainer.fully_async"
 
@@ -130,13 +130,4 @@ def stream_has_no_last_batch(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-ASYNC_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    queue_holds_one_batch,
-    sync_interval_within_staleness_bound,
-    asynchronous_excludes_batched_sampling,
-    interpolation_needs_stale_samples,
-    stream_has_no_last_batch,
-    kept_cache_excludes_prefix_caching,
-    kept_cache_needs_awake_engine,
-    stale_samples_are_corrected,
-)
+ASYNC_CHECKS = checks_in(__name__)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.derive.rl_models import RL_ROLES, has_critic, has_reference
 from skyrl.config.derive.sizes import Model, data_parallel_of, degrees_of, grid_of, models_of, trained_models
 from skyrl.config.foundation.remedies import nearest_divisors
@@ -23,7 +24,6 @@ from skyrl.planning.batches import (
     uneven_ranks,
     uneven_scoring,
 )
-from skyrl.tree.rules import Check
 
 
 def mini_batch_units_agree(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -161,16 +161,7 @@ def reference_shares_are_equal(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-BATCH_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    mini_batch_units_agree,
-    synthetic_samples_stand_alone,
-    ranks_form_whole_groups,
-    mini_batch_divides_batch,
-    critic_mini_batch_divides_batch,
-    mini_batch_divides_over_ranks,
-    micro_batch_divides_mini_batch,
-    reference_shares_are_equal,
-)
+BATCH_CHECKS = checks_in(__name__)
 
 
 def _mini_batches_divide_the_batch(run: SkyRLTrainConfig, model: Model) -> Iterator[Problem]:

@@ -1,13 +1,12 @@
-"""Checks of where a run starts, which checkpoints it keeps, and its alarms."""
+"""Checks of where a run starts, and which checkpoints it keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skyrl.config.checks.every_kind import alarms_name_metrics, recovery_matches_resuming
+from skyrl.config.checks import checks_in
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check
 
 
 def resume_mode_matches_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -20,17 +19,6 @@ def resume_mode_matches_path(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="trainer.resume_path", message=message, hint="set trainer.resume_mode = from_path")
 
 
-def recover_mode_matches_resuming(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """`recover_mode` and `resume_mode` must not contradict each other about where a run starts."""
-    resume = run.trainer.resume_mode
-    yield from recovery_matches_resuming(
-        run.trainer.recover_mode,
-        resume,
-        path="trainer.recover_mode",
-        written=f"trainer.resume_mode = {resume or 'none'}",
-    )
-
-
 def best_checkpoints_need_metric(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Keeping the best checkpoints needs a metric to compare them by."""
     if run.trainer.ckpt_keep_best > 0 and not run.trainer.ckpt_best_metric:
@@ -41,14 +29,4 @@ def best_checkpoints_need_metric(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-def alarms_are_valid(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """Each alarm names the metric that it watches."""
-    yield from alarms_name_metrics(run.trainer.alarms, "trainer.alarms")
-
-
-CHECKPOINT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    resume_mode_matches_path,
-    recover_mode_matches_resuming,
-    best_checkpoints_need_metric,
-    alarms_are_valid,
-)
+CHECKPOINT_CHECKS = checks_in(__name__)

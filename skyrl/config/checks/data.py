@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from skyrl.config.checks.every_kind import model_is_named
-from skyrl.config.derive.sizes import evaluates, samples
+from skyrl.config.checks import checks_in
+from skyrl.config.derive.every_kind import evaluates
+from skyrl.config.derive.sizes import samples
 from skyrl.config.foundation.import_paths import is_import_path
 from skyrl.config.settings.environment import ENVIRONMENTS
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.names import nearest
-from skyrl.tree.rules import Check
-
-
-def policy_has_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The policy has a model to train."""
-    yield from model_is_named(run.trainer.policy.model, "trainer.policy.model")
 
 
 def training_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -28,14 +23,14 @@ def training_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
 
 def evaluation_has_data(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """If evaluation is on, it has prompts."""
-    if evaluates(run) and samples(run) and not run.data.val_data:
+    if evaluates(run.trainer) and samples(run) and not run.data.val_data:
         hint = "give a file, or set trainer.eval_before_train = false and trainer.eval_interval = -1"
         yield Problem(path="data.val_data", message="evaluation is on but the list is empty", hint=hint)
 
 
 def recorded_samples_exclude_evaluation(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Evaluation needs to sample, but a run that is fed from a recording has no engine."""
-    if evaluates(run) and not samples(run):
+    if evaluates(run.trainer) and not samples(run):
         yield Problem(
             path="trainer.rollouts_from",
             message="a run on recorded rollouts has no engine, but evaluation is on",
@@ -84,13 +79,4 @@ def training_sources_have_weights(run: SkyRLTrainConfig) -> Iterator[Problem]:
     yield from run.data.problems_at("data")
 
 
-DATA_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    policy_has_model,
-    training_has_data,
-    evaluation_has_data,
-    recorded_samples_exclude_evaluation,
-    environment_is_known,
-    reward_model_has_one_location,
-    data_sources_are_distinct,
-    training_sources_have_weights,
-)
+DATA_CHECKS = checks_in(__name__)

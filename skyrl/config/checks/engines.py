@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.checks.asynchronous import is_corrected
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, backends_that, engine_dtype, server_urls
 from skyrl.config.derive.engine_options import refused_options
 from skyrl.config.derive.sizes import on_ray, samples, starts_engines
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check
 
 _ENGINE = "generator.inference_engine"
 
@@ -216,24 +216,7 @@ def num_engines_is_within_bounds(run: SkyRLTrainConfig) -> Iterator[Problem]:
         yield Problem(path="generator.inference_engine.max_engines", message=message, hint="raise it, or leave it out")
 
 
-ENGINE_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    num_engines_is_within_bounds,
-    nccl_needs_cuda,
-    nccl_needs_engine_support,
-    servers_support_weight_transport,
-    object_store_needs_delta_transport,
-    started_engines_get_weights,
-    external_token_needs_https,
-    engine_options_have_no_field,
-    vllm_on_cpu_is_eager,
-    vllm_cpu_is_not_deterministic,
-    cpu_engine_uses_child_processes,
-    engine_replicas_need_async_engine,
-    statistics_need_async_engine,
-    token_budget_covers_sequences,
-    int8_needs_cpu,
-    quantized_samples_are_corrected,
-)
+ENGINE_CHECKS = checks_in(__name__)
 
 
 def _reads(run: SkyRLTrainConfig, field: str) -> bool:

@@ -1,41 +1,36 @@
-"""Parts of checks that all kinds of run share. Each takes the values, and their paths in the tree of that kind."""
+"""Checks of the settings that every kind of run has. Each names fields by their paths in the tree of that kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
-from skyrl.config.settings.alarms import DEFAULT_ALARMS, AlarmConfig
-from skyrl.config.settings.models import ModelConfig
+from skyrl.config.checks import checks_in
+from skyrl.config.settings.alarms import DEFAULT_ALARMS
 from skyrl.errors import Problem
 from skyrl.planning.topology import MOST_PROCESSES, Sizes
+from skyrl.tree import get_at
+
+if TYPE_CHECKING:
+    from skyrl.config.settings.root import SkyRLTrainConfig
+    from skyrl.config.settings.supervised_root import SupervisedConfig
+
+    Run: TypeAlias = SkyRLTrainConfig | SupervisedConfig
 
 
-def model_is_named(model: ModelConfig, path: str) -> Iterator[Problem]:
-    """The run names a model to train; `path` is the path of the model's table."""
-    if not model.path:
-        hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
-        yield Problem(path=f"{path}.path", message="no model to train", hint=hint)
+def attention_suits_device(run: Run) -> Iterator[Problem]:
+    """FlashAttention has kernels for CUDA only."""
+    trainer = run.trainer
+    if trainer.attention == "flash_attention_2" and trainer.device != "cuda":
+        message = f"flash_attention_2 needs the device cuda, but the device is {trainer.device}"
+        hint = "set it to sdpa, or the device to cuda for a machine with GPUs"
+        yield Problem(path=trainer.path_of("attention"), message=message, hint=hint)
 
 
-def flash_attention_needs_cuda(attention: str | None, device: str, path: str) -> Iterator[Problem]:
-    """FlashAttention has kernels for CUDA only; `path` is the path of `attention`."""
-    if attention == "flash_attention_2" and device != "cuda":
-        message = f"flash_attention_2 needs the device cuda, but the device is {device}"
-        yield Problem(path=path, message=message, hint="set it to sdpa, or the device to cuda for a machine with GPUs")
-
-
-def processes_fit_cluster(sizes: Sizes, path: str) -> Iterator[Problem]:
-    """A run has no more processes than the largest clusters have GPUs. `path` is the path of the placement."""
-    if sizes.processes > MOST_PROCESSES:
-        message = f"the sizes of models and engines ask for {sizes.processes} GPUs, but at most {MOST_PROCESSES} are"
-        hint = "lower the numbers of nodes, of GPUs per node or of engines, or the parallel sizes of engines"
-        yield Problem(path=path, message=f"{message} supported", hint=hint)
-
-
-def alarms_name_metrics(alarms: Sequence[AlarmConfig], path: str) -> Iterator[Problem]:
+def alarms_are_valid(run: Run) -> Iterator[Problem]:
     """Each alarm names a metric or changes a default alarm, and no two have the same name."""
-    seen: set[str] = set()
-    for number, alarm in enumerate(alarms):
+    path, seen = run.trainer.path_of("alarms"), set[str]()
+    for number, alarm in enumerate(run.trainer.alarms):
         name = alarm.name or alarm.metric
         if not alarm.metric and alarm.name not in DEFAULT_ALARMS:
             message = f"alarm {number} names neither a metric nor a default alarm"
@@ -45,11 +40,23 @@ def alarms_name_metrics(alarms: Sequence[AlarmConfig], path: str) -> Iterator[Pr
         seen.add(name)
 
 
-def recovery_matches_resuming(recover: str | None, resume: str | None, *, path: str, written: str) -> Iterator[Problem]:
-    """`recover_mode` may not contradict `resume_mode`. `path` is the path of `recover_mode`; `written` is the text for
-    the resume setting in messages, such as `resume_from = empty`.
-    """
-    agree = {None: (resume,), "disabled": ("latest", "none", None), "fault": ("latest", "none", None)}
-    if resume not in agree.get(recover, ("latest",)):
-        message = f"{recover} decides where the run begins, but {written} contradicts it"
-        yield Problem(path=path, message=message, hint="leave one of them out")
+def recover_mode_matches_resuming(run: Run) -> Iterator[Problem]:
+    """`recover_mode` does not contradict the field that selects the checkpoint to resume from."""
+    trainer, field = run.trainer, run.trainer.path_of("resume_mode")
+    agree = {None: (trainer.resume_mode,), "disabled": ("latest", "none", None), "fault": ("latest", "none", None)}
+    if trainer.resume_mode not in agree.get(trainer.recover_mode, ("latest",)):
+        value = get_at(run, field)
+        written = f"{field} = {'none' if value is None else value or 'empty'}"
+        message = f"{trainer.recover_mode} decides where the run begins, but {written} contradicts it"
+        yield Problem(path=trainer.path_of("recover_mode"), message=message, hint="leave one of them out")
+
+
+EVERY_KIND_CHECKS = checks_in(__name__)
+
+
+def processes_fit_cluster(sizes: Sizes, path: str) -> Iterator[Problem]:
+    """A run has no more processes than the largest clusters have GPUs. `path` is the path of the placement."""
+    if sizes.processes > MOST_PROCESSES:
+        message = f"the sizes of models and engines ask for {sizes.processes} GPUs, but at most {MOST_PROCESSES} are"
+        hint = "lower the numbers of nodes, of GPUs per node or of engines, or the parallel sizes of engines"
+        yield Problem(path=path, message=f"{message} supported", hint=hint)

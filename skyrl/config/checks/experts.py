@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.derive.engine_backends import backend_of, backends_that, kind_of_engine
 from skyrl.config.derive.sizes import models_of, samples
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check
 
 _ENGINE, _RETURNED = "generator.inference_engine", "enable_return_routed_experts"
 
@@ -67,8 +67,4 @@ def megatron_routers_support_replay(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
 
 
-EXPERT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    routers_receive_gradients,
-    replay_needs_returned_experts,
-    megatron_routers_support_replay,
-)
+EXPERT_CHECKS = checks_in(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.checks.models import model_checks
-from skyrl.config.checks.schedule import schedule_problems
 from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.derive.rl_models import POLICY, RL_ROLES, has_critic, has_reference
 from skyrl.config.derive.sizes import models_of, scores_old_logprobs, trained_models
@@ -13,7 +13,6 @@ from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.config.settings.strategies import reads
 from skyrl.errors import Problem
 from skyrl.tree import get_at
-from skyrl.tree.rules import Check
 
 _ENGINE = "generator.inference_engine"
 
@@ -69,13 +68,6 @@ def gather_overlap_needs_reduce_overlap(run: SkyRLTrainConfig) -> Iterator[Probl
         if ddp.overlap_param_gather and not ddp.overlap_grad_reduce:
             path = f"trainer.{model}.megatron_config.ddp_config.overlap_param_gather"
             yield Problem(path=path, message="needs overlap_grad_reduce", hint="set that to true, or this to false")
-
-
-def schedules_are_consistent(run: SkyRLTrainConfig) -> Iterator[Problem]:
-    """The settings of a learning-rate schedule do not contradict each other."""
-    yield from schedule_problems(run.trainer.policy.optimizer_config, "trainer.policy.optimizer_config")
-    if has_critic(run):
-        yield from schedule_problems(run.trainer.critic.optimizer_config, "trainer.critic.optimizer_config")
 
 
 def reference_matches_policy_model(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -159,16 +151,4 @@ def determinism_is_tested_on_cpu(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-LEARNER_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    schedules_are_consistent,
-    reference_matches_policy_model,
-    reference_has_policys_initial_adapter,
-    dropout_makes_ratios_noisy,
-    lora_dropout_makes_ratios_noisy,
-    determinism_is_tested_on_cpu,
-    adapters_exclude_delta_transport,
-    adapters_receive_gradients,
-    profiler_has_ranks_and_path,
-    gather_overlap_needs_reduce_overlap,
-    *model_checks(tuple(RL_ROLES.values())),
-)
+LEARNER_CHECKS = (*checks_in(__name__), *model_checks(tuple(RL_ROLES.values())))

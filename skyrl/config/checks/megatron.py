@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from skyrl.config.checks import checks_in
 from skyrl.config.derive.sizes import degrees_of, grid_of, models_of, trained_models
 from skyrl.config.foundation.remedies import nearest_divisors
 from skyrl.config.settings.megatron import MegatronConfig
@@ -14,7 +15,6 @@ from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
 from skyrl.planning.topology import Degrees
 from skyrl.tree import get_at
-from skyrl.tree.rules import Check
 
 _OTHERS = "or trainer.strategy = fsdp2"
 
@@ -142,17 +142,7 @@ def router_matches_model_config(run: SkyRLTrainConfig) -> Iterator[Problem]:
             )
 
 
-MEGATRON_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    megatron_needs_cuda,
-    megatron_needs_adam_or_sgd,
-    megatron_has_no_dropout,
-    megatron_offloads_no_activations,
-    colocated_models_share_megatron_degrees,
-    expert_degrees_divide_stage_ranks,
-    flex_dispatch_needs_expert_parallel,
-    megatron_supports_router,
-    router_matches_model_config,
-)
+MEGATRON_CHECKS = checks_in(__name__)
 
 
 def _tables(run: SkyRLTrainConfig) -> Iterator[tuple[str, MegatronConfig, int, Degrees]]:

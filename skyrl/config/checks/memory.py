@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check
 
 
 def run_fits_gpu_memory(run: SkyRLTrainConfig) -> Iterator[Problem]:
@@ -32,4 +32,4 @@ def run_fits_gpu_memory(run: SkyRLTrainConfig) -> Iterator[Problem]:
     )
 
 
-MEMORY_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (run_fits_gpu_memory,)
+MEMORY_CHECKS = checks_in(__name__)

@@ -12,8 +12,10 @@ from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.foundation.remedies import nearest_divisors
 from skyrl.errors import Problem
 from skyrl.planning.batches import divisors, nearest
-from skyrl.tree import get_at, joined
 from skyrl.tree.rules import Check
+
+WITHOUT_FIELDS = ("reduce_lr_on_plateau", "greedy")
+"""Schedules with parameters that have no field."""
 
 WRAPPED = "transformer_layer_cls_to_wrap"
 """The one entry of `fsdp_config.wrap_policy` that is read."""
@@ -46,6 +48,13 @@ def _for_each(check: ModelCheck, models: Sequence[Role]) -> Check[Any]:
                 yield from check(run, model)
 
     return of_all
+
+
+def trained_model_is_named(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """A model that every run of its kind has is a folder or a name on the hub."""
+    if not model.exists_where and not model.section(run).model.path:
+        hint = "give a local folder or a hub name, such as Qwen/Qwen2.5-1.5B-Instruct"
+        yield Problem(path=model.at("model.path"), message="no model to train", hint=hint)
 
 
 # Adapters.
@@ -114,6 +123,20 @@ def _no_expression(text: str) -> str:
 
 
 # Optimizers.
+
+
+def schedules_are_consistent(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """The settings of a learning-rate schedule do not contradict each other."""
+    if not model.learns:
+        return
+    config = model.section(run).optimizer_config
+    if config.scheduler in WITHOUT_FIELDS:
+        yield Problem(
+            path=model.at("optimizer_config.scheduler"),
+            message=f"{config.scheduler!r} needs settings that are not implemented yet in this version",
+            hint="use another, such as constant_with_warmup, linear, cosine, warmup_stable_decay or inverse_sqrt",
+        )
+    yield from config.problems_at(model.at("optimizer_config"))
 
 
 def learning_rates_suit_fine_tuning(run: RunConfig, model: Role) -> Iterator[Problem]:
@@ -292,7 +315,29 @@ def cpu_adam_needs_cpu_state(run: RunConfig, model: Role) -> Iterator[Problem]:
         )
 
 
-# Ranks that share sequences, matrices or experts.
+# Ranks that share sequences, matrices or experts. Whether the sizes divide the model is checked in
+# `skyrl.experiments.model_checks`, which reads its files.
+
+
+def sequence_parallel_needs_packing(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """Ranks share the row that rows are packed into; padded rows would be cut into stretches of padding."""
+    basics = model.basics(run)
+    if not basics.use_sample_packing:
+        hint = f"set {basics.path_of('use_sample_packing')} = true"
+        for path, size in _sharing_sequences(run, model):
+            message = f"{size} ranks share a sequence only where rows are packed"
+            yield Problem(path=path, message=message, hint=hint)
+
+
+def sequence_parallel_needs_torch_attention(run: RunConfig, model: Role) -> Iterator[Problem]:
+    """Ranks that share sequences use torch's own attention kernels, which on CUDA are those of FlashAttention."""
+    basics = model.basics(run)
+    if basics.attention not in (None, "sdpa") and not model.facts(run).own_modules:
+        field = basics.path_of("attention")
+        for path, size in _sharing_sequences(run, model):
+            message = f"{size} ranks cannot share a sequence where {field} is {basics.attention}"
+            hint = f"set {field} = sdpa, which uses torch's FlashAttention kernels on CUDA"
+            yield Problem(path=path, message=message, hint=hint)
 
 
 def gathered_attention_has_no_dropout(run: RunConfig, model: Role) -> Iterator[Problem]:
@@ -310,18 +355,16 @@ def strategy_reads_degrees(run: RunConfig, model: Role) -> Iterator[Problem]:
     """A strategy has its own fields for ranks along a dimension: Megatron's are in `megatron_config`, where a context
     size takes the place of a sequence size, and DeepSpeed has none for experts.
     """
-    section, own, strategy = model.section(run), model.facts(run).degrees, joined(model.trainer, "strategy")
+    section, own, basics = model.section(run), model.facts(run).degrees, model.basics(run)
     for dimension in ("sequence", "context", "tensor", "expert"):
         name = f"{dimension}_parallel_size"
         size = getattr(section, name)
         if size == 1 or name in own.values():
             continue
         field = own.get("context" if dimension == "sequence" else dimension)
-        yield Problem(
-            path=model.at(name),
-            message=f"{size}: strategy = {get_at(run, strategy)} does not read it",
-            hint=f"set it to 1, and {model.at(field)} = {size}" if field else f"set it to 1, or {strategy} = fsdp2",
-        )
+        instead = f"and {model.at(field)} = {size}" if field else f"or {basics.path_of('strategy')} = fsdp2"
+        message = f"{size}: strategy = {basics.strategy} does not read it"
+        yield Problem(path=model.at(name), message=message, hint=f"set it to 1, {instead}")
 
 
 def expert_parallel_needs_fsdp(run: RunConfig, model: Role) -> Iterator[Problem]:
@@ -342,6 +385,10 @@ def expert_parallel_needs_fsdp(run: RunConfig, model: Role) -> Iterator[Problem]
 
 
 MODEL_CHECKS: tuple[ModelCheck, ...] = (
+    trained_model_is_named,
+    schedules_are_consistent,
+    sequence_parallel_needs_packing,
+    sequence_parallel_needs_torch_attention,
     gathered_attention_has_no_dropout,
     strategy_reads_degrees,
     expert_parallel_needs_fsdp,
@@ -363,6 +410,14 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
     muon_needs_whole_matrices,
     cpu_adam_needs_cpu_state,
 )
+
+
+def _sharing_sequences(run: RunConfig, model: Role) -> Iterator[tuple[str, int]]:
+    """Path and size of each dimension along which ranks share sequences."""
+    degrees, own = model.degrees(run), model.facts(run).degrees
+    for dimension in ("sequence", "context"):
+        if (size := getattr(degrees, dimension)) > 1:
+            yield model.at(own[dimension]), size
 
 
 def _sharing_weights(run: RunConfig, model: Role) -> int:

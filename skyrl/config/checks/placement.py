@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.checks.every_kind import processes_fit_cluster
 from skyrl.config.derive.engine_backends import backend_of, server_urls
 from skyrl.config.derive.sizes import (
@@ -23,7 +24,6 @@ from skyrl.config.derive.sizes import (
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.planning.layout import counted
-from skyrl.tree.rules import Check
 
 _ENGINE = "generator.inference_engine"
 _NAMES = {"policy": "policy", "critic": "critic", "ref": "reference"}
@@ -190,20 +190,7 @@ def mp_engine_has_one_node(run: SkyRLTrainConfig) -> Iterator[Problem]:
         )
 
 
-PLACEMENT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    one_process_has_one_rank,
-    run_fits_cluster,
-    colocated_models_have_equal_ranks,
-    colocated_engines_use_all_gpus,
-    external_engines_exclude_colocation,
-    colocated_engines_release_weights,
-    external_engines_have_urls,
-    external_urls_are_valid,
-    num_external_engines_matches_urls,
-    embedded_engine_is_not_external,
-    engine_expert_parallel_spans_gpus,
-    mp_engine_has_one_node,
-)
+PLACEMENT_CHECKS = checks_in(__name__)
 
 
 def _one(path: str, number: int, what: str) -> Iterator[Problem]:

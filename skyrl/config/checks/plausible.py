@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from skyrl.config.checks import checks_in
 from skyrl.config.effects.algorithm import ALGORITHM_EFFECTS
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree import get_at
-from skyrl.tree.rules import Check
 
 HOTTEST = 2.0
 """Sampling temperature above which training samples are mostly noise."""
@@ -156,18 +155,4 @@ def _warning(path: str, message: str, hint: str) -> Problem:
 
 _ACTS = {effect.path: effect.condition.holds for effect in ALGORITHM_EFFECTS}
 
-PLAUSIBLE_CHECKS: tuple[Check[Any], ...] = (
-    training_sampling_is_not_truncated,
-    training_temperature_is_plausible,
-    algorithm_settings_are_plausible,
-    reward_scale_is_not_zero,
-    kl_penalty_has_weight,
-    ratio_cap_reaches_one,
-    warmup_ends_within_run,
-    longest_sequence_fits_micro_batch,
-    engine_dtype_matches_learner,
-    engines_leave_learner_memory,
-    evaluation_data_is_held_out,
-    checkpoint_and_export_paths_differ,
-    run_name_is_folder_name,
-)
+PLAUSIBLE_CHECKS = checks_in(__name__)

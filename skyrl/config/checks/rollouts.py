@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from skyrl.config.checks import checks_in
 from skyrl.config.derive.chosen_facts import estimator_facts
 from skyrl.config.derive.engine_options import given_length, length_option
 from skyrl.config.derive.rl_models import has_critic
 from skyrl.config.settings.generator import CHAT_TEMPLATES
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
-from skyrl.tree.rules import Check
 
 _ENGINE_KWARGS = "generator.inference_engine.engine_init_kwargs"
 _ROPE = ("rope_scaling", "rope_theta", "rope_parameters")
@@ -227,20 +227,7 @@ def completion_lengths_are_consistent(run: SkyRLTrainConfig) -> Iterator[Problem
             )
 
 
-ROLLOUT_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    batched_sampling_has_one_turn,
-    batched_sampling_ignores_flight_limit,
-    several_turns_have_room,
-    step_wise_excludes_discounting,
-    chat_template_is_built_in,
-    merging_needs_step_wise_trajectories,
-    returns_need_single_sample_trajectories,
-    turns_end_with_eos,
-    engine_rope_matches_learner,
-    rope_excludes_engine_arguments,
-    sequence_fits_engine,
-    completion_lengths_are_consistent,
-)
+ROLLOUT_CHECKS = checks_in(__name__)
 
 
 def _moved_rope(path: str) -> Problem:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from skyrl.config.checks import checks_in
 from skyrl.config.derive.engine_backends import backend_of
-from skyrl.config.derive.sizes import evaluates, samples
+from skyrl.config.derive.every_kind import evaluates
+from skyrl.config.derive.sizes import samples
 from skyrl.config.settings.root import SkyRLTrainConfig
 from skyrl.errors import Problem
 from skyrl.tree.names import nearest
-from skyrl.tree.rules import Check
 
 
 def evaluation_samples_differ(run: SkyRLTrainConfig) -> Iterator[Problem]:
     """Greedy samples of a prompt are all the same, so pass@n would equal pass@1."""
     sampling, samples = run.generator.eval_sampling_params, run.generator.eval_n_samples_per_prompt
-    if evaluates(run) and sampling is not None and (sampling.greedy or sampling.temperature == 0) and samples > 1:
+    if (
+        evaluates(run.trainer)
+        and sampling is not None
+        and (sampling.greedy or sampling.temperature == 0)
+        and samples > 1
+    ):
         yield Problem(
             path="generator.eval_n_samples_per_prompt",
             message=f"the {samples} samples of a prompt are equal, since evaluation is greedy",
@@ -98,11 +104,4 @@ def engine_has_sampling_arguments(run: SkyRLTrainConfig) -> Iterator[Problem]:
                 )
 
 
-SAMPLING_CHECKS: tuple[Check[SkyRLTrainConfig], ...] = (
-    evaluation_samples_differ,
-    learner_temperature_matches_sampling,
-    training_samples_are_random,
-    learner_can_score_samples,
-    input_length_covers_prompt,
-    engine_has_sampling_arguments,
-)
+SAMPLING_CHECKS = checks_in(__name__)

@@ -1,35 +1,28 @@
-"""Checks of resolved supervised runs."""
+"""Checks of resolved supervised runs.
+
+Whether parallel sizes divide the heads of the model is checked in `skyrl.experiments.model_checks`, which reads its
+files.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from skyrl.config.checks.every_kind import (
-    alarms_name_metrics,
-    flash_attention_needs_cuda,
-    model_is_named,
-    processes_fit_cluster,
-    recovery_matches_resuming,
-)
+from skyrl.config.checks import checks_in
+from skyrl.config.checks.every_kind import EVERY_KIND_CHECKS, processes_fit_cluster
 from skyrl.config.checks.models import model_checks
-from skyrl.config.checks.schedule import schedule_problems
-from skyrl.config.checks.supervised_layouts import LAYOUT_CHECKS
+from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.model_tables import grids_of
-from skyrl.config.derive.supervised_model import MODEL
-from skyrl.config.foundation.intervals import read_interval
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.settings.generator import CHAT_TEMPLATES
 from skyrl.config.settings.supervised_root import RewardModelConfig, SupervisedConfig
 from skyrl.errors import Problem
+from skyrl.planning.batches import divisors
 from skyrl.planning.topology import Sizes
-from skyrl.tree.rules import Check
 
-
-def training_has_model(run: SupervisedConfig) -> Iterator[Problem]:
-    """The run names a model to train."""
-    yield from model_is_named(run.model, "model")
+_SIZES = ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_size")
 
 
 def training_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
@@ -40,8 +33,7 @@ def training_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
 
 def evaluation_has_rows(run: SupervisedConfig) -> Iterator[Problem]:
     """If evaluation is on, it has sources."""
-    asked = run.eval_before_train or read_interval(run.eval_interval).ever
-    if asked and not run.eval_datasets:
+    if evaluates(run) and not run.eval_datasets:
         hint = "give a file, or set eval_before_train = false and eval_interval = 0"
         yield Problem(path="eval_datasets", message="evaluation is on but the list is empty", hint=hint)
 
@@ -101,16 +93,6 @@ def run_fits_cluster(run: SupervisedConfig) -> Iterator[Problem]:
     yield from processes_fit_cluster(Sizes(models=grids_of(run, [MODEL])), "placement")
 
 
-def attention_suits_device(run: SupervisedConfig) -> Iterator[Problem]:
-    """FlashAttention has kernels for CUDA only."""
-    yield from flash_attention_needs_cuda(run.attention, run.device, "attention")
-
-
-def schedule_is_consistent(run: SupervisedConfig) -> Iterator[Problem]:
-    """The settings of a learning-rate schedule do not contradict each other."""
-    yield from schedule_problems(run.optimizer_config, "optimizer_config")
-
-
 def supervised_excludes_rollback(run: SupervisedConfig) -> Iterator[Problem]:
     """A step repeated on the same rows would fail again, so rolling back does not help."""
     if run.faults.on_non_finite == "roll_back":
@@ -136,18 +118,6 @@ def chat_template_is_built_in(run: SupervisedConfig) -> Iterator[Problem]:
         )
 
 
-def recover_mode_matches_resuming(run: SupervisedConfig) -> Iterator[Problem]:
-    """`recover_mode` and `resume_from` must not contradict each other about where a run starts."""
-    resume = {"latest": "latest", "": "none"}.get(run.resume_from, "from_path")
-    written = f"resume_from = {run.resume_from or 'empty'}"
-    yield from recovery_matches_resuming(run.recover_mode, resume, path="recover_mode", written=written)
-
-
-def alarms_are_valid(run: SupervisedConfig) -> Iterator[Problem]:
-    """Each alarm names the metric that it watches."""
-    yield from alarms_name_metrics(run.alarms, "alarms")
-
-
 def fewer_ranks_change_dropout(run: SupervisedConfig) -> Iterator[Problem]:
     """Dropout depends on the ranks, so a run that continues on fewer of them computes different numbers."""
     if run.faults.on_lost_rank == "shrink" and not run.resume_with_changes:
@@ -155,27 +125,19 @@ def fewer_ranks_change_dropout(run: SupervisedConfig) -> Iterator[Problem]:
         yield Problem(path="faults.on_lost_rank", message=message, hint="set resume_with_changes = true, or wait")
 
 
-SUPERVISED_CHECKS: tuple[Check[Any], ...] = (
-    training_has_model,
-    training_has_rows,
-    evaluation_has_rows,
-    sources_have_weights,
-    weighted_sources_are_shuffled,
-    evaluation_names_are_distinct,
-    batch_divides_over_ranks,
-    several_ranks_need_ray,
-    run_fits_cluster,
-    attention_suits_device,
-    schedule_is_consistent,
-    supervised_excludes_rollback,
-    alarms_are_valid,
-    pairs_are_not_truncated,
-    chat_template_is_built_in,
-    recover_mode_matches_resuming,
-    fewer_ranks_change_dropout,
-    *LAYOUT_CHECKS,
-    *model_checks((MODEL,)),
-)
+def ranks_form_whole_groups(run: SupervisedConfig) -> Iterator[Problem]:
+    """Every row is computed by the same number of ranks."""
+    ranks, together = MODEL.ranks(run), MODEL.degrees(run).inner
+    if ranks % together:
+        written = [f"{name} = {getattr(run, name)}" for name in _SIZES if getattr(run, name) > 1]
+        yield Problem(
+            path=next(name for name in _SIZES if getattr(run, name) > 1),
+            message=f"{ranks} ranks cannot be divided into groups of {together} ({', '.join(written)})",
+            hint=f"sizes whose product is one of {', '.join(map(str, divisors(ranks)))}",
+        )
+
+
+SUPERVISED_CHECKS = (*checks_in(__name__), *EVERY_KIND_CHECKS, *model_checks((MODEL,)))
 
 
 def evaluation_names(run: SupervisedConfig) -> tuple[str, ...]:

@@ -7,17 +7,12 @@ one. `below("trainer")` lifts them into the first.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
 
+from skyrl.config.derive import rules_in
 from skyrl.config.foundation.intervals import read_interval
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
-from skyrl.tree.rules import Condition, Effect, Rule, effects, fields_in, is_one, listed, rule
-
-if TYPE_CHECKING:
-    from skyrl.config.settings.supervised_root import SupervisedConfig
-    from skyrl.config.settings.trainer import TrainerConfig
-
-    Trainer: TypeAlias = TrainerConfig | SupervisedConfig
+from skyrl.tree.rules import Condition, Effect, effects, fields_in, is_one, listed, rule
 
 
 def has_cuda_device() -> bool:
@@ -49,118 +44,119 @@ def _is_installed(distribution: str) -> bool:
 
 
 @rule(writes="device", reads=(), unset="auto")
-def device_follows_machine(trainer: Trainer) -> str:
+def device_follows_machine(run: RunBasics) -> str:
     """The device is CUDA if there is a CUDA device, and the CPU otherwise."""
     return "cuda" if has_cuda_device() else "cpu"
 
 
 @rule(writes="compute_dtype", reads=("bf16", "device"))
-def bf16_needs_cuda(trainer: Trainer) -> str:
+def bf16_needs_cuda(run: RunBasics) -> str:
     """On a CPU the product of small float32 matrices is as fast and exact, so `bf16` has an effect on CUDA only."""
-    return "bfloat16" if trainer.bf16 and trainer.device == "cuda" else "float32"
+    return "bfloat16" if run.bf16 and run.device == "cuda" else "float32"
 
 
 @rule(writes="attention", reads=("flash_attn", "device"), asks_machine=True)
-def attention_follows_installed_kernels(trainer: Trainer) -> str:
+def attention_follows_installed_kernels(run: RunBasics) -> str:
     """Torch's own attention serves where FlashAttention has no kernel (a CPU) or its package is not installed."""
-    wanted = trainer.flash_attn and trainer.device == "cuda"
+    wanted = run.flash_attn and run.device == "cuda"
     return "flash_attention_2" if wanted and has_flash_attention() else "sdpa"
 
 
 @rule(writes="use_liger_kernel", reads=("device",), asks_machine=True)
-def liger_kernels_need_cuda(trainer: Trainer) -> bool:
+def liger_kernels_need_cuda(run: RunBasics) -> bool:
     """Fused kernels are for GPUs, and come with a package of their own."""
-    return trainer.device == "cuda" and has_liger_kernel()
+    return run.device == "cuda" and has_liger_kernel()
 
 
 @rule(writes="recompute_activations", reads=("gradient_checkpointing", "device"))
-def checkpointing_saves_device_memory(trainer: Trainer) -> bool:
+def checkpointing_saves_device_memory(run: RunBasics) -> bool:
     """Gradient checkpointing trades time for accelerator memory; on a CPU it would only cost the time."""
-    return trainer.gradient_checkpointing and trainer.device == "cuda"
+    return run.gradient_checkpointing and run.device == "cuda"
 
 
 @rule(writes="run_path", reads=("run_name",))
-def run_path_follows_run_name(trainer: Trainer) -> str:
+def run_path_follows_run_name(run: RunBasics) -> str:
     """The run's folder is `runs/<run_name>`, below the folder that the command runs in."""
-    return f"runs/{trainer.run_name}"
+    return f"runs/{run.run_name}"
 
 
 @rule(writes="log_path", reads=("run_path", "run_name"))
-def log_path_follows_run_path(trainer: Trainer) -> str:
+def log_path_follows_run_path(run: RunBasics) -> str:
     """Logs are in the run's folder, beside the metrics."""
-    return f"{folder_of(trainer)}/logs"
+    return f"{folder_of(run)}/logs"
 
 
-def folder_of(trainer: Trainer) -> str:
+def folder_of(run: RunBasics) -> str:
     """The run's own folder, without a slash at its end."""
-    return (trainer.run_path or f"runs/{trainer.run_name}").rstrip("/")
+    return (run.run_path or f"runs/{run.run_name}").rstrip("/")
 
 
-EVERY_KIND_RULES: tuple[Rule[Any], ...] = (
-    device_follows_machine,
-    bf16_needs_cuda,
-    attention_follows_installed_kernels,
-    liger_kernels_need_cuda,
-    checkpointing_saves_device_memory,
-    run_path_follows_run_name,
-    log_path_follows_run_path,
-)
+EVERY_KIND_RULES = rules_in(__name__)
 """Derivation rules in order: a rule comes after those that write what it reads."""
 
 
-def _named(trainer: Trainer) -> frozenset[str]:
+def _named(run: RunBasics) -> frozenset[str]:
     """Names of the trackers besides the console."""
-    names = (trainer.logger,) if isinstance(trainer.logger, str) else trainer.logger
+    names = (run.logger,) if isinstance(run.logger, str) else run.logger
     return frozenset(names) - {"console"}
 
 
-def names_a_service(trainer: Trainer) -> bool:
+def names_a_service(run: RunBasics) -> bool:
     """Whether `logger` names a tracker besides the console."""
-    return bool(_named(trainer))
+    return bool(_named(run))
 
 
-def saves(trainer: Trainer) -> bool:
+def saves(run: RunBasics) -> bool:
     """Whether checkpoints are saved while the run trains."""
-    return read_interval(trainer.ckpt_interval).ever
+    return read_interval(run.ckpt_interval).ever
+
+
+def evaluates(run: RunBasics) -> bool:
+    """Whether the run ever evaluates."""
+    return run.eval_before_train or read_interval(run.eval_interval).ever
+
+
+def may_resume(run: RunBasics) -> bool:
+    """Whether the run may start from a checkpoint."""
+    return run.recover_mode != "disabled" and (run.resume_mode != "none" or run.recover_mode is not None)
 
 
 def _names(*services: str) -> Condition:
     words = f"logger names {listed(services, 'or')}"
-    return Condition(words, lambda trainer: not _named(trainer).isdisjoint(services))
+    return Condition(words, lambda run: not _named(run).isdisjoint(services))
 
 
 def _handles_a_lost_rank(*policies: str) -> Condition:
     words = f"the run is on Ray, and on_lost_rank is {' or '.join(policies)}"
-    return Condition(words, lambda trainer: _ON_RAY.holds(trainer) and trainer.faults.on_lost_rank in policies)
+    return Condition(words, lambda run: _ON_RAY.holds(run) and run.faults.on_lost_rank in policies)
 
 
 def _on_cuda(words: str) -> Condition:
-    return Condition(f"the device is cuda{words}", lambda trainer: trainer.device == "cuda")
+    return Condition(f"the device is cuda{words}", lambda run: run.device == "cuda")
 
 
-_ON_RAY = Condition("the run is on Ray", lambda trainer: trainer.placement.executor != "in_process")
+_ON_RAY = Condition("the run is on Ray", lambda run: run.placement.executor != "in_process")
 _SERVICE = Condition("logger names a tracker besides the console", names_a_service)
 _RUN_IS_NAMED = Condition(
     "run_path is left out, or logger names a tracker besides the console (`skyrl launch` names its job after it)",
-    lambda trainer: trainer.run_path == f"runs/{trainer.run_name}" or names_a_service(trainer),
+    lambda run: run.run_path == f"runs/{run.run_name}" or names_a_service(run),
 )
 _OWN_KERNELS = Condition(
     "the strategy is not megatron, which has fused kernels of its own",
-    lambda trainer: not facts_of(trainer).own_modules,
+    lambda run: not facts_of(run).own_modules,
 )
 _OWN_RECOMPUTATION = Condition(
     "the strategy is not megatron, whose recomputation is in megatron_config.transformer_config_kwargs",
-    lambda trainer: facts_of(trainer).recomputation is None,
+    lambda run: facts_of(run).recomputation is None,
 )
-_RECOMPUTES = Condition("activations are recomputed", lambda trainer: bool(trainer.recompute_activations))
-_STALL_LIMIT = Condition(
-    "stall_timeout_seconds is a time", lambda trainer: trainer.faults.stall_timeout_seconds is not None
-)
+_RECOMPUTES = Condition("activations are recomputed", lambda run: bool(run.recompute_activations))
+_STALL_LIMIT = Condition("stall_timeout_seconds is a time", lambda run: run.faults.stall_timeout_seconds is not None)
 
 EVERY_KIND_EFFECTS: tuple[Effect, ...] = (
     Effect("project_name", _SERVICE),
     Effect("run_name", _RUN_IS_NAMED),
     Effect("max_ckpts_to_keep", Condition("checkpoints are saved (ckpt_interval)", saves)),
+    Effect("ckpt_path", Condition("checkpoints are saved or resumed from", lambda run: saves(run) or may_resume(run))),
     Effect("log_path", _ON_RAY),
     Effect("recover_retries", is_one("recover_mode", "auto", "fault")),
     *effects(

@@ -14,6 +14,7 @@ from attrs import frozen
 
 from skyrl.config.foundation.entry import RunConfig
 from skyrl.config.settings.deepspeed import ZeroOptimizationConfig
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import StrategyFacts, facts_of, reads
 from skyrl.planning.topology import Degrees, Grid
 from skyrl.tree import get_at, joined
@@ -81,19 +82,19 @@ class Role:
 
     def section(self, run: Any) -> Any:
         """The model's table, with fields such as `model` and `fsdp_config`."""
-        return get_at(run, self.path) if self.path else run
+        return get_at(run, self.path)
 
     def on_cuda(self, run: RunConfig) -> bool:
         """Whether the model computes on GPUs."""
-        return bool(self._trainer(run).device == "cuda")
+        return self.basics(run).device == "cuda"
 
     def reads(self, run: RunConfig, table: str) -> bool:
         """Whether the strategy reads this table of the model, such as `fsdp_config`."""
-        return reads(self._trainer(run), table)
+        return reads(self.basics(run), table)
 
     def facts(self, run: RunConfig) -> StrategyFacts:
         """Facts about the strategy that spreads the model over ranks."""
-        return facts_of(self._trainer(run))
+        return facts_of(self.basics(run))
 
     def degrees(self, run: RunConfig) -> Degrees:
         """Ranks of one replica of the model, by the dimension along which they share it."""
@@ -114,8 +115,10 @@ class Role:
         offloaded = zero.offload_optimizer.device != "none" or (zero.stage == 3 and zero.offload_param.device != "none")
         return zero.stage > 0 and not offloaded
 
-    def _trainer(self, run: Any) -> Any:
-        return get_at(run, self.trainer) if self.trainer else run
+    def basics(self, run: RunConfig) -> RunBasics:
+        """The settings of the run that every kind of run has."""
+        settings: RunBasics = get_at(run, self.trainer)
+        return settings
 
 
 def grids_of(run: RunConfig, roles: Iterable[Role]) -> dict[str, Grid]:

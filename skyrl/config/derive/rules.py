@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from skyrl.config.derive import rules_in
 from skyrl.config.derive.allocation import ALLOCATION_RULES
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of, engine_dtype
 from skyrl.config.derive.engine_options import given_length
@@ -27,6 +28,23 @@ _KIND_OF_ENGINE = tuple(
     for name in ("backend", "run_engines_locally", "external_proxy_url", "external_server_urls")
 )
 """Paths that decide which engines the run samples from."""
+
+
+@rule(
+    writes="generator.inference_engine.weight_sync_backend",
+    reads=("trainer.device", *_KIND_OF_ENGINE),
+    unset="nccl",
+    placeholder=False,
+)
+def weight_transport_follows_engine_device(run: SkyRLTrainConfig) -> str:
+    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights are sent over gloo; to
+    servers that run already, as files.
+    """
+    able = backend_of(run.generator.inference_engine)
+    if not able.is_started_by_the_run:
+        return "disk"
+    on_gpus = run.trainer.device == "cuda"
+    return next(way for way in ("nccl", "gloo", "disk") if way in able.transports and (on_gpus or way != "nccl"))
 
 
 @rule(
@@ -285,23 +303,6 @@ def colocated_engine_has_one_process(run: SkyRLTrainConfig) -> bool:
     )
 
 
-@rule(
-    writes="generator.inference_engine.weight_sync_backend",
-    reads=("trainer.device", *_KIND_OF_ENGINE),
-    unset="nccl",
-    placeholder=False,
-)
-def weight_transport_follows_engine_device(run: SkyRLTrainConfig) -> str:
-    """Between processes that compute on CPUs, and to engines without vLLM's transfers, weights are sent over gloo; to
-    servers that run already, as files.
-    """
-    able = backend_of(run.generator.inference_engine)
-    if not able.is_started_by_the_run:
-        return "disk"
-    on_gpus = run.trainer.device == "cuda"
-    return next(way for way in ("nccl", "gloo", "disk") if way in able.transports and (on_gpus or way != "nccl"))
-
-
 ROUNDING_NATS = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.2, "int8": 0.3}
 """Largest mean difference of log-probabilities, in nats, that rounding in a type explains. Measured: 1e-5 in float32,
 0.04 in bfloat16 (SmolLM2-135M), which keeps three bits fewer than float16 does. Wrong weights differ by whole nats."""
@@ -368,32 +369,9 @@ def _older_default_of_logs(rule: Rule[Any]) -> Rule[Any]:
     return attrs.evolve(rule, unset="/tmp/skyrl-logs", placeholder=False) if is_logs else rule
 
 
-RULES: tuple[Rule[SkyRLTrainConfig], ...] = (
+RULES: tuple[Rule[Any], ...] = (
     *(_older_default_of_logs(rule.below("trainer")) for rule in EVERY_KIND_RULES),
-    checkpoint_path_follows_run_path,
-    export_path_follows_run_path,
-    unavailable_tracker_becomes_console,
     *ALLOCATION_RULES,
-    weight_transport_follows_engine_device,
-    executor_follows_process_count,
-    reference_starts_as_policy,
-    input_length_follows_prompt_length,
-    learner_temperature_follows_sampling,
-    evaluation_is_greedy,
-    evaluation_length_follows_training,
-    sequence_is_input_plus_answer,
-    longest_row_follows_engine_length,
-    overlong_limit_follows_generate_length,
-    policy_mini_batch_in_samples,
-    critic_mini_batch_in_samples,
-    use_tis_means_per_token,
-    token_cap_follows_tis_cap,
-    corrections_need_engine_logprobs,
-    engine_rope_scaling_follows_trainer,
-    engine_rope_base_follows_trainer,
-    engine_determinism_follows_run,
-    kept_cache_disables_prefix_caching,
-    colocated_engine_has_one_process,
-    parity_bound_follows_precision,
+    *rules_in(__name__),
 )
 """Derivation rules in order: a rule comes after those that write what it reads."""

@@ -13,7 +13,6 @@ from skyrl.config.derive.chosen_facts import loss_facts
 from skyrl.config.derive.engine_backends import GROUP_TRANSPORTS, backend_of
 from skyrl.config.derive.model_tables import grids_of
 from skyrl.config.derive.rl_models import RL_ROLES
-from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.algorithm import AlgorithmConfig
 from skyrl.config.settings.losses import asks_for_correction
 from skyrl.config.settings.root import SkyRLTrainConfig
@@ -69,11 +68,6 @@ def on_ray(run: SkyRLTrainConfig) -> bool:
 def samples(run: SkyRLTrainConfig) -> bool:
     """Whether the policy samples; False if the run trains on a recording."""
     return run.trainer.rollouts_from is None
-
-
-def evaluates(run: SkyRLTrainConfig) -> bool:
-    """Whether the run ever evaluates."""
-    return run.trainer.eval_before_train or read_interval(run.trainer.eval_interval).ever
 
 
 def longest_row(run: SkyRLTrainConfig) -> tuple[int, int]:

@@ -1,12 +1,22 @@
-"""The derivation rules of supervised runs, in addition to those of every kind of run."""
+"""The roles of supervised runs, which have one model, and their derivation rules beside those of every kind of run."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
+from skyrl.config.derive import rules_in
 from skyrl.config.derive.every_kind import EVERY_KIND_RULES, folder_of
+from skyrl.config.derive.model_tables import Role
 from skyrl.config.settings.supervised_root import SupervisedConfig
-from skyrl.tree.rules import Rule, rule
+from skyrl.tree.rules import rule
+
+_model = partial(Role, path="", trainer="", placement="placement.", title="model")
+
+MODEL = _model(name="policy", stored_as="policy")
+"""The model of a supervised run. One batch is one optimizer step."""
+
+REWARD = _model(name="policy", scores=True, stored_as="critic")
+"""The model of a reward-model run."""
 
 
 @rule(writes="placement.executor", reads=("placement.num_nodes", "placement.num_gpus_per_node"), unset="auto")
@@ -28,10 +38,5 @@ def export_path_follows_run_path(run: SupervisedConfig) -> str:
     return f"{folder_of(run)}/exports"
 
 
-SUPERVISED_RULES: tuple[Rule[Any], ...] = (
-    *EVERY_KIND_RULES,
-    one_rank_needs_one_process,
-    checkpoint_path_follows_run_path,
-    export_path_follows_run_path,
-)
+SUPERVISED_RULES = (*EVERY_KIND_RULES, *rules_in(__name__))
 """Derivation rules in order: a rule comes after those that write what it reads."""

@@ -6,9 +6,9 @@ Real configurations often contain such values (a KL coefficient with KL off), so
 from __future__ import annotations
 
 from skyrl.config.derive.engine_backends import backend_of, engine_dtype
-from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, saves
+from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, evaluates, may_resume, saves
 from skyrl.config.derive.rl_models import has_critic, has_reference
-from skyrl.config.derive.sizes import evaluates, on_ray
+from skyrl.config.derive.sizes import on_ray
 from skyrl.config.effects.algorithm import ALGORITHM_EFFECTS
 from skyrl.config.effects.learners import LEARNER_EFFECTS
 from skyrl.config.effects.rollouts import ROLLOUT_EFFECTS
@@ -20,8 +20,9 @@ from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, i
 
 _REFERENCE = Condition("a KL term is on", has_reference)
 _CRITIC = Condition("there is a critic", has_critic)
-_EVALUATES = Condition("evaluation is on", evaluates)
+_EVALUATES = Condition("evaluation is on", lambda run: evaluates(run.trainer))
 _ASYNCHRONOUS = Condition("trainer.fully_async.enabled is on", lambda run: run.trainer.fully_async.enabled)
+_RESUMES = Condition("the run may resume (resume_mode is not none)", lambda run: may_resume(run.trainer))
 _BOUNDS_TOKENS = Condition(
     "max_tokens_per_microbatch bounds a pass", lambda run: run.trainer.max_tokens_per_microbatch != -1
 )
@@ -84,17 +85,6 @@ def _saves(run: SkyRLTrainConfig) -> bool:
     return saves(run.trainer)
 
 
-@condition("the run may resume (resume_mode is not none)")
-def _resumes(run: SkyRLTrainConfig) -> bool:
-    trainer = run.trainer
-    return trainer.recover_mode != "disabled" and (trainer.resume_mode != "none" or trainer.recover_mode is not None)
-
-
-@condition("checkpoints are saved or resumed from")
-def _has_checkpoints(run: SkyRLTrainConfig) -> bool:
-    return _saves.holds(run) or _resumes.holds(run)
-
-
 @condition("old checkpoints are deleted (max_ckpts_to_keep is not -1)")
 def _forgets_checkpoints(run: SkyRLTrainConfig) -> bool:
     return _saves.holds(run) and run.trainer.max_ckpts_to_keep != -1
@@ -115,8 +105,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("trainer.critic_mini_batch_size", _CRITIC),
     *ALGORITHM_EFFECTS,
     Effect("trainer.async_ckpt_save", _saves),
-    Effect("trainer.ckpt_path", _has_checkpoints),
-    Effect("trainer.resume_with_changes", _resumes),
+    Effect("trainer.resume_with_changes", _RESUMES),
     *effects(_forgets_checkpoints, "trainer.ckpt_keep_every", "trainer.ckpt_keep_best"),
     *effects(_keeps_the_best, "trainer.ckpt_best_metric", "trainer.ckpt_best_is"),
     Effect("trainer.min_microbatches", _BOUNDS_TOKENS),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from skyrl.config.derive.engine_backends import BACKENDS, backend_of, backends_that, kind_of_engine, reads_remote_urls
+from skyrl.config.derive.every_kind import evaluates
 from skyrl.config.derive.sizes import (
-    evaluates,
     joins_servers,
     may_change_engines,
     may_restart_engines,
@@ -24,7 +24,7 @@ from skyrl.tree import get_at
 from skyrl.tree.rules import Condition, Effect, condition, effects, fields_in, is_given
 
 _SAMPLES = Condition("the policy samples (trainer.rollouts_from is none)", samples)
-_EVALUATES = Condition("evaluation is on", evaluates)
+_EVALUATES = Condition("evaluation is on", lambda run: evaluates(run.trainer))
 
 # Engines.
 
@@ -154,7 +154,7 @@ def _stops(sampling: SamplingParams | None) -> bool:
 
 
 def _turns_are_stopped(run: SkyRLTrainConfig) -> bool:
-    evaluation = run.generator.eval_sampling_params if evaluates(run) else None
+    evaluation = run.generator.eval_sampling_params if evaluates(run.trainer) else None
     return _stops(run.generator.sampling_params) or _stops(evaluation)
 
 
@@ -300,7 +300,7 @@ def _asks_a_service(run: SkyRLTrainConfig) -> bool:
 @condition("a prompt has several samples (generator.n_samples_per_prompt)")
 def _has_groups_of_several(run: SkyRLTrainConfig) -> bool:
     generator = run.generator
-    return generator.n_samples_per_prompt > 1 or (evaluates(run) and generator.eval_n_samples_per_prompt > 1)
+    return generator.n_samples_per_prompt > 1 or (evaluates(run.trainer) and generator.eval_n_samples_per_prompt > 1)
 
 
 _AGENT = Condition(

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, saves
-from skyrl.config.derive.supervised_model import MODEL
+from skyrl.config.derive.every_kind import EVERY_KIND_EFFECTS, evaluates, may_resume
+from skyrl.config.derive.supervised_rules import MODEL
 from skyrl.config.effects.models import model_effects
 from skyrl.config.foundation.intervals import read_interval
 from skyrl.config.settings.strategies import facts_of
 from skyrl.config.settings.supervised_root import SupervisedConfig
 from skyrl.tree.rules import Condition, Effect, condition, effects, is_given, is_one
-
-
-def evaluates(run: SupervisedConfig) -> bool:
-    """Whether the run ever evaluates."""
-    return run.eval_before_train or read_interval(run.eval_interval).ever
-
 
 _EVALUATES = Condition("evaluation is on (eval_before_train or eval_interval)", evaluates)
 _ENGINES = Condition("engines share the device, and there are none", lambda run: False)
@@ -27,14 +21,7 @@ def _compiles(run: SupervisedConfig) -> bool:
     return run.tensor_parallel_size == 1 and (run.device != "cuda" or facts_of(run).compiles)
 
 
-@condition("the run may resume (resume_from is not empty)")
-def _resumes(run: SupervisedConfig) -> bool:
-    return run.recover_mode != "disabled" and (run.resume_from != "" or run.recover_mode is not None)
-
-
-@condition("checkpoints are saved or resumed from")
-def _has_checkpoints(run: SupervisedConfig) -> bool:
-    return saves(run) or _resumes.holds(run)
+_RESUMES = Condition("the run may resume (resume_from is not empty)", may_resume)
 
 
 @condition("there are several epochs (num_epochs)")
@@ -60,7 +47,6 @@ SUPERVISED_EFFECTS: tuple[Effect, ...] = (
     Effect("epoch_tail", _has_epochs),
     *effects(_EVALUATES, "eval_datasets", "eval_dataset_names"),
     Effect("chat_template.source", is_given("chat_template.name_or_path", "chat_template.name_or_path")),
-    Effect("ckpt_path", _has_checkpoints),
-    Effect("resume_with_changes", _resumes),
+    Effect("resume_with_changes", _RESUMES),
     Effect("export_path", _exports),
 )

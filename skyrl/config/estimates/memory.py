@@ -7,13 +7,14 @@ access.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from skyrl.config.derive.engine_backends import backend_of, engine_dtype
+from skyrl.config.derive.rl_models import shares_gpus
 from skyrl.config.derive.sizes import (
     Model,
     degrees_of,
@@ -106,22 +107,22 @@ def path_of(run: SkyRLTrainConfig, model: Model) -> str:
 
 def models_without_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[str, ...]:
     """Paths of the run's models whose sizes are not known."""
-    paths = (path_of(run, model) for model in models_of(run))
-    return tuple(path for path in dict.fromkeys(paths) if _shape(run, path, shape_of_model) is None)
+    return tuple(path for path in _paths(run) if shape_of_model(path) is None)
 
 
 def models_of_estimated_sizes(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[str, ...]:
     """Paths of the run's models whose layers are others than those that are counted."""
-    paths = dict.fromkeys(path_of(run, model) for model in models_of(run))
-    shapes = ((path, _shape(run, path, shape_of_model)) for path in paths)
-    return tuple(path for path, shape in shapes if shape is not None and shape.is_estimated)
+    return tuple(path for path in _paths(run) if (shape := shape_of_model(path)) is not None and shape.is_estimated)
 
 
 def models_without_packing(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> tuple[str, ...]:
     """Paths of the run's models whose rows should be packed and cannot be."""
-    paths = dict.fromkeys(path_of(run, model) for model in models_of(run)) if run.trainer.use_sample_packing else ()
-    shapes = ((path, _shape(run, path, shape_of_model)) for path in paths)
-    return tuple(path for path, shape in shapes if shape is not None and not shape.packs)
+    paths = _paths(run) if run.trainer.use_sample_packing else ()
+    return tuple(path for path in paths if (shape := shape_of_model(path)) is not None and not shape.packs)
+
+
+def _paths(run: SkyRLTrainConfig) -> Iterable[str]:
+    return dict.fromkeys(path_of(run, model) for model in models_of(run))
 
 
 def gpu_memory(run: SkyRLTrainConfig) -> int | None:
@@ -177,12 +178,13 @@ def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
     memory, embedded = gpu_memory(run), backend_of(engine).is_embedded
     dtype = engine_dtype(engine, run.trainer.compute_dtype or "float32")
     budgeted = memory is not None and not embedded
+    samples = run.trainer.train_batch_size * run.generator.n_samples_per_prompt
     return Serving(
         shape=shape,
         gpus=engines.tensor * engines.pipeline,
         copies=max(1, engines.tensor // max(1, shape.key_heads)),
         size=4 if dtype == "float32" else 2,
-        sequences=min(engine.max_num_seqs, _samples_of_an_engine(run, engines.number)),
+        sequences=min(engine.max_num_seqs, -(-samples // engines.number)),
         length=sum(longest_row(run)),
         step_tokens=engine.max_num_batched_tokens,
         budget=round(memory * engine.gpu_memory_utilization) if budgeted and memory else None,
@@ -190,13 +192,9 @@ def serving_of(run: SkyRLTrainConfig, shape: ModelShape) -> Serving | None:
 
 
 def _learners(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Mapping[Model, Learner] | None:
-    shapes = {model: _shape(run, path_of(run, model), shape_of_model) for model in models_of(run)}
+    shapes = {model: shape_of_model(path_of(run, model)) for model in models_of(run)}
     known = {model: shape for model, shape in shapes.items() if shape is not None}
     return {model: learner_of(run, model, shape) for model, shape in known.items()} if known == shapes else None
-
-
-def _shape(run: SkyRLTrainConfig, path: str, shape_of_model: ShapeOf) -> ModelShape | None:
-    return shape_of_model(path)
 
 
 def _phases(run: SkyRLTrainConfig, learners: Mapping[Model, Learner]) -> Iterator[Phase]:
@@ -289,19 +287,13 @@ def _settings(run: SkyRLTrainConfig, model: Model, name: str, parts: Bytes) -> t
     own = facts_of(run.trainer).recomputation
     field = "trainer.recompute_activations" if own is None else f"trainer.{model}.{own}"
     recomputing = (field,) if name == "update" and largest == "activations" else ()
-    return (_bound(run, rows), *recomputing, gpus)
-
-
-def _bound(run: SkyRLTrainConfig, rows: str) -> str:
-    return f"trainer.{'max_tokens_per_microbatch' if run.trainer.max_tokens_per_microbatch > 0 else rows}"
+    bound = "max_tokens_per_microbatch" if run.trainer.max_tokens_per_microbatch > 0 else rows
+    return (f"trainer.{bound}", *recomputing, gpus)
 
 
 def _takes_turns(run: SkyRLTrainConfig) -> bool:
     """Whether models are in host memory while others use the same GPUs."""
-    placement = run.trainer.placement
-    return run.trainer.device == "cuda" and (
-        placement.colocate_all or (placement.colocate_policy_ref and len(models_of(run)) > 1)
-    )
+    return run.trainer.device == "cuda" and shares_gpus(run)
 
 
 def _precision(run: SkyRLTrainConfig, model: Model) -> Precision:
@@ -360,11 +352,6 @@ def _megatron(run: SkyRLTrainConfig, model: Model) -> Megatron:
         gradient_size=4 if in_float else 2,
         cuts_tokens=bool(config.transformer_config_kwargs.get("sequence_parallel", degrees.tensor > 1)),
     )
-
-
-def _samples_of_an_engine(run: SkyRLTrainConfig, engines: int) -> int:
-    """Samples of a training batch for each engine."""
-    return -(-run.trainer.train_batch_size * run.generator.n_samples_per_prompt // engines)
 
 
 def _zero(zero: ZeroOptimizationConfig) -> Zero:

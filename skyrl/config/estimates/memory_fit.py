@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from skyrl.config.derive.engine_backends import backend_of
 from skyrl.config.derive.sizes import engines_of, models_of
@@ -26,7 +26,7 @@ Changes = Mapping[str, Any]
 
 
 @frozen(kw_only=True)
-class Verdict:
+class MemoryVerdict:
     """Whether a run fits its GPUs."""
 
     memory: int
@@ -48,26 +48,21 @@ class Verdict:
         return not self.over and self.cache_holds != 0
 
 
-def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> Verdict | None:
+def verdict_of(run: SkyRLTrainConfig, shape_of_model: ShapeOf = local_shape) -> MemoryVerdict | None:
     """The verdict on a resolved run; None if it names no kind of GPU, or a model's sizes are unknown."""
     found = judged(run, shape_of_model)
     if found is None or found.fits:
         return found
-    return Verdict(
-        memory=found.memory,
-        over=found.over,
-        cache_holds=found.cache_holds,
-        nearest=_nearest(itself(run), shape_of_model),
-    )
+    return evolve(found, nearest=_nearest(itself(run), shape_of_model))
 
 
-def judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> Verdict | None:
+def judged(run: SkyRLTrainConfig, shape_of_model: ShapeOf) -> MemoryVerdict | None:
     """The verdict without a search for changes that fit; None in the same cases as `verdict_of`."""
     memory, phases = gpu_memory(run), phases_of(run, shape_of_model)
     if memory is None or phases is None or run.trainer.device != "cuda":
         return None
     over = sorted((phase for phase in phases if phase.bytes > memory * FITS_WITHIN), key=lambda phase: -phase.bytes)
-    return Verdict(memory=memory, over=tuple(over), cache_holds=_cache(run, shape_of_model), nearest=None)
+    return MemoryVerdict(memory=memory, over=tuple(over), cache_holds=_cache(run, shape_of_model), nearest=None)
 
 
 def with_changes(run: SkyRLTrainConfig, changes: Changes) -> SkyRLTrainConfig:
@@ -215,7 +210,7 @@ def _halves(number: int) -> Iterator[int]:
         yield number
 
 
-def described(verdict: Verdict) -> str:
+def described(verdict: MemoryVerdict) -> str:
     """Why the run does not fit, in one sentence."""
     if not verdict.over:
         return "the engines' cache cannot hold one full-length sequence in the memory that the weights leave"

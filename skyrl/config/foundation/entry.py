@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transf
 import attrs
 
 from skyrl.errors import ConfigError, Problem
-from skyrl.tree import field, frozen, to_dict
+from skyrl.tree import field, frozen, joined, to_dict
 from skyrl.tree.builder import structure
 from skyrl.tree.classes import is_config
 from skyrl.tree.dump import stored_value
@@ -62,6 +62,19 @@ class BaseConfig(_AttrsClass):
         """Problems of this table at `path` in a tree."""
         for problem in self.own_problems():
             yield attrs.evolve(problem, path=f"{path}.{problem.path}")
+
+
+class LocatedConfig(BaseConfig):
+    """A table that has one place in the files of a run, so that a message can name its fields."""
+
+    __slots__ = ()
+
+    table_path: ClassVar[str] = ""
+    """Dotted path of the table; empty for the root."""
+
+    def path_of(self, field: str) -> str:
+        """Dotted path of a field of the table in the user's own file, such as `trainer.device` for `device`."""
+        return joined(self.table_path, field)
 
 
 def plain_tables(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from skyrl.config.checks.batches import BATCH_CHECKS
 from skyrl.config.checks.checkpoints import CHECKPOINT_CHECKS
 from skyrl.config.checks.data import DATA_CHECKS
 from skyrl.config.checks.engines import ENGINE_CHECKS
+from skyrl.config.checks.every_kind import EVERY_KIND_CHECKS
 from skyrl.config.checks.experts import EXPERT_CHECKS
 from skyrl.config.checks.learners import LEARNER_CHECKS
 from skyrl.config.checks.megatron import MEGATRON_CHECKS
@@ -22,7 +23,6 @@ from skyrl.config.checks.placement import PLACEMENT_CHECKS
 from skyrl.config.checks.plausible import PLAUSIBLE_CHECKS
 from skyrl.config.checks.rollouts import ROLLOUT_CHECKS
 from skyrl.config.checks.sampling import SAMPLING_CHECKS
-from skyrl.config.checks.sequences import SEQUENCE_CHECKS
 from skyrl.config.derive.model_tables import Role
 from skyrl.config.derive.rl_models import RL_ROLES
 from skyrl.config.derive.rules import RULES
@@ -47,6 +47,7 @@ RL = RunKind(
         *DATA_CHECKS,
         *SAMPLING_CHECKS,
         *AGENT_CHECKS,
+        *EVERY_KIND_CHECKS,
         *CHECKPOINT_CHECKS,
         *ALGORITHM_CHECKS,
         *BATCH_CHECKS,
@@ -54,7 +55,6 @@ RL = RunKind(
         *MEGATRON_CHECKS,
         *ALLOCATION_CHECKS,
         *MEMORY_CHECKS,
-        *SEQUENCE_CHECKS,
         *EXPERT_CHECKS,
         *ENGINE_CHECKS,
         *LEARNER_CHECKS,

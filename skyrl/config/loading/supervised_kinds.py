@@ -7,8 +7,7 @@ from functools import partial
 from skyrl.config.checks.supervised_checks import SUPERVISED_CHECKS
 from skyrl.config.derive.model_tables import grids_of
 from skyrl.config.derive.run_kind import RunKind
-from skyrl.config.derive.supervised_model import MODEL, REWARD
-from skyrl.config.derive.supervised_rules import SUPERVISED_RULES
+from skyrl.config.derive.supervised_rules import MODEL, REWARD, SUPERVISED_RULES
 from skyrl.config.effects.supervised import SUPERVISED_EFFECTS
 from skyrl.config.settings.supervised_root import RewardModelConfig, SFTConfig, SupervisedConfig
 from skyrl.planning.topology import Sizes

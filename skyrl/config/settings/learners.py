@@ -4,9 +4,9 @@ The sharding settings of every strategy stand side by side; `trainer.strategy` s
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from skyrl.config.foundation.entry import BaseConfig
+from skyrl.config.foundation.entry import BaseConfig, LocatedConfig
 from skyrl.config.settings.deepspeed import DeepSpeedConfig, OffloadConfig, ZeroOptimizationConfig
 from skyrl.config.settings.megatron import MegatronConfig
 from skyrl.config.settings.models import Dtype, ModelConfig
@@ -188,24 +188,27 @@ class FSDPConfig(BaseConfig):
     """Modules sharded as a unit: `transformer_layer_cls_to_wrap` lists classes. Empty: the model's own list."""
 
 
+class ModelDefaults:
+    """Settings of a policy that other models do not have, with their values in those."""
+
+    use_torch_compile: bool = False
+    moe_enable_routing_replay: bool = False
+    router_aux_loss_coef: float = 0.0
+    router_z_loss_coef: float = 0.0
+
+
 @frozen
-class PolicyConfig(BaseConfig):
-    """The model that is trained and that the inference engines serve."""
+class ShardedModelConfig(ModelDefaults, LocatedConfig):
+    """A model and how it is spread over ranks."""
 
-    model: ModelConfig = ModelConfig(path="Qwen/Qwen2.5-1.5B-Instruct")
+    model: ModelConfig = ModelConfig()
     """Weights to start from."""
-
-    optimizer_config: OptimizerConfig = OptimizerConfig()
-    """How the weights are updated."""
 
     fsdp_config: FSDPConfig = FSDPConfig()
     """Sharding under FSDP."""
 
     deepspeed_config: DeepSpeedConfig = DeepSpeedConfig()
     """Sharding under DeepSpeed."""
-
-    megatron_config: MegatronConfig = MegatronConfig()
-    """Sharding under Megatron."""
 
     sequence_parallel_size: int = field(default=1, validator=positive)
     """Consecutive ranks that share sequences (Ulysses, arXiv:2309.14509): each computes a stretch of every packed row,
@@ -228,6 +231,43 @@ class PolicyConfig(BaseConfig):
     to them and back, and no layer is gathered whole. Divides the number of ranks and of experts; under FSDP, with
     `fsdp_size = -1` and `tensor_parallel_size = 1`. 1: every rank computes all experts for its tokens. Under Megatron:
     `megatron_config.expert_model_parallel_size` instead."""
+
+
+@frozen
+class LearnerConfig(ShardedModelConfig):
+    """A model that learns."""
+
+    optimizer_config: OptimizerConfig = OptimizerConfig()
+    """How the weights are updated."""
+
+    use_dropout: bool = False
+    """Train with the dropout that the model's configuration names, such as `attention_dropout`; off while scoring and
+    in evaluation. What is dropped follows from `seed`, the optimizer step, the rank and the cut into micro-batches.
+    Refused for a model without any, and if the loss compares with numbers that were computed without dropout:
+    log-probabilities, or values under `trainer.algorithm.value_clip`."""
+
+
+@frozen
+class RLModelConfig(ShardedModelConfig):
+    """A model of a reinforcement-learning run, which Megatron may spread."""
+
+    megatron_config: MegatronConfig = MegatronConfig()
+    """Sharding under Megatron; the last pipeline stage of a critic holds the value head."""
+
+    model_config_kwargs: Mapping[str, Any] = FrozenDict()
+    """Values by name that replace those of the model's Hugging Face configuration, such as `max_position_embeddings`:
+    for the policy in learner, engines and exports. A reference loaded from the policy's path must have the policy's
+    values. Under Megatron: `megatron_config.model_config_kwargs`."""
+
+
+@frozen
+class PolicyConfig(LearnerConfig, RLModelConfig):
+    """The model that is trained and that the inference engines serve."""
+
+    table_path: ClassVar[str] = "trainer.policy"
+
+    model: ModelConfig = ModelConfig(path="Qwen/Qwen2.5-1.5B-Instruct")
+    """Weights to start from."""
 
     router_aux_loss_coef: float = field(default=0.0, validator=non_negative)
     """Weight of the load-balancing loss in the policy's loss, for a mixture of experts: E sum_i f_i P_i over its E
@@ -252,23 +292,16 @@ class PolicyConfig(BaseConfig):
     or another C++ compiler. The first updates wait for the compiler, which keeps its results between runs. Equal up to
     rounding."""
 
-    use_dropout: bool = False
-    """Train with the dropout that the model's configuration names, such as `attention_dropout`; off while scoring. What
-    is dropped follows from `trainer.seed`, the optimizer step, the rank and the cut into micro-batches. Refused for a
-    model without any, and if the loss compares with log-probabilities that were computed without dropout."""
-
     record_memory: bool = field(default=False, metadata=FREE)
     """With `trainer.profile_steps`: write what each optimizer step allocates beside its trace, as a table of operators
     by memory and, on CUDA, a snapshot of every allocation for pytorch.org/memory_viz."""
 
-    model_config_kwargs: Mapping[str, Any] = FrozenDict()
-    """Values by name that replace those of the model's Hugging Face configuration, in learner, engines and exports,
-    such as `max_position_embeddings`. Under Megatron: `megatron_config.transformer_config_kwargs`."""
-
 
 @frozen
-class CriticConfig(BaseConfig):
+class CriticConfig(LearnerConfig, RLModelConfig):
     """The model that predicts returns, for `advantage_estimator = "gae"`; there is one if its `model.path` is given."""
+
+    table_path: ClassVar[str] = "trainer.critic"
 
     model: ModelConfig = ModelConfig()
     """Weights to start from; the value head is new."""
@@ -276,69 +309,21 @@ class CriticConfig(BaseConfig):
     optimizer_config: OptimizerConfig = OptimizerConfig(lr=5e-6)
     """How the weights are updated; the default learning rate is five times the policy's."""
 
-    fsdp_config: FSDPConfig = FSDPConfig()
-    """Sharding under FSDP."""
-
-    deepspeed_config: DeepSpeedConfig = DeepSpeedConfig()
-    """Sharding under DeepSpeed."""
-
-    megatron_config: MegatronConfig = MegatronConfig()
-    """Sharding under Megatron; the last pipeline stage holds the value head."""
-
-    sequence_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that share sequences, as for the policy. 1: none."""
-
-    context_parallel_size: int = field(default=1, validator=positive)
-    """Ranks that share sequences and gather keys and values, as for the policy. 1: none."""
-
-    tensor_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that each hold a part of every large matrix, as for the policy. 1: matrices are whole."""
-
-    expert_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that hold different experts, as for the policy. 1: every rank computes all of them."""
-
-    use_dropout: bool = False
-    """Train with the dropout that the critic's configuration names; off while scoring, as for the policy. Refused with
-    `trainer.algorithm.value_clip`, which compares with values that were computed without dropout."""
-
-    model_config_kwargs: Mapping[str, Any] = FrozenDict()
-    """Values by name that replace those of the critic's Hugging Face configuration."""
-
 
 @frozen
-class RefConfig(BaseConfig):
+class RefConfig(RLModelConfig):
     """The frozen model that the policy is held near to; loaded only if `use_kl_loss` or `use_kl_in_reward` is on."""
+
+    table_path: ClassVar[str] = "trainer.ref"
 
     model: ModelConfig = ModelConfig()
     """Model of the reference; without a path, the weights that the policy starts from."""
-
-    sequence_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that share sequences, as for the policy. 1: none."""
-
-    context_parallel_size: int = field(default=1, validator=positive)
-    """Ranks that share sequences and gather keys and values, as for the policy. 1: none."""
-
-    tensor_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that each hold a part of every large matrix, as for the policy. 1: matrices are whole."""
-
-    expert_parallel_size: int = field(default=1, validator=positive)
-    """Consecutive ranks that hold different experts, as for the policy. 1: every rank computes all of them."""
 
     moe_enable_routing_replay: bool = False
     """Route each token to the experts that the engine chose for it, as in the policy; needs a reference with the same
     number of experts in each layer."""
 
-    fsdp_config: FSDPConfig = FSDPConfig()
-    """Sharding under FSDP."""
-
     deepspeed_config: DeepSpeedConfig = DeepSpeedConfig(
         zero_optimization=ZeroOptimizationConfig(offload_param=OffloadConfig(device="cpu"))
     )
     """Sharding under DeepSpeed; its weights rest in CPU memory, since they are read once a step."""
-
-    megatron_config: MegatronConfig = MegatronConfig()
-    """Sharding under Megatron."""
-
-    model_config_kwargs: Mapping[str, Any] = FrozenDict()
-    """Values by name that replace those of the reference's Hugging Face configuration. A reference loaded from the
-    policy's path must have the policy's values."""

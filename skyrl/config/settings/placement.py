@@ -24,7 +24,32 @@ def _readable(instance: object, attribute: "Attribute[Any]", value: str | None) 
 
 
 @frozen
-class PlacementConfig(BaseConfig):
+class ProcessesConfig(BaseConfig):
+    """How the processes of a run are started and watched."""
+
+    executor: Literal["auto", "in_process", "ray"] = field(default="auto", metadata=FREE)
+    """in_process: everything runs in the process of the command, so one process per model must be enough; ray: Ray
+    actors. auto: in_process where one is enough, ray otherwise."""
+
+    ray_address: str | None = field(default=None, metadata=FREE)
+    """Ray cluster that the run joins, as `host:port`; `auto` is one that runs on this machine. None: the run starts one
+    of its own here and ends it. Read when the executor is ray."""
+
+    start_timeout_seconds: Seconds = field(default=600.0, validator=positive, metadata=FREE)
+    """Maximum seconds until all processes have started and loaded their models; after that the run ends and names those
+    that are missing. Read when the executor is ray."""
+
+    call_timeout_seconds: Seconds = field(default=3600.0, validator=positive, metadata=FREE)
+    """Maximum seconds for one call of a process: one batch of samples, one update, one transfer of weights. Read when
+    the executor is ray."""
+
+    heartbeat_timeout_seconds: Seconds = field(default=60.0, validator=positive, metadata=FREE)
+    """The run ends if a process sends no heartbeat for this many seconds. A busy process sends heartbeats, a stopped
+    one does not. A process that is still starting has `start_timeout_seconds`. Read when the executor is ray."""
+
+
+@frozen
+class PlacementConfig(ProcessesConfig):
     """Nodes and GPUs of each model. On a machine without GPUs the counts are processes. They may change on resume."""
 
     colocate_all: bool = True
@@ -64,22 +89,13 @@ class PlacementConfig(BaseConfig):
     `vllm:d4t2+fsdp:d8` gives each its own GPUs, `vllm:d4t2|fsdp:d8` lets them take turns. Machines have 8 GPUs. A field
     that is also set must agree. See docs/planning.md. None: the fields decide."""
 
-    executor: Literal["auto", "in_process", "ray"] = field(default="auto", metadata=FREE)
-    """in_process: everything runs in the process of the command, so one process per model must be enough; ray: Ray
-    actors. auto: in_process where one is enough, ray otherwise."""
 
-    ray_address: str | None = field(default=None, metadata=FREE)
-    """Ray cluster that the run joins, as `host:port`; `auto` is one that runs on this machine. None: the run starts one
-    of its own here and ends it. Read when the executor is ray."""
+@frozen
+class SFTPlacementConfig(ProcessesConfig):
+    """Processes of a supervised run, which has one model. On a machine without GPUs the counts are processes."""
 
-    start_timeout_seconds: Seconds = field(default=600.0, validator=positive, metadata=FREE)
-    """Maximum seconds until all processes have started and loaded their models; after that the run ends and names those
-    that are missing. Read when the executor is ray."""
+    num_nodes: int = field(default=1, validator=positive)
+    """Nodes of the model."""
 
-    call_timeout_seconds: Seconds = field(default=3600.0, validator=positive, metadata=FREE)
-    """Maximum seconds for one call of a process: one batch of samples, one update, one transfer of weights. Read when
-    the executor is ray."""
-
-    heartbeat_timeout_seconds: Seconds = field(default=60.0, validator=positive, metadata=FREE)
-    """The run ends if a process sends no heartbeat for this many seconds. A busy process sends heartbeats, a stopped
-    one does not. A process that is still starting has `start_timeout_seconds`. Read when the executor is ray."""
+    num_gpus_per_node: int = field(default=1, validator=positive)
+    """GPUs on each of them."""

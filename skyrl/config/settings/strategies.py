@@ -8,18 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Protocol
 
 from attrs import evolve, frozen
 
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.planning.topology import Degrees
-
-
-class Spread(Protocol):
-    """A part of the configuration that chooses a strategy: `trainer`, or the root of a supervised run."""
-
-    @property
-    def strategy(self) -> str: ...
 
 
 @frozen(kw_only=True)
@@ -124,11 +117,11 @@ def has_own_modules(name: object) -> bool:
     return isinstance(name, str) and name in STRATEGIES and STRATEGIES[name].own_modules
 
 
-def facts_of(trainer: Spread) -> StrategyFacts:
+def facts_of(run: RunBasics) -> StrategyFacts:
     """Facts about the strategy that a run chooses."""
-    return STRATEGIES[trainer.strategy]
+    return STRATEGIES[run.strategy]
 
 
-def reads(trainer: Spread, table: str) -> bool:
+def reads(run: RunBasics, table: str) -> bool:
     """Whether the strategy of a run reads this table of a model, such as `fsdp_config`."""
-    return facts_of(trainer).table == table
+    return facts_of(run).table == table

@@ -40,7 +40,6 @@ from skyrl.models.megatron.adapters import attach_adapters, let_gradients_pass
 from skyrl.models.megatron.gpt import MegatronDecoder, transformer_config
 from skyrl.models.megatron.layout import DecoderSizes, expert_layout_of, layout_of
 from skyrl.planning.batches import uneven_parts
-from skyrl.tree import joined
 
 T = TypeVar("T")
 
@@ -64,7 +63,7 @@ class Megatron:
         """Raises `ModelError` for degrees that do not divide the model, before any group of ranks is made."""
         self._meta: Any = source.meta_model()
         parts = parts_under_megatron(self._meta.config.get_text_config().to_dict())
-        table = joined(context.section_field, "megatron_config")
+        table = context.section.path_of("megatron_config")
         degrees = {
             "tensor_model": self._degrees.tensor,
             "pipeline_model": self._degrees.pipeline,
@@ -85,7 +84,7 @@ class Megatron:
     def _build(self, source: ModelSource, context: StrategyContext) -> None:
         self._ranks, self._device, self._mover = context.ranks, context.device, context.mover
         sizes = DecoderSizes.of(self._meta.config)
-        table = joined(context.section_field, "megatron_config")
+        table = context.section.path_of("megatron_config")
         megatron = transformer_config(
             self._meta.config,
             sizes,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -16,7 +15,8 @@ from torch import Tensor, nn
 from skyrl.algorithms.reductions import token_mean
 from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.shards import TensorSource
-from skyrl.config import CriticConfig, PolicyConfig, TrainerConfig
+from skyrl.config.settings.learners import LearnerConfig, RLModelConfig
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of, reads
 from skyrl.errors import NonFiniteError, RunError
 from skyrl.learners.budget import micro_batches
@@ -25,7 +25,7 @@ from skyrl.learners.host_activations import HostActivations
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.profiling import UpdateProfiler
 from skyrl.learners.rank_metrics import Measurements, Metrics, Moments, RankMetrics
-from skyrl.learners.ranks import ALONE, Ranks
+from skyrl.learners.ranks import Ranks
 from skyrl.learners.routing import Loads, RouterCosts, RouterWork
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.schedule import (
@@ -33,14 +33,12 @@ from skyrl.learners.schedule import (
     learning_rate_schedule,
     move_schedule,
     recompute_activations,
-    updates_per_training_step,
 )
 from skyrl.learners.strategy import ModelSource
 from skyrl.learners.workers.model_worker import ModelWorker
 from skyrl.models.dropout import dropping, dropping_modules
 from skyrl.models.lora import adapter_alone, merged, merged_shapes
 from skyrl.models.routers import RowLoads
-from skyrl.tree import joined
 
 R = TypeVar("R")
 
@@ -90,9 +88,9 @@ def weighed(objective: Objective, batch: TrainingBatch) -> TrainingBatch:
     return batch.given(row_weights=torch.full(batch.lengths.shape, 1 / len(batch)))
 
 
-def trace_folder(trainer: TrainerConfig, section: PolicyConfig | CriticConfig, rank: int) -> Path | None:
+def trace_folder(run: RunBasics, section: LearnerConfig, rank: int) -> Path | None:
     """The folder that this rank's updates are traced into from the start, under Megatron. None: no traces."""
-    if not reads(trainer, "megatron_config"):
+    if not isinstance(section, RLModelConfig) or not reads(run, "megatron_config"):
         return None
     traces = section.megatron_config.torch_profiler_config
     return Path(traces.save_path) if traces.enable and traces.save_path and rank in traces.ranks else None
@@ -102,71 +100,50 @@ class LearningWorker(ModelWorker):
     """A model that learns: scoring, optimizer steps, and export of its weights and state."""
 
     role: ClassVar[Literal["policy", "critic"]]
-    """The name of the model in a checkpoint, and of its table below `trainer`."""
+    """The name of the model in a checkpoint."""
 
     def __init__(
         self,
-        trainer: TrainerConfig,
-        num_training_steps: int | None = None,
+        run: RunBasics,
+        section: LearnerConfig,
+        source: ModelSource,
+        read: ForwardFn,
+        num_training_steps: int | None,
+        updates: int,
         *,
-        ranks: Ranks = ALONE,
-        mover: DeviceMover | None = None,
-        config_path: str | None = None,
+        ranks: Ranks,
+        mover: DeviceMover | None,
     ) -> None:
-        """Loads the model of `trainer`'s table with a new optimizer.
+        """Loads the model of `section` with a new optimizer; `source` and `read` are as in `ModelWorker`.
 
-        `num_training_steps` counts optimizer steps; only schedules with an end (linear, cosine, ...) need it. Messages
-        name fields below `config_path`, the table of this model in the user's file: by default `trainer.<role>`; empty
-        stands for the whole file.
+        `num_training_steps` counts optimizer steps; only schedules with an end (linear, cosine, ...) need it. `updates`
+        is the number of them in a training step.
         """
-        role, config_path = self.role, f"trainer.{self.role}" if config_path is None else config_path
-        section: PolicyConfig | CriticConfig = getattr(trainer, role)
-        optimizer = section.optimizer_config
-        super().__init__(
-            trainer,
-            section,
-            self._source(trainer, config_path),
-            self._reading(trainer),
-            ranks,
-            role=role,
-            config_path=config_path,
-            optimizer=optimizer,
-            mover=mover,
-        )
-        facts = facts_of(trainer)
-        self._lora, self._seed = section.model.lora, trainer.seed
+        role, optimizer = self.role, section.optimizer_config
+        super().__init__(run, section, source, read, ranks, role=role, optimizer=optimizer, mover=mover)
+        facts = facts_of(run)
+        self._lora, self._seed = section.model.lora, run.seed
         self._tensor_parallel = facts.degrees_of(section).tensor
         self._optimizer_name = optimizer.optimizer
-        self._train_rows = trainer.micro_train_batch_size_per_gpu
-        self._max_skipped = 0 if trainer.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
+        self._train_rows = run.micro_train_batch_size_per_gpu * run.rows_of_an_item
+        self._max_skipped = 0 if run.faults.on_non_finite == "abort" else optimizer.max_skipped_updates
         self._passes = 0  # whose gradients the next optimizer step uses
         self._sums: Metrics = {}  # of their losses, on this rank
         self._skipped = 0  # optimizer steps in a row
         self._overflowed = False  # the last step was skipped because the loss scale was too large
         self._router_costs = RouterCosts.of(section)
-        self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=trainer.policy.record_memory)
-        self._profiler.write_to(trace_folder(trainer, section, ranks.rank))
-        field = joined(config_path, "use_dropout")
+        self._profiler = UpdateProfiler(f"{role}-{ranks.rank}", record_memory=run.record_memory)
+        self._profiler.write_to(trace_folder(run, section, ranks.rank))
+        field = section.path_of("use_dropout")
         self._dropping = dropping_modules(self.model, self._lora, own=section.use_dropout, field=field)
-        if trainer.recompute_activations and facts.recomputation is None:
-            reentrant = trainer.gradient_checkpointing_use_reentrant
+        if run.recompute_activations and facts.recomputation is None:
+            reentrant = run.gradient_checkpointing_use_reentrant
             recompute_activations(self.model, use_reentrant=reentrant, draws=bool(self._dropping))
-            if trainer.offload_activations:
+            if run.offload_activations:
                 HostActivations().attach(self.model)
         assert self.strategy.optimizer is not None
         self.optimizer = self.strategy.optimizer
-        updates = updates_per_training_step(trainer, getattr(trainer, f"{role}_mini_batch_size"))
         self.schedule = learning_rate_schedule(self.optimizer, optimizer, num_training_steps, updates)
-
-    @staticmethod
-    @abstractmethod
-    def _source(trainer: TrainerConfig, config_path: str) -> ModelSource:
-        """The model, before it has learned anything."""
-
-    @staticmethod
-    @abstractmethod
-    def _reading(trainer: TrainerConfig) -> ForwardFn:
-        """How the model is read."""
 
     async def forward_backward(self, batch: TrainingBatch, objective: Objective) -> Metrics:
         """Add the gradient of the objective over the batch, in micro-batches whose number affects only memory, to those
@@ -285,7 +262,7 @@ class LearningWorker(ModelWorker):
         if not math.isfinite(learning_rate):
             raise NonFiniteError(
                 f"the {self._title}'s learning rate is {learning_rate}: the optimizer step was not taken. Look at "
-                f"{joined(self._config_path, 'optimizer_config')}"
+                f"{self._section.path_of('optimizer_config')}"
             )
         return learning_rate
 
@@ -383,8 +360,8 @@ class LearningWorker(ModelWorker):
     def _why_to_stop(self, norm: float, sums: Metrics) -> str:
         parts = ", ".join(f"{name} {value:g}" for name, value in sums.items() if not name.startswith(PARITY))
         times = f"{self._skipped} times in a row" if self._skipped > 1 else "now"
-        data = ", or look at the rewards and log-probabilities of this step" if self._config_path else ""
+        data = ", or look at the rewards and log-probabilities of this step" if self._section.table_path else ""
         return (
             f"the {self._title}'s gradient norm is {norm} ({times}; {parts}): the optimizer step was not taken and the "
-            f"weights are unchanged. Lower {joined(self._config_path, 'optimizer_config.lr')}{data}."
+            f"weights are unchanged. Lower {self._section.path_of('optimizer_config.lr')}{data}."
         )

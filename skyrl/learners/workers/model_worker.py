@@ -18,9 +18,10 @@ from skyrl.batch import TrainingBatch
 from skyrl.checkpoint.manifest import StoredFile
 from skyrl.checkpoint.shards import TensorShard, TensorSource, write_shards
 from skyrl.checkpoint.store import could_not_write, file_of_rank
-from skyrl.config import CriticConfig, OptimizerConfig, RefConfig, TrainerConfig
+from skyrl.config import OptimizerConfig
+from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
-from skyrl.config.settings.trainer_fields import table_above, trainer_field
 from skyrl.errors import ModelError, NonFiniteError, RunError
 from skyrl.learners.budget import TokenBudget, micro_batches
 from skyrl.learners.forward import ForwardFn, Outputs, probe_forward
@@ -32,11 +33,11 @@ from skyrl.learners.routing import RouterCosts
 from skyrl.learners.row_layouts import MicroBatch
 from skyrl.learners.sequence_parallel import refuse_unshareable
 from skyrl.learners.strategy import ModelSource, StrategyContext
-from skyrl.learners.workers.strategies import ModelSection, strategy_named
+from skyrl.learners.workers.strategies import strategy_named
 from skyrl.models.attention.segment_attention import leave_out_cudnn
 from skyrl.models.routers import Routers, known_routers
 from skyrl.storage.disk import Storage
-from skyrl.tree import joined, required
+from skyrl.tree import required
 
 _log = logging.getLogger(__name__)
 
@@ -46,37 +47,35 @@ class ModelWorker:
 
     def __init__(
         self,
-        trainer: TrainerConfig,
-        section: ModelSection,
+        run: RunBasics,
+        section: ShardedModelConfig,
         source: ModelSource,
         read: ForwardFn,
         ranks: Ranks,
         *,
         role: str,
-        config_path: str,
         optimizer: OptimizerConfig | None = None,
         mover: DeviceMover | None = None,
     ) -> None:
-        """`section` is the model's own part of the configuration, at `config_path` in the user's file; `read` computes
-        the scores; `role` is the model's name in a checkpoint.
+        """`section` is the model's own part of the configuration; `source` loads the model before it has learned
+        anything; `read` computes the scores; `role` is the model's name in a checkpoint.
 
         Raises `ModelError` if the model cannot be loaded or is not causal, `ConfigError` if a field that `resolve()`
         derives is unset, `ProcessError` if the ranks cannot connect.
         """
-        self.ranks, self._role, self._config_path, self._read = ranks, role, config_path, read
+        self.ranks, self._role, self._section, self._read = ranks, role, section, read
         self._staged: list[TensorShard] = []
-        table = table_above(config_path)
-        start, facts = strategy_named(trainer.strategy, trainer_field(table, "strategy")), facts_of(trainer)
+        start, facts = strategy_named(run.strategy, run.path_of("strategy")), facts_of(run)
         degrees = facts.degrees_of(section)
         sharing = {"sequence": degrees.sequence, "context": degrees.context, "tensor": degrees.tensor}
-        self.device = torch.device(required_device(trainer))
-        self._forward_rows = trainer.micro_forward_batch_size_per_gpu
-        self._budget = token_budget(trainer)
-        if trainer.deterministic:
+        self.device = torch.device(required_device(run))
+        self._forward_rows = run.micro_forward_batch_size_per_gpu
+        self._budget = token_budget(run)
+        if run.deterministic:
             torch.use_deterministic_algorithms(True)
         if self.device.type == "cuda":
             leave_out_cudnn()
-        context = _context(trainer, section, ranks, config_path, optimizer, mover)
+        context = _context(run, section, ranks, optimizer, mover)
         self._loss_scale = context.loss_scale
         with ExitStack() as failed:
             self._joined = ranks.size > 1 or facts.joins_alone
@@ -86,7 +85,7 @@ class ModelWorker:
             self.strategy = start(source, section, context)
             failed.callback(self.strategy.close)
             if degrees.sequence * degrees.context > 1:
-                refuse_unshareable(self.model, ranks.size, config_path, **sharing)
+                refuse_unshareable(self.model, ranks.size, section, **sharing)
             if source.rows.reason and ranks.rank == 0:
                 _log.warning("%s: %s", self._title, source.rows.reason)
             probe = partial(
@@ -94,14 +93,16 @@ class ModelWorker:
                 pack=source.rows.pack,
                 share_prompts=source.rows.share_prompts,
                 device=self.device,
-                packing_field=trainer_field(table, "use_sample_packing"),
+                packing_field=run.path_of("use_sample_packing"),
                 row_sharing=ranks.row_sharing(**sharing),
             )
             options = self.strategy.probe(probe)
             routed = self._asks_routers(section)
             replaced = routed and not facts.own_modules
             routers = Routers(self.model, learned=bool(context.router_costs)) if replaced else None
-            self._options = attrs.evolve(options, routers=routers, routed=routed, replays=_replays(section))
+            self._options = attrs.evolve(
+                options, routers=routers, routed=routed, replays=section.moe_enable_routing_replay
+            )
             failed.pop_all()
 
     @property
@@ -112,7 +113,7 @@ class ModelWorker:
     @property
     def _title(self) -> str:
         """The name of the model in messages: its role, or "model" if the run has only one."""
-        return self._role if self._config_path else "model"
+        return self._role if self._section.table_path else "model"
 
     async def score(self, batch: TrainingBatch) -> Tensor:
         """(B, L) float32, without gradient: the model's score of each selected token, 0 elsewhere; (0, L) on a rank
@@ -186,20 +187,21 @@ class ModelWorker:
         if broken is not None:
             raise NonFiniteError(
                 f"{broken} of the {self._title} holds NaN or infinity {when}: it is not saved, and no engine gets it. "
-                f"Lower {joined(self._config_path, 'optimizer_config.lr')}"
+                f"Lower {self._section.path_of('optimizer_config.lr')}"
             )
 
-    def _asks_routers(self, section: ModelSection) -> bool:
+    def _asks_routers(self, section: ShardedModelConfig) -> bool:
         """Whether the model has routers that are measured or replayed. Raises `ModelError` if that is configured for a
         model without routers.
         """
-        costs, replays = RouterCosts.of(section), _replays(section)
+        costs, replays = RouterCosts.of(section), section.moe_enable_routing_replay
         if known_routers(self.model):
-            return replays or not isinstance(section, RefConfig)
+            return replays or isinstance(section, LearnerConfig)
         if costs or replays:
             name = "moe_enable_routing_replay" if replays else f"router_{'aux' if costs.aux_coef else 'z'}_loss_coef"
-            field = joined(self._config_path, name)
-            raise ModelError(f"this model has no experts, or its type of router is not supported: remove {field}")
+            raise ModelError(
+                "this model has no experts, or its type of router is not supported: remove " + section.path_of(name)
+            )
         return False
 
     def _forward(self, model: nn.Module, micro: MicroBatch) -> Outputs:
@@ -209,46 +211,39 @@ class ModelWorker:
         return self._forward(model, micro).values
 
 
-def _replays(section: ModelSection) -> bool:
-    """Whether the model replays the experts that the engine chose."""
-    return not isinstance(section, CriticConfig) and section.moe_enable_routing_replay
-
-
-def token_budget(trainer: TrainerConfig) -> TokenBudget:
+def token_budget(run: RunBasics) -> TokenBudget:
     """The configured token budget of micro-batches."""
-    limit = trainer.max_tokens_per_microbatch
+    limit = run.max_tokens_per_microbatch
     return TokenBudget(
         tokens=limit if limit > 0 else None,
-        at_least=trainer.min_microbatches,
-        keep_groups=trainer.use_sample_packing and trainer.share_group_prompts,
+        at_least=run.min_microbatches,
+        keep_groups=run.use_sample_packing and run.share_group_prompts,
     )
 
 
 def _context(
-    trainer: TrainerConfig,
-    section: ModelSection,
+    run: RunBasics,
+    section: ShardedModelConfig,
     ranks: Ranks,
-    config_path: str,
     optimizer: OptimizerConfig | None,
     mover: DeviceMover | None,
 ) -> StrategyContext:
-    """The arguments of a strategy on these ranks; messages name fields at and above `config_path`."""
-    table = table_above(config_path)
+    """The arguments of a strategy on these ranks."""
     return StrategyContext(
+        run=run,
+        section=section,
         ranks=ranks,
-        device=torch.device(required_device(trainer)),
-        compute_dtype=getattr(torch, required(trainer.compute_dtype, trainer_field(table, "compute_dtype"))),
+        device=torch.device(required_device(run)),
+        compute_dtype=getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype"))),
         optimizer=optimizer,
-        micro_batch_rows=trainer.micro_train_batch_size_per_gpu,
-        loss_scale=loss_scale_of(trainer, section, ranks.size) if optimizer else None,
+        micro_batch_rows=run.micro_train_batch_size_per_gpu * run.rows_of_an_item,
+        loss_scale=loss_scale_of(run, section, ranks.size) if optimizer else None,
         mover=mover or DeviceMover(),
-        degrees=facts_of(trainer).degrees_of(section),
-        section_field=config_path,
-        strategy_field=trainer_field(table, "strategy"),
+        degrees=facts_of(run).degrees_of(section),
         router_costs=RouterCosts.of(section),
     )
 
 
-def required_device(trainer: TrainerConfig) -> Literal["cpu", "cuda"]:
-    """`trainer.device` once `resolve()` has replaced `auto`. Raises `ConfigError` if it has not."""
-    return required(None if trainer.device == "auto" else trainer.device, "trainer.device")
+def required_device(run: RunBasics) -> Literal["cpu", "cuda"]:
+    """The device once `resolve()` has replaced `auto`. Raises `ConfigError` if it has not."""
+    return required(None if run.device == "auto" else run.device, run.path_of("device"))

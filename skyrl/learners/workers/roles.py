@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from skyrl.config import ModelConfig, TrainerConfig
+from skyrl.config import RewardModelConfig, SFTConfig, TrainerConfig
 from skyrl.config.derive.model_overrides import learner_overrides
+from skyrl.config.settings.learners import LearnerConfig, ShardedModelConfig
+from skyrl.config.settings.run_basics import RunBasics
 from skyrl.config.settings.strategies import facts_of
-from skyrl.config.settings.trainer_fields import table_above, trainer_field
+from skyrl.config.settings.supervised_root import SCORE
 from skyrl.learners.forward import ForwardFn, compute_logprobs, read_values
 from skyrl.learners.moving import DeviceMover
 from skyrl.learners.ranks import ALONE, Ranks
@@ -34,7 +35,7 @@ from skyrl.models.files.stored_weights import StoredWeights
 from skyrl.models.fused_layers import fuse_layers
 from skyrl.models.lora import with_adapter
 from skyrl.models.value_head import ValueModel
-from skyrl.tree import joined, required
+from skyrl.tree import required
 
 
 class RefWorker(ModelWorker):
@@ -42,18 +43,8 @@ class RefWorker(ModelWorker):
 
     def __init__(self, trainer: TrainerConfig, *, ranks: Ranks = ALONE, mover: DeviceMover | None = None) -> None:
         """Loads `trainer.ref.model`; its adapter, if it has one, is merged into its weights."""
-        ref = trainer.ref
-        source = _causal_lm(trainer, "ref", "trainer.ref")
-        super().__init__(
-            trainer,
-            ref,
-            source,
-            _log_probabilities(trainer),
-            ranks,
-            role="ref",
-            config_path="trainer.ref",
-            mover=mover,
-        )
+        source, read = causal_lm(trainer, trainer.ref), _log_probabilities(trainer)
+        super().__init__(trainer, trainer.ref, source, read, ranks, role="ref", mover=mover)
 
 
 class PolicyWorker(LearningWorker):
@@ -68,28 +59,35 @@ class PolicyWorker(LearningWorker):
         *,
         ranks: Ranks = ALONE,
         mover: DeviceMover | None = None,
-        config_path: str = "trainer.policy",
     ) -> None:
         """Loads `trainer.policy.model`. See `LearningWorker` for the arguments."""
-        super().__init__(trainer, num_training_steps, ranks=ranks, mover=mover, config_path=config_path)
-        if compiles_layers(trainer):
+        policy, updates = trainer.policy, _updates(trainer, trainer.policy_mini_batch_size)
+        read = _log_probabilities(trainer, compile_it=_compiles_logits(trainer, policy))
+        source = causal_lm(trainer, policy)
+        super().__init__(trainer, policy, source, read, num_training_steps, updates, ranks=ranks, mover=mover)
+        if compiles_layers(trainer, policy):
             compile_layers(self.model)  # after the passes that probe it, in another type
 
-    @staticmethod
-    def _source(trainer: TrainerConfig, config_path: str) -> ModelSource:
-        return _causal_lm(trainer, "policy", config_path)
 
-    @staticmethod
-    def _reading(trainer: TrainerConfig) -> ForwardFn:
-        return _log_probabilities(trainer, compile_it=_compiles_logits(trainer))
-
-
-class SFTWorker(PolicyWorker):
+class SFTWorker(LearningWorker):
     """The model that learns from given text; only the log-probabilities of its tokens are measured."""
 
-    @staticmethod
-    def _reading(trainer: TrainerConfig) -> ForwardFn:
-        return partial(compute_logprobs, temperature=1.0, measured=False, compile_it=_compiles_logits(trainer))
+    role = "policy"
+
+    def __init__(
+        self,
+        run: SFTConfig,
+        num_training_steps: int | None = None,
+        *,
+        ranks: Ranks = ALONE,
+        mover: DeviceMover | None = None,
+    ) -> None:
+        """Loads `run.model`. See `LearningWorker` for the arguments."""
+        compiled = _compiles_logits(run, run)
+        read = partial(compute_logprobs, temperature=1.0, measured=False, compile_it=compiled)
+        super().__init__(run, run, causal_lm(run, run), read, num_training_steps, 1, ranks=ranks, mover=mover)
+        if compiles_layers(run, run):
+            compile_layers(self.model)  # after the passes that probe it, in another type
 
 
 class CriticWorker(LearningWorker):
@@ -99,29 +97,60 @@ class CriticWorker(LearningWorker):
 
     role = "critic"
 
-    @staticmethod
-    def _source(trainer: TrainerConfig, config_path: str) -> ModelSource:
-        head = partial(ValueModel, prefix=trainer.algorithm.value_head_prefix, seed=trainer.seed)
-        return _under(head, _causal_lm(trainer, "critic", config_path))
+    def __init__(
+        self,
+        trainer: TrainerConfig,
+        num_training_steps: int | None = None,
+        *,
+        ranks: Ranks = ALONE,
+        mover: DeviceMover | None = None,
+    ) -> None:
+        """Loads `trainer.critic.model`. See `LearningWorker` for the arguments."""
+        critic, updates = trainer.critic, _updates(trainer, trainer.critic_mini_batch_size)
+        source = _with_head(causal_lm(trainer, critic), trainer.algorithm.value_head_prefix, trainer.seed)
+        super().__init__(trainer, critic, source, read_values, num_training_steps, updates, ranks=ranks, mover=mover)
 
-    @staticmethod
-    def _reading(trainer: TrainerConfig) -> ForwardFn:
-        return read_values
+
+class RewardModelWorker(LearningWorker):
+    """The model that learns which of two chats is better: its score is one number at the end of each."""
+
+    role = "critic"
+
+    def __init__(
+        self,
+        run: RewardModelConfig,
+        num_training_steps: int | None = None,
+        *,
+        ranks: Ranks = ALONE,
+        mover: DeviceMover | None = None,
+    ) -> None:
+        """Loads `run.model` with a new head, drawn from `run.seed`. See `LearningWorker` for the arguments."""
+        source = _with_head(causal_lm(run, run), SCORE, run.seed)
+        super().__init__(run, run, source, read_values, num_training_steps, 1, ranks=ranks, mover=mover)
 
 
-def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"], config_path: str) -> ModelSource:
-    model: ModelConfig = getattr(trainer, role).model
-    field, table = joined(config_path, "model"), table_above(config_path)
-    source, overrides = required(model.path, f"{field}.path"), learner_overrides(trainer, role)
-    attention: str = required(trainer.attention, trainer_field(table, "attention"))
-    rows = rows_of_run(trainer, load_config(source, overrides), attention, table)
+def _with_head(source: ModelSource, name: str, seed: int) -> ModelSource:
+    return _under(partial(ValueModel, prefix=name, seed=seed), source)
+
+
+def _updates(trainer: TrainerConfig, mini_batch_size: int) -> int:
+    """Number of optimizer steps of a model in a training step."""
+    return trainer.update_epochs_per_batch * max(1, trainer.train_batch_size // mini_batch_size)
+
+
+def causal_lm(run: RunBasics, section: ShardedModelConfig) -> ModelSource:
+    """The model of a table of the configuration, with its adapter: trained where the model learns, else merged."""
+    model, table = section.model, run.table_path
+    source, overrides = required(model.path, section.path_of("model.path")), learner_overrides(run, section)
+    attention: str = required(run.attention, run.path_of("attention"))
+    rows = rows_of_run(run, load_config(source, overrides), attention)
 
     def on_device(loaded: nn.Module) -> nn.Module:
         """The model with the kernels that its device has for its layers."""
-        whole = getattr(trainer, role).tensor_parallel_size == 1 and not facts_of(trainer).own_modules
-        if trainer.use_liger_kernel and trainer.device == "cuda" and whole and not compiles_layers(trainer, role):
-            dtype = getattr(torch, required(trainer.compute_dtype, trainer_field(table, "compute_dtype")))
-            fuse_layers(loaded, torch.device("cuda"), dtype, field=trainer_field(table, "use_liger_kernel"))
+        whole = section.tensor_parallel_size == 1 and not facts_of(run).own_modules
+        if run.use_liger_kernel and run.device == "cuda" and whole and not compiles_layers(run, section):
+            dtype = getattr(torch, required(run.compute_dtype, run.path_of("compute_dtype")))
+            fuse_layers(loaded, torch.device("cuda"), dtype, field=run.path_of("use_liger_kernel"))
         return loaded
 
     def load(device: torch.device) -> nn.Module:
@@ -133,21 +162,21 @@ def _causal_lm(trainer: TrainerConfig, role: Literal["policy", "critic", "ref"],
                 device=device,
                 table=table,
                 overrides=overrides,
-                init_seed=trainer.seed if model.init_from_scratch else None,
+                init_seed=run.seed if model.init_from_scratch else None,
             )
         )
 
     def meta_model() -> nn.Module:
         return on_device(causal_lm_skeleton(source, attention=rows.attention, overrides=overrides))
 
-    if not model.lora.rank:
-        stored = None if model.init_from_scratch else StoredWeights(source, table)
-        return ModelSource(load=load, meta_model=meta_model, rows=rows, stored=stored)
-    adapt = partial(with_adapter, lora=model.lora, seed=trainer.seed, field=f"{field}.lora")
-    if role == "ref":
-        return ModelSource(load=lambda device: merge_adapters(adapt(load(device))), meta_model=meta_model, rows=rows)
     stored = None if model.init_from_scratch else StoredWeights(source, table)
-    return _under(adapt, ModelSource(load=load, meta_model=meta_model, rows=rows, stored=stored))
+    base = ModelSource(load=load, meta_model=meta_model, rows=rows, stored=stored)
+    if not model.lora.rank:
+        return base
+    adapt = partial(with_adapter, lora=model.lora, seed=run.seed, field=section.path_of("model.lora"))
+    if not isinstance(section, LearnerConfig):
+        return ModelSource(load=lambda device: merge_adapters(adapt(load(device))), meta_model=meta_model, rows=rows)
+    return _under(adapt, base)
 
 
 def _under(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource:
@@ -168,15 +197,15 @@ def _under(change: Callable[..., nn.Module], source: ModelSource) -> ModelSource
     )
 
 
-def compiles_layers(trainer: TrainerConfig, role: str = "policy") -> bool:
+def compiles_layers(run: RunBasics, section: ShardedModelConfig) -> bool:
     """Whether a model's decoder layers are compiled."""
-    asked = trainer.policy.use_torch_compile and role == "policy" and trainer.policy.tensor_parallel_size == 1
-    return asked and trainer.device == "cuda" and facts_of(trainer).compiles
+    asked = section.use_torch_compile and section.tensor_parallel_size == 1
+    return asked and run.device == "cuda" and facts_of(run).compiles
 
 
-def _compiles_logits(trainer: TrainerConfig) -> bool:
+def _compiles_logits(run: RunBasics, section: ShardedModelConfig) -> bool:
     """Whether the functions of logits are compiled; CUDA has kernels for them."""
-    return trainer.policy.use_torch_compile and trainer.device != "cuda"
+    return section.use_torch_compile and run.device != "cuda"
 
 
 def _log_probabilities(trainer: TrainerConfig, *, compile_it: bool = False) -> ForwardFn:

@@ -7,26 +7,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skyrl.config import CriticConfig, PolicyConfig, RefConfig
+from skyrl.config.settings.learners import RLModelConfig, ShardedModelConfig
 from skyrl.errors import ConfigError, Problem
 from skyrl.learners.fsdp2 import Fsdp2
 from skyrl.learners.megatron.package import import_megatron
 from skyrl.learners.strategy import ModelSource, Strategy, StrategyContext
 from skyrl.learners.zero.strategy import Zero
 
-ModelSection = PolicyConfig | CriticConfig | RefConfig
-"""One model's part of the configuration, with the settings of every strategy side by side."""
-
-Start = Callable[[ModelSource, ModelSection, StrategyContext], Strategy]
+Start = Callable[[ModelSource, ShardedModelConfig, StrategyContext], Strategy]
 """Spreads a model over its ranks, as its section of the configuration says. Collective."""
 
 
-def _fsdp2(source: ModelSource, section: ModelSection, context: StrategyContext) -> Strategy:
+def _fsdp2(source: ModelSource, section: ShardedModelConfig, context: StrategyContext) -> Strategy:
     return Fsdp2(source, section.fsdp_config, context)
 
 
-def _megatron(source: ModelSource, section: ModelSection, context: StrategyContext) -> Strategy:
-    megatron: type[Any] = import_megatron("skyrl.learners.megatron.strategy", context.strategy_field).Megatron
+def _megatron(source: ModelSource, section: ShardedModelConfig, context: StrategyContext) -> Strategy:
+    megatron: type[Any] = import_megatron("skyrl.learners.megatron.strategy", context.run.path_of("strategy")).Megatron
+    assert isinstance(section, RLModelConfig)
     started: Strategy = megatron(source, section.megatron_config, context)
     return started
 

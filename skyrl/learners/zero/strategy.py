@@ -35,7 +35,6 @@ from skyrl.learners.zero.groups import Cut, ParallelUnit
 from skyrl.learners.zero.state import ZeroState
 from skyrl.models.parallel.auto_tp import cut_by_deepspeed
 from skyrl.models.parallel.tensor_parallel import refuse_uncuttable
-from skyrl.tree import joined
 
 T = TypeVar("T")
 
@@ -47,7 +46,7 @@ class Zero(DataParallel):
         """Every rank reads the weights: the engine starts from whole models, or from parts that are cut from whole
         models in host memory. Raises `UserError` without DeepSpeed, `ModelError` for a model that cannot be cut.
         """
-        deepspeed = import_deepspeed(context.device, context.strategy_field)
+        deepspeed = import_deepspeed(context.device, context.run.path_of("strategy"))
         self._ranks, self._device = context.ranks, context.device
         self._replicas = context.ranks.size // context.degrees.tensor
         zero = config.zero_optimization
@@ -101,7 +100,7 @@ class Zero(DataParallel):
 
     def _cut(self, source: ModelSource, context: StrategyContext) -> tuple[nn.Module, dict[str, Cut]]:
         """The model with this rank's parts of its matrices, and how each is cut."""
-        size, field = context.degrees.tensor, joined(context.section_field, "tensor_parallel_size")
+        size, field = context.degrees.tensor, context.section.path_of("tensor_parallel_size")
         refuse_uncuttable(source.meta_model(), size, context.ranks.size, field)
         self._unit = ParallelUnit(context.ranks.mesh(context.device, tensor=size))
         model: nn.Module = source.load(HOST)

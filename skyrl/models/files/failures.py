@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from safetensors import SafetensorError
 
-from skyrl.config.settings.trainer_fields import trainer_field
 from skyrl.errors import ModelError
+from skyrl.tree import joined
 
 _REMEDIES: tuple[tuple[str, str], ...] = (
     ("couldn't connect", "there is no such folder here, and the hub cannot be reached to fetch it: download it first"),
@@ -42,6 +42,6 @@ def _why(error: Exception, table: str) -> str:
         return f"its weights are damaged or incomplete ({text}): copy them again"
     for piece, remedy in _REMEDIES:
         if piece in text:
-            return remedy.format(flash_attn=trainer_field(table, "flash_attn"))
+            return remedy.format(flash_attn=joined(table, "flash_attn"))
     first_line = text.splitlines()[0] if text else "no message"
     return f"{type(error).__name__}: {first_line}"

@@ -21,13 +21,12 @@ from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from skyrl.chats.tokenizer import ChatTokenizer
-from skyrl.config.settings.trainer_fields import trainer_field
 from skyrl.errors import ModelError
 from skyrl.models.files.failures import model_error
 from skyrl.models.files.foreign_code import refuse_foreign_code
 from skyrl.models.files.overrides import with_overrides
 from skyrl.models.files.paths import local_folder, model_failure
-from skyrl.tree import FrozenDict
+from skyrl.tree import FrozenDict, joined
 
 _PROBE = "Sort: hgdbha, 12 + 34 = 46!\n\tÜber naïve 東京 #### 7.5  end"
 
@@ -51,7 +50,7 @@ def load_causal_lm(
     """
     source = model_source(path, weights=init_seed is None)
     if device.type == "cuda" and not torch.cuda.is_available():
-        field = trainer_field(table, "device")
+        field = joined(table, "device")
         raise ModelError(f"{field} is cuda, but this torch sees no CUDA device: set {field} = cpu")
     disable_progress_bar()
     if init_seed is not None:
@@ -109,7 +108,7 @@ def load_tokenizer(path: str, *, use_fast: bool = True, table: str = "trainer") 
     if tokenizer.is_fast and not use_fast:
         raise ModelError(
             f"the tokenizer of {path} exists in its fast form only: "
-            f"set {trainer_field(table, 'disable_fast_tokenizer')} = false"
+            f"set {joined(table, 'disable_fast_tokenizer')} = false"
         )
     _require_what_chats_need(tokenizer, path)
     if tokenizer.is_fast and type(tokenizer.backend_tokenizer.model).__name__ == "BPE":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 FIRES: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "policy_has_model": [
+    "trained_model_is_named": [
         ({"trainer.policy.model.path": None}, "trainer.policy.model.path"),
         ({"trainer.policy.model.path": ""}, "trainer.policy.model.path"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyrl.config.checks.schedule import WITHOUT_FIELDS
+from skyrl.config.checks.models import WITHOUT_FIELDS
 from tests.config.check_cases.settings import CRITIC, LORA, MEGATRON
 
 PROFILER = "trainer.policy.megatron_config.torch_profiler_config."

@@ -1,4 +1,4 @@
-"""Cases of the checks in `skyrl.config.checks.sequences`."""
+"""Cases of the checks of ranks that share sequences, matrices or experts."""
 
 from __future__ import annotations
 
