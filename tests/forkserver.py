@@ -16,5 +16,6 @@ CONTEXT.set_forkserver_preload(
         "torch.distributed.tensor.parallel",
         "tests.experiments.phases",
         "tests.learners.spreading",
+        "tests.first_use",  # the last: see there
     ]
 )

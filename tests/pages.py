@@ -70,18 +70,19 @@ def _first_sentence(package: str) -> str:
 
 
 def main() -> None:
-    for file, made in PAGES.items():
+    fields = field_pages.pages()
+    for file, made in {**PAGES, **{file: whole(text) for file, text in fields.items()}}.items():
         path = ROOT / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(made(path.read_text(encoding="utf-8") if path.exists() else ""), encoding="utf-8")
     for path in (ROOT / field_pages.FOLDER).rglob("*.md"):
-        if str(path.relative_to(ROOT)) not in PAGES:
+        if str(path.relative_to(ROOT)) not in fields:
             path.unlink()
 
 
-def whole(file: str) -> Callable[[str], str]:
+def whole(text: str) -> Callable[[str], str]:
     """A page of fields, of which nothing is written by hand."""
-    return lambda page: field_pages.pages()[file]
+    return lambda page: text
 
 
 PAGES: Mapping[str, Callable[[str], str]] = {
@@ -91,7 +92,6 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "docs/coming-from.md": lambda page: with_table(
         with_table(with_table(page, figures.settings_table()), figures.scripts_table()), figures.refusals_table()
     ),
-    **{file: whole(file) for file in field_pages.pages()},
     "docs/gpu.md": lambda page: measurements.with_measurements(page, measurements.markdown(measurements.stored())),
     "docs/guarantees.md": lambda page: with_sections(page, "## Promises and tests\n\n" + guarantees.page()),
     "skyrl/config/foundation/foreign_names.json": lambda text: foreign_names(),
@@ -99,7 +99,7 @@ PAGES: Mapping[str, Callable[[str], str]] = {
     "docs/metrics.md": lambda page: with_sections(page, metric_table.page()),
     "tests/effects/fields.md": lambda page: page_of_fields(),
 }
-"""Each page, and how the code makes it from what is there."""
+"""Each page but those of fields, and how the code makes it from what is there."""
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.syntax import tree_of
+from tests.syntax import nodes_of
 from tests.test_house import MODULES, ROOT
 
 pytestmark = pytest.mark.xdist_group("house")
@@ -23,9 +23,9 @@ LEANS = re.compile(
 """Openings that continue the name above, or ask a question in place of naming the thing."""
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of every docstring, those beneath fields and constants included."""
-    for node in ast.walk(tree):
+def docstrings(file: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring of a module, those beneath fields and constants included."""
+    for node in nodes_of(file):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
             match statement:
@@ -50,7 +50,7 @@ def test_every_docstring_stands_alone() -> None:
     found = {
         f"{module.relative_to(ROOT)}:{line}": text[:100]
         for module in MODULES
-        for line, text in docstrings(tree_of(module))
+        for line, text in docstrings(module)
         if LEANS.match(text)
     }
     assert found == {}
@@ -61,7 +61,7 @@ def test_files_named_in_docstrings_exist() -> None:
     missing = [
         f"{file.relative_to(ROOT)}:{line}: {name}"
         for file in MODULES
-        for line, text in docstrings(tree_of(file))
+        for line, text in docstrings(file)
         for name in re.findall(r"`([\w/]+\.py)`", text)
         if not any((folder / name).exists() for folder in folders_of(file))
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from skyrl.config.loading.kinds import KINDS
 from skyrl.config.settings.strategies import STRATEGIES
-from tests.syntax import tree_of
+from tests.syntax import nodes_of, tree_of
 
 pytestmark = pytest.mark.xdist_group("house")
 
@@ -40,8 +40,9 @@ DEFAULTS_OF_THE_TREE = {"/tmp/skyrl-logs", "/tmp/skyrl_lora_sync", "/home/ray/de
 def nodes(files: list[Path]) -> Iterator[tuple[str, ast.AST]]:
     """Every node of every file, with its place."""
     for file in files:
-        for node in ast.walk(tree_of(file)):
-            yield f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", node
+        name = file.relative_to(ROOT)
+        for node in nodes_of(file):
+            yield f"{name}:{getattr(node, 'lineno', 1)}", node
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -59,8 +60,9 @@ def texts() -> Iterator[tuple[str, str]]:
             and file.suffix in suffixes
             and ROOT / "tests" / "reference" not in file.parents
         ):
+            name = file.relative_to(ROOT)
             for number, line in enumerate(file.read_text().splitlines(), start=1):
-                yield f"{file.relative_to(ROOT)}:{number}", line
+                yield f"{name}:{number}", line
 
 
 def imported(node: ast.AST) -> set[str]:

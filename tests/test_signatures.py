@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.syntax import tree_of
+from tests.syntax import nodes_of, tree_of
 
 pytestmark = pytest.mark.xdist_group("house")
 
@@ -89,7 +89,7 @@ def test_no_name_stands_for_any() -> None:
     """An alias would hide it from the count."""
     aliases = []
     for file in sorted((ROOT / "skyrl").rglob("*.py")):
-        for node in ast.walk(tree_of(file)):
+        for node in nodes_of(file):
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
             imported = [each for each in node.names if each.asname] if isinstance(node, ast.ImportFrom) else []
             if (isinstance(value, ast.Name) and value.id == "Any") or any(each.name == "Any" for each in imported):

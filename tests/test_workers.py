@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from xdist.remote import Producer
 
-from tests.workers import groups_of, scope_of
+from tests.workers import group_scheduling, groups_of, scope_of
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
@@ -34,6 +37,53 @@ def test_every_mark_is_one_that_the_scheduler_reads() -> None:
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         if file != Path(__file__):
             assert len(groups_of(file)) == file.read_text(encoding="utf-8").count("pytest.mark.xdist_group("), file
+
+
+class Node:
+    """A process of `pytest -n` to which tests are given."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.given: list[int] = []
+        self.shutting_down = False
+
+    def send_runtest_some(self, numbers: list[int]) -> None:
+        self.given += numbers
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+STRATEGIES = [f"tests/learners/test_strategies.py::test_it[{number}]" for number in range(8)]
+ALONE = [f"tests/test_workers.py::test_it[{number}]" for number in range(40)]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_every_test_is_given_to_one_process_and_to_another_if_that_one_crashes(crashes: bool) -> None:
+    option = SimpleNamespace(loadscopereorder=True)
+    config: Any = SimpleNamespace(rootpath=ROOT, option=option, getvalue=lambda name: ["2*popen"])
+    scheduling = group_scheduling(config, Producer("test", enabled=False))
+    nodes = {Node("one"): 0, Node("other"): 0}  # and how many tests they have run
+    tests = [*ALONE[:20], *STRATEGIES, *ALONE[20:]]
+    for node in nodes:
+        scheduling.add_node(node)
+        scheduling.add_node_collection(node, tests)
+    scheduling.schedule()
+    first, *_ = nodes
+    assert [tests[number] for number in first.given[:8]] == STRATEGIES
+    ran = []
+    while scheduling.has_pending:
+        for node in list(nodes):
+            if crashes and node is first and nodes[node] == 5:
+                assert scheduling.remove_node(node) == STRATEGIES[5]
+                del nodes[node]
+            elif nodes[node] < len(node.given):
+                number = node.given[nodes[node]]
+                nodes[node] += 1
+                ran.append(tests[number])
+                scheduling.mark_test_complete(node, number)
+    assert sorted(ran) == sorted(tests)
+    assert scheduling.tests_finished and all(node.shutting_down for node in nodes)
 
 
 @pytest.mark.long

@@ -23,9 +23,35 @@ def group_scheduling(config: pytest.Config, log: Any) -> Any:
     """A scheduler that gives the tests of a group to one process, the largest group first, and every other test to the
     next process that is free.
     """
-    scheduling = LoadScopeScheduling(config, log)
-    scheduling._split_scope = lambda nodeid: scope_of(nodeid, config.rootpath)
-    return scheduling
+    return _GroupScheduling(config, log)
+
+
+class _GroupScheduling(LoadScopeScheduling):
+    """What pytest-xdist looks up in lists whenever a test ends is looked up in dicts: with 12,000 tests that are scopes
+    of their own, its process takes a third of the time, and processes of tests wait less for it.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        self._numbers: dict[str, int] = {}
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid, self.config.rootpath)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """All processes have collected the same tests in the same order."""
+        self._numbers = self._numbers or {nodeid: number for number, nodeid in enumerate(self.collection or ())}
+        scope, unit = self.workqueue.popitem(last=False)
+        self.assigned_work[node][scope] = unit
+        node.send_runtest_some([self._numbers[nodeid] for nodeid, is_complete in unit.items() if not is_complete])
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        nodeid = self.registered_collections[node][item_index]
+        scope, assigned = self._split_scope(nodeid), self.assigned_work[node]
+        assigned[scope][nodeid] = True
+        if all(assigned[scope].values()):
+            del assigned[scope]  # else its tests are counted again whenever another one ends
+        self._reschedule(node)
 
 
 def scope_of(nodeid: str, root: Path) -> str:

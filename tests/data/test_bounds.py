@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -54,17 +55,19 @@ def test_a_parquet_file_that_expands_to_gigabytes_is_refused(
         list(iterate_rows(str(tmp_path / "a.parquet")))
 
 
-SMALL: dict[str, pa.Array] = {
-    "nulls": pa.array([[None] * 10_000] * 64),
-    "booleans": pa.array([[True] * 10_000] * 64),
-    "empty lists": pa.array([[[]] * 10_000] * 64, pa.list_(pa.list_(pa.int8()))),
-    "null lists": pa.array([[None] * 10_000] * 64, pa.list_(pa.list_(pa.int8()))),
-    "structs of nulls": pa.array([[{"a": None}] * 10_000] * 64),
-    "nulls in structs of structs": pa.array([[{"a": {"b": None}}] * 10_000] * 64),
-    "nulls in large lists": pa.array([[None] * 10_000] * 64, pa.large_list(pa.null())),
-    "nulls in lists of one size": pa.array([[None] * 10_000] * 64, pa.list_(pa.null(), 10_000)),
-    "nulls in maps": pa.array([[(str(n % 2), None) for n in range(10_000)]] * 64, pa.map_(pa.string(), pa.bool_())),
-    "zeros": pa.array([[0] * 10_000] * 64, pa.list_(pa.int8())),
+SMALL: dict[str, Callable[[], pa.Array]] = {
+    "nulls": lambda: pa.array([[None] * 10_000] * 64),
+    "booleans": lambda: pa.array([[True] * 10_000] * 64),
+    "empty lists": lambda: pa.array([[[]] * 10_000] * 64, pa.list_(pa.list_(pa.int8()))),
+    "null lists": lambda: pa.array([[None] * 10_000] * 64, pa.list_(pa.list_(pa.int8()))),
+    "structs of nulls": lambda: pa.array([[{"a": None}] * 10_000] * 64),
+    "nulls in structs of structs": lambda: pa.array([[{"a": {"b": None}}] * 10_000] * 64),
+    "nulls in large lists": lambda: pa.array([[None] * 10_000] * 64, pa.large_list(pa.null())),
+    "nulls in lists of one size": lambda: pa.array([[None] * 10_000] * 64, pa.list_(pa.null(), 10_000)),
+    "nulls in maps": lambda: pa.array(
+        [[(str(n % 2), None) for n in range(10_000)]] * 64, pa.map_(pa.string(), pa.bool_())
+    ),
+    "zeros": lambda: pa.array([[0] * 10_000] * 64, pa.list_(pa.int8())),
 }
 """640,000 values that need no bytes, or nearly none, in a file."""
 
@@ -72,7 +75,7 @@ SMALL: dict[str, pa.Array] = {
 @pytest.mark.parametrize("what", SMALL)
 def test_values_without_bytes_are_counted(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "FREE_BYTES", 1 << 20)
-    table = pa.table({"prompt": SMALL[what]})
+    table = pa.table({"prompt": SMALL[what]()})
     assert bounds.size_of(table.to_batches()[0]) >= 16 * 640_000
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
     assert (tmp_path / "a.parquet").stat().st_size < 5_000

@@ -7,13 +7,13 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
 from skyrl.errors import RunError
 from skyrl.inference.engine import GenerationRequest, NewTokens
 from skyrl.inference.torch.engine import TorchEngine
+from tests.endpoint import test_anthropic_client
 from tests.endpoint.serving import TOOLS_CHATML, Held, served
 from tests.endpoint.test_openai_client import client
 from tests.inference.nano import nano_model
@@ -42,7 +42,7 @@ async def completions(url: str) -> Texts:
 
 async def messages(url: str) -> Texts:
     async with (
-        anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0, timeout=60) as ask,
+        test_anthropic_client.client(url) as ask,
         ask.messages.stream(model="tiny", max_tokens=64, messages=HELLO) as stream,
     ):
         async for text in stream.text_stream:

@@ -10,7 +10,9 @@ from tests.forkserver import CONTEXT
 
 
 def exits_if_imported(package: str) -> None:
-    sys.exit(int(package in sys.modules))
+    from tests.first_use import IMPORTED_BY_A_START  # there it was imported after all that a run imports
+
+    sys.exit(int(package in IMPORTED_BY_A_START))
 
 
 @pytest.mark.parametrize(
