@@ -1,4 +1,4 @@
-"""Checks whether a value fits a type: exactly, never by casting.
+"""The types of fields, with plain data, units and secrets, and whether a value fits one: exactly, never by casting.
 
 `coerce_exact` takes values from typed sources (TOML, JSON, Python), `parse` takes text from a command line, where the
 field's type decides what it means: `run_name=1e5` is text, `lr=1e5` a number. Both return frozen values or raise

@@ -28,7 +28,8 @@ from skyrl.rollout.batches import SynchronousRollouts
 from skyrl.weight_sync.transports import SharedTransport
 from tests.nano_run import config
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ROOT = Path(__file__).parents[2]
 REGISTERED = (
