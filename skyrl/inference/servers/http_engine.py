@@ -161,7 +161,8 @@ class HttpEngine:
         """Returns when nothing is running. Requests made from now on wait for `resume`."""
         await self._connect()
         await self._gate.shut(keep=in_flight != "finish")
-        self._paused, self._in_flight = True, in_flight  # from here on, `close` lets the server go on
+        # Before the call, which may fail halfway: from here on, `close` lets the server go on.
+        self._paused, self._in_flight = True, in_flight
         if self._expected is not None:
             await self._called(self._server.pause(in_flight))
 
@@ -190,7 +191,12 @@ class HttpEngine:
             refuse_foreign(incoming, self._expected.matrices)
         else:
             refuse_unfit(self._expected, incoming)
-        await self._refuse_other_weights()
+        held = await self._called(self._server.version())
+        if held != self._weight_version:
+            raise WeightSyncError(
+                f"the inference server {self._server.url} holds weights of version {held}, and this run gave it "
+                f"version {self._weight_version}: does another run use it?"
+            )
         if isinstance(incoming, Adapter):
             problem = await self._called(self._server.load_adapter(incoming, version, self._in_flight))
         else:
@@ -335,9 +341,10 @@ class HttpEngine:
                 drawn = await self._server.draw(asked, session, min(seconds, max(left, self._heartbeat)))
                 return completion(drawn, asked, self._tokenizer)
             except BadAnswer as error:
-                said = f"the inference server {self._server.url} answers {error}, {attempt} times"
                 kind = NonFiniteError if isinstance(error, NotFinite) else ProcessError
-                last: RunError = kind(f"{said} at {self._server.route}")
+                last: RunError = kind(
+                    f"the inference server {self._server.url} answers {error}, {attempt} times at {self._server.route}"
+                )
             except ServerRefusal as error:
                 last = ProcessError(f"{error}, {attempt} times")
         raise last
@@ -358,14 +365,6 @@ class HttpEngine:
                     *(self._server.url, count, len(logprobs), request.keys[0].prompt_id),
                 )
                 return
-
-    async def _refuse_other_weights(self) -> None:
-        found = await self._called(self._server.version())
-        if found != self._weight_version:
-            raise WeightSyncError(
-                f"the inference server {self._server.url} holds weights of version {found}, and this run gave it "
-                f"version {self._weight_version}: does another run use it?"
-            )
 
     async def _called(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of a call to a server that was connected before: one that refuses it now has failed."""
