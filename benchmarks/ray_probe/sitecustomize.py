@@ -72,8 +72,8 @@ TIMED = {
         "transfer: sender": ["NativeSender.__call__"],
         "transfer: digests": ["digest_word", "Digests.add", "Digests.in_hex"],
     },
-    "skyrl.weight_receiver.vllm_requests": {"transfer: requests": ["Requests.ask"]},
     "skyrl.weight_receiver.transfer_group": {
+        "transfer: requests": ["Requests.ask"],
         "transfer: waits": ["wait_for"],
         "transfer: group": ["TransferGroup._make_group"],
     },

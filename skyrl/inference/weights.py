@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skyrl.errors import WeightSyncError
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared, WeightInfo, listed
 
 
 def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
@@ -22,7 +22,8 @@ def replace_weights(model: nn.Module, incoming: IncomingWeights) -> None:
     tied = _names_of_each(held)
     _refuse([*_unusable(held, incoming.weights), *_missing(tied, {info.name for info in incoming.weights})])
     with incoming.open() as weights:
-        received = {name: _kept(tensor, incoming) for name, tensor in weights}
+        # A tensor that comes from another process is only valid until the next one arrives.
+        received = {name: tensor if isinstance(incoming, Shared) else tensor.clone() for name, tensor in weights}
     _refuse([*_missing(tied, received), *_contradictions(tied, received)])
     with torch.no_grad():
         for name, tensor in received.items():
@@ -44,11 +45,6 @@ def refuse_not_loaded(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
 def _differs(held: Tensor, arrived: Tensor) -> Tensor:
     """() bool on the device of the tensors."""
     return (held != arrived).any() if held.is_cuda else torch.tensor(not torch.equal(held, arrived))
-
-
-def _kept(tensor: Tensor, incoming: IncomingWeights) -> Tensor:
-    """The tensor, or a copy if it is only valid until the next one arrives. Tensors of this process are not copied."""
-    return tensor if isinstance(incoming, Shared) else tensor.clone()
 
 
 def _names_of_each(held: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
@@ -86,6 +82,4 @@ def _contradictions(tied: Iterable[tuple[str, ...]], received: Mapping[str, Tens
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-        few = "; ".join(problems[:5] + more)
-        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {few}")
+        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {listed(problems)}")

@@ -87,6 +87,21 @@ class Job:
     grace: float = 30.0
     """Seconds that the run may take to save (`faults.grace_period_seconds`)."""
 
+    def started(self, target: Target, number: str, *, address: str = "", tasks: tuple[int, ...] = ()) -> Launch:
+        """The launch of this job, by its id; writes its record."""
+        launch = Launch(
+            target=target,
+            name=self.name,
+            folder=self.folder,
+            id=number,
+            cwd=str(self.cwd),
+            address=address,
+            tasks=tasks,
+            submitted=time.time(),
+        )
+        launch.write()
+        return launch
+
 
 @attrs.frozen(kw_only=True)
 class Launch:

@@ -94,7 +94,14 @@ def run_on_ray(
 
     Raises `ProcessError` if Ray does not start, or its head does not appear in time.
     """
-    environ = {**environ, **_ray_variables(_token_of(node))}
+    environ = {
+        **environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(_token_of(node)),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement assigns the GPUs
+    }
     own = _address(share.interface, node.name)
     if node.rank == 0:
         address = f"{own}:{_free_port()}"
@@ -131,16 +138,6 @@ def make_token(folder: Path) -> None:
         return
     with os.fdopen(os.open(folder / _TOKEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
-
-
-def _ray_variables(token: Path) -> dict[str, str]:
-    return {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # the placement assigns the GPUs
-    }
 
 
 @contextlib.contextmanager

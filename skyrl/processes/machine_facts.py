@@ -1,4 +1,6 @@
-"""Facts about one machine: versions, memory, GPUs, and the paths that it sees. Imports nothing heavy."""
+"""Facts about one machine: versions, memory, GPUs, and the paths that it sees; and the memory of this process. Imports
+nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -130,3 +132,12 @@ def read_gpus(text: str) -> Iterator[GpuFacts]:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process in bytes, shared libraries included; 0 if the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -67,7 +67,9 @@ class AgentEpisode(Episode):
         last = branches[-1][-1].completion
         match self._agent.config.reward:
             case "environment":
-                await self._judge(evolve(last, text=_answer(returned, last.text)))
+                # What the agent returned or printed is judged, or its last answer if that is empty.
+                text = "" if returned is None or returned.value is None else str(returned.value).strip()
+                await self._judge(evolve(last, text=text or last.text))
             case "returned":
                 value = 0.0 if returned is None else number(_last_line(returned), f"{self._who('the agent for')} gave")
                 self._transcript.credit(value)
@@ -88,12 +90,6 @@ class AgentEpisode(Episode):
             transcript.place(turn.prompt_ids[len(transcript.input_ids) :])
             transcript.sample(turn.completion)
         return transcript
-
-
-def _answer(returned: Returned | None, last: str) -> str:
-    """The text to judge: what the agent returned or printed, or its last answer if that is empty."""
-    given = "" if returned is None or returned.value is None else str(returned.value).strip()
-    return given or last
 
 
 def _last_line(returned: Returned) -> object:

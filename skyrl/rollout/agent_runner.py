@@ -24,9 +24,8 @@ from skyrl.config.settings.environment import AgentConfig
 from skyrl.envs.coroutines import settled
 from skyrl.errors import RewardError, TaskError
 from skyrl.rollout.agent_calls import LONGEST_OUTPUT, Agent, Call, Returned, environment_of, returned_by
-from skyrl.rollout.env_calls import EnvCalls
+from skyrl.rollout.env_calls import EnvCalls, Pace
 from skyrl.rollout.isolated_agent import IsolatedAgent
-from skyrl.rollout.pace import Pace
 from skyrl.sandbox.tiers import Tier
 from skyrl.tree import thaw
 from skyrl.tree.imports import import_object

@@ -103,7 +103,9 @@ class Episode:
             if step.done or self._turns >= self._context.config.max_turns:
                 break
             if not self._go_on(completion, step):
-                await self._measure()
+                assert self._env is not None, "play() comes after begin()"
+                who = self._who("measuring")
+                self._metrics = _numbers(await self._in_env(who, self._env.get_metrics), who)
                 return self._trajectory("context")
             request = self._request(evolve(self.key, turn=self._turns))
             (completion,) = await self._timed("llm", self._context.client.generate(request))
@@ -176,12 +178,6 @@ class Episode:
             raise _wrong(f"{who} wants another turn, but generator.max_turns is 1")
         self._metrics = _numbers(metrics, who)
         return step
-
-    async def _measure(self) -> None:
-        """Collect the environment's metrics of an episode that ended between two turns."""
-        assert self._env is not None, "play() comes after begin()"
-        who = self._who("measuring")
-        self._metrics = _numbers(await self._in_env(who, self._env.get_metrics), who)
 
     def _trajectory(self, reason: StopReason) -> Trajectory:
         config = self._context.config

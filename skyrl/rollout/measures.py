@@ -115,17 +115,14 @@ def count_failures(groups: Sequence[TrajectoryGroup]) -> Metrics:
     rows = [row for group in groups for row in group.trajectories]
     kinds = [failure.kind for row in rows for failure in row.failures]
     counts: Metrics = {f"rollout/failures_{kind}": kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    drawn_again = [row for row in rows if any(failure.kind != "close" for failure in row.failures)]
     return counts | {
         "rollout/failures": len(kinds),
-        "rollout/replaced_samples": sum(_drawn_again(row) and not (row.missing or row.filled) for row in rows),
+        "rollout/replaced_samples": sum(not (row.missing or row.filled) for row in drawn_again),
         "rollout/skipped_samples": sum(bool(row.skipped) for row in rows),
         "rollout/filled_samples": sum(row.filled for row in rows),
         "rollout/dropped_groups": sum(group.dropped for group in groups),
     }
-
-
-def _drawn_again(row: Trajectory) -> bool:
-    return any(failure.kind != "close" for failure in row.failures)
 
 
 def _spread(name: str, counts: Sequence[int]) -> Metrics:

@@ -109,7 +109,8 @@ def _supervise(settings: dict[str, Any], request: dict[str, Any], files: list[in
         if child == 0:
             if group is not None and os.geteuid() == 0:
                 memory.join(group)
-            _close(group)
+            if group is not None:
+                os.close(group)
             (_init if settings["namespaces"] else _program)(settings, request, files, control, user)
         for number in files:
             os.close(number)
@@ -225,11 +226,6 @@ def _close_all_but(kept: int) -> None:
         if int(name) > 2 and int(name) != kept:
             with suppress(OSError):
                 os.close(int(name))
-
-
-def _close(number: int | None) -> None:
-    if number is not None:
-        os.close(number)
 
 
 def _wait(child: int, control: socket.socket, deadline: float, is_over: Callable[[], bool]) -> int:

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from skyrl.errors import UserError, WeightSyncError
-from skyrl.storage.places import here, is_address
+from skyrl.storage.disk import here, is_address
 from skyrl.weight_receiver.transfer_group import Channel, TransferGroup
 
 
@@ -332,6 +332,12 @@ def as_bytes(tensor: Tensor) -> Tensor:
     device or not contiguous.
     """
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The first five problems of a set of weights, and the number of others."""
+    more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+    return "; ".join([*problems[:5], *more])
 
 
 def verified(

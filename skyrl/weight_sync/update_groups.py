@@ -21,8 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from skyrl.weight_receiver.incoming_weights import weight_info
-from skyrl.weight_receiver.transfer_group import TransferGroup
-from skyrl.weight_receiver.vllm_requests import END, Requests
+from skyrl.weight_receiver.transfer_group import END, Requests, TransferGroup
 from skyrl.weight_sync.native import free_address
 from skyrl.weight_sync.senders import BUCKET_BYTES, Weights, buckets
 

@@ -273,7 +273,7 @@ def groups(scene: Scene) -> object:
 def adapter_files(scene: Scene) -> object:
     made: list[Path] = []
     meeting: Any = SimpleNamespace(address=("127.0.0.1", 1))
-    with mock.patch("skyrl.experiments.collaborators.FolderAdapterTransport", lambda path, lora: made.append(path)):
+    with mock.patch("skyrl.experiments.collaborators.FolderTransport", lambda path, **_: made.append(path)):
         weight_transport(scene.run, meeting, Path("weights"))
     return made
 

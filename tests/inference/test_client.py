@@ -13,7 +13,7 @@ from skyrl.config import InferenceEngineConfig, SkyRLLoraConfig
 from skyrl.errors import ProcessError, ProcessLost, RunError, WeightSyncError
 from skyrl.inference.engine import Completion, EngineLoad, GenerationRequest, InferenceEngine, InFlight, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
-from skyrl.inference.pool.conversations import Conversations
+from skyrl.inference.pool.routing import Conversations
 from skyrl.weight_receiver.incoming_weights import IncomingWeights, Shared
 from tests.inference.nano import keys, request
 

@@ -9,7 +9,7 @@ import pytest
 
 from skyrl.processes.progress import Progress
 from skyrl.processes.wait_reporter import WaitReporter
-from skyrl.rollout.in_flight import SamplesInFlight
+from skyrl.rollout.env_calls import SamplesInFlight
 from skyrl.rollout.threads import Call
 
 

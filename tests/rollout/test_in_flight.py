@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyrl.rollout.in_flight import SamplesInFlight
+from skyrl.rollout.env_calls import SamplesInFlight
 from skyrl.rollout.threads import Call
 
 

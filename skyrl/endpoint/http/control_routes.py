@@ -39,13 +39,13 @@ class ControlRoutes:
 
     def routes(self, guarded: Guarded) -> list[Route]:
         """The routes for clients that `guarded` lets through."""
-        asked: Mapping[str, Handler] = {
+        gets: Mapping[str, Handler] = {
             "/weight_info": self._weight_info,
             "/is_paused": self._is_paused,
             "/get_world_size": self._world_size,
             "/metrics": self._metrics,
         }
-        told: Mapping[str, Handler] = {
+        posts: Mapping[str, Handler] = {
             "/pause": self._pause,
             "/resume": self._resume,
             "/collective_rpc": self._rpc,
@@ -58,14 +58,14 @@ class ControlRoutes:
             async def respond(request: Request) -> Response:
                 body = await body_of(request)
                 fields = Fields(json_object(body) if body else {})
-                found = await answer(request, fields)
+                content = await answer(request, fields)
                 fields.finish()
-                return PlainTextResponse(found) if isinstance(found, str) else JSONResponse(found)
+                return PlainTextResponse(content) if isinstance(content, str) else JSONResponse(content)
 
             return Route(path, guarded(respond), methods=[method])
 
-        return [route(path, answer, "GET") for path, answer in asked.items()] + [
-            route(path, answer, "POST") for path, answer in told.items()
+        return [route(path, answer, "GET") for path, answer in gets.items()] + [
+            route(path, answer, "POST") for path, answer in posts.items()
         ]
 
     async def _weight_info(self, request: Request, body: Fields) -> object:

@@ -14,8 +14,7 @@ from attrs import Factory, define
 
 from skyrl.errors import ProcessError, WeightSyncError
 from skyrl.inference.engine import Completion, GenerationRequest, InferenceEngine
-from skyrl.inference.pool.conversations import Conversations
-from skyrl.inference.pool.routing import ConcurrencyLimit, PrefixRoutes, is_overloaded
+from skyrl.inference.pool.routing import ConcurrencyLimit, Conversations, PrefixRoutes, is_overloaded
 
 _log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from skyrl.inference.servers.streams import Growing, answered
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.processes.answers import BadAnswer, read, shown
 from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights, UpdateGroup
-from skyrl.weight_receiver.vllm_requests import requests
+from skyrl.weight_receiver.transfer_group import requests
 
 ADDITIONAL = BACKENDS["sglang"].sampling_arguments
 

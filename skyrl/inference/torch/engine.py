@@ -128,7 +128,18 @@ class TorchEngine:
         if limit == 0:
             nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
             return (nothing,) * len(request.keys)
-        jobs = self._jobs(request, limit)
+        # One job, or several if more samples are requested than are decoded together.
+        jobs = [
+            Job(
+                prompt_ids=request.prompt_ids,
+                sampling=request.sampling,
+                keys=request.keys[start : start + self._max_num_seqs],
+                limit=limit,
+                first_index=start,
+                on_tokens=request.on_tokens,
+            )
+            for start in range(0, len(request.keys), self._max_num_seqs)
+        ]
         await self._scheduler.complete(jobs)
         drawn = (job.completions[index] for job in jobs for index in range(len(job.keys)))
         return tuple(evolve(each, logprobs=asked_logprobs(request.sampling, each.logprobs)) for each in drawn)
@@ -216,21 +227,6 @@ class TorchEngine:
         if length > self._max_model_len:
             raise RunError(f"{name} has {length} tokens, more than max_model_len = {self._max_model_len}")
         return longest_completion(request.sampling, length, self._max_model_len)
-
-    def _jobs(self, request: GenerationRequest, limit: int) -> list[Job]:
-        """One job, or several if more samples are requested than are decoded together."""
-        starts = range(0, len(request.keys), self._max_num_seqs)
-        return [
-            Job(
-                prompt_ids=request.prompt_ids,
-                sampling=request.sampling,
-                keys=request.keys[start : start + self._max_num_seqs],
-                limit=limit,
-                first_index=start,
-                on_tokens=request.on_tokens,
-            )
-            for start in starts
-        ]
 
 
 def load_torch_engine(

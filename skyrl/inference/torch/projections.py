@@ -177,14 +177,11 @@ def projection(*layers: nn.Linear, base: Projection | None = None, float32: bool
     """One projection with the concatenated outputs of the layers, low-rank updates included. `base` is an already
     prepared projection of layers with the same weights and no update. With `float32`, the result is in float32.
     """
-    if base is None:
-        base = Float32(*_fused(layers)) if float32 else _prepared(layers)
-    found = base
-    return Adapted(found, layers) if any(low_rank.of_layers(layers)) else found
-
-
-def _prepared(layers: Sequence[nn.Linear]) -> Projection:
-    return Packed(*joined(layers)) if packs(layers[0].weight) else Dense(*_fused(layers))
+    if base is None and float32:
+        base = Float32(*_fused(layers))
+    elif base is None:
+        base = Packed(*joined(layers)) if packs(layers[0].weight) else Dense(*_fused(layers))
+    return Adapted(base, layers) if any(low_rank.of_layers(layers)) else base
 
 
 def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

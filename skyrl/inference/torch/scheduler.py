@@ -151,14 +151,14 @@ class Scheduler:
 
     def _advance(self, batch: DecodeBatch, leaving: set[Job], joining: Sequence[Job]) -> list[Job]:
         """Advance the batch until a job is done or decoding is interrupted; runs on the decoding thread."""
+
+        def is_interrupted() -> bool:  # before every step
+            return bool(self._abandoned) or self._frozen or self._fits(0) or self._batch is not batch
+
         try:
-            return batch.advance(leaving, joining, lambda: self._interrupts(batch))
+            return batch.advance(leaving, joining, is_interrupted)
         except StopIteration as error:  # a future refuses to carry one, so its caller would wait forever
             raise RuntimeError("StopIteration was raised while decoding") from error
-
-    def _interrupts(self, batch: DecodeBatch) -> bool:
-        """Whether decoding must be interrupted; called on the decoding thread before every step."""
-        return bool(self._abandoned) or self._frozen or self._fits(0) or self._batch is not batch
 
     def _leaving(self) -> set[Job]:
         """Remove and return the jobs whose callers have gone."""

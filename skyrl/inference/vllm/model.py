@@ -17,7 +17,7 @@ from skyrl.models.files.naming import named_weights, tied_names
 from skyrl.models.files.overrides import changed_values, with_overrides
 from skyrl.models.files.paths import local_folder
 from skyrl.tree import FrozenDict
-from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, weight_info
+from skyrl.weight_receiver.incoming_weights import IncomingWeights, WeightInfo, listed, weight_info
 
 HEAD_SIZES_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head dimensions that the attention of vLLM 0.32 supports on a CPU. Any other fails at the first request."""
@@ -157,8 +157,7 @@ def refuse_unfit(expected: ExpectedWeights, incoming: IncomingWeights) -> None:
             problems.append(f"{info.name} has shape {info.shape}, this model's has {held.shape}")
     problems += [f"{name} is missing" for name in missing]
     if problems:
-        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {'; '.join(problems[:5] + more)}")
+        raise WeightSyncError(f"the weights sent do not fit, the old ones are kept: {listed(problems)}")
 
 
 def _eos_ids(path: str, config: PretrainedConfig) -> tuple[int, ...]:

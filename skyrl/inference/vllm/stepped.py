@@ -73,7 +73,9 @@ class SteppedBackend:
 
     async def pause(self, in_flight: InFlight) -> None:
         self._in_flight, self._resting = in_flight, True  # the engine is paused when it is not stepped
-        while in_flight == "finish" and self._has_queued_steps:
+        # A step may have been begun ahead of time, for samples that have ended meanwhile: on CUDA, vLLM schedules one
+        # while the last one computes.
+        while in_flight == "finish" and getattr(self._core, "batch_queue", None):
             self._call(self._engine.step)
 
     async def resume(self) -> None:
@@ -85,13 +87,6 @@ class SteppedBackend:
         """vLLM's engine core, if it is in this process; else None."""
         core: Core | None = getattr(self._engine.engine_core, "engine_core", None)
         return core
-
-    @property
-    def _has_queued_steps(self) -> bool:
-        """Whether a step was begun ahead of time, for samples that have ended meanwhile: on CUDA, vLLM schedules one
-        while the last one computes.
-        """
-        return bool(getattr(self._core, "batch_queue", None))
 
     def load(self) -> EngineLoad | None:
         core = self._core

@@ -66,7 +66,11 @@ class Host:
         self._reaper = start_reaper(HOST, settings.mark)
         os.environ.update(settings.environment)
         os.environ[HOST] = settings.mark
-        _meet_where_ray_does()
+        # Unless one is configured, gloo uses the interface by which this machine is in the cluster. Its default is the
+        # address of the host's name, which other machines often cannot reach (127.0.1.1, by Debian's /etc/hosts).
+        interface = interface_of(_own_address())
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         with contextlib.suppress(OSError):
             os.chdir(settings.folder)
         self._log = RankLog(settings.log, settings.name)
@@ -139,15 +143,6 @@ class Host:
 
 def _own_address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray
-
-
-def _meet_where_ray_does() -> None:
-    """Let gloo use the interface by which this machine is in the cluster, unless one is configured. By default, it uses
-    the address of the host's name, which other machines often cannot reach (127.0.1.1, by Debian's /etc/hosts).
-    """
-    interface = interface_of(_own_address())
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def _travels(error: SkyRLError) -> bool:

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from skyrl.processes.logs import end_of
 from skyrl.processes.machine_facts import MachineFacts, facts_here
 from skyrl.processes.network_probe import Echo, Link, measure
-from skyrl.processes.ray.cluster import attach
+from skyrl.processes.ray.cluster import attach, clock_difference
 
 EACH_PAIR = 8
 """Number of machines up to which every pair is measured; with more, each is paired with the next one by address."""
@@ -139,23 +139,12 @@ class _Machine:
             asked = [self._probe.facts.remote(readable, shared), self._probe.sees.remote(marks)]
             facts, seen = ray.get(asked, timeout=max(1.0, deadline - time.monotonic()))
             unshared = [folder for folder, sees in zip(shared, seen, strict=True) if not sees]
-            clock = self._ahead()
+            clock = clock_difference(self._probe.clock.remote, tries=5)
         except GetTimeoutError:
             return Surveyed(address=address, slots=slots, gpus=gpus, problem="it did not answer in time")
         except RayError as error:
             return Surveyed(address=address, slots=slots, gpus=gpus, problem=end_of(str(error), 300))
         return Surveyed(address=address, slots=slots, gpus=gpus, facts=facts, clock=clock, unshared=unshared)
-
-    def _ahead(self) -> float:
-        """Seconds that the machine's clock is ahead, from the fastest of five requests."""
-        best = (float("inf"), 0.0)
-        for _ in range(5):
-            before = time.time()
-            there: float = ray.get(self._probe.clock.remote(), timeout=60)
-            after = time.time()
-            best = min(best, (after - before, there - (before + after) / 2))
-        trip, ahead = best
-        return ahead if abs(ahead) > trip / 2 else 0.0
 
     def listen(self, address: str, seconds: float) -> int:
         """Start an `Echo` on the machine and return its port."""
