@@ -204,10 +204,10 @@ async def test_the_folder_for_weights_is_made_with_its_parents_and_empty_once_th
     class Ends:
         in_service = ("first", "second")
 
-        async def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        async def shapes(self, *, adapter: bool) -> list[tuple[str, tuple[int, ...]]]:
             return [("w", (2,))]
 
-        async def stream(self, consume: Callable[[Any], None], *, dtype: str) -> None:
+        async def stream(self, consume: Callable[[Any], None], *, adapter: bool, dtype: str | None) -> None:
             assert dtype == "float32"
             consume(iter([("w", torch.ones(2))]))
 
