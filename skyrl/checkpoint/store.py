@@ -29,7 +29,7 @@ from skyrl.checkpoint.retention import Retention
 from skyrl.checkpoint.shards import StoredTensors, TensorShard, write_shards
 from skyrl.errors import ResumeError, RunError
 from skyrl.storage.disk import Disk, Storage, digest_of, storage_at
-from skyrl.storage.failures import readable, remedy
+from skyrl.storage.disk_errors import readable, remedy
 
 STATE = "state.json"
 _UNFINISHED, _REMOVED = ".unfinished_", ".removed_"

@@ -20,8 +20,8 @@ from skyrl.chats.tokenizer import ChatTokenizer
 from skyrl.chats.tool_calls import OPENING
 from skyrl.endpoint.conversations import History
 from skyrl.endpoint.messages import SampledMessage, answer_of
-from skyrl.endpoint.policy import Policy, Prompt
-from skyrl.endpoint.sampling import RequestSampling
+from skyrl.endpoint.policy import Policy, PromptTokens
+from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 from skyrl.inference.engine import NewTokens
@@ -106,7 +106,7 @@ class LiveTokens:
 class LiveAnswers:
     """Growing texts of one request's answers, by index. Used on the endpoint's event loop."""
 
-    prompt: Prompt
+    prompt: PromptTokens
     """Prompt of the answers; set before the first piece."""
 
     def __init__(self, policy: Policy, stops: Sequence[str], *, tools: bool = False) -> None:
@@ -114,7 +114,7 @@ class LiveAnswers:
         self._texts = defaultdict[int, GrowingText](lambda: GrowingText(stops, tools=tools))
         self._tokens = LiveTokens()
 
-    def listener(self, prompt: Prompt, first: int = 0) -> Callable[[NewTokens], None]:
+    def listener(self, prompt: PromptTokens, first: int = 0) -> Callable[[NewTokens], None]:
         """A callback for the tokens of a prompt's samples, callable from any thread; sample 0 is the answer with index
         `first`.
         """
@@ -146,7 +146,7 @@ class LiveAnswers:
 class SampledMessages:
     """The answers to a conversation."""
 
-    prompt: Prompt
+    prompt: PromptTokens
     messages: Sequence[SampledMessage]
 
 

@@ -27,7 +27,7 @@ from skyrl.endpoint.bounded_tokenizer import bounded_tokenizer
 from skyrl.endpoint.conversations import History, Message, Turn
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.items import StoredResponses
-from skyrl.endpoint.sampling import RequestSampling, read_sampling
+from skyrl.endpoint.request_sampling import RequestSampling, read_sampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import DataError, RequestError, RunError, TemplateTimeoutError
 from skyrl.inference.engine import Completion, GenerationRequest, NewTokens, SampleKey, longest_completion
@@ -65,7 +65,7 @@ class ServedPolicy:
 
 
 @frozen(kw_only=True)
-class Prompt:
+class PromptTokens:
     """Tokens that answers are sampled from, and the request they come from."""
 
     ids: tuple[int, ...]
@@ -151,35 +151,35 @@ class Policy:
             else:
                 self._in_flight -= samples
 
-    async def conversation(self, history: History, trajectory: PlayedTrajectory | None) -> Prompt:
+    async def conversation(self, history: History, trajectory: PlayedTrajectory | None) -> PromptTokens:
         """The prompt of a conversation: the tokens of the recorded turn that it continues, then those of the new
         messages.
         """
         continued = trajectory.conversations.continued(history) if trajectory else None
         with _cut_off(trajectory):
             if continued is None:
-                return Prompt(ids=await self._in_thread(self._rendered, history), history=history)
+                return PromptTokens(ids=await self._in_thread(self._rendered, history), history=history)
             turn, new_messages = continued
             new = await self._in_thread(self._continuing, turn, new_messages, history)
-        return Prompt(ids=(*turn.token_ids, *new), before=turn, history=history)
+        return PromptTokens(ids=(*turn.token_ids, *new), before=turn, history=history)
 
-    async def text(self, prompt: str, trajectory: PlayedTrajectory | None) -> Prompt:
+    async def text(self, prompt: str, trajectory: PlayedTrajectory | None) -> PromptTokens:
         """The prompt of a text, after the recorded turn that it continues, if any."""
         turn = trajectory.conversations.continued_text(prompt) if trajectory else None
         earlier = "" if turn is None else turn.text or ""
         with _cut_off(trajectory):
             new = await self._in_thread(continued_tokens, self._tokenizer, earlier, prompt[len(earlier) :])
-        return Prompt(ids=(*(turn.token_ids if turn else ()), *new), before=turn, text=prompt)
+        return PromptTokens(ids=(*(turn.token_ids if turn else ()), *new), before=turn, text=prompt)
 
-    async def tokens(self, ids: tuple[int, ...], trajectory: PlayedTrajectory | None) -> Prompt:
+    async def tokens(self, ids: tuple[int, ...], trajectory: PlayedTrajectory | None) -> PromptTokens:
         """The prompt of token ids. Raises `RequestError` for an id that the model does not have."""
         if any(token >= len(self._tokenizer) for token in ids):
             raise RequestError(f"the prompt holds a token id above {len(self._tokenizer) - 1}", param="prompt")
-        return Prompt(ids=ids, before=trajectory.conversations.continued_ids(ids) if trajectory else None)
+        return PromptTokens(ids=ids, before=trajectory.conversations.continued_ids(ids) if trajectory else None)
 
     async def sample(
         self,
-        prompt: Prompt,
+        prompt: PromptTokens,
         settings: RequestSampling,
         count: int,
         trajectory: PlayedTrajectory | None,
@@ -209,7 +209,11 @@ class Policy:
             raise RequestError(f"the engine gave no answer: {error}", status=503, code="engine_error") from error
 
     def record(
-        self, trajectory: PlayedTrajectory | None, prompt: Prompt, completion: Completion, reply: Message | None = None
+        self,
+        trajectory: PlayedTrajectory | None,
+        prompt: PromptTokens,
+        completion: Completion,
+        reply: Message | None = None,
     ) -> None:
         """Record an answer as a turn of its trajectory, if it has one."""
         if trajectory is not None:

@@ -35,8 +35,8 @@ def refuse_not_loaded(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
     """Raises `WeightSyncError` unless each first tensor, as a model holds it, is the second of the same shape, as it
     arrived, rounded to the model's type. The host waits for a GPU once.
     """
-    found = [_differs(held, arrived.to(held)) for held, arrived in pairs.values()]
-    wrong = [name for name, differs in zip(pairs, torch.stack(found).tolist(), strict=True) if differs] if found else []
+    flags = [_differs(held, arrived.to(held)) for held, arrived in pairs.values()]
+    wrong = [name for name, differs in zip(pairs, torch.stack(flags).tolist(), strict=True) if differs] if flags else []
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise WeightSyncError(f"{wrong[0]}{more} arrived and is not what the model holds after it was loaded")

@@ -192,8 +192,8 @@ def withdraw(folder: Path, made: Sequence[Path]) -> None:
 
 def launches(parent: Path) -> Iterator[Launch]:
     """Launches below a folder, the oldest first."""
-    found = [Launch.read(file.parent) for file in parent.glob(f"*/{RECORD}")]
-    yield from sorted(found, key=lambda launch: launch.submitted)
+    records = [Launch.read(file.parent) for file in parent.glob(f"*/{RECORD}")]
+    yield from sorted(records, key=lambda launch: launch.submitted)
 
 
 def report_in(folder: Path) -> dict[str, Any]:
@@ -201,10 +201,10 @@ def report_in(folder: Path) -> dict[str, Any]:
     and `run`; empty before it began.
     """
     try:
-        found = json.loads(stored_text(folder / STATE))
+        report = json.loads(stored_text(folder / STATE))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return report if isinstance(report, dict) else {}
 
 
 def state_in(folder: Path) -> str:

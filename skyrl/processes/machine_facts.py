@@ -80,11 +80,11 @@ def facts_here(readable: Sequence[str], writable: Sequence[str]) -> MachineFacts
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "skyrl": __version__}
+    versions = {"python": platform.python_version(), "skyrl": __version__}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found | {"skyrl's code": code_digest()}
+            versions[package] = version(package)
+    return versions | {"skyrl's code": code_digest()}
 
 
 def code_digest() -> str:
@@ -98,13 +98,13 @@ def code_digest() -> str:
 
 def _memory() -> tuple[int, int]:
     """Available and total memory in bytes; 0 if the kernel does not say."""
-    found = dict.fromkeys(("MemAvailable", "MemTotal"), 0)
+    bytes_by_name = dict.fromkeys(("MemAvailable", "MemTotal"), 0)
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             name, _, amount = line.partition(":")
-            if name in found:
-                found[name] = int(amount.split()[0]) * 1024
-    return found["MemAvailable"], found["MemTotal"]
+            if name in bytes_by_name:
+                bytes_by_name[name] = int(amount.split()[0]) * 1024
+    return bytes_by_name["MemAvailable"], bytes_by_name["MemTotal"]
 
 
 def _gpus() -> tuple[list[GpuFacts], str]:

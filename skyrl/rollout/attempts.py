@@ -16,7 +16,7 @@ from skyrl.inference.engine import Completion, GenerationRequest
 from skyrl.rollout.agent_episode import AgentEpisode
 from skyrl.rollout.env_calls import EpisodeError
 from skyrl.rollout.episode import Episode
-from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.failure_tally import FailureTally
 from skyrl.trajectory import Failure, Skipped, Trajectory
 
 T = TypeVar("T")

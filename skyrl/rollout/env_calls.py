@@ -20,7 +20,7 @@ from skyrl.envs.coroutines import noted, settled
 from skyrl.envs.http_json import OUTAGES, Outages
 from skyrl.errors import RewardError, ServiceGone, SkipSample, WorkerEnded
 from skyrl.processes.redaction import redacted
-from skyrl.rollout.threads import Call, KeptThreads, Mailbox, Workers
+from skyrl.rollout.threads import KeptThreads, Mailbox, ThreadCall, Workers
 from skyrl.trajectory import Failure, Skipped
 from skyrl.tree.frames import raised_at
 
@@ -31,7 +31,7 @@ class SamplesInFlight:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._begun = self._done = 0
-        self._calls: set[Call] = set()
+        self._calls: set[ThreadCall] = set()
 
     def begin(self, samples: int) -> None:
         """Count samples that are about to be drawn, and forget those of finished batches."""
@@ -44,7 +44,7 @@ class SamplesInFlight:
         self._done += samples
 
     @contextmanager
-    def in_environment(self, call: Call) -> Iterator[None]:
+    def in_environment(self, call: ThreadCall) -> Iterator[None]:
         """Context of one call of an environment, which counts from when it begins to run."""
         self._calls.add(call)
         try:
@@ -152,8 +152,8 @@ class EnvCalls:
         if isinstance(error, RewardError):
             raise EpisodeError(Failure(kind="raised", reason=f"{who} {_short(str(error))}")) from error
         if error is not None:
-            said = f"{who} raised {_with_place(error)}"
-            raise EpisodeError(Failure(kind="raised", reason=said)) from error
+            text = f"{who} raised {_with_place(error)}"
+            raise EpisodeError(Failure(kind="raised", reason=text)) from error
         return value, seconds  # type: ignore[return-value]  # the function's own, whatever it is
 
     async def _outcome(
@@ -165,7 +165,7 @@ class EnvCalls:
         coroutines: list[Future[Any]] = []
         outages = Outages()
 
-        call, found = Call(partial(self._report, outcome, coroutines, outages, function, args)), None
+        call, result = ThreadCall(partial(self._report, outcome, coroutines, outages, function, args)), None
         timer: asyncio.TimerHandle | None = None
 
         def look() -> None:
@@ -181,18 +181,18 @@ class EnvCalls:
         self._workers.run(call)
         try:
             with self._in_flight.in_environment(call):
-                found = await outcome
+                result = await outcome
         finally:
             if timer is not None:
                 timer.cancel()
-            if found is None:
+            if result is None:
                 self._workers.give_up(call)
-        if found is not None:
-            return found
+        if result is not None:
+            return result
         for coroutine in coroutines:
             coroutine.cancel()
-        said = f"{who} gave no answer within {self._deadline:g} s ({self._field})"
-        raise EpisodeError(Failure(kind="timeout", reason=said))
+        text = f"{who} gave no answer within {self._deadline:g} s ({self._field})"
+        raise EpisodeError(Failure(kind="timeout", reason=text))
 
     def _report(
         self,
@@ -215,7 +215,7 @@ class EnvCalls:
         result = (value, raised, time.perf_counter() - start)
         self._mailbox.put(partial(_settle, outcome, result), outcome.get_loop())
 
-    def _left(self, call: Call, outages: Outages, now: float) -> float:
+    def _left(self, call: ThreadCall, outages: Outages, now: float) -> float:
         """Seconds until the deadline of a call, which does not run while a service is away; for one that does not run
         yet, until it can pass at the earliest.
         """

@@ -28,7 +28,7 @@ from skyrl.errors import DataError, DroppedPartsError, TextError
 from skyrl.inference.engine import Completion, GenerationRequest, SampleKey
 from skyrl.inference.pool.client import InferenceEngineClient
 from skyrl.rollout.agent_runner import AgentRunner
-from skyrl.rollout.chats import Chat, Turn
+from skyrl.rollout.chats import Chat, ChatTurn
 from skyrl.rollout.env_calls import EnvCalls, EpisodeError, number
 from skyrl.rollout.filters import drop_truncated
 from skyrl.rollout.transcript import Transcript
@@ -116,7 +116,7 @@ class Episode:
     def _go_on(self, completion: Completion, step: EnvStep) -> bool:
         """Whether another turn fits; if so, the transcript becomes the prompt of that turn."""
         self._said += ({"role": "assistant", "content": completion.text}, *step.observations)
-        turn = Turn(
+        turn = ChatTurn(
             completion=completion,
             observations=step.observations,
             prompt=self._begun_with,
@@ -233,9 +233,9 @@ class Episode:
             raise _wrong(f"{self._who(doing)} returned text that cannot be tokenized: {error}") from error
 
     async def _in_env(self, who: str, function: Callable[..., T], *args: object) -> T:
-        found, ran = await self._timed("env", self._context.call(who, function, *args))
+        result, ran = await self._timed("env", self._context.call(who, function, *args))
         self._seconds["env_run"] += ran
-        return found
+        return result
 
     async def _timed(self, name: str, work: Awaitable[T]) -> T:
         start = time.perf_counter()
@@ -245,8 +245,8 @@ class Episode:
             self._seconds[name] += time.perf_counter() - start
 
     def _who(self, doing: str, answer: str | None = None) -> str:
-        said = "" if answer is None else f" ({answer[:80]!r})"
-        return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{said},"
+        shown = "" if answer is None else f" ({answer[:80]!r})"
+        return f"{self._prompt.env_class}, {doing} prompt {self._prompt.id}{shown},"
 
 
 @contextmanager
@@ -284,8 +284,8 @@ def _refuse_unreadable(observations: object, who: str) -> None:
         raise _wrong(f"{who} returned {observations!r:.200}, not messages with the strings 'role' and 'content'")
     length = sum(len(each["content"]) for each in observations)
     if length > LONGEST_OBSERVATION:
-        said = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
-        raise EpisodeError(Failure(kind="too_large", reason=said))
+        text = f"{who} shows {length} characters, more than {LONGEST_OBSERVATION}"
+        raise EpisodeError(Failure(kind="too_large", reason=text))
 
 
 def _numbers(metrics: Mapping[str, Any], who: str) -> dict[str, float]:

@@ -19,7 +19,7 @@ from skyrl.rollout.agent_runner import AgentRunner
 from skyrl.rollout.chats import Chat, chat_of
 from skyrl.rollout.env_calls import EnvCalls, SamplesInFlight
 from skyrl.rollout.episode import EpisodeContext
-from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.failure_tally import FailureTally
 from skyrl.rollout.sampling_session import SamplingSession
 from skyrl.trajectory import Prompt, TrajectoryGroup
 

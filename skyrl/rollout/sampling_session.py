@@ -19,7 +19,7 @@ from skyrl.rollout.agent_episode import AgentEpisode
 from skyrl.rollout.attempts import Attempts, FirstOutcome, outcome_of
 from skyrl.rollout.env_calls import SamplesInFlight
 from skyrl.rollout.episode import Episode, EpisodeContext
-from skyrl.rollout.failures import FailureTally
+from skyrl.rollout.failure_tally import FailureTally
 from skyrl.rollout.filters import backfilled, masked_out
 from skyrl.rollout.group_judge import GroupJudge
 from skyrl.trajectory import Prompt, Trajectory, TrajectoryGroup

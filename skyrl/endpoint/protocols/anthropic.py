@@ -15,9 +15,9 @@ from skyrl.endpoint.conversations import History, Message
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.live import LiveAnswers, sample_messages
 from skyrl.endpoint.messages import SampledMessage, call_message, may_call_tools, text_of
-from skyrl.endpoint.policy import Policy, Prompt
+from skyrl.endpoint.policy import Policy, PromptTokens
 from skyrl.endpoint.reply import Event, Events, Json, Reply
-from skyrl.endpoint.sampling import RequestSampling
+from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 
@@ -112,7 +112,7 @@ def _tool_use(block: Json) -> dict[str, Any]:
     return call_message(str(block.get("id", "")), block["name"], block.get("input") or {})
 
 
-def _head(model: str, prompt: Prompt, sampled: int) -> dict[str, Any]:
+def _head(model: str, prompt: PromptTokens, sampled: int) -> dict[str, Any]:
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",

@@ -20,9 +20,9 @@ from skyrl.endpoint.conversations import History
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.live import LiveAnswers, sample_messages
 from skyrl.endpoint.messages import SampledMessage, may_call_tools, messages_of, tools_of
-from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
+from skyrl.endpoint.policy import MOST_ANSWERS, Policy, PromptTokens
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
-from skyrl.endpoint.sampling import RequestSampling
+from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 
@@ -159,7 +159,7 @@ def tokens_of(answer: SampledMessage) -> dict[str, Any]:
     }
 
 
-def usage(prompt: Prompt, answers: Sequence[SampledMessage]) -> Json:
+def usage(prompt: PromptTokens, answers: Sequence[SampledMessage]) -> Json:
     """Token counts of prompt and answers; the prompt is counted once."""
     sampled = sum(len(answer.completion.token_ids) for answer in answers)
     return {

@@ -18,10 +18,10 @@ from attrs import frozen
 from skyrl.endpoint.fields import Fields
 from skyrl.endpoint.live import LiveAnswers
 from skyrl.endpoint.messages import SampledMessage, answer_of
-from skyrl.endpoint.policy import MOST_ANSWERS, Policy, Prompt
+from skyrl.endpoint.policy import MOST_ANSWERS, Policy, PromptTokens
 from skyrl.endpoint.protocols.chat import BOOKKEEPING, tokens_of
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
-from skyrl.endpoint.sampling import RequestSampling
+from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 from skyrl.processes.gather_or_cancel import gather_or_cancel
@@ -133,7 +133,7 @@ async def _answers(
     policy: Policy,
     trajectory: PlayedTrajectory | None,
     live: LiveAnswers | None,
-) -> tuple[Prompt, list[SampledMessage]]:
+) -> tuple[PromptTokens, list[SampledMessage]]:
     """The answers to one prompt of the request."""
     text = request.prompts[index]
     prompt = await (policy.text(text, trajectory) if isinstance(text, str) else policy.tokens(text, trajectory))
@@ -158,7 +158,7 @@ async def _logprobs(policy: Policy, answer: SampledMessage) -> Json:
 
 
 def _choice(
-    index: int, prompt: Prompt, answer: SampledMessage, request: _CompletionRequest, logprobs: Json | None
+    index: int, prompt: PromptTokens, answer: SampledMessage, request: _CompletionRequest, logprobs: Json | None
 ) -> dict[str, Any]:
     choice = {
         "index": index,

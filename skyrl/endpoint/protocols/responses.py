@@ -21,7 +21,7 @@ from skyrl.endpoint.live import LiveAnswers, SampledMessages, sample_messages
 from skyrl.endpoint.messages import may_call_tools
 from skyrl.endpoint.policy import Policy
 from skyrl.endpoint.reply import Event, Events, Json, Reply, now
-from skyrl.endpoint.sampling import RequestSampling
+from skyrl.endpoint.request_sampling import RequestSampling
 from skyrl.endpoint.trajectories import PlayedTrajectory
 from skyrl.errors import RequestError
 

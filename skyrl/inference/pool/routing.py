@@ -2,7 +2,7 @@
 
 A request goes to the engine that drew the previous turn, or whose cache holds at least half of the prompt, unless that
 engine is overloaded. Any other request goes to the engine with the fewest samples in flight relative to its limit,
-which follows the engine's own reports of its load. `Conversations` remembers which engine drew the last turn of a
+which follows the engine's own reports of its load. `ConversationRoutes` remembers which engine drew the last turn of a
 conversation: its cache may hold the prefix of the next turn.
 """
 
@@ -54,14 +54,14 @@ class PrefixRoutes(Generic[E]):
 
     def engines_of(self, prompt_ids: Sequence[int]) -> tuple[E, ...]:
         """Engines whose cache holds the longest prefix, if that is at least half of the prompt."""
-        found: tuple[E, ...] = ()
+        engines: tuple[E, ...] = ()
         length = 0
         for block in _blocks(prompt_ids):
             holders = self._blocks.get(block)
             if not holders:
                 break
-            found, length = tuple(holders), length + _BLOCK
-        return found if length >= _LEAST_SHARE * len(prompt_ids) else ()
+            engines, length = tuple(holders), length + _BLOCK
+        return engines if length >= _LEAST_SHARE * len(prompt_ids) else ()
 
     def clear(self) -> None:
         """Forget all prefixes, because the engines have dropped their caches."""
@@ -122,7 +122,7 @@ MOST_CONVERSATIONS = 20_000
 """Number of conversations that are remembered; the oldest are forgotten."""
 
 
-class Conversations(Generic[E]):
+class ConversationRoutes(Generic[E]):
     """The engine of each conversation, which is identified by the key of a sample without its turn."""
 
     def __init__(self, most: int = MOST_CONVERSATIONS) -> None:

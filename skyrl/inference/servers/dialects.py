@@ -15,7 +15,7 @@ from skyrl.config.settings.engines import InferenceEngineConfig
 from skyrl.errors import ServerRefusal, WeightSyncError
 from skyrl.inference.adapters import Adapter, write_adapter
 from skyrl.inference.engine import EngineLoad, InFlight
-from skyrl.inference.servers.answers import Asked, Drawn
+from skyrl.inference.servers.answers import DrawnSample, RequestedSample
 from skyrl.inference.servers.http_connection import ATTEMPTS, Connection
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights
@@ -96,7 +96,7 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
+    async def draw(self, requested: RequestedSample, session: str, seconds: float) -> DrawnSample:
         """Draw one sample of the request, within `seconds`, which do not pass while the server is paused. Raises
         `BadAnswer`. Cancelling the call cancels the sample.
 

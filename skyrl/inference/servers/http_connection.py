@@ -327,10 +327,10 @@ class Connection:
 
 async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
     """Whole lines of a stream."""
-    begun = b""
+    unfinished = b""
     async for piece in response.aiter_bytes():
-        *lines, begun = (begun + piece).split(b"\n")
-        if max(map(len, (*lines, begun))) > LONGEST_ANSWER:
+        *lines, unfinished = (unfinished + piece).split(b"\n")
+        if max(map(len, (*lines, unfinished))) > LONGEST_ANSWER:
             raise _Failure(f"it sends an event of more than {LONGEST_ANSWER} bytes")
         for line in lines:
             yield line.rstrip(b"\r")

@@ -1,6 +1,6 @@
 """An `InferenceEngine` over a server that already runs elsewhere, and that others may use as well.
 
-    GenerationRequest --> one HTTP request per sample --Dialect--> Drawn --checked--> Completion
+    GenerationRequest --> one HTTP request per sample --Dialect--> DrawnSample --checked--> Completion
 
 The server is not trusted: its answers are compared with the requests, the weight version of each token with the
 versions that it was given, and its log-probabilities, by the canary, with the learner's. An answer that does not match
@@ -43,7 +43,7 @@ from skyrl.inference.engine import (
     temperature_of,
 )
 from skyrl.inference.gate import Gate
-from skyrl.inference.servers.answers import Asked, NotFinite, completion
+from skyrl.inference.servers.answers import NotFinite, RequestedSample, completion
 from skyrl.inference.servers.dialects import Dialect
 from skyrl.inference.servers.pulse import Pulse
 from skyrl.inference.vllm.model import expected_weights, model_facts, refuse_unfit
@@ -280,7 +280,7 @@ class HttpEngine:
     async def _sample(self, request: GenerationRequest, index: int, limit: int) -> Completion:
         flight = _Flight(set() if self._expected is None else {self._weight_version})
         self._flights.add(flight)
-        asked = Asked(
+        requested = RequestedSample(
             request=request,
             index=index,
             limit=limit,
@@ -288,13 +288,13 @@ class HttpEngine:
             ends=self._ends | set(request.sampling.stop_token_ids or ()),
             versions=flight.versions,
         )
-        session = f"{sample_seed(evolve(asked.key, turn=0)) % 2**64:016x}"
+        session = f"{sample_seed(evolve(requested.key, turn=0)) % 2**64:016x}"
         try:
-            return await self._pulse.guard(self._answered(asked, session))
+            return await self._pulse.guard(self._answered(requested, session))
         finally:
             self._flights.discard(flight)
 
-    async def _answered(self, asked: Asked, session: str) -> Completion:
+    async def _answered(self, requested: RequestedSample, session: str) -> Completion:
         """Draws the sample, and asks for it again when it takes far longer than those before it, here and elsewhere:
         the answer may be lost. The pauses double. The first answer counts; all are of one seed. A streamed answer is
         heard from its beginning again.
@@ -302,14 +302,14 @@ class HttpEngine:
         Raises the error of the first request if all fail.
         """
         now, seconds = asyncio.get_running_loop().time, self._server.deadlines.call
-        began, elsewhere = now(), asked.request.elsewhere
+        began, elsewhere = now(), requested.request.elsewhere
         patience = min(max(self._heartbeat, FAR_LONGER * self._longest_sample), seconds / 2)
         attempts: list[asyncio.Task[Completion]] = []
         try:
             while True:
                 if attempts and elsewhere is not None:
-                    attempts.append(asyncio.ensure_future(asyncio.wait_for(elsewhere(asked.index), seconds)))
-                attempts.append(asyncio.create_task(self._fitting(asked, session, seconds)))
+                    attempts.append(asyncio.ensure_future(asyncio.wait_for(elsewhere(requested.index), seconds)))
+                attempts.append(asyncio.create_task(self._fitting(requested, session, seconds)))
                 pending, wait = set(attempts), patience if patience < seconds else None
                 while pending:
                     done, pending = await asyncio.wait(pending, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
@@ -322,7 +322,7 @@ class HttpEngine:
                         break
                 else:
                     return attempts[0].result()
-                if asked.request.on_tokens is not None:
+                if requested.request.on_tokens is not None:
                     await _cancelled(attempts)
                     attempts.clear()
                     began = now()
@@ -330,7 +330,7 @@ class HttpEngine:
         finally:
             await _cancelled(attempts)
 
-    async def _fitting(self, asked: Asked, session: str, seconds: float) -> Completion:
+    async def _fitting(self, requested: RequestedSample, session: str, seconds: float) -> Completion:
         """Draws the sample. Raises `ProcessError` if no attempt gives an answer that matches the request, and
         `NonFiniteError` if the last one has log-probabilities that are not finite.
         """
@@ -338,8 +338,8 @@ class HttpEngine:
         for attempt in range(1, ATTEMPTS + 1):
             left = until - asyncio.get_running_loop().time()
             try:
-                drawn = await self._server.draw(asked, session, min(seconds, max(left, self._heartbeat)))
-                return completion(drawn, asked, self._tokenizer)
+                drawn = await self._server.draw(requested, session, min(seconds, max(left, self._heartbeat)))
+                return completion(drawn, requested, self._tokenizer)
             except BadAnswer as error:
                 kind = NonFiniteError if isinstance(error, NotFinite) else ProcessError
                 last: RunError = kind(

@@ -79,10 +79,10 @@ async def draw_and_report(engine: InferenceEngine, request: GenerationRequest, n
 async def new_tokens(engine: InferenceEngine, name: str) -> list[NewTokens] | None:
     """Tokens since the last call, once there are any; None when all were returned, which closes the report."""
     report = _REPORTS.get(name)
-    found = None if report is None else await report.fetch()
-    if found is None:
+    tokens = None if report is None else await report.fetch()
+    if tokens is None:
         _REPORTS.pop(name, None)
-    return found
+    return tokens
 
 
 class RemoteEngine:
@@ -117,8 +117,8 @@ class RemoteEngine:
 
     async def _hear(self, name: str, on_tokens: Callable[[NewTokens], None]) -> None:
         """Pass on the tokens of a report until it is closed."""
-        while (found := await self._handle.call(new_tokens, name)) is not None:
-            for new in found:
+        while (tokens := await self._handle.call(new_tokens, name)) is not None:
+            for new in tokens:
                 on_tokens(new)
 
     async def pause(self, in_flight: InFlight = "finish") -> None:

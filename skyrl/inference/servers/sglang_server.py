@@ -18,9 +18,9 @@ from skyrl.inference.adapters import Adapter
 from skyrl.inference.draws import sample_seed
 from skyrl.inference.engine import EngineLoad, InFlight, temperature_of
 from skyrl.inference.servers.answers import (
-    Asked,
-    Drawn,
-    Span,
+    DrawnSample,
+    RequestedSample,
+    VersionSpan,
     ids,
     load_of_metrics,
     numbers,
@@ -28,7 +28,7 @@ from skyrl.inference.servers.answers import (
     versions_of_spans,
 )
 from skyrl.inference.servers.dialects import Dialect, ServerFacts
-from skyrl.inference.servers.streams import Growing, answered
+from skyrl.inference.servers.streams import Growing, fetch_sample
 from skyrl.inference.vllm.model import ExpectedWeights
 from skyrl.processes.answers import BadAnswer, read, shown
 from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights, UpdateGroup
@@ -75,7 +75,7 @@ class _Meta:
     """Log-probability, token id and text of each token."""
 
     finish_reason: _Reason
-    weight_versions: tuple[Span, ...] | None = None
+    weight_versions: tuple[VersionSpan, ...] | None = None
     weight_version: str | int | None = None
 
 
@@ -112,17 +112,17 @@ class SGLangServer(Dialect):
             is_versioned=info.weight_version is not None,
         )
 
-    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
+    async def draw(self, requested: RequestedSample, session: str, seconds: float) -> DrawnSample:
         body: dict[str, Any] = {
-            "input_ids": list(asked.request.prompt_ids),
-            "sampling_params": _sampling(asked),
+            "input_ids": list(requested.request.prompt_ids),
+            "sampling_params": _sampling(requested),
             "return_logprob": True,
             "logprob_start_len": -1,
         }
         if self._adapter:
             body["lora_path"] = self._adapter
-        answer = await answered(self._samples, _GENERATE, body, asked, session, Growing, seconds=seconds)
-        return _drawn(answer, asked)
+        answer = await fetch_sample(self._samples, _GENERATE, body, requested, session, Growing, seconds=seconds)
+        return _drawn(answer, requested)
 
     async def pause(self, in_flight: InFlight) -> None:
         await self._post("/pause_generation", {"mode": _PAUSE_MODES[in_flight]})
@@ -235,9 +235,9 @@ class SGLangServer(Dialect):
         return await self._control.read(_Done, path, body, seconds=self.deadlines.call, attempts=1)
 
 
-def _sampling(asked: Asked) -> dict[str, Any]:
+def _sampling(requested: RequestedSample) -> dict[str, Any]:
     """SGLang's sampling parameters. End-of-sequence ids are passed as stop tokens; SGLang adds its own."""
-    sampling = asked.request.sampling
+    sampling = requested.request.sampling
     more: dict[str, Any] = dict(sampling.additional_kwargs or {})
     for name in more:
         if name not in ADDITIONAL:
@@ -245,7 +245,7 @@ def _sampling(asked: Asked) -> dict[str, Any]:
                 f"sampling_params.additional_kwargs: the sglang engine has no setting called {name}; it takes "
                 f"{', '.join(ADDITIONAL)}"
             )
-    ends = sorted({*asked.ends, *(sampling.stop_token_ids or ())})
+    ends = sorted({*requested.ends, *(sampling.stop_token_ids or ())})
     return {
         "temperature": temperature_of(sampling),
         "top_p": sampling.top_p,
@@ -253,18 +253,18 @@ def _sampling(asked: Asked) -> dict[str, Any]:
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "min_new_tokens": min(sampling.min_new_tokens, asked.limit),
-        "max_new_tokens": asked.limit,
+        "min_new_tokens": min(sampling.min_new_tokens, requested.limit),
+        "max_new_tokens": requested.limit,
         "stop": list(sampling.stop or ()),
         "stop_token_ids": ends,
-        "sampling_seed": sample_seed(asked.key) & (2**31 - 1),
+        "sampling_seed": sample_seed(requested.key) & (2**31 - 1),
         "skip_special_tokens": False,  # `<|im_end|>` can be a stop text
         "no_stop_trim": True,
         **more,
     }
 
 
-def _drawn(answer: object, asked: Asked) -> Drawn:
+def _drawn(answer: object, requested: RequestedSample) -> DrawnSample:
     sample = read(answer, _Sample)
     meta = sample.meta_info
     items = meta.output_token_logprobs
@@ -276,9 +276,9 @@ def _drawn(answer: object, asked: Asked) -> Drawn:
     # Newer servers report spans of tokens, older ones the version at the end, which is that of all tokens if the
     # weights have not changed.
     versions = versions_of_spans(meta.weight_versions, len(token_ids))
-    if versions is None and meta.weight_version is not None and len(asked.versions) <= 1:
+    if versions is None and meta.weight_version is not None and len(requested.versions) <= 1:
         versions = (str(meta.weight_version),) * len(token_ids)
-    return Drawn(
+    return DrawnSample(
         token_ids=token_ids,
         logprobs=numbers(item[0] for item in items),
         finish=meta.finish_reason.type,

@@ -24,9 +24,9 @@ from skyrl.errors import ProcessError, ServerRefusal, UserError, WeightSyncError
 from skyrl.inference.adapters import Adapter
 from skyrl.inference.engine import EngineLoad, InFlight
 from skyrl.inference.servers.answers import (
-    Asked,
-    Drawn,
-    Span,
+    DrawnSample,
+    RequestedSample,
+    VersionSpan,
     load_of_metrics,
     numbers,
     refuse_other_prompt,
@@ -35,9 +35,9 @@ from skyrl.inference.servers.answers import (
 )
 from skyrl.inference.servers.dialects import Dialect, ServerDeadlines, ServerFacts
 from skyrl.inference.servers.http_connection import Connection
-from skyrl.inference.servers.streams import Parts, answered
+from skyrl.inference.servers.streams import Parts, fetch_sample
 from skyrl.inference.vllm.model import ExpectedWeights
-from skyrl.inference.vllm.sampling import check_sampling, sampling_arguments
+from skyrl.inference.vllm.sampling_arguments import check_sampling, sampling_arguments
 from skyrl.processes.answers import BadAnswer, read
 from skyrl.storage.modes import save_tensors
 from skyrl.weight_receiver.incoming_weights import Folder, IncomingWeights, RemoteWeights, as_plain, why_not_loaded
@@ -109,7 +109,7 @@ class _GeneratedChoice:
     logprobs: _Content
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    weight_versions: tuple[Span, ...] | None = None
+    weight_versions: tuple[VersionSpan, ...] | None = None
 
 
 @frozen
@@ -207,15 +207,15 @@ class VLLMServer(Dialect):
             is_versioned=is_versioned,
         )
 
-    async def draw(self, asked: Asked, session: str, seconds: float) -> Drawn:
-        sampling = asked.request.sampling
+    async def draw(self, requested: RequestedSample, session: str, seconds: float) -> DrawnSample:
+        sampling = requested.request.sampling
         check_sampling(sampling)
-        arguments = sampling_arguments(sampling, asked.key, limit=asked.limit, eos_ids=asked.ends)
-        prompt = list(asked.request.prompt_ids)
+        arguments = sampling_arguments(sampling, requested.key, limit=requested.limit, eos_ids=requested.ends)
+        prompt = list(requested.request.prompt_ids)
         if self._route == _GENERATE:
             try:
                 body = {"token_ids": prompt, "sampling_params": arguments, "return_token_ids": True}
-                return _of_generate(await self._sample(body, session, asked, seconds), asked)
+                return _of_generate(await self._sample(body, session, requested, seconds), requested)
             except ServerRefusal as error:
                 if error.status not in _LACKING:
                     raise
@@ -223,7 +223,7 @@ class VLLMServer(Dialect):
         flat = {name: value for name, value in arguments.items() if name not in _NOT_IN_COMPLETIONS}
         flat["vllm_xargs"] = flat.pop("extra_args", None)
         body = {"prompt": prompt, "return_token_ids": True, **flat}
-        return _of_completions(await self._sample(body, session, asked, seconds), asked)
+        return _of_completions(await self._sample(body, session, requested, seconds), requested)
 
     async def pause(self, in_flight: InFlight) -> None:
         self._mode = "wait" if in_flight == "finish" else "keep"
@@ -363,18 +363,20 @@ class VLLMServer(Dialect):
         await self._post("/update_weight_version", {"new_version": str(version)})
         return ""
 
-    async def _sample(self, body: Mapping[str, object], session: str, asked: Asked, seconds: float) -> object:
+    async def _sample(
+        self, body: Mapping[str, object], session: str, requested: RequestedSample, seconds: float
+    ) -> object:
         body = {"model": self._model, **body}
-        return await answered(self._samples, self._route, body, asked, session, Parts, seconds=seconds)
+        return await fetch_sample(self._samples, self._route, body, requested, session, Parts, seconds=seconds)
 
 
-def _of_generate(answer: object, asked: Asked) -> Drawn:
+def _of_generate(answer: object, requested: RequestedSample) -> DrawnSample:
     generated = read(answer, _Generated)
-    refuse_other_prompt(generated.prompt_token_ids, asked.request.prompt_ids)
+    refuse_other_prompt(generated.prompt_token_ids, requested.request.prompt_ids)
     choice = _only(generated.choices)
     items = choice.logprobs.content or ()
     _refuse_other_tokens([(item.token_id, item.token) for item in items], choice.token_ids)
-    return Drawn(
+    return DrawnSample(
         token_ids=choice.token_ids,
         logprobs=numbers(item.logprob for item in items),
         finish=str(choice.finish_reason),
@@ -399,11 +401,11 @@ def _refuse_other_tokens(listed: Iterable[tuple[int | None, object]], drawn: Seq
             raise BadAnswer("with the log-probabilities of other tokens than it drew")
 
 
-def _of_completions(answer: object, asked: Asked) -> Drawn:
+def _of_completions(answer: object, requested: RequestedSample) -> DrawnSample:
     choice = _only(read(answer, _Completed).choices)
-    refuse_other_prompt(choice.prompt_token_ids, asked.request.prompt_ids)
+    refuse_other_prompt(choice.prompt_token_ids, requested.request.prompt_ids)
     _refuse_other_tokens([(None, name) for name in choice.logprobs.tokens or ()], choice.token_ids)
-    return Drawn(
+    return DrawnSample(
         token_ids=choice.token_ids,
         logprobs=numbers(choice.logprobs.token_logprobs),
         finish=str(choice.finish_reason),

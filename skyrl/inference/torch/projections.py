@@ -192,8 +192,8 @@ def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 def gate_up(gate: nn.Linear, up: nn.Linear, *, base: GateUp | None = None) -> GateUp:
     """The gated half of a feed-forward layer, low-rank updates included; `base` as for `projection`."""
-    found: GateUp = base or (PackedGateUp(gate, up) if packs(gate.weight) else DenseGateUp(gate, up))
-    return AdaptedGateUp(found, gate, up) if any(low_rank.of_layers([gate, up])) else found
+    half: GateUp = base or (PackedGateUp(gate, up) if packs(gate.weight) else DenseGateUp(gate, up))
+    return AdaptedGateUp(half, gate, up) if any(low_rank.of_layers([gate, up])) else half
 
 
 def _fused(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -201,8 +201,8 @@ def _extra_refused(config: InferenceEngineConfig, known: Collection[str]) -> Ite
     yield from refused_options(config)
     for name in config.engine_init_kwargs:
         if name not in {*VLLM_FIXED, *VLLM_SETTINGS} and (name not in known or name.startswith("_")):
-            meant = nearest(name, sorted(known))
-            hint = f"did you mean {meant}?" if meant else "see vllm.AsyncEngineArgs"
+            nearest_name = nearest(name, sorted(known))
+            hint = f"did you mean {nearest_name}?" if nearest_name else "see vllm.AsyncEngineArgs"
             yield _problem(f"engine_init_kwargs.{name}", "the installed vLLM has no such argument", hint)
 
 

@@ -3,8 +3,8 @@
     GenerationRequest --> one vLLM request per sample --Backend--> Completion
 
 vLLM's asynchronous engine belongs to one event loop, so each engine has its own loop on its own thread: calls may come
-from any loop, which vLLM does not delay. vLLM's arguments are in `vllm/arguments.py` and `vllm/sampling.py`, the code
-that runs inside its workers is in `vllm/worker.py`.
+from any loop, which vLLM does not delay. The arguments of vLLM are in `arguments.py` and `sampling_arguments.py`, the
+code that runs inside its workers is in `worker.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from skyrl.inference.gate import Gate
 from skyrl.inference.vllm.arguments import engine_arguments
 from skyrl.inference.vllm.asynchronous import AsyncBackend
 from skyrl.inference.vllm.backend import ADAPTER, Backend, adapter_request, first_line, refusals, reporter
-from skyrl.inference.vllm.draws import by_key
 from skyrl.inference.vllm.environment import import_ahead, import_vllm, set_variables
+from skyrl.inference.vllm.keyed_draws import by_key
 from skyrl.inference.vllm.model import expected_weights, model_facts, overridden, refuse_unfit
-from skyrl.inference.vllm.sampling import check_sampling, completion, sampling_arguments
+from skyrl.inference.vllm.sampling_arguments import check_sampling, completion, sampling_arguments
 from skyrl.inference.vllm.stepped import SteppedBackend
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.models.files.stored_adapter import stored_settings
@@ -209,10 +209,10 @@ class VLLMEngine:
         if not self._speculates:
             arguments = by_key(arguments)
         try:
-            heard = None if request.on_tokens is None else reporter(request.on_tokens, index)
+            listener = None if request.on_tokens is None else reporter(request.on_tokens, index)
             adapter = None if request.adapter is None else self._adapters[request.adapter]
             output = await self._backend.generate(
-                str(next(self._numbers)), request.prompt_ids, arguments, heard, adapter
+                str(next(self._numbers)), request.prompt_ids, arguments, listener, adapter
             )
         except refusals() as error:
             raise UserError(f"prompt {key.prompt_id!r}: vLLM refuses the request: {error}") from error

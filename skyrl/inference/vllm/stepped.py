@@ -148,11 +148,11 @@ class SteppedBackend:
             except ProcessError:
                 return
             for output in outputs:
-                if heard := self._heard.get(output.request_id):
-                    heard(output.outputs[0].token_ids)
-                asked = self._futures.get(output.request_id)
-                if output.finished and asked is not None and not asked.done():
-                    asked.set_result(output.outputs[0])
+                if listener := self._heard.get(output.request_id):
+                    listener(output.outputs[0].token_ids)
+                future = self._futures.get(output.request_id)
+                if output.finished and future is not None and not future.done():
+                    future.set_result(output.outputs[0])
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a call on the engine. After an exception its state is unknown: it counts as dead, and every waiting

@@ -32,7 +32,7 @@ from skyrl.processes.orphans import HOST, start_reaper
 
 
 @frozen(kw_only=True)
-class Settings:
+class ActorSettings:
     """Arguments of an actor, given before it makes its object."""
 
     name: str
@@ -60,7 +60,7 @@ class Introduction:
 class Host:
     """The actor around an object; `HostActor` is its remote class."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ActorSettings) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its actors itself
         self._reaper = start_reaper(HOST, settings.mark)
@@ -108,9 +108,9 @@ class Host:
     async def prepare(self, maker: Sequence[Any]) -> None:
         """Import what a maker needs. What fails here fails again, and is reported, when the object is made."""
         try:
-            found = await maker[0]
-            if prepare := getattr(getattr(found, "func", None), "prepare", None):
-                prepare(*found.args, **found.keywords)
+            made = await maker[0]
+            if prepare := getattr(getattr(made, "func", None), "prepare", None):
+                prepare(*made.args, **made.keywords)
         except (Exception, SystemExit) as error:
             logging.getLogger(__name__).debug("preparing failed", exc_info=error)
 

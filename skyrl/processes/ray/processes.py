@@ -27,7 +27,7 @@ from skyrl.processes.orphans import PRIVATE, folder_of_this_process
 from skyrl.processes.progress import Progress
 from skyrl.processes.ray.cluster import Device, attach, clock_difference, start
 from skyrl.processes.ray.handles import RayHandle, failed
-from skyrl.processes.ray.host import HostActor, Introduction, Settings
+from skyrl.processes.ray.host import ActorSettings, HostActor, Introduction
 from skyrl.processes.ray.placement import Placement
 from skyrl.processes.ray.watch import Member, Watch
 
@@ -191,7 +191,7 @@ class RayProcesses:
         place, log = self.where[role, rank], self._logs / f"{role}-{rank}.log"
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)} if self._device == "cuda" else {}
         private = {PRIVATE: str(self._cluster.folder)} if self._cluster.folder else {}
-        settings = Settings(
+        settings = ActorSettings(
             name=f"{role}-{rank}",
             folder=Path.cwd(),
             mark=f"{folder_of_this_process(Path()).name}/{role}-{rank}",
@@ -206,8 +206,8 @@ class RayProcesses:
 
     def _introduce(self, members: Sequence[Member], deadline: float) -> None:
         """Wait until every process has started, set its clock and begin to watch it."""
-        found = self._wait(members, [member.actor.introduce.remote() for member in members], "start", deadline)
-        for member, about in zip(members, found, strict=True):
+        introductions = self._wait(members, [member.actor.introduce.remote() for member in members], "start", deadline)
+        for member, about in zip(members, introductions, strict=True):
             assert isinstance(about, Introduction)
             where = about.host if is_loopback(about.address) else f"{about.host} ({about.address})"
             member.location = f"process {about.pid} on {where}, node {about.node[:8]}"

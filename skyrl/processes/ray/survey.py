@@ -101,9 +101,9 @@ def survey(address: str, *, readable: Sequence[str], shared: Sequence[str], seco
         machines = [_Machine(node) for node in sorted(alive, key=lambda node: str(node["NodeManagerAddress"]))]
         with _marks(shared) as marks:
             deadline = time.monotonic() + seconds
-            found = [machine.look(readable, shared, marks, deadline) for machine in machines]
-        answering = {each.address: machine for each, machine in zip(found, machines, strict=True) if each.facts}
-        return Survey(machines=found, links=_links(answering, seconds))
+            surveyed = [machine.look(readable, shared, marks, deadline) for machine in machines]
+        answering = {each.address: machine for each, machine in zip(surveyed, machines, strict=True) if each.facts}
+        return Survey(machines=surveyed, links=_links(answering, seconds))
     finally:
         cluster.close()
 
@@ -136,8 +136,8 @@ class _Machine:
         address = str(self._node["NodeManagerAddress"])
         slots, gpus = resources.get("slot", 0.0), resources.get("GPU", 0.0)
         try:
-            asked = [self._probe.facts.remote(readable, shared), self._probe.sees.remote(marks)]
-            facts, seen = ray.get(asked, timeout=max(1.0, deadline - time.monotonic()))
+            requests = [self._probe.facts.remote(readable, shared), self._probe.sees.remote(marks)]
+            facts, seen = ray.get(requests, timeout=max(1.0, deadline - time.monotonic()))
             unshared = [folder for folder, sees in zip(shared, seen, strict=True) if not sees]
             clock = clock_difference(self._probe.clock.remote, tries=5)
         except GetTimeoutError:
@@ -159,16 +159,16 @@ class _Machine:
 
 def _links(machines: Mapping[str, _Machine], seconds: float) -> dict[tuple[str, str], Link]:
     """Measure the connections one after another, so that they do not disturb each other."""
-    found = {}
+    links = {}
     ports: dict[str, int] = {}
     for here, there in pairs(list(machines)):
         try:
             if there not in ports:
                 ports[there] = machines[there].listen(there, seconds)
-            found[here, there] = machines[here].measure(there, ports[there], seconds)
+            links[here, there] = machines[here].measure(there, ports[there], seconds)
         except (RayError, GetTimeoutError) as error:
-            found[here, there] = Link(problem=end_of(str(error), 300))
-    return found
+            links[here, there] = Link(problem=end_of(str(error), 300))
+    return links
 
 
 def pairs(addresses: Sequence[str]) -> list[tuple[str, str]]:

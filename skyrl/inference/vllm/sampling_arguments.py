@@ -43,8 +43,8 @@ def check_sampling(sampling: SamplingParams) -> None:
         )
     for name in sampling.additional_kwargs or {}:
         if name not in ADDITIONAL:
-            meant = nearest(name, ADDITIONAL)
-            hint = f"did you mean {meant}?" if meant else f"it takes {', '.join(ADDITIONAL)}"
+            nearest_name = nearest(name, ADDITIONAL)
+            hint = f"did you mean {nearest_name}?" if nearest_name else f"it takes {', '.join(ADDITIONAL)}"
             raise UserError(f"sampling_params.additional_kwargs: the vllm engine has no setting called {name}; {hint}")
         if name in OF_OUR_OWN and getattr(sampling, OF_OUR_OWN[name]):
             raise UserError(f"sampling_params.{OF_OUR_OWN[name]} and additional_kwargs.{name} are the same: remove one")
