@@ -93,8 +93,7 @@ TIMED = {
         "generate: completions": ["completion"],
         "generate: arguments": ["sampling_arguments"],
     },
-    "skyrl.inference.vllm.asynchronous": {"transfer: forget": ["AsyncBackend.forget"]},
-    "skyrl.inference.vllm.stepped": {"transfer: forget": ["SteppedBackend.forget"]},
+    "skyrl.inference.vllm.backend": {"transfer: forget": ["Backend.forget"]},
     "skyrl.inference.vllm.worker": {
         "transfer: load in the worker": ["WeightReceiver.skyrl_load_weights"],
         "transfer: heads": ["WeightReceiver._skyrl_renew_heads"],

@@ -160,11 +160,11 @@ class InferenceEngineClient:
         from now on. An engine that is already lost is no longer counted.
         """
         self._numbers.discard(number)
-        matching = [each for each in self._serving if each.number == number]
-        if not matching:
+        served = next((each for each in self._serving if each.number == number), None)
+        if served is None:
             return
-        [served] = matching
         assert len(self._serving) > 1, "the last engine is not drained"
+        # First out of service, so that it gets no more requests; then its samples; its error counts no longer.
         self._admission.leave(served)
         while served.calls:
             await asyncio.wait(served.calls)
@@ -185,8 +185,10 @@ class InferenceEngineClient:
         while True:
             served = await self._admission.admitted(request)
             others: list[Completion] = []
+            # While one engine is slow, another may draw the sample, too. Not if tokens are reported: they would come
+            # from both.
             offered = request
-            if len(self._serving) > 1 and request.on_tokens is None:  # whose tokens would come from two
+            if len(self._serving) > 1 and request.on_tokens is None:
                 offered = evolve(request, elsewhere=partial(self._elsewhere, request, served, others))
             try:
                 drawn = await self._drawn(served, offered)
@@ -365,6 +367,8 @@ class InferenceEngineClient:
         await self._admission.stop_asking()
         if engines_end_otherwise:
             return
+        # Restarts first, which would bring engines that nobody closes. Requests that still wait are admitted last:
+        # closed engines refuse them.
         if self._restarts is not None:
             await self._restarts.close()
         outcomes = await asyncio.gather(*(engine.close() for engine in self._all), return_exceptions=True)

@@ -38,7 +38,8 @@ from skyrl.inference.engine import (
     EngineLoad,
     GenerationRequest,
     InFlight,
-    longest_completion,
+    completion_limit,
+    empty_completions,
     refuse_adapter,
     temperature_of,
 )
@@ -49,6 +50,7 @@ from skyrl.inference.servers.pulse import Pulse
 from skyrl.inference.vllm.model import expected_weights, model_facts, refuse_unfit
 from skyrl.models.files.loading import load_tokenizer
 from skyrl.processes.answers import BadAnswer
+from skyrl.processes.gather_or_cancel import gather_or_cancel
 from skyrl.tree import FrozenDict
 from skyrl.weight_receiver.incoming_weights import IncomingWeights
 
@@ -130,19 +132,15 @@ class HttpEngine:
         refuse_adapter(request)
         self._refuse_if_out_of_service()
         await self._connect()
-        limit = self._longest_completion(request)
+        remedy = _longer(len(request.prompt_ids) + request.sampling.max_generate_length)
+        note = f" of the inference server {self._server.url}. {remedy}"
+        limit = completion_limit(request, self._max_model_len or 0, note)
         if limit == 0:
-            nothing = Completion(token_ids=(), text="", logprobs=(), weight_versions=(), stop_reason="length")
-            return (nothing,) * len(request.keys)
+            return empty_completions(request)
         async with self._gate:
             self._refuse_if_out_of_service()
-            samples = [asyncio.ensure_future(self._sample(request, index, limit)) for index in range(len(request.keys))]
-            try:
-                completions = tuple(await asyncio.gather(*samples))
-            finally:
-                for sample in samples:
-                    sample.cancel()
-                await asyncio.gather(*samples, return_exceptions=True)
+            samples = [self._sample(request, index, limit) for index in range(len(request.keys))]
+            completions = tuple(await gather_or_cancel(samples))
         self._warn_of_copies(request, completions)
         return completions
 
@@ -234,15 +232,17 @@ class HttpEngine:
         if self._closed:
             return
         self._closed = True
+        # A paused server is resumed first: its running requests could not end otherwise, and others may use it. Only
+        # then does the gate open for the waiting ones, which are refused, and shut once the running ones have ended.
         try:
             if self._paused and not self._broken:
                 async with asyncio.timeout(CLOSING_SECONDS):
-                    await self._server.resume()  # others may use it
+                    await self._server.resume()
         except (ProcessError, UserError, TimeoutError) as error:
             why = str(error) or f"it did not answer within {CLOSING_SECONDS:g} s"
             _log.warning("the inference server %s was left paused: %s", self._server.url, why)
         finally:
-            self._gate.open()  # waiting requests are refused
+            self._gate.open()
             await self._gate.shut()
             await self._server.close()
 
@@ -378,19 +378,6 @@ class HttpEngine:
             raise RunError("this inference engine was closed")
         if self._broken:
             raise WeightSyncError(self._broken)
-
-    def _longest_completion(self, request: GenerationRequest) -> int:
-        """The longest possible completion in tokens; 0 when the prompt alone fills the model."""
-        name = f"prompt {request.keys[0].prompt_id!r}" if request.keys else "a prompt"
-        length, longest = len(request.prompt_ids), self._max_model_len or 0
-        if length == 0:
-            raise RunError(f"{name} is empty: there is nothing to continue")
-        if length > longest:
-            raise RunError(
-                f"{name} has {length} tokens, more than max_model_len = {longest} of the inference server "
-                f"{self._server.url}. {_longer(length + request.sampling.max_generate_length)}"
-            )
-        return longest_completion(request.sampling, length, longest)
 
 
 async def _cancelled(tasks: Collection[asyncio.Task[Completion]]) -> None:
