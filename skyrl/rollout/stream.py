@@ -5,10 +5,10 @@
 
 A started group is in one of these states:
 
-    prompt --_begin, while there is room--> running --_end: accepted--> finished --take, oldest first--> in a batch
-                                              |  |------_end: refused--> gone; another prompt takes its place
-                                              |---------_fail----------> its error is raised by `take`
-    running or finished --_resample: too old, or of weights rolled back--> its prompt, to be sampled next
+    prompt --_begin, while there is room--> running --accepted--> finished --take, oldest first--> in a batch
+                                              |  |----refused--> gone; another prompt takes its place
+                                              |-------failed---> its error is raised by `take`
+    running or finished --too old, or of weights that were rolled back--> its prompt, which is sampled next
     running or finished --load_state--> gone; the checkpoint says which prompts follow
 
 Nothing here polls: every event that may make room (a group ends, a batch is taken, new weights arrive) starts the
@@ -320,7 +320,7 @@ class GroupStream:
         """Sample a group; an error reaches the waiting trainer, unless the group was given up meanwhile."""
         try:
             group = await self._sample(begun.prompt, begun.version, attempt)
-            if begun.number in self._begun:
+            if begun.number in self._begun:  # it was not given up meanwhile
                 if self._accept(group):
                     begun.group = group
                     self._kept += 1
@@ -441,7 +441,7 @@ class StreamingRollouts:
     def _accept(self, group: TrajectoryGroup) -> bool:
         settings = self._algorithm.dynamic_sampling
         wanted = settings.type != "filter" or is_kept(group, settings)
-        accepted = wanted and self._asked_user(group)
+        accepted = wanted and self._ask_user(group)
         self._refused += not accepted
         most = settings.max_sample_batches
         if not wanted and 0 < most * self._limits.batch <= self._refused:
@@ -453,7 +453,7 @@ class StreamingRollouts:
             )
         return accepted
 
-    def _asked_user(self, group: TrajectoryGroup) -> bool:
+    def _ask_user(self, group: TrajectoryGroup) -> bool:
         """The answer of the user's function. Raises `RunError` if it fails, returns no bool or refuses everything."""
         if self._user_accepts is None:
             return True

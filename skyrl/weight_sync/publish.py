@@ -76,6 +76,8 @@ class WeightSync:
         """
         metrics: Metrics = {}
 
+        # The order matters: an engine that samples between the transfer and the canary could give tokens of weights
+        # that nobody has verified, and `arrived` counts a version only when all engines sample from it.
         async def transfer() -> None:
             version = self._newest
             await self._client.pause()

@@ -3,6 +3,13 @@
     complete(jobs) --> waiting --> batch, on a thread of its own --> each job's future
 
 Waiting jobs join in the order they came, as soon as all samples of the first one fit. Nothing here touches a tensor.
+
+    paused             no waiting job joins; running ones are finished
+    paused and frozen  running jobs stand still between two tokens, in the batch; `requeue` makes them wait again
+    closed             running jobs are finished, frozen ones too; waiting and later ones fail
+
+The batch belongs to the decoding thread while `_turn` awaits it. It learns from `is_interrupted`, before every step,
+that the event loop has something for it: a job to join or to leave, a freeze, or another batch in its place.
 """
 
 from __future__ import annotations
@@ -89,7 +96,7 @@ class Scheduler:
     async def close(self) -> None:
         """Finishes running jobs, fails waiting ones, and ends the thread."""
         self._closed, self._frozen = True, False
-        self._start()
+        self._start()  # frozen jobs go on
         await self.pause()
         self._fail(self._waiting, RunError("this inference engine was closed"))
         self._waiting.clear()
